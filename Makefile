@@ -1,6 +1,6 @@
-# The verbs that a person types. Each calls one tool, which is where to read what it does. Which variables a verb takes,
-# and what `make help` says of it, is in tools/verbs.py: its `known` refuses a mistake before anything starts, and its
-# `run` passes the options that were typed on to the tool.
+# The verbs that a person types. Each hands its words on to one tool, which is where to read what it does. Which words a
+# verb takes, and what `make help` says of it, is in contract/verbs.py, by which `known` refuses a mistake before anything
+# starts.
 
 PYTHON_ENV := .venv/bin/python
 # What was typed after `make` is passed on literally, in the environment: neither make nor a shell expands it.
@@ -9,7 +9,11 @@ $(foreach name,$(given),$(eval override $(name) := $$(value $(name))))
 export $(given)
 export TANDEM_GIVEN := $(given)
 export TANDEM_VERBS := $(MAKECMDGOALS)
-with_options = python3 tools/verbs.py run $@
+# For our programs, the words as they were typed: the shell puts each value in, and reads none of it.
+words_of = $(foreach name,$(filter $(1),$(given)),"$(name)=$$$(name)")
+words = $(call words_of,$(filter-out PYTHON,$(given)))
+# For other tools, which have no such words, the options that the words stand for.
+with_options = python3 -m tools.verbs run $@
 # Where Ansible is: in .venv, or in the environment of an older one beside it (`known` lets only existing ones pass).
 core := $(if $(filter CORE,$(given)),$(CORE))
 ANSIBLE_ENV := .venv$(addprefix -core,$(core))
@@ -19,10 +23,10 @@ export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle usb imagenet accept plan train dry-run slurm status top attach stop runs report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
+.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle usb imagenet accept plan train dry-run slurm status top attach stop runs report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
 
 help:
-	@python3 tools/verbs.py help
+	@python3 -m tools.verbs help
 
 ifeq (help,$(firstword $(MAKECMDGOALS)))
 $(filter-out help,$(MAKECMDGOALS)):
@@ -30,10 +34,10 @@ $(filter-out help,$(MAKECMDGOALS)):
 else
 
 known:
-	@python3 tools/verbs.py known
+	@python3 -m tools.verbs known
 
 # An unknown verb.
-.DEFAULT: ; @python3 tools/verbs.py known
+.DEFAULT: ; @python3 -m tools.verbs known
 
 env: known
 	@tools/venv.sh control
@@ -44,53 +48,57 @@ ansible-env: env
 data/digits: env
 	@$(PYTHON_ENV) examples/digits.py data/digits
 
+# Refuses a list of machines with which a verb would do nothing and be content; what a sweep goes on with has its own.
+machines: env
+	@$(if $(filter FACTS RESUME,$(given)),:,$(PYTHON_ENV) -m launcher inventory $(call words_of,INVENTORY LIMIT))
+
 demo: data/digits
-	@$(with_options) $(PYTHON_ENV) -m launcher train --inventory examples/demo.ini --nodes 4
+	@$(PYTHON_ENV) -m launcher train INVENTORY=examples/demo.ini NODES=4 $(words)
 
-bundle: env
-	@$(with_options) $(if $(filter SCRIPT FOLDER REQUIREMENTS,$(given)),$(PYTHON_ENV) -m launcher gather,ansible-playbook ansible/playbooks/bundle.yml -e bundle_for_nobody=false -e bundle_terminal=$(terminal))
+bundle: machines
+	@$(if $(filter SCRIPT FOLDER REQUIREMENTS,$(given)),$(PYTHON_ENV) -m launcher gather $(words),$(with_options) ansible-playbook ansible/playbooks/bundle.yml -e bundle_for_nobody=false -e bundle_terminal=$(terminal))
 
-usb: env
+usb: machines
 	@$(with_options) ansible-playbook ansible/playbooks/usb.yml -e usb_terminal=$(terminal)
 
 imagenet: env
 	@$(with_options) $(PYTHON_ENV) tools/imagenet.py
 
-check: ansible-env
+check: ansible-env machines
 	@$(with_options) $(ANSIBLE_ENV)/bin/python ansible/check.py
 
-bootstrap: ansible-env
+bootstrap: ansible-env machines
 	@$(with_options) $(ANSIBLE_ENV)/bin/python ansible/bootstrap.py
 
-provision: ansible-env data/digits
+provision: ansible-env data/digits machines
 	@$(with_options) ansible-playbook site.yml
 
-dry-provision: env
+dry-provision: machines
 	@$(with_options) $(PYTHON_ENV) ansible/dry_provision.py
 
-verify: ansible-env
+verify: ansible-env machines
 	@$(with_options) ansible-playbook ansible/playbooks/verify.yml
 
-upgrade: ansible-env data/digits
+upgrade: ansible-env data/digits machines
 	@$(with_options) ansible-playbook ansible/playbooks/upgrade.yml
 
-poweroff: ansible-env
+poweroff: ansible-env machines
 	@$(with_options) ansible-playbook ansible/playbooks/poweroff.yml
 
-wake: env
+wake: machines
 	@$(with_options) $(PYTHON_ENV) ansible/wake.py
 
-accept: env
+accept: machines
 	@$(with_options) ansible-playbook ansible/playbooks/accept.yml
 
 plan train dry-run slurm status top attach stop runs: env
-	@$(with_options) $(PYTHON_ENV) -m launcher $@
+	@$(PYTHON_ENV) -m launcher $@ $(words)
 
 report: env
 	@$(with_options) $(PYTHON_ENV) -m report
 
-sweep: env
-	@$(with_options) $(PYTHON_ENV) -m tools.sweep
+sweep: machines
+	@$(PYTHON_ENV) -m tools.sweep $(words)
 
 tensorboard: env
 	@$(with_options) $(PYTHON_ENV) -m tools.tensorboard

@@ -25,8 +25,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
-from contract import interrupts
-from tools import verbs
+from contract import interrupts, verbs
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "bootstrap.yml"

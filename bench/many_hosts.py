@@ -15,9 +15,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from contract.options import Config
 from launcher.machines import engine
 from launcher.machines.engine import Host
-from launcher.options import Options
 from launcher.plan.plan import NodePlan, Plan
 from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
@@ -61,7 +61,7 @@ def plan(hosts):
         master_port=29500,
         git_revision=None,
         git_diff="",
-        options=Options(),
+        options=Config(),
         nodes=tuple(node_plan(one, rank) for rank, one in enumerate(hosts)),
         **texts,
     )

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from contract.options import Config
 from launcher.machines.engines.local import LocalProcess
-from launcher.options import Options
 from launcher.plan.plan import NodePlan, Plan
 from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
@@ -65,7 +65,7 @@ def plan_of(tmp_path, script):
         master_port=29500,
         git_revision=None,
         git_diff="",
-        options=Options(),
+        options=Config(),
         nodes=nodes,
         **dict.fromkeys(named, ""),
     )
@@ -127,7 +127,7 @@ def test_overhead_without_torch(tmp_path, figure):
 def by_hand(plan, output):
     """The four commands of a plan into another folder, without launcher or guard: wall seconds."""
     for node in plan["nodes"]:
-        node["argv"][node["argv"].index("--output") + 1] = str(output)
+        node["argv"][-1] = json.dumps({**json.loads(node["argv"][-1]), "output": str(output)})
     begin = time.monotonic()
     running = [
         subprocess.Popen(

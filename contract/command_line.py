@@ -1,128 +1,228 @@
-"""Options from the command line and from a YAML file; both have the fields of options.py."""
+"""What is typed, read by the tables: words of the trainer, of a file of its options, and of a verb
+of make. This is the only reader of a command line; each value has the type of its entry."""
 
-import argparse
-import dataclasses
 import difflib
-import typing
-from typing import Any, Dict, List, Sequence, Tuple
+import re
+import textwrap
+from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
+from contract import verbs
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
-from contract.options import ENTRIES, GONE, GROUPS, Options
-from contract.text import SHORT, read_text, read_yaml
+from contract.options import ENTRIES, GONE, GROUPS, OFF, ON, Option, Options
 
-DEFAULTS = {field.name: field.default for field in dataclasses.fields(Options)}
-TYPES = typing.get_type_hints(Options)
 # Below this similarity, the hint would only be a guess.
 NEAR = 0.66
-METAVARS = {str: "VALUE", int: "N", float: "X"}
+METAVARS = {"text": "VALUE", "number": "N", "float": "X", "numbers": "N,N,..."}
+WIDTH = 80  # of --help
+FLAGS = {f"--{name}": row for name, row in ENTRIES.items()}
+TRAINER = "python -m trainer"
+USAGE = f"""usage: {TRAINER} --data DIR --output DIR [options]
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
-        raise UserError(f"{message}. See python -m trainer --help.")
-
-
-def _kind(name: str) -> type:
-    """The plain type of an option: int for Optional[int] and for Tuple[int, ...]."""
-    arguments = [kind for kind in typing.get_args(TYPES[name]) if kind not in (type(None), ...)]
-    return arguments[0] if arguments else TYPES[name]
-
-
-# These functions' names appear in argparse's messages: "invalid truth value: 'perhaps'".
-def truth(text: str) -> bool:
-    return bool(("false", "true").index(text.lower()))
-
-
-def numbers(text: str) -> Tuple[int, ...]:
-    return tuple(int(part) for part in text.split(",") if part)
-
-
-def parser() -> argparse.ArgumentParser:
-    """One argument per field, in the groups of options.py."""
-    made = _Parser(
-        prog="python -m trainer",
-        usage="python -m trainer --data DIR --output DIR [options]",
-        description="Train an image classifier on one or many processes.",
-        epilog="Dashes and underscores in option names are equivalent. Exit codes: 0 done, 2 bad "
-        f"input, {STOPPED} stopped on request after saving, {OUT_OF_MEMORY} out of memory, "
-        f"{DIVERGED} the loss or the weights were no finite numbers any more, "
-        f"{DATA_LOST} the disk or file server of the images failed.",
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    group: Any = made
-    for name, entry in ENTRIES.items():
-        if name in GROUPS:
-            group = made.add_argument_group(GROUPS[name])
-        text = entry.help.replace("%", "%%")
-        if DEFAULTS[name] not in (None, False):
-            text += f" (default: {str(DEFAULTS[name]).strip('()')})"
-        kind = _kind(name)
-        metavar = "|".join(entry.choices) or METAVARS.get(kind)
-        settings: Dict[str, Any] = {"help": text, "type": kind, "metavar": metavar}
-        if kind is bool:
-            settings.update(type=truth, nargs="?", const=True, metavar="true|false")
-        elif typing.get_origin(TYPES[name]) is tuple:
-            settings.update(type=numbers, metavar="N,N,...")
-        group.add_argument(f"--{name}", **settings)
-    return made
+Train an image classifier on one or many processes."""
+EPILOG = (
+    "Dashes and underscores in option names are equivalent. Exit codes: 0 done, 2 bad input, "
+    f"{STOPPED} stopped on request after saving, {OUT_OF_MEMORY} out of memory, {DIVERGED} the "
+    f"loss or the weights were no finite numbers any more, {DATA_LOST} the disk or file server of "
+    "the images failed."
+)
 
 
 def parse(argv: Sequence[str]) -> Options:
-    """Options from a command line; flags override the file of --config. Raises UserError."""
-    flags = [_underscored(word) for word in argv]
-    given, unknown = parser().parse_known_args(flags)
-    if unknown:
-        raise UserError(_unknown(unknown[0].split("=")[0]))
+    """The trainer's options; words override the file of --config. Raises UserError, and SystemExit
+    after --help."""
+    if not {"-h", "--help"}.isdisjoint(argv):
+        show(trainer_help())
+    given = trainer_words(argv)
     if "config" in given:
-        given = parser().parse_args(read_config(given.config) + flags)
-    return Options(**vars(given))
+        given = {**read_config(given["config"]), **given}
+    return Options(**given)
 
 
-def _underscored(word: str) -> str:
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return "--" + name[2:].replace("-", "_") + equals + value
+def show(text: str) -> NoReturn:
+    print(text)
+    raise SystemExit(0)
+
+
+def trainer_words(argv: Sequence[str]) -> Dict[str, Any]:
+    """{option of the trainer: the value given to it}. Raises UserError."""
+    words, given = list(argv), {}
+    while words:
+        name, equals, text = words.pop(0).partition("=")
+        flag = _underscored(name)
+        if flag not in FLAGS:
+            raise UserError(_unknown(name))
+        text = text if equals else _value(flag, FLAGS[flag], words, TRAINER)
+        given[flag[2:]] = FLAGS[flag].read(flag, text)
+    return given
+
+
+def words_for_trainer(given: Mapping[str, Any]) -> List[str]:
+    """Words from which trainer_words makes these values again."""
+    words: List[str] = []
+    for name, value in given.items():
+        words += [f"--{name}"] if value is True else [f"--{name}", _text(value)]
+    return words
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(flag: str, row: Option, words: List[str], program: str, positional: bool = False) -> str:
+    """The text of a flag's value, taken off the words behind it; a switch may have none."""
+    there = bool(words) and (not words[0].startswith("--") or " " in words[0])
+    if row.kind == "switch":
+        own = there and (not positional or words[0].lower() in ON + OFF)
+        return words.pop(0) if own else "true"
+    if not there:
+        raise UserError(f"{flag} needs a value. See {program} --help.")
+    return words.pop(0)
+
+
+def _underscored(name: str) -> str:
+    return "--" + name[2:].replace("-", "_") if name.startswith("--") else name
 
 
 def _unknown(word: str) -> str:
     word = word[:80]
-    name = word.lstrip("-")
+    name = word.lstrip("-").replace("-", "_")
     if name in GONE:
         return f"--{name} is no longer there: {GONE[name]}."
     near = difflib.get_close_matches(name, ENTRIES, n=1, cutoff=NEAR)
-    hint = f" Did you mean --{near[0]}?" if near else " See python -m trainer --help."
+    hint = f" Did you mean --{near[0]}?" if near else f" See {TRAINER} --help."
     return f"unknown option {word}.{hint}"
 
 
-def read_config(path: str) -> List[str]:
-    """A YAML file, which is a flat mapping of option names, as a command line. Raises UserError.
+def read_config(path: str) -> Dict[str, Any]:
+    """The options in a YAML file, a flat mapping of their names, or in JSON itself, as the launcher
+    gives them. Raises UserError.
 
     The launcher reads recipes with it too: so nodes need neither the file nor a YAML reader, and a
     dry run shows every option that matters.
     """
+    found = _loaded(path)
+    if not isinstance(found, dict):
+        raise UserError(f"--config {path}: expected lines like `epochs: 90`.")
+    given = {}
+    for name, value in found.items():
+        flag = _underscored(f"--{name}")
+        if flag not in FLAGS:
+            raise UserError(f"--config {path}: {_unknown(flag)}")
+        values = value if isinstance(value, list) else [value]
+        # Lists of lists may be references to one another, and written out fill the memory.
+        plain = not any(isinstance(one, (list, dict, set)) for one in values)
+        text = _text(value) if plain else ""
+        if not plain or len(text) > 4096:
+            raise UserError(f"--config {path}: {name} is neither a value nor a list of values.")
+        if value is not None:
+            given[flag[2:]] = FLAGS[flag].read(flag, text)
+    return given
+
+
+def _loaded(path: str) -> Any:
+    if path.startswith("{"):
+        import json
+
+        try:
+            return json.loads(path)
+        except (RecursionError, ValueError) as error:
+            raise UserError(f"--config {path[:80]}: it is no JSON: {error}.") from None
+    from contract.text import SHORT, read_text, read_yaml
+
     try:
         import yaml
     except ImportError as error:
         raise UserError(f"--config {path}: reading YAML needs `pip install pyyaml`.") from error
     try:
-        found = read_yaml(read_text(path, SHORT)) or {}
+        return read_yaml(read_text(path, SHORT)) or {}
     except (RecursionError, ValueError, yaml.YAMLError, OSError) as error:  # ValueError: month 13
         said = getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise UserError(f"--config {path}: {said}.") from error
-    if not isinstance(found, dict):
-        raise UserError(f"--config {path}: expected lines like `epochs: 90`.")
-    argv = []
-    for name, value in found.items():
-        flag = _underscored(f"--{name}")
-        if flag[2:] not in ENTRIES:
-            raise UserError(f"--config {path}: {_unknown(flag)}")
-        values = value if isinstance(value, list) else [value]
-        # Lists of lists may be references to one another, and written out fill the memory.
-        plain = not any(isinstance(one, (list, dict, set)) for one in values)
-        text = ",".join(map(str, values)) if plain else ""
-        if not plain or len(text) > 4096:
-            raise UserError(f"--config {path}: {name} is neither a value nor a list of values.")
-        argv += [] if value is None else [flag, text.lower() if isinstance(value, bool) else text]
-    return argv
+
+
+def trainer_help() -> str:
+    """One paragraph an option, in the groups of options.py."""
+    lines = [USAGE]
+    for name, row in ENTRIES.items():
+        if name in GROUPS:
+            lines += ["", f"{GROUPS[name]}:"]
+        default = (
+            "" if row.default in (None, False) else f" (default: {str(row.default).strip('()')})"
+        )
+        metavar = "|".join(row.choices) or METAVARS.get(row.kind, "[true|false]")
+        lines += entry(f"--{name} {metavar}", row.help + default)
+    return "\n".join([*lines, "", *textwrap.wrap(EPILOG, WIDTH)])
+
+
+def entry(name: str, text: str) -> List[str]:
+    """An option and what it is, as lines of --help."""
+    lines = textwrap.wrap(text, WIDTH - 24)
+    first = f"  {name:<21} {lines.pop(0)}" if len(name) < 22 else f"  {name}"
+    return [first, *(" " * 24 + line for line in lines)]
+
+
+def verb_words(
+    verb: str, words: Sequence[str], program: str, table: Optional[verbs.Verb] = None
+) -> Dict[str, Any]:
+    """{key: value} of what was typed for a verb, of make unless it has a row of its own: NAME=value
+    or --name value, and after `--` what ARGS= has. Raises UserError, and SystemExit after
+    --help."""
+    row = table or verbs.VERBS[verb]
+    assert row is not None  # as a heading is
+    taken = row.variables
+    rest = next((row for row in taken.values() if row.kind in ("run", "words")), None)
+    left, given = list(words), {}  # type: List[str], Dict[str, Any]
+    while left and left[0] != "--":
+        if left[0] in ("-h", "--help"):
+            show(verb_help(row, program))
+        option, name, text = _word(left, verb, taken, rest, program)
+        if text:
+            given[option.key] = option.read(name, text)
+    for word in left[1:]:
+        if rest is None or (rest.kind == "run" and rest.key in given):
+            raise UserError(f"{word!r} is no option. See `{program} --help`.")
+        given[rest.key] = word if rest.kind == "run" else [*given.get(rest.key, []), word]
+    return given
+
+
+def _word(
+    left: List[str], verb: str, taken: Dict[str, Option], rest: Optional[Option], program: str
+) -> Tuple[Option, str, str]:
+    """The option that the next word is about, its name there and the text of its value."""
+    word = left.pop(0)
+    name, equals, text = word.partition("=")
+    if name.startswith("--"):
+        flags = {row.word: row for row in taken.values()}
+        name = name.replace("_", "-")
+        if name not in flags:
+            raise UserError(_unknown_flag(name, list(flags), program))
+        row = flags[name]
+        return row, name, text if equals else _value(name, row, left, program, rest is not None)
+    if equals and re.fullmatch("[A-Za-z_]*", name):
+        if name not in taken:
+            raise UserError(verbs.not_taken(name, text, [verb], taken))
+        return taken[name], name, text
+    if rest is None or rest.kind != "run":
+        after = ": options of the trainer come after `--`" if rest else ""
+        raise UserError(f"{word!r} is no option{after}. See `{program} --help`.")
+    return rest, rest.make, word
+
+
+def _unknown_flag(name: str, flags: List[str], program: str) -> str:
+    near = difflib.get_close_matches(name, flags, n=1, cutoff=NEAR)
+    hint = f" Did you mean {near[0]}?" if near else f" See `{program} --help`."
+    return f"unknown option {name}.{hint}"
+
+
+def verb_help(row: verbs.Verb, program: str) -> str:
+    lines = [f"usage: {program} [options]", "", f"{row.help[0].upper()}{row.help[1:]}.", ""]
+    for option in row.variables.values():
+        name = f"{option.word} {option.make}"
+        if option.kind == "switch":
+            name = option.word
+        elif option.kind == "run":
+            name = option.make
+        lines += entry(name, (option.make_help or option.help).replace("1: ", "", 1))
+    return "\n".join(lines)

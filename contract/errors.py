@@ -1,7 +1,5 @@
 """Bad input, in sentences for people, and the exit codes that say more than "failed"."""
 
-from __future__ import annotations
-
 # The launcher acts on those of the trainer (docs/run-directory.md).
 BAD_INPUT = 2
 UNTRIED = 69  # a model needs a package that is not here (python -m trainer.models)

@@ -1,22 +1,24 @@
-"""Every option of the trainer, each as one entry: the field of Options with its default, its help,
-its bounds and, where it has one, its variable of make. command_line.py reads flags and YAML files;
-tools/verbs.py and the launcher's command line have the variables from here.
+"""Every option, each as one entry: its field in Options (of the trainer) or Config (of a run), or
+its row in verbs.py, with type, default, bounds, help, its variable of make, whether a run keeps it
+and whether one that is resumed may change it. command_line.py reads what is typed.
 
-`resumable` marks options that a resumed run may change because they do not change what is learned.
+Python >= 3.6, standard library: `make` checks what was typed before there is an environment.
 """
 
-import dataclasses
 import math
 import os
+import re
+import shlex
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
 
 from contract import prices, strategies
 from contract.errors import UserError
+from contract.frozen import dataclass, field
 
-# This is not in compat.py, which imports torch, since the control machine reads options without it.
 # Python 3.9 has no keyword-only dataclasses; options are always given by keyword there too.
-KW_ONLY = {"kw_only": True} if sys.version_info >= (3, 10) else {}
+KW_ONLY: Dict[str, Any] = {"kw_only": True} if sys.version_info >= (3, 10) else {}
 
 # The first option of each group in --help.
 GROUPS = {
@@ -66,24 +68,116 @@ OPTIMIZERS = {
 }
 
 
-class Entry(NamedTuple):
-    """What is said of an option beside its default.
+ON, OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
+# How a value of each type is written.
+LIKE = {"number": ("a whole number", "4"), "float": ("a number", "0.5")}
+LIKE["numbers"] = ("whole numbers with commas between", "3,5")
 
-    `least`, `most`: the bounds of a number. `make`, `make_help`: its variable of make, as
-    literals, since tools/verbs.py reads them from the source; without `make_help` the help is the
-    option's. `writes`: the run then needs --output. `legacy`: the behaviour before this option
-    existed, where it is not the default's; a checkpoint from then counts as made with that value.
+
+class Option(NamedTuple):
+    """One option. `kind`: text, number (whole), float, numbers (with commas between), switch,
+    path, run (the run itself, without a flag), words (several, after `--`).
+
+    `make`: its variable of make, whose help is `make_help` where that differs; `flag`: what the
+    command takes, where it has another name. `least`, `most`: bounds of a number. `stored`: a run
+    keeps it; `resumable`: one that is resumed may change it. `writes`: the trainer then needs
+    --output. `legacy`: the behaviour before this option existed, where it is not the default's; a
+    checkpoint from then counts as made with that value.
     """
 
     help: str
     choices: Tuple[str, ...] = ()
+    kind: str = "text"
+    name: str = ""
+    default: Any = None
     least: float = 0
     most: float = math.inf
     make: str = ""
     make_help: str = ""
-    writes: bool = False
+    flag: str = ""
+    stored: bool = True
     resumable: bool = False
+    writes: bool = False
     legacy: Any = None
+
+    @property
+    def key(self) -> str:
+        """Its name among what was typed for a verb, and in plan.json."""
+        return self.make.lower()
+
+    @property
+    def word(self) -> str:
+        """The flag of a verb's command."""
+        return self.flag or "--" + self.key.replace("_", "-")
+
+    def read(self, name: str, text: str) -> Any:
+        """The value of a text that was given to NAME or --name. Raises UserError."""
+        if re.search("[\0-\x1f\x7f]", text):
+            raise UserError(
+                f"{name} contains a line break or another control character: leave it out."
+            )
+        if self.kind == "switch":
+            if text.lower() in ON + OFF:
+                return text.lower() in ON
+            on, off = (f"{as_typed(name, words[name[:2] == '--' and 3])}" for words in (ON, OFF))
+            raise UserError(f"{as_typed(name, text)}: {on} means on, {off} off.")
+        if self.kind == "words":
+            try:
+                return shlex.split(text)
+            except ValueError:
+                raise UserError(f"{name}={text}: a quote is not closed.") from None
+        if self.kind == "path":
+            return str(path_of(name, text))
+        return self.check(name, self._number(name, text) if self.kind in LIKE else text, text)
+
+    def _number(self, name: str, text: str) -> Any:
+        try:
+            if self.kind == "float":
+                return float(text)
+            parts = [part for part in text.split(",") if part]
+            if not all(re.fullmatch("-?[0-9]{1,18}", part) for part in parts):
+                raise ValueError
+            if self.kind == "numbers":
+                return tuple(map(int, parts))
+            (whole,) = parts
+            return int(whole)
+        except ValueError:
+            what, example = LIKE[self.kind]
+            raise UserError(
+                f"{as_typed(name, text)} is not {what}: write it like {as_typed(name, example)}."
+            ) from None
+
+    def check(self, name: str, value: Any, text: Optional[str] = None) -> Any:
+        """The value, if the entry allows it. Raises UserError."""
+        typed = as_typed(name, value if text is None else text)
+        if self.choices and value not in self.choices:
+            hint = FP16 if self.name == "precision" and value in FP16_NAMES else ""
+            one = f"one of {', '.join(self.choices)}" if len(self.choices) > 1 else self.choices[0]
+            without = ", or leave it out" if self.default is None else ""
+            raise UserError(f"{typed}: choose {one}{hint}{without}.")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{typed}: must be a number.")
+        if isinstance(value, (int, float)) and not self.least <= value <= self.most:
+            low = value < self.least
+            raise UserError(
+                f"{typed}: must be {f'at least {self.least}' if low else f'at most {self.most}'}."
+            )
+        return value
+
+
+def as_typed(name: str, value: Any) -> str:
+    """NAME=value or --name value."""
+    return f"{name}{' ' if name.startswith('--') else '='}{value}"
+
+
+def path_of(name: str, typed: str, path: Optional[str] = None) -> Path:
+    """What was typed for a variable of make, or the `path` in it, as an absolute path. Raises
+    UserError."""
+    try:
+        return Path(typed if path is None else path).expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # ~nobody, a circle of links, a NUL
+        why = str(error).rstrip(".")
+        raise UserError(f"{as_typed(name, typed)} is no path: {why}.") from None
 
 
 # What is trained where neither MODEL nor DATA is given, and on which machines without INVENTORY.
@@ -106,9 +200,10 @@ FP16 = ": O1 is fp16, with fp32 where it is needed"
 
 
 def opt(default: Any, text: str, choices: Tuple[str, ...] = (), **entry: Any) -> Any:
-    """A field that changes what is learned; `text` is its help, `entry` further names of Entry."""
+    """A field; `text` is its help, `entry` further names of Option."""
     entry.setdefault("legacy", default)
-    return dataclasses.field(default=default, metadata={"entry": Entry(text, choices, **entry)})
+    row = Option(text, choices, default=default, **entry)
+    return field(default=default, metadata={"option": row})
 
 
 def resumable(default: Any, text: str, choices: Tuple[str, ...] = (), **entry: Any) -> Any:
@@ -116,10 +211,26 @@ def resumable(default: Any, text: str, choices: Tuple[str, ...] = (), **entry: A
     return opt(default, text, choices, resumable=True, **entry)
 
 
-@dataclasses.dataclass(frozen=True, **KW_ONLY)
+KINDS = {"int": "number", "float": "float", "bool": "switch", "str": "text"}
+
+
+def rows(table: Any) -> Dict[str, Option]:
+    """{name: its Option} of a class whose fields are options, the types being those of the
+    fields."""
+    found = {}
+    for name, one in table.__dataclass_fields__.items():
+        if "option" in (one.metadata or ()):
+            row, text = one.metadata["option"], str(table.__annotations__[name])
+            plain = next(kind for word, kind in KINDS.items() if re.search(rf"\b{word}\b", text))
+            kind = "numbers" if "Tuple" in text else plain
+            found[name] = row._replace(name=name, kind=kind if row.kind == "text" else row.kind)
+    return found
+
+
+@dataclass(frozen=True, **KW_ONLY)
 class Options:
     # run
-    config: Optional[str] = resumable(None, "YAML file with any of these options")
+    config: Optional[str] = resumable(None, "YAML file with any of these options, or JSON of them")
     seed: int = opt(0, "seed of weights, order, augmentation and dropout")
     deterministic: bool = opt(False, "use only deterministic algorithms; slower on CUDA")
     spawn: int = resumable(0, "start this many processes on this machine without a launcher")
@@ -316,7 +427,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, entry in ENTRIES.items():
-            _check(name, getattr(self, name), entry)
+            entry.check(f"--{name}", getattr(self, name))
         strategies.parse(self.sync)
         asked = ["resume auto"] if self.resume == "auto" else []
         asked += [name for name, entry in ENTRIES.items() if entry.writes and getattr(self, name)]
@@ -354,21 +465,80 @@ class Options:
         return self.accumulate * int(os.environ.get("TANDEM_MICRO_BATCH_DIVISOR", "1"))
 
 
-ENTRIES: Dict[str, Entry] = {
-    field.name: field.metadata["entry"] for field in dataclasses.fields(Options)
-}
-# {variable of make: option}.
-VARIABLES = {entry.make: name for name, entry in ENTRIES.items() if entry.make}
+ENTRIES = rows(Options)
 
 
-def _check(name: str, value: Any, entry: Entry) -> None:
-    """Raises UserError for a value that the entry does not allow."""
-    if entry.choices and value not in entry.choices:
-        hint = FP16 if name == "precision" and value in FP16_NAMES else ""
-        raise UserError(f"--{name} {value}: choose one of {', '.join(entry.choices)}{hint}.")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"--{name} {value}: must be a number.")
-    if isinstance(value, (int, float)) and not entry.least <= value <= entry.most:
-        low = value < entry.least
-        limit = f"at least {entry.least}" if low else f"at most {entry.most}"
-        raise UserError(f"--{name} {value}: must be {limit}.")
+@dataclass(frozen=True, **KW_ONLY)
+class Config:
+    """What a person asked for: a run, on which machines and how. `trainer` has what was given to
+    the trainer, by its names; with a `script`, whose `words` are its own, the trainer has no part
+    (launcher/plan/script.py), and `data` is empty, as where a run trains on noise. `at`, `until`:
+    in Unix seconds."""
+
+    inventory: str = resumable(
+        DEFAULT_INVENTORY, "the list of machines (default: inventory.ini)", make="INVENTORY"
+    )
+    nodes: Optional[int] = resumable(
+        None, "the first N machines (default: all)", least=1, make="NODES"
+    )
+    data: str = DEFAULT_DATA
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    words: Tuple[str, ...] = ()
+    resume: Optional[str] = opt(
+        None, "a run to continue, as it began (docs/launcher.md)", make="RESUME", stored=False
+    )
+    script: Optional[str] = opt(
+        None, 'your own: path/train.py, or "-m package.train" in FOLDER', make="SCRIPT"
+    )
+    folder: Optional[str] = opt(
+        None,
+        "what is sent of it (default: its checkout, or folder)",
+        make="FOLDER",
+        kind="path",
+    )
+    requirements: Optional[str] = opt(
+        None,
+        "its packages (default: requirements.txt beside it)",
+        make="REQUIREMENTS",
+        kind="path",
+    )
+    output: Optional[str] = resumable(
+        None, "folders that it writes, which are brought here at the end", make="OUTPUT"
+    )
+    resume_args: Optional[str] = resumable(
+        None, "how it goes on, like '--resume {last}'", make="RESUME_ARGS"
+    )
+    resume_from: Optional[str] = resumable(
+        None,
+        "self: each machine from a file of its own, so that none goes to another machine",
+        ("self",),
+        make="RESUME_FROM",
+    )
+    max_restarts: int = resumable(0, "attempts after the first (default: 0)", make="MAX_RESTARTS")
+    min_nodes: Optional[int] = resumable(
+        None, "so few machines suffice (default: all without an owner)", make="MIN_NODES"
+    )
+    balance: str = resumable(
+        "auto", "unlike machines: auto (by speed), off, or like 3:2:2:1", make="BALANCE"
+    )
+    detach: bool = opt(False, "1: run in the background", make="DETACH", stored=False)
+    port: Optional[int] = resumable(
+        None,
+        "of the rendezvous on node 0 (default: a free one)",
+        most=65535,
+        make="PORT",
+    )
+    queue: bool = resumable(False, "1: wait for machines that are busy", make="QUEUE")
+    force: bool = resumable(False, "1: start even though something is wrong", make="FORCE")
+    keep: Optional[str] = resumable(
+        None, "MiB a file may keep: log=256,steps=1024,output=4096 ...", make="KEEP"
+    )
+    at: Optional[int] = resumable(
+        None, "begin at this time of day, like 19:00", make="AT", kind="time"
+    )
+    until: Optional[int] = resumable(
+        None, "save and end at this time of day, like 07:30", make="UNTIL", kind="time"
+    )
+
+
+RUN_OPTIONS = rows(Config)

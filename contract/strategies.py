@@ -7,11 +7,12 @@ too: how much a strategy sends is defined once, here; the code that sends it is 
 Units: bytes and steps; `world` is the number of participants in an exchange: ranks, or machines.
 """
 
-import dataclasses
 import math
+import re
 from typing import Callable, Dict, List, Optional, Tuple
 
 from contract.errors import UserError
+from contract.frozen import dataclass
 
 # DistributedDataParallel's own bucket_cap_mb.
 BUCKET_MB = 25
@@ -24,7 +25,7 @@ BLOCK = 256
 UNIT = 5 * BLOCK
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Payload:
     """What a step's sums carry: gradients of `bytes` bytes in `width`-byte numbers. `matrices` are
     (rows, columns, count) of the model's weight matrices, with all dimensions but the first
@@ -44,7 +45,7 @@ class Payload:
         return max(1, math.ceil(self.bytes / self.bucket))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Argument:
     """An argument of a strategy. If `choices` is empty, it is a whole number of 1 or more; if
     `default` is None, it must be given."""
@@ -59,12 +60,12 @@ class Argument:
             raise UserError(
                 f"{by} {usage}: {self.name} is one of {', '.join(self.choices)}, not {text!r}."
             )
-        if not self.choices and not (text.isascii() and text.isdigit() and int(text) >= 1):
+        if not self.choices and not (re.fullmatch("[0-9]{1,9}", text) and int(text)):
             raise UserError(f"{by} {usage}: {self.name} is a whole number from 1, not {text!r}.")
         return text if self.choices else str(int(text))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Rule:
     """A registry entry: what all uses of one name have in common.
 
@@ -93,7 +94,7 @@ class Rule:
         return ":".join(names).replace(":[", "[:")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Strategy:
     """One `--sync`, parsed: a rule with its arguments."""
 
@@ -235,7 +236,7 @@ EXACT = "allreduce"
 GONE = dict.fromkeys(("localsgd", "overlap", "diloco"), "ef:1.6")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Phases:
     """The phases of a run of `epochs`: with a strategy whose rule `warms`, the first `warmup`
     epochs are sums of all bits, and cost what `allreduce` does. (The trainer's --sync_warmup.)"""

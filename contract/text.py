@@ -10,8 +10,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from contract.errors import UserError
-
 # C0, DEL, C1, halves of surrogates, and the marks that turn the direction of text.
 _BAD = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u200e\u200f\u061c"
@@ -97,15 +95,6 @@ def clean(text: str) -> str:
 def _line(text: str) -> str:
     kept = _SEQUENCE.sub(lambda match: match["colour"] or "", text)
     return kept + RESET if "\x1b" in kept and not kept.endswith(RESET) else kept
-
-
-def path_of(name: str, typed: str, path: str | None = None) -> Path:
-    """What was typed for a variable of make, or the `path` in it, as an absolute path. Raises
-    UserError."""
-    try:
-        return Path(typed if path is None else path).expanduser().resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # ~nobody, a circle of links, a NUL
-        raise UserError(f"{name}={typed} is no path: {error}".rstrip(".") + ".") from None
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:

@@ -167,7 +167,7 @@ def _rotated(file: TextIO, log: Path) -> bool:
 
 def detach(argv: list[str]) -> int:
     """Start the same command without this terminal; return when its run has begun or failed to."""
-    words = [word for word in argv if word != "--detach"]
+    words = [word for word in argv if word.partition("=")[0] not in ("--detach", "DETACH")]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     child = subprocess.Popen(
         [sys.executable, "-m", "launcher", *words],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
+from contract.options import Config
 from contract.runs import MEASURED
 from contract.text import counted
 from launcher import collect, folders
@@ -23,7 +24,7 @@ from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
-from launcher.options import Options, trainer_settings
+from launcher.options import trainer_settings, with_trainer
 from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
 from launcher.plan.plan import Plan
@@ -46,7 +47,7 @@ def on_paper(words: list[str]) -> int:
     return show(report(words), Terminal())
 
 
-def plan(options: Options, words: list[str], anew: bool) -> int:
+def plan(options: Config, words: list[str], anew: bool) -> int:
     """The prediction of such a run; `words` go to the report. Returns the exit code. Raises
     UserError."""
     terminal = Terminal()
@@ -70,14 +71,14 @@ def plan(options: Options, words: list[str], anew: bool) -> int:
     return show(report([*words, "--run", str(relative(measured))]), terminal)
 
 
-def machines_of(options: Options) -> tuple[list[Host], UserError | None]:
+def machines_of(options: Config) -> tuple[list[Host], UserError | None]:
     """The machines, or why there are none: an earlier run needs none. Raises UserError where the
     list of machines is of no use, but for an inventory.ini that is missing and was not named."""
     file = Path(options.inventory)
     try:
         return select(inventory.load(file), options), None
     except inventory.Unusable as error:
-        if file.exists() or options.inventory != Options.inventory:
+        if file.exists() or options.inventory != Config.inventory:
             raise
         return [], error
     except UserError as error:
@@ -98,7 +99,7 @@ def show(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
     return done.returncode
 
 
-def measure(options: Options, terminal: Terminal) -> Path:
+def measure(options: Config, terminal: Terminal) -> Path:
     """Claim the machines, measure, and release them; returns the folder of what was measured.
     Raises UserError."""
     # Each machine trains by itself, with a whole BATCH.
@@ -116,8 +117,7 @@ class Measurement:
         self.machines, self.terminal = checked.machines, terminal
         name = new_id(checked)
         self.folder = folders.RUNS / MEASURED / name
-        words = (*checked.options.trainer, "--trial", str(SECONDS))
-        options = dataclasses.replace(checked.options, trainer=words)
+        options = with_trainer(checked.options, trial=SECONDS)
         tables = timetables(self.machines.hosts, self.machines.facts)
         self.plan: Plan = make_plan(
             dataclasses.replace(checked, options=options),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from contract.errors import BAD_INPUT, UserError
+from contract.options import Config
 from contract.text import clean, counted
 from contract.validate import NATURAL, Each, Maybe
 from launcher import collect, folders, hours, outputs
@@ -19,7 +20,7 @@ from launcher.background import MIB, Sizes
 from launcher.folders import relative
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import STORED, WORD, Options, resumed, script_resumed
+from launcher.options import STORED, WORD, read, resumed, script_resumed, with_trainer
 from launcher.owners import Owners
 from launcher.plan import checks, preflight
 from launcher.plan import plan as planning
@@ -57,7 +58,7 @@ from launcher.watch.watch import Outcome, Watch
 T = TypeVar("T")
 
 
-def dry_run(options: Options) -> int:
+def dry_run(options: Config) -> int:
     terminal = Terminal()
     checked = check_machines(options, terminal, everybody=True)
     try:
@@ -72,13 +73,13 @@ def dry_run(options: Options) -> int:
     return 0
 
 
-def train(options: Options) -> int:
+def train(options: Config) -> int:
     """Start a run and stay with it until its report is printed. Returns the exit code."""
     terminal = Terminal()
     return in_turn(options, terminal, lambda: train_once(options, terminal))
 
 
-def in_turn(options: Options, terminal: Terminal, once: Callable[[], T]) -> T:
+def in_turn(options: Config, terminal: Terminal, once: Callable[[], T]) -> T:
     """What `once` returns, after others have left the machines if QUEUE=1 was given. Raises
     Busy."""
     while True:
@@ -92,7 +93,7 @@ def in_turn(options: Options, terminal: Terminal, once: Callable[[], T]) -> T:
             time.sleep(random.uniform(0, QUEUE_POLL_SECONDS))
 
 
-def train_once(options: Options, terminal: Terminal) -> int:
+def train_once(options: Config, terminal: Terminal) -> int:
     """The same, or Busy: two launchers may have found the same machines free."""
     checked = check_machines(options, terminal)
     try:
@@ -118,27 +119,27 @@ PLANNED: dict[str, object] = {
 }
 
 
-def resume(name: str, changes: dict[str, Any]) -> int:
-    """Resume a run whose controller has ended, however that happened. Returns the exit code."""
+def resume(name: str, given: dict[str, Any]) -> int:
+    """Resume a run whose controller has ended, however that happened; `given` is what was typed
+    now. Returns the exit code."""
     folder = folders.find(name)
     planned = folders.recorded(folder / "plan.json", PLANNED)
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
         folders.recorded(folder / "attempts.json", RECORDED)
-    began = Options.of({name: planned["options"].get(name) for name in STORED})
-    began = dataclasses.replace(began, at=None, until=None)
+    began = read(planned["options"])
     if began.script:
-        options = script_resumed(began, changes)
+        options = script_resumed(began, given)
     else:
         planned = folders.recorded(folder / "plan.json", {"precision": WORD, "sync": WORD})
-        began = began.with_precision(planned["precision"])
+        began = with_trainer(began, precision=planned["precision"])
         if checks.asks_auto(began):
-            began = began.with_sync(planned["sync"])
-        options = resumed(began, changes)
+            began = with_trainer(began, sync=planned["sync"])
+        options = resumed(began, given)
     keep_machines(options.inventory)
     terminal = Terminal()
     # Its parts are the same again, for as long as all its machines have one.
     began_with = Balance(planned.get("balance") or {}, "as the run began")
-    kept = None if "balance" in changes else began_with
+    kept = None if "balance" in given else began_with
     checked = check_machines(options, terminal, folder.name, kept)
     try:
         run = Run(checked, folder, terminal)

@@ -11,7 +11,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from contract.command_line import words_for_trainer
 from contract.errors import UserError
+from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from contract.text import write_whole
@@ -21,7 +23,7 @@ from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import FIRST_PORT
 from launcher.node.machine import PATH
-from launcher.options import Options, trainer_settings
+from launcher.options import for_trainer, trainer_settings
 from launcher.plan import preflight
 from launcher.plan.checks import instruction_limits
 from launcher.plan.plan import Launch, check_batch, environment
@@ -73,7 +75,7 @@ srun --kill-on-bad-exit=1 bash -c "$(declare -f way_to node); node"
 """
 
 
-def script(options: Options, settings: TrainerOptions, host: Host, run: str) -> str:
+def script(options: Config, settings: TrainerOptions, host: Host, run: str) -> str:
     """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike.
     Raises UserError."""
     nodes = options.nodes or 1
@@ -86,7 +88,7 @@ def script(options: Options, settings: TrainerOptions, host: Host, run: str) -> 
         environment=exports(host),
         launch=launch(host, run),
         data=shlex.quote(host.data_path(options.data)),
-        arguments=shlex.join(options.trainer_args()),
+        arguments=shlex.join(words_for_trainer(for_trainer(options))),
     )
 
 
@@ -112,7 +114,7 @@ def exports(host: Host) -> str:
     return " ".join([*words, *(f"{name}={shlex.quote(own[name])}" for name in own)])
 
 
-def refuse(host: Host, options: Options, settings: TrainerOptions, nodes: int) -> None:
+def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) -> None:
     """Raise UserError for what the job would fail by, as far as this machine can know it: it has
     the checkout, a torchvision and Slurm's own words, and the data if the inventory says so."""
     here = replace(
@@ -148,7 +150,7 @@ def machines_of_slurm() -> int | None:
     return max(counts, default=None)
 
 
-def main(options: Options) -> int:
+def main(options: Config) -> int:
     """Write the script beside the runs and say how to submit it. Raises UserError."""
     settings = trainer_settings(options)
     hosts = inventory.load(Path(options.inventory))

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TextIO
 
+from contract import verbs
 from contract.options import DEFAULT_INVENTORY
 from contract.text import clean
 from launcher.background import MIB, Screen, Sizes, Spool, SpooledLog
-from tools import verbs
 
 NAME = "tandem: "
 CLEAR = "\r\x1b[K"

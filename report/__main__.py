@@ -18,7 +18,7 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-from contract import interrupts
+from contract import interrupts, verbs
 from contract.errors import UserError
 from report.analysis import Analysis, analyse
 from report.cli import Parser, find_run, write
@@ -29,7 +29,6 @@ from report.page import render_page
 from report.plan import plan_main
 from report.run_view import view_of
 from report.text import printable, printed, render_text
-from tools import verbs
 
 # Of this process. A month of five machines takes a tenth of either.
 MOST_MEMORY, MOST_SECONDS = 1 << 30, 600

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from contract import runs
+from contract import runs, verbs
 from contract.errors import UserError
 from contract.split import node_batches, weights_of
 from contract.text import link, millions, seconds, size
@@ -20,7 +20,6 @@ from report.progress import learning_curve
 from report.published_speeds import BATCH, images_per_second, level_of, paper_step
 from report.read import RankRecord, Run, read_run
 from report.uses import uses_of
-from tools import verbs
 
 
 def on_paper(gpu: str, model: str, precision: str | None) -> Basis:

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from contract import verbs
 from contract.options import DEFAULT_INVENTORY, DEFAULT_MODEL
 from contract.text import seconds
 from report.measure import Step
 from report.read import Run, natural_number
-from tools import verbs
 
 # The variables that are said below, or were of this run alone; all others are kept.
 OWN = ("NODES", "ARGS", "RESUME", "DETACH", "PORT", "AT", "UNTIL")

@@ -91,9 +91,13 @@ READERS = {
         "launcher/control.py": ("controller", "elsewhere", "read", "state", "runs", "_show"),
         "launcher/status.py": ("last_lines", "attempts"),
     },
-    "verbs": {"tools/verbs.py": ("check", "value_of", "_path", "options", "_not_taken")},
+    "verbs": {
+        "tools/verbs.py": ("check", "options"),
+        "contract/options.py": ("Option.read", "Option._number", "path_of"),
+        "contract/verbs.py": ("not_taken", "did_you_mean"),
+    },
     "recipes": {
-        "contract/command_line.py": ("parse", "read_config", "_underscored", "_unknown"),
+        "contract/command_line.py": ("parse", "*_words", "read_config", "_loaded", "_u*"),
         "contract/text.py": ("read_text", "read_yaml"),
     },
     "data sets": {

@@ -7,7 +7,6 @@ runs/sweeps/<id>/sweep.json, rewritten after each run: whatever ends a sweep, RE
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import itertools
@@ -21,13 +20,15 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
-from contract import validate
+from contract import validate, verbs
+from contract.command_line import verb_words
 from contract.errors import INTERRUPTED, STOPPED, UserError
+from contract.options import ENTRIES
 from contract.text import counted, read_text
 from contract.validate import NATURAL, Invalid, Match, Maybe, One
-from tools import verbs
+from tools.verbs import say
 
 SWEEPS = Path("runs/sweeps")
 # What may have several values: everything that a run can differ in.
@@ -52,64 +53,45 @@ Words = dict[str, str]  # NAME -> value, as they are typed after `make train`
 State = dict[str, Any]  # sweep.json
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. See `make help sweep`.")
-
-
-def parser() -> argparse.ArgumentParser:
-    made = _Parser(prog="make sweep", allow_abbrev=False)
-    for name in ("sweep", "resume", "inventory", *(n.lower() for n in SWEPT if n != "ARGS")):
-        made.add_argument(f"--{name}")
-    made.add_argument("--rounds", type=int)
-    made.add_argument("--force", action="store_true")
-    made.add_argument("trainer", nargs="*")
-    return made
-
-
 def main(argv: list[str]) -> int:
     """Returns the exit code."""
     try:
-        given = parser().parse_args(argv)
-        folder = begun(given) if given.resume is None else found(given)
+        given = verb_words("sweep", argv, "make sweep")
+        folder = found(given) if "resume" in given else begun(given)
         with alone(folder):
-            return carry_out(folder, given.force)
-    except (UserError, verbs.VerbError) as error:
-        verbs.say(str(error))
+            return carry_out(folder, given.get("force", False))
+    except UserError as error:
+        say(str(error))
         return UserError.code
 
 
-def begun(given: argparse.Namespace) -> Path:
+def begun(given: Mapping[str, Any]) -> Path:
     """The folder of a new sweep. Raises UserError for a grid that cannot be carried out."""
-    if given.sweep is None:
+    if "sweep" not in given:
         raise UserError(
             "SWEEP is missing: `make help sweep` has an example; RESUME goes on with a sweep."
         )
     base = {
-        name: value
-        for name in ("INVENTORY", *SWEPT)
-        if name != "ARGS" and (value := getattr(given, name.lower())) is not None
+        name: str(given[key]) for name in ("INVENTORY", *SWEPT) if (key := name.lower()) in given
     }
-    if given.trainer:
-        base["ARGS"] = shlex.join(given.trainer)
-    rounds = 2 if given.rounds is None else given.rounds
-    if rounds < 1:
-        raise UserError(f"ROUNDS={rounds}: each setting has to run once at least.")
-    cells = [cell(base, words) for words in grid(given.sweep, base)]
-    refuse_long(len(cells) * rounds, SECONDS + AROUND, given.force)
+    if "args" in given:
+        base["ARGS"] = shlex.join(given["args"])
+    rounds = given.get("rounds", 2)
+    cells = [cell(base, words) for words in grid(given["sweep"], base)]
+    refuse_long(len(cells) * rounds, SECONDS + AROUND, given.get("force", False))
     folder = SWEEPS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise UserError(f"a sweep began this very second: {folder}; type it again.") from None
-    write(folder, {"sweep": given.sweep, "rounds": rounds, "cells": cells, "runs": []})
+    write(folder, {"sweep": given["sweep"], "rounds": rounds, "cells": cells, "runs": []})
     return folder
 
 
 def grid(text: str, base: Mapping[str, str]) -> list[Words]:
     """The cells: each combination of values. Raises UserError."""
     axes: dict[str, list[str]] = {}
-    for word in verbs.value_of(verbs.Variable("SWEEP", "", "", "words"), text) or []:
+    for word in verbs.ARGS.read("SWEEP", text):
         name, equals, values = word.partition("=")
         if name not in SWEPT:
             raise UserError(unknown(name, values))
@@ -139,22 +121,24 @@ def values_of(name: str, text: str) -> list[str]:
 
 def unknown(name: str, values: str) -> str:
     first, *_ = values.split(",")
-    if name.lower() in verbs.TRAINER_OPTIONS:
+    if name.lower() in ENTRIES:
         hint = "|".join(f"--{name.lower()} {value}" for value in values.split(","))
         return f"{name}={first} is an option of the trainer: SWEEP has it as ARGS='{hint}'."
     return f"SWEEP cannot vary {name}: it takes {', '.join(SWEPT)}."
 
 
 def cell(base: Words, words: Words) -> dict[str, Any]:
-    """What sweep.json says of a cell. Raises VerbError for what a variable cannot be."""
+    """What sweep.json says of a cell. Raises UserError for what a variable cannot be."""
     typed = {**base, **words}
     args = [base.get("ARGS", ""), words.get("ARGS", "")]
     typed["ARGS"] = " ".join(filter(None, args))
-    argv = verbs.options("train", typed, typed)
+    command = verbs.line("train", **typed)
     if "EPOCHS" not in typed:
-        argv += [*([] if "--" in argv else ["--"]), *TRIAL]
+        typed["ARGS"] += f" {shlex.join(TRIAL)}"
+    argv = [f"{name}={value}" for name, value in typed.items() if value]
+    verb_words("train", argv, "make train")
     name = " ".join(f"{one}={shlex.quote(value)}" for one, value in words.items())
-    return {"name": name, "argv": argv, "command": verbs.line("train", **typed)}
+    return {"name": name, "argv": argv, "command": command}
 
 
 def refuse_long(runs: int, seconds: float, force: bool, folder: Path | None = None) -> None:
@@ -168,18 +152,17 @@ def refuse_long(runs: int, seconds: float, force: bool, folder: Path | None = No
     )
 
 
-def found(given: argparse.Namespace) -> Path:
+def found(given: Mapping[str, Any]) -> Path:
     """The folder of a sweep that goes on. Raises UserError."""
-    other = [n for n in ("sweep", "inventory", "rounds", "trainer") if getattr(given, n)]
-    other += [n for n in map(str.lower, SWEPT) if n != "args" and getattr(given, n) is not None]
+    other = [key for key in given if key not in ("resume", "force")]
     if other:
         raise UserError(f"RESUME goes on with a sweep as it began: leave {other[0].upper()} out.")
     every = sorted(path.parent.name for path in SWEEPS.glob("*/sweep.json"))
-    name = Path(given.resume).name
+    name = Path(given["resume"]).name
     name = every[-1] if name == "latest" and every else name
     if name not in every:
         known = f"the newest are {', '.join(every[:-4:-1])}" if every else "there is none yet"
-        raise UserError(f"there is no sweep {given.resume}: {known}.")
+        raise UserError(f"there is no sweep {given['resume']}: {known}.")
     return SWEEPS / name
 
 
@@ -217,7 +200,7 @@ def carry_out(folder: Path, force: bool) -> int:
             run, code = one_run(folder, state, turn, at, stop)
             if stop.asked or code in (STOPPED, INTERRUPTED):
                 said = f"`make sweep RESUME={folder.name}` goes on"
-                verbs.say(f"stopped, {counted(len(left) - index, 'run')} left: {said}")
+                say(f"stopped, {counted(len(left) - index, 'run')} left: {said}")
                 return STOPPED
             print(f"     {run['run'] or run['cause']}", flush=True)
             if run["run"]:

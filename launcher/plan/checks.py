@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from contract import strategies
+from contract import strategies, verbs
 from contract.errors import UserError
+from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from contract.text import counted
@@ -17,7 +18,7 @@ from launcher import hours
 from launcher.background import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
-from launcher.options import Options, trainer_settings
+from launcher.options import for_trainer, trainer_settings, with_trainer
 from launcher.owners import Owners
 from launcher.plan import balance as balancing
 from launcher.plan import code, devices, models, plan, predictions, preflight
@@ -28,7 +29,6 @@ from launcher.plan.preflight import OpenMachines, Requirements
 from launcher.plan.script import Script
 from launcher.plan.script import read as read_script
 from launcher.terminal import Terminal, WaitNotice, waiting
-from tools import verbs
 
 QUEUE_POLL_SECONDS = 10.0
 # Where they are set, oneDNN and torch's own kernels use no newer instructions than they say. A
@@ -46,7 +46,7 @@ class ReadyRun:
     """Everything that was asked and found out before anything is started. `hosts` take part at the
     start, `owners` knows all machines of the run."""
 
-    options: Options
+    options: Config
     settings: TrainerOptions | Script
     hosts: list[Host]
     machines: OpenMachines
@@ -62,7 +62,7 @@ class ReadyRun:
 
 
 def check_machines(
-    options: Options,
+    options: Config,
     terminal: Terminal,
     run: str | None = None,
     kept: Balance | None = None,
@@ -82,7 +82,7 @@ def check_machines(
         asked = replace(asked, settings=script)
         return ReadyRun(options, script, machines.hosts, machines, asked, owners=owners)
     automatic = asks_auto(options)
-    options = options.with_sync(strategies.EXACT) if automatic else options
+    options = with_trainer(options, sync=strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
     hosts = _hosts(options)
     weights = balancing.check(options.balance, len(hosts))
@@ -98,7 +98,7 @@ def check_machines(
     return replace(decide(asked, machines, automatic, kept, terminal), owners=owners)
 
 
-def gather(options: Options, terminal: Terminal) -> Path:
+def gather(options: Config, terminal: Terminal) -> Path:
     """Gather the packages of a script for the machines into the bundle; returns the folder. Raises
     UserError."""
     script, hosts = read_script(options), _hosts(options)
@@ -116,7 +116,7 @@ def gather(options: Options, terminal: Terminal) -> Path:
         machines.close()
 
 
-def _hosts(options: Options) -> list[Host]:
+def _hosts(options: Config) -> list[Host]:
     """The machines of the run. Raises UserError."""
     hosts = select(inventory.load(Path(options.inventory)), options)
     check_minimum(options, hosts)
@@ -171,7 +171,7 @@ def decide(
     settings, why = decide_precision(machines, asked.settings, asked.begun, terminal)
     if automatic:
         settings, sync_why = decide_sync(settings, hosts, terminal)
-        options = options.with_sync(settings.sync)
+        options = with_trainer(options, sync=settings.sync)
     balance = kept
     if balance is None or (balance.weights and not balance.of(hosts)):
         balance = decide_balance(options, settings, machines, terminal)
@@ -179,13 +179,8 @@ def decide(
     return ReadyRun(options, settings, hosts, machines, asked, why, sync_why, balance)
 
 
-def check_minimum(options: Options, hosts: list[Host]) -> None:
+def check_minimum(options: Config, hosts: list[Host]) -> None:
     """Raises UserError where so many restarts, or so few machines, cannot be."""
-    if options.max_restarts < 0:
-        raise UserError(
-            f"MAX_RESTARTS={options.max_restarts}: give the number of attempts after the first "
-            "one, 0 or more."
-        )
     if options.script and options.max_restarts and not options.resume_args:
         raise UserError(
             f"MAX_RESTARTS={options.max_restarts}: another attempt would begin anew, for how the "
@@ -250,7 +245,7 @@ def decide_sync(
 
 
 def decide_balance(
-    options: Options, settings: TrainerOptions, machines: OpenMachines, terminal: Terminal
+    options: Config, settings: TrainerOptions, machines: OpenMachines, terminal: Terminal
 ) -> Balance:
     """How a step's images are divided, said where the parts differ. Raises UserError."""
     hosts, facts = machines.hosts, machines.facts
@@ -311,17 +306,15 @@ def new_id(checked: ReadyRun) -> str:
     return run_id(name, len(checked.hosts), time.time())
 
 
-def asks_auto(options: Options) -> bool:
+def asks_auto(options: Config) -> bool:
     """Whether the last --sync that the trainer would read is `auto`. Raises UserError."""
-    return options.asked("--sync") == strategies.AUTO
+    return bool(for_trainer(options).get("sync") == strategies.AUTO)
 
 
-def select(hosts: list[Host], options: Options) -> list[Host]:
+def select(hosts: list[Host], options: Config) -> list[Host]:
     """The first NODES hosts. Raises UserError."""
     if options.nodes is None:
         return hosts
-    if options.nodes < 1:
-        raise UserError(f"NODES={options.nodes}: a run needs at least one machine.")
     if options.nodes > len(hosts):
         raise UserError(
             f"NODES={options.nodes}, but {options.inventory} lists {len(hosts)} "

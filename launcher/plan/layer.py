@@ -29,7 +29,7 @@ from typing import Any
 
 from contract import validate
 from contract.errors import UserError
-from contract.text import path_of
+from contract.options import path_of
 from contract.validate import Each, Invalid, Match
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT

@@ -13,9 +13,8 @@ import sys
 from pathlib import Path
 
 from contract.errors import UNTRIED, UserError
-from contract.options import DEFAULT_MODEL
+from contract.options import DEFAULT_MODEL, path_of
 from contract.options import Options as TrainerOptions
-from contract.text import path_of
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts

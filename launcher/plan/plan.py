@@ -18,6 +18,7 @@ from typing import Any
 from contract import split
 from contract.errors import UserError
 from contract.levels import Level
+from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.text import counted
 from launcher import __version__
@@ -25,7 +26,7 @@ from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.machines.probe import FIRST_PORT, PORTS, Facts
 from launcher.node.machine import PATH
-from launcher.options import Options, without
+from launcher.options import document, for_trainer, with_trainer
 from launcher.plan import devices, models
 from launcher.plan.balance import OFF, Balance
 from launcher.plan.code import LIBRARY, OWN, Code
@@ -81,7 +82,7 @@ class Plan:
     code_sha256: str
     git_revision: str | None
     git_diff: str
-    options: Options
+    options: Config
     nodes: tuple[NodePlan, ...]
     precision_why: str = AS_ASKED
     sync_why: str = AS_ASKED
@@ -91,7 +92,7 @@ class Plan:
     script: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
-        return {**asdict(self), "options": self.options.flat()}
+        return {**asdict(self), "options": document(self.options)}
 
     @property
     def unit(self) -> str:
@@ -189,7 +190,7 @@ class Shared:
     code, `own_ports` holds each one's port by name."""
 
     request: Request
-    options: Options
+    options: Config
     master_addr: str
     master_port: int
     ranks_per_node: tuple[int, ...]
@@ -202,7 +203,7 @@ class Shared:
 def build(
     hosts: list[Host],
     facts: dict[str, Facts],
-    options: Options,
+    options: Config,
     settings: TrainerOptions | Script,
     code: Code,
     request: Request,
@@ -216,7 +217,7 @@ def build(
         known = _of_script(settings)
     else:
         level = devices.precision(parts, hosts, facts, settings, request.attempt > 1)
-        options = options.with_precision(level.name)
+        options = with_trainer(options, precision=level.name)
         check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
         known = _of_trainer(settings, level, request)
     port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
@@ -379,12 +380,14 @@ def _program(data: str, output: str, shared: Shared, part: NodeDevices) -> list[
     """What launch starts, with its arguments."""
     if isinstance(shared.settings, Script):
         return ["--use_env", *shared.settings.argv(shared.request.last)]
-    resume = ["--resume", "auto"] if shared.request.attempt > 1 else []
-    folders = [*(["--data", data] if data else []), "--output", output]
-    asked = without("--device", shared.options.trainer_args())
-    weights = ",".join(map(str, shared.weights))
-    parts = ["--balance", weights] if weights else []
-    return ["-m", "trainer", *folders, *asked, "--device", part.kind, *parts, *resume]
+    given: dict[str, Any] = {"data": data} if data else {}
+    given.update(output=output, **for_trainer(shared.options))
+    given["device"] = part.kind
+    if shared.weights:
+        given["balance"] = shared.weights
+    if shared.request.attempt > 1:
+        given["resume"] = "auto"
+    return ["-m", "trainer", "--config", json.dumps(given)]
 
 
 def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> None:
@@ -428,7 +431,7 @@ def choose_port(facts: Facts, wanted: int | None, avoid: set[int]) -> int:
     return wanted if wanted is not None and wanted not in avoid else free[0]
 
 
-def candidate_ports(options: Options) -> list[int]:
+def candidate_ports(options: Config) -> list[int]:
     ports = list(range(FIRST_PORT, FIRST_PORT + PORTS))
     return ports if options.port is None else [options.port, *ports]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from contract.errors import UserError
+from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.split import refuse_batch
 from contract.text import counted
@@ -14,7 +15,7 @@ from launcher import folders
 from launcher.machines import engine, inventory, probe
 from launcher.machines.engine import Host, Node
 from launcher.machines.probe import Facts
-from launcher.options import Options, in_words_of_make
+from launcher.options import in_words_of_make
 from launcher.plan import code, devices, models
 from launcher.plan import layer as layers
 from launcher.plan.layer import Environment, Layer
@@ -27,7 +28,7 @@ from launcher.plan.script import Script
 class Requirements:
     """What the machines must be able to do. `run` is the run to resume, None for a new one."""
 
-    options: Options
+    options: Config
     settings: TrainerOptions | Script
     run: str | None = None
     begun: bool = False  # the precision in `settings` is the one that the run began with
@@ -232,7 +233,7 @@ def _of_trainer(
 ) -> list[Problem]:
     """What the trainer would refuse."""
     found = model(machines, settings.model)
-    return [*found, *_equal_data(machines), *_batch(machines, settings, asked.options.trainer)]
+    return [*found, *_equal_data(machines), *_batch(machines, settings)]
 
 
 def _precision(
@@ -245,9 +246,7 @@ def _precision(
     return []
 
 
-def _batch(
-    machines: OpenMachines, settings: TrainerOptions, typed: tuple[str, ...]
-) -> list[Problem]:
+def _batch(machines: OpenMachines, settings: TrainerOptions) -> list[Problem]:
     """The first machine's data count: others that differ are reported."""
     facts = machines.facts[machines.hosts[0].name] if machines.hosts else None
     listing = facts.data["splits"].get("train") if facts else None
@@ -256,7 +255,7 @@ def _batch(
     try:
         refuse_batch(listing["images"], settings.per_node_batch_size, len(machines.hosts))
     except UserError as error:
-        return [Problem(in_words_of_make(str(error), typed))]
+        return [Problem(in_words_of_make(str(error)))]
     return []
 
 

@@ -11,17 +11,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
 from contract.errors import UserError
-from contract.options import VARIABLES
-from contract.text import path_of
+from contract.options import Config, path_of
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import Options
+from launcher.options import VARIABLES
 from launcher.plan import code
 from launcher.plan.layer import Layer, beside
 
 WORK = "work"  # of a run, on a machine and here: what the script runs in, by machine
 LAST = "{last}"  # in RESUME_ARGS: the newest checkpoint in OUTPUT
 # The trainer's variables of make, which have no meaning for a script.
-TRAINERS = (*(name.lower() for name in VARIABLES), "balance")
+TRAINERS = (*VARIABLES, "balance")
 COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements")
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 # A parser's declaration of the option by which torch.distributed.launch gave the local rank.
@@ -130,7 +129,7 @@ def _checkout_of(folder: Path) -> Path | None:
     return None if root in (None, CHECKOUT) else root
 
 
-def read(options: Options) -> Script:
+def read(options: Config) -> Script:
     """The script of a run; what is sent of it is copied at the same time. Raises UserError."""
     assert options.script is not None and options.folder is not None
     root, typed = Path(options.folder), _words(options.script)
@@ -151,8 +150,6 @@ def read(options: Options) -> Script:
             f"RESUME_ARGS={options.resume_args}: {LAST} is the newest checkpoint in OUTPUT: give "
             "OUTPUT=, the folder that the script saves in."
         )
-    if options.resume_from not in (None, "self"):
-        raise UserError(f"RESUME_FROM={options.resume_from}: it may be self, or be left out.")
     if options.resume_from and not any(LAST in word for word in resume):
         raise UserError(
             f"RESUME_FROM=self: it says which file {LAST} is: give RESUME_ARGS=, like "
@@ -162,7 +159,7 @@ def read(options: Options) -> Script:
     return Script(
         words=(inside,) if len(typed) == 1 else tuple(typed),
         folder=root,
-        arguments=options.trainer,
+        arguments=options.words,
         outputs=outputs,
         requirements=beside(dict.fromkeys((file.parent, root)), options.requirements),
         resume=resume,

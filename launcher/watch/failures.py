@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from contract import verbs
 from contract.errors import BAD_INPUT, DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED
 from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
-from tools import verbs
 
 # Gaps have a limit: with `.*`, matching a line that repeats the first word takes time that grows
 # with the square of its length.

@@ -5,7 +5,6 @@ who waits for a frozen one waits for ever. A step takes $STEP_SECONDS, in later 
 and $EXCHANGE_SECONDS more for a network that it does not have. Standard library only.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -15,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 IMAGES, RANK_BATCH = 97, 4
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -159,10 +159,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: STOP.append(1))
     # A loader with a session of its own, as some make: the run's end must find it, too.
     loader = subprocess.Popen(["sleep", "7777"], start_new_session=True)
-    parser = argparse.ArgumentParser()
     defaults = {"output": "", "resume": "none", "epochs": 1, "checkpoint_every": 5}
-    for name, default in defaults.items():
-        parser.add_argument("--" + name, type=type(default), default=default)
-    asked, _ = parser.parse_known_args()
+    asked = types.SimpleNamespace(**{**defaults, **json.loads(sys.argv[-1])})  # --config JSON
     train(asked, Group(), Files(asked.output))
     loader.kill()

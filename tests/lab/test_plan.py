@@ -17,10 +17,11 @@ from tests.unit.report.report_runs import RunBuilder
 NODES = 3  # an odd number: each rests once
 # A rank of the trainer that took steps: what it writes, but for its machine's name.
 TRIED = """
-import os, pathlib, sys
-assert "--trial" in sys.argv and os.environ["WORLD_SIZE"] == "1", sys.argv
+import json, os, pathlib, sys
+asked = json.loads(sys.argv[-1])
+assert "trial" in asked and os.environ["WORLD_SIZE"] == "1", sys.argv
 host = os.environ["TANDEM_NODE"]
-out = pathlib.Path(sys.argv[sys.argv.index("--output") + 1], "nodes", host, "rank0.1.steps.jsonl")
+out = pathlib.Path(asked["output"], "nodes", host, "rank0.1.steps.jsonl")
 out.write_text({lines!r}.replace("HOST", host))
 """
 

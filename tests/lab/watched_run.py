@@ -12,9 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from contract.options import Config
 from launcher.machines import engine
 from launcher.machines.engine import Host
-from launcher.options import Options
 from launcher.plan.plan import NodePlan, Plan
 from launcher.terminal import Stopper, Terminal
 from launcher.watch.failures import explained
@@ -74,7 +74,7 @@ def plan_of(parts):
         master_port=29500,
         git_revision=None,
         git_diff="",
-        options=Options(),
+        options=Config(),
         nodes=tuple(parts),
         **texts,
     )

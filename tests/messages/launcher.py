@@ -9,9 +9,9 @@ import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from contract import errors
+from contract.options import Config
 from launcher.machines import owned
 from launcher.machines.engines import ssh
-from launcher.options import Options
 from launcher.plan import preflight
 from launcher.plan.problems import control_problems
 from launcher.watch import attempts
@@ -148,7 +148,7 @@ MACHINES = {
 
 def of_machines():
     """What a run's preflight finds, and whether FORCE=1 or QUEUE=1 passes over it."""
-    asked = preflight.Requirements(Options(), replace(SETTINGS, model="resnet18"), None)
+    asked = preflight.Requirements(Config(), replace(SETTINGS, model="resnet18"), None)
     hosts = [host(1), host(2, cuda_home="/usr/local/cuda-10.2")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight.probe, "check_ways", lambda *_: [])

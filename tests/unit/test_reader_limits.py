@@ -37,13 +37,12 @@ from tests import readers
 from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.test_validate import ANSWER, HELLO, KNOWN, TASK, wire
 from tests.unit.report.report_runs import RunBuilder
-from tools import sweep
+from tools import sweep, verbs
 
 dry = load("ansible/dry_provision.py")
-verbs = load("tools/verbs.py")
 JSON = ("[]", "{}", '{"":0}', "0", '""', "1e1", '"\\ud800"', '"é"', '{"facts": {"host": "a"}}')
 YAML = ("[],", "{},", "1,", "a: {b: c},", "x" * 99 + ",")
-REFUSED = (UserError, PlanError, Invalid, dry.InspectionError, verbs.VerbError)
+REFUSED = (UserError, PlanError, Invalid, dry.InspectionError)
 
 
 def array(part, size):

@@ -13,6 +13,8 @@ from ansible.errors import AnsibleFilterError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from contract import verbs
+from contract.errors import UserError
 from planning import (
     PlanError,
     accept,
@@ -40,11 +42,11 @@ from tests.unit.ansible.test_accept_filters import KNOWN as CARDS
 from tests.unit.ansible.test_accept_filters import results as measured
 from tests.unit.ansible.test_network_firewall_filters import SOCKETS
 from tests.unit.ansible.test_network_plan import PLANS
+from tools import verbs as tool
 
 filters = load("ansible/filter_plugins/tandem.py")
 dry = load("ansible/dry_provision.py")
 bootstrap = load("ansible/bootstrap.py")
-verbs = load("tools/verbs.py")
 FILTERS = filters.FilterModule().filters()
 REFUSED = (PlanError, AnsibleFilterError)
 SNIPPETS = st.one_of(
@@ -335,7 +337,7 @@ WORDS = st.one_of(
 VALUES_OF_MAKE = st.sampled_from(
     ["", "4", "-1", "1", "no", "yes", "--lr '0.1", "--lr 0.1", "/x", "a"]
 )
-NAMED = [name for name, verb in verbs.VERBS.items() if verb]
+NAMED = verbs.names()
 
 
 @many(600)
@@ -348,9 +350,9 @@ def test_a_verbs_variables_are_refused_or_become_options(data):
         for name, variable in named.items()
     }
     try:
-        verbs.check([verb], list(named), environment)
-        words = verbs.options(verb, list(named), environment)
-    except verbs.VerbError as error:
+        tool.check([verb], list(named), environment)
+        words = tool.options(verb, list(named), environment)
+    except UserError as error:
         assert str(error)
     else:
         assert all(isinstance(word, str) for word in words)
@@ -371,16 +373,16 @@ NAMES = st.one_of(
 def test_any_words_after_make_are_refused_or_known(typed, environment, given_there):
     given_there = list(environment) if given_there else []
     try:
-        ignored = verbs.check(typed, given_there, environment)
-    except verbs.VerbError as error:
+        ignored = tool.check(typed, given_there, environment)
+    except UserError as error:
         assert str(error)
     else:
         assert all(isinstance(line, str) for line in ignored)
 
 
 def test_a_path_of_nobody_is_one_sentence():
-    with pytest.raises(verbs.VerbError, match=r"^TO=~nosuchuser/x is no path: "):
-        verbs.options("usb", ["TO"], {"TO": "~nosuchuser/x"})
+    with pytest.raises(UserError, match=r"^TO=~nosuchuser/x is no path: "):
+        tool.options("usb", ["TO"], {"TO": "~nosuchuser/x"})
 
 
 @many(100)

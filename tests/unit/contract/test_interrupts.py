@@ -27,7 +27,7 @@ sys.meta_path.insert(0, Finder())
         (["-m", "launcher", "runs"], "launcher.cli"),
         (["-m", "report", "latest"], "report.analysis"),
         (["ansible/check.py"], "planning.health"),
-        (["ansible/bootstrap.py"], "tools.verbs"),
+        (["ansible/bootstrap.py"], "contract.verbs"),
         (["ansible/dry_provision.py"], "planning.stacks"),
     ],
 )

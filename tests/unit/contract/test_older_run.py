@@ -58,8 +58,8 @@ def test_the_launcher_goes_on_with_its_options(older, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         run.resume(older.name, {"nodes": 1})
     (options,) = asked
-    assert (options.nodes, options.model) == (1, "examples.tiny:tiny")
-    assert options.variables["batch"] == 128
+    assert (options.nodes, options.trainer["model"]) == (1, "examples.tiny:tiny")
+    assert options.trainer["per_node_batch_size"] == 128
     settings = trainer_settings(options)
     assert (settings.epochs, settings.precision, settings.lr, settings.keep) == (3, "fp32", 0.1, 9)
 

@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 import pytest
 
+from contract.options import Config
 from contract.records import names
 from launcher import collect, folders, run
 from launcher.background import Sizes
 from launcher.machines import probe
 from launcher.node import counters, records
 from launcher.node.task import Task, read_task
-from launcher.options import Options
+from launcher.options import document, with_trainer
 from launcher.plan import plan as planning
 from launcher.plan.preflight import Requirements, _task
 from launcher.watch import attempts, guards
@@ -269,7 +270,7 @@ def checkpoints(made):
 
 
 def plan_written(made):
-    options = Options(nodes=2, model="resnet50", variables={"batch": 64}, trainer=("--lr", "0.1"))
+    options = Config(nodes=2, trainer={"model": "resnet50", "per_node_batch_size": 64, "lr": 0.1})
     said = {"images_per_second": 9.0, "made_unix": 1.0}
     code = dataclasses.replace(CODE, git_revision="abc", git_diff="x")
     one = planning.build(
@@ -289,7 +290,7 @@ def planned(made):
     found = read.read_run(made.scratch)
     inner = {"host": text, "connection": text, "ranks": read.ranks}
     parts = [name for node in found.plan["nodes"] for name in lost(inner, node)]
-    asked = one.options.flat()
+    asked = document(one.options)
     options = found.plan["options"].items()
     gone = {name for name, value in options if tuple_of(asked[name]) != tuple_of(value)}
     without = {"nodes"} if [len(node["ranks"]) for node in found.plan["nodes"]] != [1, 1] else set()
@@ -305,7 +306,8 @@ def resumed(made):
         patch.setattr(run, "check_machines", lambda options, *_: asked.append(options) or 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.resume(made.scratch.name, {})
-    then, now = one.options.with_precision(one.precision).flat(), asked[0].flat()
+    then = document(with_trainer(one.options, precision=one.precision))
+    now = document(asked[0])
     return {name for name, value in then.items() if tuple_of(now[name]) != tuple_of(value)}
 
 
@@ -356,7 +358,7 @@ def machine(made):
         1, connection="local", address="127.0.0.1", env_python=sys.executable,
         node_dir=str(made.scratch / "node"), data_root=str(made.scratch), cuda_home="/usr",
     )  # fmt: skip
-    task = _task(here, [here], Requirements(Options(data="digits"), SETTINGS))
+    task = _task(here, [here], Requirements(Config(data="digits"), SETTINGS))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
         found, failed = probe.ask_all({"node1": here.engine.node(here)}, {"node1": task})

@@ -1,11 +1,13 @@
 """Hosts, facts and plans for tests."""
 
+import json
 from dataclasses import replace
 
+from contract.options import Config
 from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Host
 from launcher.machines.probe import Facts
-from launcher.options import Options
+from launcher.options import config_of, document
 from launcher.plan import plan as making
 from launcher.plan.code import Code
 
@@ -88,10 +90,15 @@ def build(hosts, found, options=None, settings=None, **details):
     request = making.Request(**{"run": "r", "unix": 0.0, **details})
     named = {one.host: one for one in found}
     return making.build(
-        hosts, named, options or Options(), replace(SETTINGS, **(settings or {})), CODE, request
+        hosts, named, options or Config(), replace(SETTINGS, **(settings or {})), CODE, request
     )
 
 
 def planned(precision="fp32", sync="allreduce", **options):
     """What RESUME reads of plan.json."""
-    return {"options": Options.of(options).flat(), "precision": precision, "sync": sync}
+    return {"options": document(config_of(options)), "precision": precision, "sync": sync}
+
+
+def sent_to_trainer(node):
+    """What a NodePlan gives the trainer."""
+    return json.loads(node.argv[node.argv.index("--config") + 1])

@@ -10,12 +10,12 @@ from contract.errors import UserError
 from contract.runs import prediction_path
 from launcher import folders
 from launcher.machines import inventory
-from launcher.options import Options
+from launcher.options import config_of
 from launcher.plan import checks, plan, preflight
 from launcher.plan.balance import Balance, decide
 from launcher.plan.preflight import OpenMachines
 from launcher.terminal import Terminal
-from tests.unit.launcher.launcher_values import facts, host
+from tests.unit.launcher.launcher_values import facts, host, sent_to_trainer
 
 HOSTS = [host(1), host(2), host(3)]
 FACTS = {one.name: facts(number) for number, one in enumerate(HOSTS, 1)}
@@ -84,7 +84,7 @@ def ready(monkeypatch, tmp_path):
 
     def make(kept=None, **options):
         said = io.StringIO()
-        options = Options.of({"precision": "fp32", **options})
+        options = config_of({"precision": "fp32", **options})
         checked = checks.check_machines(options, Terminal(said), kept=kept)
         checked.machines.close()
         return checked, said.getvalue()
@@ -93,16 +93,13 @@ def ready(monkeypatch, tmp_path):
 
 
 def weights(made):
-    return [
-        node.argv[node.argv.index("--balance") + 1] if "--balance" in node.argv else None
-        for node in made.nodes
-    ]
+    return [sent_to_trainer(node).get("balance") for node in made.nodes]
 
 
 def test_every_rank_is_told_the_same_parts_and_so_is_the_user(ready):
     checked, said = ready()
     made = checks.make_plan(checked, checked.machines, run="r")
-    assert weights(made) == ["1000,500,990"] * 3
+    assert weights(made) == [[1000, 500, 990]] * 3
     assert "images a step: node1 39, node2 19, node3 38: by make plan node1 is 2.0 x" in " ".join(
         said.replace("tandem: ", " ").split()
     )
@@ -113,7 +110,7 @@ def test_every_rank_is_told_the_same_parts_and_so_is_the_user(ready):
 def test_without_one_machine_the_others_keep_their_weights(ready):
     checked, _ = ready()
     left = OpenMachines(HOSTS[1:], {}, FACTS)
-    assert weights(checks.make_plan(checked, left, run="r", attempt=2)) == ["500,990"] * 2
+    assert weights(checks.make_plan(checked, left, run="r", attempt=2)) == [[500, 990]] * 2
 
 
 def test_a_measurement_trains_on_whole_batches_and_equal_parts_are_said_to_nobody(ready):

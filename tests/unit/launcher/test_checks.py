@@ -2,12 +2,13 @@
 
 import io
 import time
+from dataclasses import replace
 
 import pytest
 
 from contract.errors import UserError
 from launcher.machines import inventory
-from launcher.options import Options
+from launcher.options import config_of
 from launcher.plan import checks, preflight
 from launcher.plan.preflight import OpenMachines
 from launcher.terminal import Terminal
@@ -20,7 +21,7 @@ BUSY = gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])
 def ready(monkeypatch):
     """ready(changes of node2's facts at the first look, at the second, ...) -> call of prepare."""
 
-    def make(*looks, **options):
+    def make(*looks, until=None, **options):
         found = iter(looks)
 
         def look(hosts, _asked):
@@ -33,7 +34,8 @@ def ready(monkeypatch):
         monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
         monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
         monkeypatch.setattr(checks.time, "sleep", slept.append)
-        return checks.check_machines(Options.of(options), Terminal(said))
+        config = replace(config_of(options), until=until)
+        return checks.check_machines(config, Terminal(said))
 
     slept, said = [], io.StringIO()
     make.slept, make.said = slept, said.getvalue

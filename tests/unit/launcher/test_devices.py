@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from contract.errors import UserError
+from contract.options import Config
 from launcher import run
 from launcher.machines.probes import machine as cards_of
-from launcher.options import Options
 from launcher.plan import checks, devices, preflight
 from launcher.terminal import Terminal
 from tests.unit.launcher.launcher_values import (
@@ -21,6 +21,7 @@ from tests.unit.launcher.launcher_values import (
     gpus,
     host,
     planned,
+    sent_to_trainer,
 )
 
 OWN = "CUDA_VISIBLE_DEVICES"
@@ -52,8 +53,7 @@ def given(nodes, count, machine="one", **changes):
     ]
     made = build(hosts, found, settings={"per_node_batch_size": 64})
     return [
-        (node.argv[node.argv.index("--device") + 1], node.env[OWN], len(node.ranks))
-        for node in made.nodes
+        (sent_to_trainer(node)["device"], node.env[OWN], len(node.ranks)) for node in made.nodes
     ]
 
 
@@ -125,10 +125,9 @@ def test_data_parallel_is_one_process_for_all_gpus_of_its_node():
 
 def test_the_device_that_was_asked_for_is_said_once():
     settings = {"device": "cpu", "per_node_batch_size": 64}
-    options = Options(trainer=("--device", "cpu", "--seed", "3"))
+    options = Config(trainer={"device": "cpu", "seed": 3})
     (node,) = build([host(1)], [facts(1, gpus=gpus(2))], options, settings=settings).nodes
-    assert node.argv.count("--device") == 1
-    assert node.argv[node.argv.index("--device") + 1] == "cpu"
+    assert sent_to_trainer(node)["device"] == "cpu"
     assert node.env[OWN] == ""
 
 
@@ -151,7 +150,7 @@ def test_gpus_that_are_not_there_are_refused_by_name(nodes, count, words):
 
 def problems(hosts, found, begun=False, **settings):
     settings = replace(SETTINGS, **settings)
-    asked = preflight.Requirements(Options(), settings, begun=begun)
+    asked = preflight.Requirements(Config(), settings, begun=begun)
     machines = preflight.OpenMachines(hosts, {}, {one.host: one for one in found})
     return [problem.text for problem in preflight.check(machines, asked)]
 
@@ -176,11 +175,11 @@ def test_whose_gpus_are_held_is_no_matter_to_who_computes_on_the_cpu():
 
 
 def level(*machines, **settings):
-    """(precision, why, argv of node 1) of a plan for machines with these cards."""
+    """(precision, why, what node 1 is sent) of a plan for machines with these cards."""
     hosts = [host(number) for number, _ in enumerate(machines, 1)]
     found = [facts(number, gpus=having(*cards)) for number, cards in enumerate(machines, 1)]
-    made = build(hosts, found, Options(model="resnet18", data="digits"), settings=settings)
-    return made.precision, made.precision_why, made.nodes[0].argv
+    made = build(hosts, found, Config(trainer={"model": "resnet18"}), settings=settings)
+    return made.precision, made.precision_why, sent_to_trainer(made.nodes[0])
 
 
 @pytest.mark.parametrize(
@@ -194,17 +193,15 @@ def level(*machines, **settings):
     ],
 )
 def test_auto_is_what_all_machines_have_and_never_reaches_them(machines, wanted, named):
-    found, why, argv = level(*machines)
+    found, why, sent = level(*machines)
     assert found == wanted and why and why.startswith(named)
-    assert argv.count("--precision") == 1
-    assert argv[argv.index("--precision") + 1] == wanted
-    assert "auto" not in argv
+    assert sent["precision"] == wanted and "auto" not in sent.values()
 
 
 def test_what_was_typed_for_the_precision_is_replaced_by_what_became_of_it():
-    options = Options(trainer=("--precision=auto", "--seed", "3", "--precision", "auto"))
+    options = Config(trainer={"precision": "auto", "seed": 3})
     made = build([host(1)], [facts(1)], options)
-    assert made.options == Options(variables={"precision": "fp32"}, trainer=("--seed", "3"))
+    assert made.options == Config(trainer={"precision": "fp32", "seed": 3})
     assert "auto" not in " ".join(made.nodes[0].argv)
 
 
@@ -293,13 +290,13 @@ def test_a_run_whose_strategy_is_gone_is_not_resumed(tmp_path, monkeypatch, opti
 
 def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monkeypatch):
     """Also one whose recipe said bf16 when it began, and says `auto` now."""
-    plan = planned(precision="bf16", trainer=["--seed", "3"])
-    assert resumed(plan, tmp_path, monkeypatch).variables["precision"] == "bf16"
-    assert resumed(plan, tmp_path, monkeypatch, precision="auto").variables["precision"] == "bf16"
+    plan = planned(precision="bf16", args=["--seed", "3"])
+    assert resumed(plan, tmp_path, monkeypatch).trainer["precision"] == "bf16"
+    assert resumed(plan, tmp_path, monkeypatch, precision="auto").trainer["precision"] == "bf16"
     with pytest.raises(UserError, match=r"leave out PRECISION=O1 \(the run has bf16\)"):
         resumed(plan, tmp_path, monkeypatch, precision="O1")
     with pytest.raises(UserError, match=r"leave out PRECISION=fp32 \(the run has bf16\)"):
-        resumed(plan, tmp_path, monkeypatch, trainer=("--precision=fp32",))
+        resumed(plan, tmp_path, monkeypatch, args=["--precision=fp32"])
     settings = replace(SETTINGS, precision="bf16")
     monkeypatch.setattr(checks, "trainer_settings", lambda _options: settings)
     monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1)])
@@ -307,9 +304,7 @@ def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monke
     machines = preflight.OpenMachines([host(1)], {}, cards)
     monkeypatch.setattr(preflight, "inspect", lambda *_: machines)
     with pytest.raises(UserError, match=r"bf16: NVIDIA GeForce RTX 2080 Ti \(node1\).*leave node1"):
-        checks.check_machines(
-            Options(variables={"precision": "bf16"}), Terminal(io.StringIO()), "r"
-        )
+        checks.check_machines(Config(trainer={"precision": "bf16"}), Terminal(io.StringIO()), "r")
 
 
 def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
@@ -319,7 +314,7 @@ def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
     machines = preflight.OpenMachines([host(1), host(2)], {}, cards)
     monkeypatch.setattr(preflight, "inspect", lambda *_: machines)
     said = io.StringIO()
-    found = checks.check_machines(Options(), Terminal(said))
+    found = checks.check_machines(Config(), Terminal(said))
     assert "precision O1: NVIDIA GeForce RTX 2080 Ti (node2)" in said.getvalue()
     assert (found.settings.precision, found.settings.device) == ("O1", "cuda")
     assert found.asked.begun and found.asked.settings == found.settings

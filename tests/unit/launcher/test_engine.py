@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
+from contract.options import Config
 from launcher import collect
 from launcher.background import Sizes
 from launcher.machines import engine, engines, inventory, probe
 from launcher.machines.engine import talk
 from launcher.machines.engines.local import LocalProcess
-from launcher.options import Options
 from launcher.plan import code
 from launcher.plan.preflight import OpenMachines
 from launcher.terminal import Stopper, Terminal
@@ -112,7 +112,7 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
     script.write_text("import os; print('rank', os.environ['RANK'])")
     own = {"TANDEM_TEST_SCRIPT": str(script)}
     hosts = [replace(one, env_python=str(STANDIN), env=own) for one in hosts]
-    plan = build(hosts, [facts(n, routes={}) for n in (1, 2)], Options(force=True))
+    plan = build(hosts, [facts(n, routes={}) for n in (1, 2)], Config(force=True))
     run = tmp_path / "run"
     logs = RunLogs(run, Terminal(io.StringIO()), len(hosts))
     processes = guards.start_guards(plan, OpenMachines(hosts, nodes, {}))

@@ -27,7 +27,7 @@ STEPS = """
 import json, os, pathlib, sys
 sys.path.insert(0, {checkout!r})
 from tests.unit.report.report_runs import RunBuilder
-out, name, rank = sys.argv[sys.argv.index("--output") + 1], os.environ["TANDEM_NODE"], 0
+out, name, rank = json.loads(sys.argv[-1])["output"], os.environ["TANDEM_NODE"], 0
 built = RunBuilder(out, nodes=1, steps=5, epochs=1, step={{"backward": 0.08 * int(name[4:])}})
 built.write_rank(int(os.environ["RANK"]), name)
 """
@@ -69,7 +69,7 @@ def cluster(tmp_path, monkeypatch):
             taken.append(options)
             nodes = {one.name: one.engine.node(one) for one in hosts}
             machines = preflight.OpenMachines(hosts, nodes, found)
-            settings = replace(SETTINGS, model=options.model)
+            settings = replace(SETTINGS, model=options.trainer["model"])
             asked = preflight.Requirements(options, settings)
             return ReadyRun(options, settings, hosts, machines, asked)
 
@@ -100,7 +100,7 @@ def test_machines_are_measured_once_and_the_plan_says_what_was_seen(cluster, cap
     for node in told["nodes"]:
         argv = node["argv"]
         assert argv[1:3] == ["-m", "launcher.node.links"] and "--nnodes=1" in argv
-        assert argv[argv.index("--trial") + 1] == "15" and "--data" not in argv
+        assert json.loads(argv[-1])["trial"] == 15 and "data" not in json.loads(argv[-1])
         ports |= {word for word in argv if word.startswith("--master_port")}
     assert len(ports) == 2  # they share a machine here
     assert "resnet50" not in {path.name for path in (tmp_path / "runs").iterdir()}

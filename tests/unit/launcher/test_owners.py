@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
+from contract.options import Config
 from launcher import owners
 from launcher.machines import inventory, owned
 from launcher.machines.owned import Owner
-from launcher.options import Options
 from launcher.owners import Owners, Report
 from launcher.plan.preflight import OpenMachines, Requirements
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host
@@ -169,7 +169,7 @@ def found(monkeypatch):
         monkeypatch.setattr(owners.preflight, "inspect", inspect)
         monkeypatch.setattr(owners, "ask", lambda nodes: {n: (signs or {}).get(n) for n in nodes})
         monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
-        asked = Requirements(Options(**options), SETTINGS)
+        asked = Requirements(Config(**options), SETTINGS)
         return Owners(hosts, min_nodes), asked
 
     return make

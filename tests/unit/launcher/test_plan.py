@@ -6,12 +6,12 @@ import shlex
 import pytest
 
 from contract.errors import UserError
+from contract.options import Config
 from contract.split import rank_batches
-from launcher.options import Options
 from launcher.plan import plan
 from launcher.plan import plan as making
 from launcher.watch.guards import task
-from tests.unit.launcher.launcher_values import build, facts, gpus, host
+from tests.unit.launcher.launcher_values import build, facts, gpus, host, sent_to_trainer
 
 
 def test_node_ranks_follow_the_inventory_and_ranks_the_gpus():
@@ -55,9 +55,9 @@ def test_cores_are_shared_by_ranks_and_by_nodes_on_one_machine():
 
 def test_the_folder_of_one_s_own_model_is_told_to_the_trainer():
     name = "/home/anna/models/net.py:build"
-    made = build([host(1)], [facts(1)], Options(model=name), {"model": name}).nodes[0]
+    made = build([host(1)], [facts(1)], Config(trainer={"model": name}), {"model": name}).nodes[0]
     assert made.env["TANDEM_MODEL_FOLDER"] == "own"
-    assert name in made.argv  # as in checkpoints and records
+    assert sent_to_trainer(made)["model"] == name  # as in checkpoints and records
     assert "TANDEM_MODEL_FOLDER" not in build([host(1)], [facts(1)]).nodes[0].env
 
 
@@ -88,13 +88,13 @@ def test_ports_are_free_and_never_used_twice():
     later = build([host(1)], [facts(1)], used_ports=frozenset({29500}), attempt=2)
     assert later.master_port == 29501
     assert "--rdzv_id=r-2" in later.nodes[0].argv
-    assert later.nodes[0].argv[-2:] == ("--resume", "auto")
-    assert "--resume" not in build([host(1)], [facts(1)]).nodes[0].argv
+    assert sent_to_trainer(later.nodes[0])["resume"] == "auto"
+    assert "resume" not in sent_to_trainer(build([host(1)], [facts(1)]).nodes[0])
 
 
 def test_a_port_in_use_is_refused():
     with pytest.raises(UserError, match="node1: port 22 is in use"):
-        build([host(1)], [facts(1)], Options(port=22))
+        build([host(1)], [facts(1)], Config(port=22))
 
 
 @pytest.mark.parametrize("address", ["127.0.1.1", "::1"])
@@ -106,11 +106,11 @@ def test_a_loopback_master_is_refused_for_other_machines(address):
 def test_paths_lie_below_the_home_of_the_run_user():
     node = build([host(1)], [facts(1)]).nodes[0]
     assert (node.cwd, node.output) == ("/home/tandem/tandem/code", "/home/tandem/tandem/runs/r")
-    assert node.argv[node.argv.index("--data") + 1] == "/srv/tandem/data/digits"
-    given = build([host(1)], [facts(1)], Options(data="/mnt/imagenet")).nodes[0]
+    assert sent_to_trainer(node)["data"] == "/srv/tandem/data/digits"
+    given = build([host(1)], [facts(1)], Config(data="/mnt/imagenet")).nodes[0]
     assert given.data == "/mnt/imagenet"
     with pytest.raises(UserError, match="a path from /"):
-        build([host(1)], [facts(1)], Options(data="some/folder"))
+        build([host(1)], [facts(1)], Config(data="some/folder"))
 
 
 def test_variables_of_a_host_win_and_survive_quoting():
@@ -131,7 +131,7 @@ def test_a_chosen_toolkit_is_told_and_no_library_path_ever():
 
 
 def test_dry_run_shows_the_very_bytes_that_are_sent():
-    made = build([host(1), host(2)], [facts(1), facts(2)], Options(trainer=("--lr", "0.1 x")))
+    made = build([host(1), host(2)], [facts(1), facts(2)], Config(trainer={"weights": "0.1 x"}))
     shown = [line for line in plan.render(made).splitlines() if line.startswith("cd ")]
     for node, line in zip(made.nodes, shown):
         sent = task(made, node)
@@ -154,7 +154,7 @@ def test_machines_that_are_measured_are_worlds_of_their_own():
     hosts = [host(1), host(2)]
     found = [facts(1, gpus=gpus(2)), facts(2, gpus=gpus(1))]
     tables = {"node1": {"token": "t"}, "node2": {"token": "t"}}
-    made = build(hosts, found, Options(data=""), independent=True, timetables=tables)
+    made = build(hosts, found, Config(data=""), independent=True, timetables=tables)
     assert [node.ranks for node in made.nodes] == [(0, 1), (0,)]
     for node, count in zip(made.nodes, (2, 1)):
         assert node.argv[1:3] == ("-m", "launcher.node.links")
@@ -162,5 +162,5 @@ def test_machines_that_are_measured_are_worlds_of_their_own():
         own = ("--nnodes=1", "--node_rank=0", f"--nproc_per_node={count}")
         assert {*own, f"--master_addr={node.address}"} <= set(node.argv)
         assert json.loads(node.env["TANDEM_LINKS"]) == {"token": "t"}
-        assert "--data" not in node.argv and node.data == ""
+        assert "data" not in sent_to_trainer(node) and node.data == ""
     assert not any("TANDEM_LINKS" in node.env for node in build(hosts, found).nodes)

@@ -6,7 +6,7 @@ import pytest
 
 from contract.errors import UserError
 from contract.machines import CLOCK_TOLERANCE
-from launcher.options import Options
+from contract.options import Config
 from launcher.plan import checks, preflight
 from launcher.plan.preflight import OpenMachines
 from launcher.plan.problems import Problem
@@ -21,7 +21,7 @@ def mesh_is_whole(monkeypatch):
 
 def problems(*found, hosts=None, model="resnet18", run=None):
     hosts = hosts or [host(int(one.host[4:])) for one in found]
-    asked = preflight.Requirements(Options(), replace(SETTINGS, model=model), run)
+    asked = preflight.Requirements(Config(), replace(SETTINGS, model=model), run)
     return preflight.check(OpenMachines(hosts, {}, {one.host: one for one in found}), asked)
 
 
@@ -99,5 +99,5 @@ def test_force_passes_over_what_is_not_fatal():
 def test_more_nodes_than_the_inventory_lists():
     hosts = [host(1), host(2)]
     with pytest.raises(UserError, match=r"NODES=3, but inventory.ini lists 2 \(node1, node2\)"):
-        checks.select(hosts, Options(nodes=3))
-    assert checks.select(hosts, Options(nodes=1)) == hosts[:1]
+        checks.select(hosts, Config(nodes=3))
+    assert checks.select(hosts, Config(nodes=1)) == hosts[:1]

@@ -18,7 +18,7 @@ PLAN = json.loads(
             **build([host(1)], [facts(1)]).document(),
             **planned(
                 **{"sync": "ef:4", "nodes": 2, "model": "resnet18", "port": 29500, "epochs": 1},
-                **{"batch": 32, "keep": "log=4", "trainer": ("--lr", "0.1")},
+                **{"batch": 32, "keep": "log=4", "args": ["--lr", "0.1"]},
             ),
         }
     )
@@ -91,14 +91,16 @@ def written(files):
 
 def test_a_run_goes_on_with_the_options_of_its_plan(resumed):
     options = resumed(written(FILES))
-    assert options.variables == {"sync": "ef:4", "precision": "fp32", "batch": 32, "epochs": 1}
-    assert options.trainer == ("--lr", "0.1")
+    assert options.trainer == {
+        **{"model": "resnet18", "sync": "ef:4", "precision": "fp32"},
+        **{"per_node_batch_size": 32, "epochs": 1, "lr": 0.1},
+    }
 
 
 def test_a_run_goes_on_that_began_before_a_variable_was_there(resumed):
     older = {name: value for name, value in PLAN["options"].items() if name != "batch"}
     options = resumed(written({**FILES, "plan.json": {**PLAN, "options": older}}))
-    assert "batch" not in options.variables and options.variables["epochs"] == 1
+    assert "per_node_batch_size" not in options.trainer and options.trainer["epochs"] == 1
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from contract.errors import OUT_OF_MEMORY, STOPPED, UserError
+from contract.options import Config
 from launcher import cli, options
 from launcher.machines import inventory
 from launcher.node import script as own_folder
 from launcher.node import supervisor
-from launcher.options import Options
 from launcher.plan import checks, code, plan, preflight, script
 from launcher.plan.preflight import OpenMachines
 from launcher.terminal import Terminal
@@ -55,7 +55,7 @@ def project(tmp_path):
 def asked(folder, name="train.py", **more):
     typed = name if name.startswith("-m") else str(folder / name)
     own, sent = script.by_path(typed, str(folder))
-    return Options(script=own, folder=sent, data="", **more)
+    return Config(script=own, folder=sent, data="", **more)
 
 
 def read(folder, name="train.py", **more):
@@ -66,7 +66,7 @@ def planned(found, hosts=None, cards=0, **request):
     hosts = hosts or (host(1), host(2))
     known = {one.name: facts(n, gpus=gpus(cards)) for n, one in enumerate(hosts, 1)}
     made = plan.Request(**{"run": "r", "unix": 0.0, **request})
-    return plan.build(list(hosts), known, Options(data=""), found, CODE, made)
+    return plan.build(list(hosts), known, Config(data=""), found, CODE, made)
 
 
 def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
@@ -87,8 +87,8 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
     [
         (["--script", "nowhere.py"], "there is no file"),
         (["--script", "~nosuch/train.py"], "SCRIPT=~nosuch/train.py is no path"),
-        (["--script", "train.py", "--folder", "~nosuch"], "FOLDER=~nosuch is no path"),
-        (["--script", "train.py", "--requirements", "~nosuch/x"], "REQUIREMENTS=~nosuch/x is no p"),
+        (["--script", "train.py", "--folder", "~nosuch"], "--folder ~nosuch is no path"),
+        (["--script", "train.py", "REQUIREMENTS=~nosuch/x"], "REQUIREMENTS=~nosuch/x is no path"),
         (["--script", "train.py --lr 0.1"], 'its options are ARGS="--lr 0.1"'),
         (["--script", "-m a/b"], "give one file"),
         (["--script", "train.py", "--folder", "package"], "SCRIPT=train.py is not in it"),
@@ -101,7 +101,7 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
         (["--script", "train.py", "--resume-args", "--r {last}"], "give OUTPUT="),
         (["--script", "train.py", "--resume-args", "'"], "a quote is not closed"),
         (["--script", "train.py", "--resume-from", "self"], "give RESUME_ARGS="),
-        (["--script", "train.py", "--resume-from", "node1"], "it may be self, or be left out"),
+        (["--script", "train.py", "--resume-from", "node1"], "choose self, or leave it out"),
         (["--script", "train.py", "--max-restarts", "2"], "RESUME_ARGS='--resume {last}'"),
         (["--script", ".hidden.py"], "is not sent"),
         (["--script", "train.py", "--folder", "/nowhere"], "is not in it"),
@@ -124,7 +124,7 @@ def test_what_cannot_be_meant_is_refused_before_any_machine_is_asked(
 
 
 def test_the_processes_are_started_as_torchrun_starts_them(project):
-    found = read(project, trainer=("--lr", "0.1 2"))
+    found = read(project, words=("--lr", "0.1 2"))
     made = planned(found, cards=2)
     assert (made.world_size, made.model, made.sync, made.precision) == (4, None, None, None)
     node = made.nodes[1]
@@ -178,7 +178,7 @@ def test_what_it_imports_is_asked_of_every_machine_and_named(project):
 
 
 def test_a_later_attempt_goes_on_by_the_scripts_own_way(project):
-    more = {"output": "out", "resume_args": "--resume {last} --quiet", "trainer": ("--lr", "1")}
+    more = {"output": "out", "resume_args": "--resume {last} --quiet", "words": ("--lr", "1")}
     found = read(project, **more)
     assert planned(found).nodes[0].argv[-3:] == ("train.py", "--lr", "1")
     later = planned(found, attempt=2, last="out/step 3.pt").nodes[0].argv
@@ -189,16 +189,16 @@ def test_a_later_attempt_goes_on_by_the_scripts_own_way(project):
 def test_a_run_that_goes_on_is_the_same_script(project):
     began = asked(project, output="out", resume_args="--resume {last}")
     assert options.script_resumed(began, {"nodes": 1}).nodes == 1
-    tonight = options.script_resumed(began, {"at": 1_000, "until": 2_000})
-    assert (tonight.at, tonight.until) == (1_000, 2_000)
-    for changes, name in (({"trainer": ["--lr"]}, "ARGS"), ({"script": "b.py"}, "SCRIPT")):
+    tonight = options.script_resumed(began, {"at": "19:00", "until": "07:00"})
+    assert tonight.at and tonight.until > tonight.at
+    for changes, name in (({"args": ["--lr"]}, "ARGS"), ({"script": "b.py"}, "SCRIPT")):
         with pytest.raises(UserError, match=f"leave out {name}"):
             options.script_resumed(began, changes)
     without = replace(began, resume_args=None)
     with pytest.raises(UserError, match="give RESUME_ARGS="):
         options.script_resumed(without, {})
     assert options.script_resumed(without, {"resume_args": "--again"}).resume_args == "--again"
-    assert Options.of(began.flat()) == began
+    assert options.read(options.document(began)) == began
 
 
 def test_each_run_has_its_own_copy_which_keeps_what_it_wrote(tmp_path):
@@ -283,7 +283,10 @@ def test_its_command_can_be_typed_again(project):
     from report.rerun import train_line
 
     run = SimpleNamespace(
-        plan={"options": {**asked(project, trainer=("--lr", "1")).flat()}, "nodes": [1, 2]},
+        plan={
+            "options": {**options.document(asked(project, words=("--lr", "1")))},
+            "nodes": [1, 2],
+        },
         hosts=[],
     )
     typed = shlex.split(train_line(run))

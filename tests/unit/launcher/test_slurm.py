@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 
 from contract.errors import UserError
+from contract.options import Config
 from launcher import slurm
 from launcher.machines.engine import Host
-from launcher.options import Options
+from launcher.options import config_of
 from launcher.plan import models
 from tests.unit.launcher.launcher_values import SETTINGS
 
@@ -41,7 +42,7 @@ def run(tmp_path):
         python = str(tmp_path / "python")
         place = ("node1", "ssh", "10.0.0.1", 22, None, python, "tandem", "/data")
         host = Host(*place, gpus=gpus, **(own or {}))
-        text = slurm.script(Options.of({"nodes": 2, **options}), SETTINGS, host, "a-run")
+        text = slurm.script(config_of({"nodes": 2, **options}), SETTINGS, host, "a-run")
         env = {
             "PATH": f"{tmp_path}:{os.environ['PATH']}",
             "SLURM_SUBMIT_DIR": str(tmp_path),
@@ -66,7 +67,7 @@ def split(output):
 
 
 def test_each_node_starts_its_part_of_the_same_run(run, tmp_path):
-    _, first, second = run(epochs=2, trainer=("--note", "two  words $HOME"))
+    _, first, second = run(epochs=2, args=["--weights", "two  words $HOME"])
     assert first[0] == "0 ib0 =ib0 8"
     assert second[0] == "1 eno1 =eno1 8"
     common = ["<--nnodes=2>", "<--nproc_per_node=1>", "<--master_addr=10.0.0.1>"]
@@ -118,7 +119,7 @@ def written(tmp_path, monkeypatch):
 
 def test_a_script_is_for_all_machines_and_its_owners_alone(written, capsys):
     """It has run_env, which may hold a password."""
-    assert slurm.main(Options(data="digits")) == 0
+    assert slurm.main(Config(data="digits")) == 0
     (script,) = written()
     text = script.read_text()
     assert "#SBATCH --nodes=2\n" in text and "PASSWORD=secret" in text
@@ -132,7 +133,7 @@ def test_a_script_is_written_whole_or_not_at_all(written):
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
     try:
         with pytest.raises(UserError, match="cannot be written"):
-            slurm.main(Options(nodes=2, data="digits"))
+            slurm.main(Config(nodes=2, data="digits"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert written() == []
@@ -169,8 +170,8 @@ def test_what_the_job_would_fail_by_is_refused_before(monkeypatch, tmp_path, opt
     key = [importlib.metadata.version("torchvision"), sys.prefix, models.rule("resnet18")]
     kept.write_text(json.dumps({"key": key, "names": ["resnet18"]}))
     place = ("n1", "local", "127.0.0.1", 22, None, "python", "tandem", str(tmp_path / "data"))
-    given = Options.of({"model": "resnet18", "batch": 1, **options})
-    settings = replace(SETTINGS, model=given.model)
+    given = config_of({"model": "resnet18", "batch": 1, **options})
+    settings = replace(SETTINGS, model=given.trainer["model"])
 
     def refuse():
         slurm.refuse(Host(*place), given, settings, given.nodes or 2)

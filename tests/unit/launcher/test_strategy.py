@@ -6,14 +6,15 @@ import json
 import pytest
 
 from contract import prices, runs
+from contract.options import Config
 from contract.runs import prediction_path
 from launcher import folders, run
 from launcher.machines import inventory
-from launcher.options import Options
+from launcher.options import config_of
 from launcher.plan import checks, predictions, preflight
 from launcher.plan.preflight import OpenMachines
 from launcher.terminal import Terminal
-from tests.unit.launcher.launcher_values import facts, gpus, host, planned
+from tests.unit.launcher.launcher_values import facts, gpus, host, planned, sent_to_trainer
 
 SAFE = {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None}
 OPEN = {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None}
@@ -49,12 +50,12 @@ def test_what_nothing_is_known_of_is_exact_and_that_is_said():
 @pytest.mark.parametrize(
     ("options", "asks"),
     [
-        (Options(variables={"sync": "auto"}), True),
-        (Options(trainer=("--sync", "auto")), True),
-        (Options(trainer=("--sync=auto",)), True),
-        (Options(variables={"sync": "auto"}, trainer=("--sync", "ef:2")), False),
-        (Options(variables={"sync": "ef:2"}), False),
-        (Options(), False),
+        (config_of({"sync": "auto"}), True),
+        (config_of({"args": ["--sync", "auto"]}), True),
+        (config_of({"args": ["--sync=auto"]}), True),
+        (config_of({"sync": "auto", "args": ["--sync", "ef:2"]}), False),
+        (config_of({"sync": "ef:2"}), False),
+        (Config(), False),
     ],
 )
 def test_the_last_word_on_sync_counts(options, asks):
@@ -73,7 +74,7 @@ def ready(monkeypatch, tmp_path):
             told = runs.prediction_text(measured, 2, None, [alone, *rows], {})
             prediction_path(tmp_path, "resnet18", 2).write_text(told)
         said = io.StringIO()
-        return checks.check_machines(Options.of(options), Terminal(said)), said
+        return checks.check_machines(config_of(options), Terminal(said)), said
 
     def look(hosts, _asked):
         return OpenMachines(
@@ -90,11 +91,10 @@ def ready(monkeypatch, tmp_path):
 def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
     checked, said = ready({"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32", epochs=16)
     plan = checks.make_plan(checked, checked.machines, run="r")
-    assert (plan.sync, plan.options.variables["sync"]) == ("ef:4", "ef:4")
+    assert (plan.sync, plan.options.trainer["sync"]) == ("ef:4", "ef:4")
     assert plan.sync_why.startswith("83 images/s")  # of 16 epochs the first is at 40
-    argv = plan.nodes[0].argv
-    assert argv[argv.index("--sync") + 1] == "ef:4"
-    assert "auto" not in argv
+    sent = sent_to_trainer(plan.nodes[0])
+    assert sent["sync"] == "ef:4" and "auto" not in sent.values()
     checked.machines.close()
     assert "sync ef:4: 83 images/s" in said.getvalue()
 
@@ -108,7 +108,7 @@ def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
 )
 def test_auto_counts_the_warm_up_of_the_run_that_is_asked_for(ready, epochs, more, chosen):
     checked, _ = ready(
-        {"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32", epochs=epochs, trainer=more
+        {"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32", epochs=epochs, args=more
     )
     assert checked.settings.sync == chosen
     checked.machines.close()
@@ -123,7 +123,7 @@ def test_auto_counts_the_warm_up_of_the_run_that_is_asked_for(ready, epochs, mor
     ],
 )
 def test_a_run_that_is_all_warm_up_says_so_before_it_starts(ready, epochs, more, said):
-    checked, _ = ready({}, sync="ef:1.6", precision="fp32", epochs=epochs, trainer=more)
+    checked, _ = ready({}, sync="ef:1.6", precision="fp32", epochs=epochs, args=list(more))
     told = checks.warnings(checked.settings, checked.hosts)
     assert [said in one for one in told] == [True] * bool(said)
     checked.machines.close()
@@ -148,8 +148,8 @@ def test_a_resumed_run_keeps_what_auto_became(ready, monkeypatch, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "check_machines", stop)
-    for changes in ({}, {"sync": "auto"}, {"trainer": ("--sync", "auto")}):
+    for changes in ({}, {"sync": "auto"}, {"args": ("--sync", "auto")}):
         with pytest.raises(KeyboardInterrupt):
             run.resume("r", changes)
-    assert [one.variables["sync"] for one in asked] == ["ef:4"] * 3
-    assert not any("auto" in one.trainer for one in asked)
+    assert [one.trainer["sync"] for one in asked] == ["ef:4"] * 3
+    assert not any("auto" in one.trainer.values() for one in asked)

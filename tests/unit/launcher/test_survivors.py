@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from contract.errors import UserError
+from contract.options import Config
 from launcher import owners
 from launcher.machines.owned import Owner
-from launcher.options import Options
 from launcher.owners import Owners
 from launcher.plan.preflight import OpenMachines, Requirements
 from launcher.terminal import Stopper, Terminal
@@ -41,7 +41,7 @@ BUSY = {"runs": [{"run": "another", "holder": "berta@office"}]}
 
 
 def survivors(found, stopped=False, force=False, least=1):
-    asked = Requirements(Options(force=force), SETTINGS, "r")
+    asked = Requirements(Config(force=force), SETTINGS, "r")
     said, stopper = io.StringIO(), Stopper()
     stopper.asked = stopped
     limits = attempts.Limits(0, least)

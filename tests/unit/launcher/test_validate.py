@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from contract import validate
 from contract.errors import UserError
+from contract.options import Config
 from contract.text import clean
 from contract.validate import Invalid
 from launcher import collect, measure
 from launcher.machines import probe
 from launcher.machines.engines import ssh
 from launcher.machines.probe import MOST_PACKAGES, Facts
-from launcher.options import Options
 from launcher.plan import preflight
 from launcher.plan.preflight import OpenMachines, Requirements
 from launcher.terminal import Terminal
@@ -245,7 +245,7 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
     with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
         patch.setattr(probe, "check_ways", lambda *_: [])
         patch.setattr(preflight.code, "current", lambda *_: CODE)
-        asked = Requirements(Options(), replace(SETTINGS, **chosen))
+        asked = Requirements(Config(), replace(SETTINGS, **chosen))
         preflight.check(OpenMachines(hosts[:1], {}, known), asked)
         preflight.check(OpenMachines(hosts, {}, known), asked)
         measure.timetables(hosts, known)

@@ -9,7 +9,7 @@ from bench import link_table
 from contract import prices
 from contract.runs import prediction_path, run_id
 from contract.strategies import MIB, Payload, parse, ring_bytes, usual
-from launcher import cli
+from launcher.options import new_config
 from report import formulas, published_speeds
 from report.__main__ import main
 from report.analysis import analyse
@@ -95,7 +95,7 @@ def test_plan_takes_the_newest_run_that_measured_a_step(tmp_path, capsys):
 
 
 def test_plan_without_a_model_is_for_what_make_train_starts_without_one(tmp_path, capsys):
-    default = cli._new(cli._parse(["train"])).model
+    default = new_config({}).trainer["model"]
     run = run_id(default, 4, 1.7e9)
     RunBuilder(tmp_path / run, model=default).write()
     assert main(["plan", "--runs", str(tmp_path)]) == 0

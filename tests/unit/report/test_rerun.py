@@ -8,10 +8,10 @@ import pytest
 
 from contract.options import DEFAULT_MODEL
 from launcher import cli
+from launcher.options import document, new_config
 from report.analysis import analyse
 from report.rerun import train_line
 from tests.unit.report.report_runs import BOTTLENECKS, WARMED, RunBuilder, change, page_of, text_of
-from tools import verbs
 
 STEP = 0.138  # what a step of RunBuilder takes, its exchange included
 
@@ -60,11 +60,11 @@ def test_another_run_is_followed_by_the_same_for_longer(tmp_path):
     analysis = run(tmp_path, {**options, **more, "trainer": ["--lr", "0.2"]})
     typed = words_of(analysis.too_short.command)
     assert 2 * 30 <= int(typed["EPOCHS"]) * 20 * STEP <= 90
-    verbs.check(["train"], list(typed), typed)
-    read = cli._new(cli._parse(["train", *verbs.options("train", list(typed), typed)]))
-    kept = {**options, "force": True}
-    assert {name: read.flat()[name] for name in kept} == kept
-    assert (read.nodes, read.trainer) == (5, ("--lr", "0.2"))
+    read = new_config(
+        cli.parse(["train", *(f"{name}={value}" for name, value in typed.items())])[1]
+    )
+    kept = {**options, "force": True, "nodes": 5, "trainer": ["--lr", "0.2"]}
+    assert {name: document(read)[name] for name in kept} == kept
     assert not typed.keys() & {"AT", "UNTIL", "QUEUE"}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from tools import sweep, verbs
+from tools import sweep
 
 ROOT = Path(__file__).parents[3]
 # Speed by --sync; O1 is refused; the run whose number is in `wait` lasts until a signal.
@@ -24,7 +24,7 @@ from tests.unit.report.report_runs import RunBuilder
 with open("calls", "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 number = len(open("calls").readlines())
-if "--precision=O1" in sys.argv:
+if "PRECISION=O1" in sys.argv:
     sys.exit("tandem: --precision O1: no GPU here")
 name = f"20260101T0000{number:02d}Z-resnet50-4n"
 run = pathlib.Path("runs") / name
@@ -33,10 +33,10 @@ if pathlib.Path("wait").exists() and number == int(pathlib.Path("wait").read_tex
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     pathlib.Path("waiting").touch()
     signal.pause()
-slow = 0.2 if "--sync=allreduce" in sys.argv else 0.0
+slow = 0.2 if "SYNC=allreduce" in sys.argv else 0.0
 builder = RunBuilder(run, steps=240, step={"sync_exposed": slow + number / 1000})
 builder.write()
-if "--sync=ef:2" in sys.argv:
+if "SYNC=ef:2" in sys.argv:
     builder.write_control(status="failed", first_cause={"message": "node2 is gone"})
     sys.exit(1)
 """
@@ -102,23 +102,21 @@ def test_a_grid_that_is_none_is_refused(text, said):
 
 def test_a_cell_is_a_run_that_is_long_enough_and_the_command_of_a_whole_one():
     cell = sweep.cell({"ARGS": "--lr 1", "BATCH": "8"}, {"SYNC": "ef:2", "ARGS": "--sync_bn"})
-    assert cell["argv"] == [
-        *("--batch=8", "--sync=ef:2", "--", "--lr", "1", "--sync_bn"),
-        *("--trial", "40", "--sync_warmup", "0"),
-    ]
+    words = "ARGS=--lr 1 --sync_bn --trial 40 --sync_warmup 0"
+    assert {*cell["argv"]} == {"BATCH=8", "SYNC=ef:2", words}
     assert cell["command"] == "make train ARGS='--lr 1 --sync_bn' BATCH=8 SYNC=ef:2"
     whole = sweep.cell({"EPOCHS": "3"}, {"SYNC": "ef:2"})
-    assert whole["argv"] == ["--epochs=3", "--sync=ef:2"]
-    with pytest.raises(verbs.VerbError, match="BATCH=x is not a whole number"):
+    assert whole["argv"] == ["EPOCHS=3", "SYNC=ef:2"]
+    with pytest.raises(UserError, match="BATCH=x is not a whole number"):
         sweep.cell({}, {"BATCH": "x"})
 
 
 def test_runs_alternate_and_a_cell_that_fails_is_a_row_with_its_cause(place):
     code, said = swept("--sweep=SYNC=allreduce,bf16,ef:2 PRECISION=fp32,O1", "--nodes=4")
     assert code == 0, said
-    order = [[w for w in call if w.startswith(("--sync=", "--prec"))] for call in calls()]
+    order = [[w for w in call if w.startswith(("SYNC=", "PREC"))] for call in calls()]
     tried = [
-        [f"--precision={level}", f"--sync={sync}"]
+        [f"SYNC={sync}", f"PRECISION={level}"]
         for sync in ("allreduce", "bf16", "ef:2")
         for level in ("fp32", "O1")
     ]
@@ -184,7 +182,7 @@ def end_orphans(place):
     [
         (["--resume=no"], "there is no sweep no: there is none yet."),
         (["--resume=latest", "--nodes=2"], "as it began: leave NODES out"),
-        (["--sweep=SYNC=a,b", "--rounds=0"], "ROUNDS=0"),
+        (["--sweep=SYNC=a,b", "--rounds=0"], "--rounds 0: must be at least 1"),
         ([], "SWEEP is missing"),
         (["--sweep=BATCH=1,2,3", "--rounds=500"], "1500 runs of 70 s take 29 hours"),
     ],

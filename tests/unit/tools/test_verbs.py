@@ -1,4 +1,5 @@
-"""The table of verbs, and the Makefile that asks it: by the real make, with stubs for the tools."""
+"""The table of verbs, the one reader of what is typed, and the Makefile that hands words on: by the
+real make, with stubs for the tools."""
 
 import argparse
 import ast
@@ -15,19 +16,19 @@ from pathlib import Path
 
 import pytest
 
+from contract import verbs
+from contract.command_line import verb_words
 from contract.errors import UserError
-from contract.options import ENTRIES
 from launcher import cli, folders, run, terminal
 from launcher.terminal import Terminal
 from launcher.watch import failures
 from launcher.watch.failures import Failure
 from report.__main__ import main as report_main
-from tools import rings, sweep
+from tests.unit.launcher.test_guard_grammar import TABLE
+from tools import rings
+from tools import verbs as tool
 
 ROOT = Path(__file__).parents[3]
-SPEC = importlib.util.spec_from_file_location("verbs", ROOT / "tools" / "verbs.py")
-verbs = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(verbs)
 
 # What a program of the checkout was called with, one JSON list a call.
 STUB = """#!/usr/bin/python3
@@ -45,7 +46,8 @@ def checkout(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copy(ROOT / "tools" / "verbs.py", tmp_path / "tools")
     (tmp_path / "contract").mkdir()
-    shutil.copy(ROOT / "contract" / "options.py", tmp_path / "contract")
+    for path in (ROOT / "contract").glob("*.*"):
+        shutil.copy(path, tmp_path / "contract")
     stubs = ["tools/venv.sh", "tools/rings.py"]
     for environment in (".venv", ".venv-core2.16"):
         stubs += [f"{environment}/bin/python", f"{environment}/bin/ansible-playbook"]
@@ -84,23 +86,20 @@ def last_call(checkout, *words, **environment):
 def test_only_given_variables_become_options(checkout):
     python = ".venv/bin/python"
     assert last_call(checkout, "train") == [python, "-m", "launcher", "train"]
-    assert last_call(checkout, "train", "NODES=3", "ARGS=--lr 0.2 --name 'a b'", "FORCE=1") == [
-        *(python, "-m", "launcher", "train", "--nodes=3", "--force"),
-        *("--", "--lr", "0.2", "--name", "a b"),
-    ]
-    assert last_call(checkout, "plan", "NODES=5", "MEASURE=1", "ARGS=--image_size 224") == [
-        *(python, "-m", "launcher", "plan", "--nodes=5", "--measure"),
-        *("--", "--image_size", "224"),
-    ]
-    assert last_call(checkout, "status") == [python, "-m", "launcher", "status", "--", "latest"]
+    words = ("NODES=3", "ARGS=--lr 0.2 --name 'a b'", "FORCE=1")
+    call = last_call(checkout, "train", *words)
+    assert call[:4] == [python, "-m", "launcher", "train"] and {*call[4:]} == {*words}
+    call = last_call(checkout, "wake", "LIMIT=pc3", "INVENTORY=my pcs.ini")
+    assert call == [python, "ansible/wake.py", "--inventory=my pcs.ini", "--limit=pc3"]
+    assert last_call(checkout, "report") == [python, "-m", "report", "--", "latest"]
 
 
 @pytest.mark.parametrize(
     ("verb", "name", "before", "after"),
     [
-        ("train", "DATA", ["train"], "--data={}"),
-        ("train", "MODEL", ["train"], "--model={}"),
-        ("status", "RUN", ["status", "--"], "{}"),
+        ("train", "DATA", ["train"], "DATA={}"),
+        ("train", "MODEL", ["train"], "MODEL={}"),
+        ("status", "RUN", ["status"], "RUN={}"),
         ("report", "RUN", ["report", "--"], "{}"),
         ("bootstrap", "LOGIN", ["ansible/bootstrap.py"], "--login={}"),
     ],
@@ -115,6 +114,7 @@ def test_a_list_of_machines_is_refused_before_a_sweep_and_not_before_it_goes_on(
     looked = [".venv/bin/python", "-m", "launcher", "inventory"]
     assert looked in make(checkout, "sweep", "SWEEP=SYNC=a,b")[2]
     assert looked not in make(checkout, "sweep", "RESUME=latest")[2]
+    assert [*looked, "LIMIT=pc3"] in make(checkout, "wake", "LIMIT=pc3")[2]
 
 
 def test_the_older_ansible_runs_what_talks_to_machines(checkout):
@@ -145,17 +145,17 @@ def test_the_older_ansible_runs_what_talks_to_machines(checkout):
         (["train", "4"], "there is no verb 4: `make help` lists them."),
         (["plan", "NODES=x"], "NODES=x is not a whole number: write it like NODES=4."),
         (["train", "FORCE=perhaps"], "FORCE=perhaps: FORCE=1 means on, FORCE=0 off."),
-        (["check", "CORE=2.17"], "CORE=2.17: it may be 2.16, or be left out."),
+        (["check", "CORE=2.17"], "CORE=2.17: choose 2.16, or leave it out."),
+        (["train", "EPOCHS=0"], "EPOCHS=0: must be at least 1."),
+        (["env", "status", "NODES=2"], "make status does not take NODES"),
         (["train", "ARGS=--name 'a"], "ARGS=--name 'a: a quote is not closed."),
         (["train", "MODEL=a\n#SBATCH x"], "MODEL contains a line break or another control"),
     ],
 )
 def test_a_mistake_is_one_sentence(words, said):
     given = dict(word.split("=", 1) for word in words if "=" in word)
-    with pytest.raises(verbs.VerbError) as refused:
-        typed = [word for word in words if "=" not in word]
-        verbs.check(typed, list(given), given)
-        verbs.options(typed[0], list(given), given)
+    with pytest.raises(UserError) as refused:
+        tool.check([word for word in words if "=" not in word], list(given), given)
     assert str(refused.value).startswith(said)
 
 
@@ -180,8 +180,6 @@ def received(monkeypatch, call):
         raise Received(*read(self, args, namespace))
 
     tool, argv = call[0], call[1:]
-    if argv[:2] == ["-m", "launcher"]:
-        return vars(cli._parse(argv[2:])), []
     if tool.endswith("ansible-playbook"):
         return vars(playbook_parser().parse_args(argv)), []
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
@@ -189,8 +187,6 @@ def received(monkeypatch, call):
         main = rings.main
     elif argv[:2] == ["-m", "report"]:
         main, argv = report_main, argv[2:]
-    elif argv[:2] == ["-m", "tools.sweep"]:
-        main, argv = sweep.main, argv[2:]
     elif argv[:2] == ["-m", "tools.tensorboard"]:  # it passes its words on
         main, argv = report_main, ["tensorboard", *argv[2:]]
     else:
@@ -232,6 +228,7 @@ SCRIPT = "-m package.train"
 VALUES = {
     "number": ["17"],
     "switch": ["1"],
+    "time": ["19:00"],
     "words": ["--no-such 'a b'"],
     "run": ["20260101T000000Z-old-1n", "-no such run"],
 }
@@ -239,50 +236,57 @@ VALUES = {
 
 def everything_that_can_be_typed():
     """Of each verb: lists of its variables with a value each, which one command may have."""
-    for verb in filter(verbs.VERBS.get, verbs.VERBS):
+    for verb in verbs.names():
         every = verbs.variables_of(verb).values()
-        of_script = [variable for variable in every if variable in verbs.SCRIPT]
-        for together in ([v for v in every if v not in of_script], of_script):
-            values = [values_of(variable) for variable in together]
+        of_script = [row for row in every if row in verbs.SCRIPT]
+        for together in ([row for row in every if row not in of_script], of_script):
+            values = [values_of(row) for row in together]
             for turn in range(max(map(len, values), default=0)):
                 typed = [(v, some[min(turn, len(some) - 1)]) for v, some in zip(together, values)]
-                yield pytest.param(verb, typed, id=f"{verb}-{together[0].name}-{turn}")
+                yield pytest.param(verb, typed, id=f"{verb}-{together[0].make}-{turn}")
 
 
-def values_of(variable):
-    usual = [SCRIPT] if variable.name == "SCRIPT" else ["no such thing"]
-    return variable.choices or VALUES.get(variable.kind, usual)
+def values_of(row):
+    usual = [SCRIPT] if row.make == "SCRIPT" else ["no such thing"]
+    return row.choices or VALUES.get(row.kind, usual)
 
 
 @pytest.mark.parametrize(("verb", "typed"), [*everything_that_can_be_typed()])
 def test_what_is_typed_is_what_the_tool_reads(checkout, monkeypatch, verb, typed):
-    """Through the real make and the real parser of the tool: each verb, with each variable."""
-    call = last_call_of_stubs(checkout, verb, *(f"{v.name}={value}" for v, value in typed))
+    """Through the real make and what the tool reads by: each verb, with each variable."""
+    call = last_call_of_stubs(checkout, verb, *(f"{row.make}={value}" for row, value in typed))
     if call[0].endswith(".sh"):
-        assert call[-len(typed) :] == [f"{v.option}={value}" for v, value in typed]
+        assert call[-len(typed) :] == [f"{row.word}={value}" for row, value in typed]
         return
-    tool = received(monkeypatch, call)
-    for variable, value in typed:
-        assert is_read(checkout, variable, value, call, *tool), f"{variable.name}={value}: {call}"
+    if call[1:3] in (["-m", "launcher"], ["-m", "tools.sweep"]):
+        at = 3 + (call[2] == "launcher")
+        given = verb_words({"demo": "train"}.get(verb, verb), call[at:], "it")
+        for row, value in typed:
+            wanted = str(ROOT / value) if row.kind == "path" else row.read(row.make, value)
+            assert given[row.key] == wanted, (row.make, call)
+        return
+    read = received(monkeypatch, call)
+    for row, value in typed:
+        assert is_read(checkout, row, value, call, *read), f"{row.make}={value}: {call}"
 
 
-def is_read(checkout, variable, value, call, read, rest):
+def is_read(checkout, row, value, call, read, rest):
     """Whether the tool of a call reads a variable's value."""
-    name = variable.option.lstrip("-").replace("-", "_")
-    if variable is verbs.CORE:
+    name = row.word.lstrip("-").replace("-", "_")
+    if row is verbs.CORE:
         return f".venv-core{value}/bin" in call[0]
-    if variable.option.startswith("-e "):
+    if row.word.startswith("-e "):
         given = [json.loads(text) for text in read["extra_vars"] if text.startswith("{")]
-        asked = str(checkout / value) if variable.kind == "path" else value
-        return {variable.option[3:]: True if variable.kind == "switch" else asked} in given
-    if variable.kind == "run":
+        asked = str(checkout / value) if row.kind == "path" else value
+        return {row.word[3:]: True if row.kind == "switch" else asked} in given
+    if row.kind == "run":
         return read["run"] == value
-    if variable.kind == "words":
+    if row.kind == "words":
         return read.get("trainer", read.get("runs")) == shlex.split(value)
-    if variable.kind == "path":
+    if row.kind == "path":
         return str(read[name]) == str(checkout / value)
-    if variable.kind == "switch":
-        return read.get(name) or variable.option in rest or read.get("become_ask_pass")
+    if row.kind == "switch":
+        return read.get(name) or row.word in rest or read.get("become_ask_pass")
     found = read.get(name, read.get({"limit": "subset"}.get(name)))
     return value in (str(found), *(found if isinstance(found, list) else ()))
 
@@ -309,8 +313,7 @@ def two_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize("verb", ["status", "attach", "stop"])
 def test_a_verb_acts_on_the_run_that_was_named_or_on_none(two_runs, capsys, verb):
     def said(name):
-        given = verbs.options(verb, ["RUN"], {"RUN": name})
-        code = cli.main([verb, *given])
+        code = cli.main([verb, f"RUN={name}"])
         told = capsys.readouterr()
         return code, told.out + told.err
 
@@ -318,7 +321,7 @@ def test_a_verb_acts_on_the_run_that_was_named_or_on_none(two_runs, capsys, verb
     assert "-new-" not in told and (verb == "attach" or "-old-" in told)
     code, told = said("nosuch")
     assert code == 2 and "no run nosuch in" in told
-    assert report_main(verbs.options("report", ["RUN"], {"RUN": "nosuch"})) == 2
+    assert report_main(tool.options("report", ["RUN"], {"RUN": "nosuch"})) == 2
 
 
 ROOMS = ("contract", "launcher", "report", "tandem", "trainer", "examples", "tools")
@@ -341,13 +344,11 @@ def texts(node):
 
 def printed():
     """(file, text) of every text of the programs that says `make` and a verb."""
-    known = "|".join(
-        sorted([*(name for name in verbs.VERBS if verbs.VERBS[name]), *verbs.INTERNAL])
-    )
+    known = "|".join(sorted([*verbs.names(), *tool.INTERNAL]))
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             for text in texts(ast.parse(path.read_text())):
-                if re.search(rf"\bmake ({known})\b", text) and path != ROOT / "tools/verbs.py":
+                if re.search(rf"\bmake ({known})\b", text) and path != ROOT / "contract/verbs.py":
                     yield path.relative_to(ROOT), text
 
 
@@ -361,7 +362,7 @@ def test_every_command_that_is_printed_can_be_typed():
                 assert set(words) < set(verbs.VERBS)
                 continue
             given = dict(word.split("=", 1) for word in words)
-            verbs.check([verb], list(given), given)
+            tool.check([verb], list(given), given)
             seen += 1
         assert not re.search(r"\bmake [a-z-]+ [A-Z_]+=", re.sub(r"`[^`]*`", "", text)), (path, text)
     assert seen > 20
@@ -403,15 +404,15 @@ def test_a_command_is_never_broken_in_two():
 
 
 def test_words_for_off_switch_off(checkout):
-    words = ("FORCE=0", "DETACH=no", "QUEUE=off")
-    assert last_call(checkout, "train", *words)[-1] == "train"
-    assert last_call(checkout, "train", "FORCE=yes", "DETACH=")[-1] == "--force"
-    assert verbs.options("provision", ["DELETE"], {"DELETE": "0"}) == []
+    words = ("FORCE=0", "DETACH=no", "QUEUE=off", "PORT=")
+    off = dict.fromkeys(("force", "detach", "queue"), False)
+    assert verb_words("train", last_call(checkout, "train", *words)[4:], "it") == off
+    assert tool.options("provision", ["DELETE"], {"DELETE": "0"}) == []
 
 
 def test_what_a_shell_exported_is_named_and_not_used(checkout):
     printed, code, calls = make(checkout, "train", "NODES=2", MODEL="vgg16", NODES="9", LOGIN="me")
-    assert (code, calls[-1][4:]) == (0, ["--nodes=2"])
+    assert (code, calls[-1][4:]) == (0, ["NODES=2"])
     assert printed.splitlines() == [
         "tandem: MODEL=vgg16 in your shell's environment is not used: "
         "type it after make: make train MODEL=vgg16"
@@ -424,17 +425,33 @@ def test_help_starts_nothing_and_lists_every_verb(checkout):
     assert all(name in printed for name in verbs.variables_of("train"))
     printed, code, _ = make(checkout, "help", "data/digits")  # no verb of a person
     assert code == 0 and "make VERB NAME=value" in printed
-    names = [name for name, verb in verbs.VERBS.items() if verb is not None]
-    for text in (verbs.help_text(), *map(verbs.help_text, names)):
+    for text in (verbs.help_text(), *map(verbs.help_text, verbs.names())):
         assert max(map(len, text.splitlines())) <= 80
-    assert re.findall(r"^  (\S+) ", verbs.help_text(), re.M) == names
+    assert re.findall(r"^  (\S+) ", verbs.help_text(), re.M) == verbs.names()
 
 
-def test_the_trainers_options_are_found_in_its_source():
-    found = {name: one and one.name for name, one in verbs.TRAINER_OPTIONS.items()}
-    assert found == {name: one.make or None for name, one in ENTRIES.items()}
-    kinds = {one.name: one.kind for one in verbs.TRAINER_OPTIONS.values() if one}
-    assert kinds["EPOCHS"] == kinds["BATCH"] == "number" and kinds["SYNC"] == "text"
+OLD = """
+import sys
+sys.modules["dataclasses"] = None
+from contract import command_line, verbs
+print(len(verbs.names()), command_line.verb_words("train", ["EPOCHS=3"], "make train"))
+print(*sorted(name[9:] for name in sys.modules if name.startswith("contract.")))
+"""
+
+
+def test_an_old_python_reads_the_table():
+    """3.6, of Ubuntu 18.04, which has no dataclasses: `make help` and refusals come before any
+    other."""
+    done = subprocess.run([sys.executable, "-c", OLD], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said, files = done.stdout.splitlines()
+    assert said == f"{len(verbs.names())} {{'epochs': 3}}"
+    assert set(files.split()) == {*TABLE, "frozen"}
+    for python in filter(None, map(shutil.which, ("python3.6", "python3.7"))):
+        words = [python, "-m", "tools.verbs", "help"]
+        old = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        if "pyenv" not in old.stderr:  # a name without a Python
+            assert old.stdout == verbs.help_text() + "\n", old.stderr
 
 
 NEW = """
@@ -517,7 +534,7 @@ def test_the_table_and_the_makefile_have_the_same_verbs():
     text = (ROOT / "Makefile").read_text()
     rules = re.findall(r"^([a-z][a-z/ -]*):(?!=)", text, re.M)
     made = {name for rule in rules for name in rule.split()}
-    assert made == {name for name, verb in verbs.VERBS.items() if verb} | set(verbs.INTERNAL)
+    assert made == {*verbs.names(), *tool.INTERNAL}
 
 
 @pytest.mark.parametrize("width", [40, 80])

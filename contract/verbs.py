@@ -1,0 +1,353 @@
+"""The verbs that a person types after `make`, each with its options: the only such table. `make
+help`, the launcher's command line and whatever prints a command have them from here.
+
+Python >= 3.6, standard library, as options.py.
+"""
+
+import difflib
+import os
+import re
+import shlex
+import textwrap
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from contract.options import ENTRIES, RUN_OPTIONS, Option
+
+# A list of machines other than inventory.ini, for the commands that this process and its children
+# print: see `keeping`.
+MACHINES = "TANDEM_MACHINES"
+
+
+class Verb(NamedTuple):
+    help: str
+    options: Tuple[Option, ...] = ()
+    example: str = ""
+
+    @property
+    def variables(self) -> Dict[str, Option]:
+        """{NAME: Option}: of two with one name the later."""
+        return {option.make: option for option in self.options}
+
+
+def _row(make: str, flag: str, text: str, kind: str = "text", **more: Any) -> Option:
+    return Option(text, make=make, flag=flag, kind=kind, **more)
+
+
+INVENTORY, NODES = RUN_OPTIONS["inventory"], RUN_OPTIONS["nodes"]
+QUEUE, FORCE = RUN_OPTIONS["queue"], RUN_OPTIONS["force"]
+ARGS = _row(
+    "ARGS", "--", "any option of `.venv/bin/python -m trainer --help`; those of SCRIPT", "words"
+)
+RUN = _row("RUN", "", "its name or path (default: the newest)", "run", default="latest")
+LIMIT = _row("LIMIT", "--limit", "only these machines: pc3, or pc1,pc2")
+JSON = _row("JSON", "--json", "1: for scripts", "switch")
+ASK_SUDO = _row("ASK_SUDO", "--ask-become-pass", "1: ask for sudo's password once", "switch")
+STOP_DISPLAY = _row(
+    "STOP_DISPLAY",
+    "-e allow_stop_display",
+    "1: reboot for the driver although somebody is logged in",
+    "switch",
+)
+CORE = _row("CORE", "", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",))
+ONLY = _row("ONLY", "--only", "a room (launcher, train, gpu ...) or a file below tests/")
+
+TRAINERS = tuple(row for row in ENTRIES.values() if row.make)
+WHAT = (INVENTORY, NODES, *TRAINERS)
+START = tuple(
+    RUN_OPTIONS[name]
+    for name in ("max_restarts", "min_nodes", "balance", "detach", "port", "queue", "force", "keep")
+)
+HOURS = (RUN_OPTIONS["at"], RUN_OPTIONS["until"])
+RESUME = RUN_OPTIONS["resume"]
+DEVICES = ("cuda", "cpu")
+# A script of one's own, in the place of the trainer (docs/own-script.md).
+PACKAGES = tuple(RUN_OPTIONS[name] for name in ("script", "folder", "requirements"))
+SCRIPT = (
+    *PACKAGES,
+    *(RUN_OPTIONS[name] for name in ("output", "resume_args", "resume_from")),
+)
+
+# In the order of `make help`; None starts a new paragraph.
+VERBS: Dict[str, Optional[Verb]] = {
+    "help": Verb("print this list; `make help VERB` says what VERB takes"),
+    "env": Verb("make .venv with everything the control machine needs"),
+    "demo": Verb(
+        "train the digits on four local nodes: no root, no other machine",
+        (*WHAT[1:], *START, ARGS),
+        "make demo EPOCHS=3",
+    ),
+    "The machines": None,
+    "bootstrap": Verb(
+        "let this control machine into new machines",
+        (
+            INVENTORY,
+            LIMIT,
+            _row("LOGIN", "--login", "a user there who may use sudo (default: you)"),
+            _row("KEEP_SUDO", "--keep-sudo", "1: write no sudo rule", "switch"),
+            CORE,
+        ),
+        "make bootstrap LIMIT=pc3 LOGIN=anna",
+    ),
+    "check": Verb(
+        "report how machines are and what is wrong; changes nothing",
+        (INVENTORY, JSON, ASK_SUDO, CORE),
+    ),
+    "dry-provision": Verb(
+        "print what `make provision` would install where",
+        (
+            INVENTORY,
+            _row("FACTS", "--facts", "a file of facts instead of machines (examples/machines/)"),
+        ),
+    ),
+    "provision": Verb(
+        "make the machines of inventory.ini a cluster",
+        (
+            INVENTORY,
+            LIMIT,
+            _row("DELETE", "-e data_delete", "1: delete data there that is gone here", "switch"),
+            _row("TAGS", "--tags", "only these parts of site.yml: network, or driver,data"),
+            STOP_DISPLAY,
+            ASK_SUDO,
+            CORE,
+        ),
+    ),
+    "verify": Verb(
+        "check that machines are still as provisioned; changes nothing", (INVENTORY, ASK_SUDO, CORE)
+    ),
+    "upgrade": Verb(
+        "upgrade kernel, driver and stack, machine by machine",
+        (INVENTORY, LIMIT, STOP_DISPLAY, ASK_SUDO, CORE),
+    ),
+    "poweroff": Verb(
+        "switch off the machines if no run uses them; asks once",
+        (
+            INVENTORY,
+            LIMIT,
+            _row("YES", "-e poweroff_sure", "1: do not ask", "switch"),
+            ASK_SUDO,
+            CORE,
+        ),
+        "make poweroff LIMIT=pc2,pc3",
+    ),
+    "wake": Verb("switch them on again over the network (wake_on_lan: true)", (INVENTORY, LIMIT)),
+    "accept": Verb("measure the network between machines, their disks and cards", (INVENTORY,)),
+    "bundle": Verb(
+        "gather what machines without internet need",
+        (
+            INVENTORY,
+            _row("FORCE", "-e bundle_for_nobody", "1: though no machine is offline=true", "switch"),
+            *PACKAGES,
+        ),
+    ),
+    "usb": Verb(
+        "put an ssh server on a USB stick, for machines that have none",
+        (
+            INVENTORY,
+            _row("TO", "-e usb_folder", "the stick's folder", "path"),
+            _row("RELEASES", "-e usb_releases", "names like jammy, with spaces between"),
+        ),
+        'make usb TO=/media/anna/STICK RELEASES="bookworm jammy"',
+    ),
+    "imagenet": Verb(
+        "make class folders from the archives of ILSVRC2012",
+        (
+            _row("SRC", "--source", "the folder of its archives", "path"),
+            _row("TO", "--to", "where (default: data/imagenet)", "path"),
+        ),
+        "make imagenet SRC=/media/anna/ILSVRC2012",
+    ),
+    "Training": None,
+    "plan": Verb(
+        "predict the next run; measures first if nothing is known",
+        (
+            *WHAT,  # four of which mean something else here
+            NODES._replace(help="up to how many machines (default: all)"),
+            _row("DATA", "--data", "measure with these (default: noise; no MODEL: digits)"),
+            ENTRIES["epochs"]._replace(make_help="of the run that is counted (default: 90)"),
+            _row("SYNC", "--sync", "for the file: as in `make train`"),
+            _row("MEASURE", "--measure", "1: measure anew, for a minute", "switch"),
+            QUEUE,
+            FORCE,
+            _row("RUN", "--run", "predict from this run"),
+            _row("GPU", "--gpu", "on paper, without machines: 2080ti, 3090 ..."),
+            _row("LINK", "--link", "the network: 1gbit, 2.5gbit (default: as measured)"),
+            _row("ALL", "--all", "1: each strategy and number of machines", "switch"),
+            ARGS,
+        ),
+        "make plan MODEL=resnet50 BATCH=64",
+    ),
+    "train": Verb(
+        "start a run",
+        (*WHAT, RESUME, *SCRIPT, *START, *HOURS, ARGS),
+        "make train NODES=4 MODEL=resnet50 DATA=imagenet EPOCHS=90 BATCH=64",
+    ),
+    "dry-run": Verb(
+        "print exactly what `make train` would run on each machine",
+        (*WHAT, *SCRIPT, *START, ARGS),
+    ),
+    "slurm": Verb("write the same run as a batch script for a Slurm cluster", (*WHAT, ARGS)),
+    "status": Verb("say how far a run is, what holds it up, how its machines are", (RUN, JSON)),
+    "top": Verb(
+        "the same on a live screen; between runs, how the machines are",
+        (INVENTORY, _row("RUN", "--run", "a run (default: the one under way, if any)")),
+    ),
+    "attach": Verb("show a run that is under way", (RUN,)),
+    "stop": Verb("end a run; its workers save a checkpoint first", (RUN,)),
+    "runs": Verb("list all runs, newest first"),
+    "report": Verb(
+        "make the report of a run from its files",
+        (RUN, _row("JSON", "--json", "1: print summary.json instead", "switch")),
+    ),
+    "compare": Verb(
+        "set runs side by side: what differs, and what came of it",
+        (
+            _row("RUNS", "--", "2 to 8 runs with spaces between", "words"),
+            _row("JSON", "--json", "1: print the figures for scripts", "switch"),
+        ),
+        'make compare RUNS="latest latest~1"',
+    ),
+    "tensorboard": Verb("write a run's figures for TensorBoard, and show them", (RUN,)),
+    "sweep": Verb(
+        "try each combination of settings in short runs, and compare",
+        (
+            _row("SWEEP", "--sweep", "NAME=value,value ... (in ARGS with | between)"),
+            *WHAT,
+            _row("ROUNDS", "--rounds", "how often each one runs (default: 2)", "number", least=1),
+            _row("RESUME", "--resume", "go on with a sweep: its name, or latest"),
+            _row("FORCE", "--force", "1: though it takes more than a day", "switch"),
+            ARGS,
+        ),
+        """make sweep SWEEP="SYNC=allreduce,ef:1.6 ARGS='--sync_bn|'" BATCH=64""",
+    ),
+    "For changing the code": None,
+    "test": Verb(
+        "run linters, unit tests and some training: minutes, no root",
+        (ONLY,),
+        "make test ONLY=launcher",
+    ),
+    "test-lab": Verb(
+        "provision and train on machines of the lab (root)",
+        (ONLY,),
+        "make test-lab ONLY=test_train.py",
+    ),
+    "test-all": Verb(
+        "run all other tests, piece by piece: hours (root)",
+        (ONLY, _row("AGAIN", "--again", "1: also what passed before", "switch")),
+        "make test-all ONLY=test_torture",
+    ),
+    "test-gpu": Verb(
+        "test what GPUs compute and survive: docs/gpu.md (a GPU)",
+        (_row("DEVICE", "--device", "cpu: only cases that need no GPU", choices=DEVICES),),
+        "make test-gpu DEVICE=cpu",
+    ),
+    "snapshots": Verb("write the sentences that users meet anew: tests/messages/"),
+    "mutants": Verb("change rules of the product: do the tests notice? (root, hours)"),
+    "lint": Verb("run every linter"),
+    "bench": Verb("measure figures, by the methods of bench/README.md (root)"),
+    "bench-gpu": Verb(
+        "measure our steps beside others': docs/performance.md (a GPU)",
+        (_row("DEVICE", "--device", "cpu: a tiny version, to try it", choices=DEVICES),),
+        "make bench-gpu DEVICE=cpu",
+    ),
+    "lock": Verb("make requirements/*.txt anew from *.in (needs uv)"),
+}
+# Said in the list of machines, of one machine.
+IN_INVENTORY = {
+    "GPUS": "how many GPUs of a machine take part is said in the inventory: gpus={} in its line."
+}
+
+
+def names() -> List[str]:
+    return [name for name, verb in VERBS.items() if verb is not None]
+
+
+def variables_of(verb: str) -> Dict[str, Option]:
+    """{NAME: Option} of a verb."""
+    row = VERBS[verb]
+    assert row is not None  # as a heading is
+    return row.variables
+
+
+def did_you_mean(word: str, known: Any) -> str:
+    by_folded = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), by_folded, n=1)
+    return f": did you mean {by_folded[near[0]]}?" if near else ": `make help` lists them."
+
+
+def not_taken(name: str, value: str, verbs: List[str], taken: Dict[str, Option]) -> str:
+    """What to say of a variable that these verbs, which take others, do not."""
+    if name in IN_INVENTORY:
+        return f"{name}={value}: " + IN_INVENTORY[name].format(value)
+    if "ARGS" in taken and name.lower() in ENTRIES:
+        words = shlex.quote(f"--{name.lower()} {value}")
+        return f"{name}={value} is an option of the trainer: ARGS={words}"
+    every = {option.make for verb in VERBS.values() if verb for option in verb.options}
+    verb = " ".join(verbs)
+    if name in every:
+        others = " ".join(taken) or "no variable"
+        return f"make {verb} does not take {name}; it takes {others} (make help {verbs[0]})."
+    for known in (taken, every):
+        hint = did_you_mean(name, known)
+        if hint.endswith("?"):
+            return f"there is no variable {name}{hint}"
+    return f"there is no variable {name}: `make help {verbs[0]}` lists those of make {verb}."
+
+
+def line(verb: str, **words: object) -> str:
+    """`make VERB NAME=value ...` without those of the words that are None or empty. Raises KeyError
+    for a variable that the verb does not take."""
+    taken = variables_of(verb)
+    typed = [
+        (name, value) for name, value in words.items() if taken[name] and value not in (None, "")
+    ]
+    return " ".join(["make", verb, *(f"{name}={shlex.quote(str(value))}" for name, value in typed)])
+
+
+def commands(text: str) -> List[str]:
+    """The commands that a text tells people to type: those in backticks that begin with `make`."""
+    return re.findall(r"`make ([^`]+)`", text)
+
+
+def keeping(text: str) -> str:
+    """The text, whose commands keep this process's list of machines: typed as they are printed they
+    concern the same machines. A command that continues a run has them from the run."""
+    machines = os.environ.get(MACHINES)
+    if not machines:
+        return text
+
+    def kept(match: Any) -> str:
+        words = match[1].split()
+        takes = VERBS.get(words[0]) and "INVENTORY" in variables_of(words[0])
+        if not takes or any(word.startswith(("INVENTORY=", "RESUME=")) for word in words):
+            return str(match[0])
+        return f"`make {' '.join([words[0], f'INVENTORY={shlex.quote(machines)}', *words[1:]])}`"
+
+    return re.sub(r"`make ([^`]+)`", kept, text)
+
+
+def help_text(verb: Optional[str] = None, width: int = 80) -> str:
+    """What `make help` and `make help VERB` print."""
+    if verb is None:
+        lines = ["make VERB NAME=value ...", ""]
+        for name, one in VERBS.items():
+            lines += ["", f"{name}:"] if one is None else [f"  {name:<14} {one.help}"]
+        return "\n".join(
+            [*lines, "", "make help VERB: what VERB takes, for example make help train"]
+        )
+    row = VERBS[verb]
+    assert row is not None
+    lines = [f"make {verb}: {row.help}"]
+    for name, option in variables_of(verb).items():
+        indent = " " * 17
+        lines += textwrap.wrap(
+            f"  {name:<14} {option.make_help or option.help}", width, subsequent_indent=indent
+        )
+    return "\n".join([*lines, f"For example: {row.example}"] if row.example else lines)
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of `width`, none of which breaks a command or a quoted value."""
+    whole = r"`[^`]+`|\S+='[^']*'|make \S+ [A-Z_]+=\S+"
+    kept = re.sub(whole, lambda match: match[0].replace(" ", "\0"), text)
+    words: Any = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(kept, width, subsequent_indent="  ", **words).replace("\0", " ")
