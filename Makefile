@@ -62,7 +62,7 @@ usb: machines
 	@$(with_options) ansible-playbook ansible/playbooks/usb.yml -e usb_terminal=$(terminal)
 
 imagenet: env
-	@$(with_options) $(PYTHON_ENV) tools/imagenet.py
+	@$(PYTHON_ENV) -m tools.imagenet $(words)
 
 check: ansible-env machines
 	@$(with_options) $(ANSIBLE_ENV)/bin/python ansible/check.py
@@ -107,7 +107,7 @@ compare: env
 	@$(with_options) $(PYTHON_ENV) -m report compare
 
 test test-lab test-all: known
-	@$(with_options) tools/rings.py $@
+	@python3 -m tools.rings $@ $(words)
 
 test-gpu: known
 	@$(with_options) tools/test-gpu.sh

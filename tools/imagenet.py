@@ -10,7 +10,6 @@ complete; so does val. After a kill at any time, the same command continues wher
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import io
@@ -28,6 +27,9 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from tqdm import tqdm
+
+from contract.command_line import verb_words
+from contract.errors import UserError
 
 PAGE = "https://image-net.org/challenges/LSVRC/2012/2012-downloads.php"
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -267,18 +269,13 @@ def run(source: Path, target: Path) -> None:
         print(f"{target / part}: {classes:,} classes, {images:,} images")
 
 
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--source", type=Path, metavar="FOLDER", help="where the three archives are"
-    )
-    parser.add_argument("--to", type=Path, default=Path("data/imagenet"), metavar="FOLDER")
-    args = parser.parse_args(argv)
-    if args.source is None:
-        parser.error("say where the archives are: `make imagenet SRC=/folder/with/the/tars`")
+def main(argv: list[str]) -> int:
     try:
-        run(args.source, args.to)
-    except (ImagenetError, OSError) as error:
+        given = verb_words("imagenet", argv, "make imagenet")
+        if "src" not in given:
+            raise UserError("say where the archives are: `make imagenet SRC=/folder/with/the/tars`")
+        run(Path(given["src"]), Path(given.get("to", "data/imagenet")))
+    except (UserError, ImagenetError, OSError) as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -288,4 +285,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """The rings of tests: `make test` (anybody, in minutes), `make test-lab` (root: machines of the
 lab), `make test-all` (all the rest, in pieces).
 
@@ -11,11 +10,9 @@ Standard library only, Python >= 3.11: it runs before there is an environment.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -24,6 +21,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
+
+from contract.command_line import verb_words
+from contract.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ".venv/bin/python"
@@ -255,18 +255,15 @@ def run_pieces(parts: Sequence[Part], again: bool) -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="make", description="Run a ring of tests.")
-    parser.add_argument("ring", choices=RINGS)
-    parser.add_argument("--only", default="", help="a room, a file below tests/, a test")
-    parser.add_argument("--again", action="store_true", help="also what passed before")
-    given = parser.parse_args(argv)
+    ring = argv[0]
     try:
-        parts = RINGS[given.ring](given.only)
-        if given.ring == "test-all":
-            return run_pieces(parts, given.again)
-        return run_all(shlex.join(["make", given.ring])[5:], parts)
-    except RingError as error:
-        print(f"tandem: {str(error).format(verb=given.ring)}", file=sys.stderr)
+        given = verb_words(ring, argv[1:], f"make {ring}")
+        parts = RINGS[ring](given.get("only", ""))
+        if ring == "test-all":
+            return run_pieces(parts, given.get("again", False))
+        return run_all(ring, parts)
+    except (RingError, UserError) as error:
+        print(f"tandem: {error}".replace("{verb}", ring), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -25,7 +25,6 @@ from launcher.watch import failures
 from launcher.watch.failures import Failure
 from report.__main__ import main as report_main
 from tests.unit.launcher.test_guard_grammar import TABLE
-from tools import rings
 from tools import verbs as tool
 
 ROOT = Path(__file__).parents[3]
@@ -183,9 +182,7 @@ def received(monkeypatch, call):
     if tool.endswith("ansible-playbook"):
         return vars(playbook_parser().parse_args(argv)), []
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
-    if tool.endswith("rings.py"):
-        main = rings.main
-    elif argv[:2] == ["-m", "report"]:
+    if argv[:2] == ["-m", "report"]:
         main, argv = report_main, argv[2:]
     elif argv[:2] == ["-m", "tools.tensorboard"]:  # it passes its words on
         main, argv = report_main, ["tensorboard", *argv[2:]]
@@ -223,6 +220,7 @@ def test_ansible_has_the_options_that_we_give_it():
 
 
 SCRIPT = "-m package.train"
+OURS = [[".venv/bin/python", "-m", f"tools.{name}"] for name in ("sweep", "imagenet")]
 
 
 VALUES = {
@@ -258,9 +256,9 @@ def test_what_is_typed_is_what_the_tool_reads(checkout, monkeypatch, verb, typed
     if call[0].endswith(".sh"):
         assert call[-len(typed) :] == [f"{row.word}={value}" for row, value in typed]
         return
-    if call[1:3] in (["-m", "launcher"], ["-m", "tools.sweep"]):
-        at = 3 + (call[2] == "launcher")
-        given = verb_words({"demo": "train"}.get(verb, verb), call[at:], "it")
+    if call[1:3] == ["-m", "launcher"] or call[:3] in OURS or call[0] == "tools/rings.py":
+        words = [word for word in call[1:] if "=" in word]
+        given = verb_words({"demo": "train"}.get(verb, verb), words, "it")
         for row, value in typed:
             wanted = str(ROOT / value) if row.kind == "path" else row.read(row.make, value)
             assert given[row.key] == wanted, (row.make, call)
@@ -523,9 +521,9 @@ def test_an_option_from_make_to_the_trainer_is_one_entry(
     said, code, _ = make(copy, "slurm", demo, typed)
     assert code == 0, said
     (script,) = (copy / "runs").glob("*.sbatch")
-    words = shlex.split(re.search(r"-m trainer (.*)", script.read_text())[1])
-    words = words[words.index("auto") + 1 :]  # after --data, --output and --resume
-    argv = [sys.executable, "-m", "trainer", *words]
+    job = json.loads(*shlex.split(re.search(r"TANDEM_JOB=(.*)", script.read_text())[1]))
+    sent = {name: value for name, value in job["given"].items() if name != "resume"}
+    argv = [sys.executable, "-m", "trainer", "--config", json.dumps(sent)]
     done = subprocess.run(argv, cwd=copy, capture_output=True, text=True, check=True)
     assert done.stdout == f"{reaches}\n"
 
