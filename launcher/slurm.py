@@ -3,6 +3,7 @@ by ssh."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import subprocess
@@ -11,7 +12,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from contract.command_line import words_for_trainer
 from contract.errors import UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
@@ -22,11 +22,10 @@ from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import FIRST_PORT
-from launcher.node.machine import PATH
 from launcher.options import for_trainer, trainer_settings
 from launcher.plan import preflight
 from launcher.plan.checks import instruction_limits
-from launcher.plan.plan import Launch, check_batch, environment
+from launcher.plan.plan import check_batch
 from launcher.plan.problems import data_problems
 
 TEMPLATE = r"""#!/bin/bash
@@ -40,78 +39,31 @@ TEMPLATE = r"""#!/bin/bash
 # (At the time limit the trainer gets SIGTERM 120 s earlier, and saves a checkpoint.)
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
-
-way_to() {{ # the network card, or the own address, by which this node reaches another
-    ip -o route get "$1" | sed -n "s/.* $2 \([^ ]*\).*/\1/p"
-}}
-
-mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-if [ "$SLURM_NNODES" -gt 1 ]; then
-    # This script runs on the first node. Its own name may mean 127.0.1.1 here; the second node's
-    # does not.
-    peer=$(getent ahosts "${{hosts[1]}}" | awk '$1 !~ /^(127\.|::1)/ {{ print $1; exit }}')
-    master=$(way_to "$peer" src)
-else
-    peer=127.0.0.1
-    master=127.0.0.1
-fi
-port=$(({first_port} + SLURM_JOB_ID % 1000))
-export peer master port
-
-node() {{
-    local other=$master card count threads
-    if [ "$SLURM_NODEID" = 0 ]; then other=$peer; fi
-    card=$(way_to "$other" dev)
-    count=${{SLURM_GPUS_ON_NODE:-1}}
-    threads=$((SLURM_CPUS_ON_NODE > count ? SLURM_CPUS_ON_NODE / count : 1))
-    export {environment}
-    export TANDEM_NODE="$SLURMD_NODENAME" TANDEM_ATTEMPT=$((${{SLURM_RESTART_COUNT:-0}} + 1))
-    exec {launch} \
-        -m trainer --data {data} --output "$PWD/runs/{run}" --resume auto {arguments}
-}}
-
-# One node's failure ends the others; Slurm's own control groups leave no orphan.
-srun --kill-on-bad-exit=1 bash -c "$(declare -f way_to node); node"
+export TANDEM_JOB={job}
+exec {python} -m launcher.node.slurm
 """
 
 
-def script(options: Config, settings: TrainerOptions, host: Host, run: str) -> str:
+def script(config: Config, settings: TrainerOptions, host: Host, run: str) -> str:
     """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike.
     Raises UserError."""
-    nodes = options.nodes or 1
+    nodes = config.nodes or 1
     check_batch(["each node"], [host.gpus or 1] * nodes, settings.per_node_batch_size)
+    job = {
+        **{"run": run, "python": host.env_python, "first_port": FIRST_PORT},
+        **{"cuda_home": host.cuda_home, "env": {**instruction_limits(), **host.env}},
+        "given": {
+            "data": host.data_path(config.data),
+            **{"resume": "auto", **for_trainer(config)},
+        },
+    }
     return TEMPLATE.format(
         run=run,
         nodes=nodes,
         gpus=f"#SBATCH --gpus-per-node={host.gpus}\n" if host.gpus else "",
-        first_port=FIRST_PORT,
-        environment=exports(host),
-        launch=launch(host, run),
-        data=shlex.quote(host.data_path(options.data)),
-        arguments=shlex.join(words_for_trainer(for_trainer(options))),
+        job=shlex.quote(json.dumps(job)),
+        python=shlex.quote(host.env_python),
     )
-
-
-def launch(host: Host, run: str) -> str:
-    """The launch command of a run started by ssh; bash variables for what only the job knows."""
-    name = f"{run}-$SLURM_JOB_ID"
-    part = Launch("$SLURM_NNODES", "$SLURM_NODEID", "$count", "$master", "$port", name)
-    words = [f'"{word}"' if "$" in word else word for word in part.arguments()]
-    return " ".join([shlex.quote(host.env_python), *words])
-
-
-def exports(host: Host) -> str:
-    """The environment of a run started by ssh, with bash variables for what only the node knows.
-
-    InfiniBand stays allowed, and PATH begins with the job's: a cluster with a queue may have both.
-    """
-    known = environment("$card", "$threads", host.cuda_home)
-    del known["NCCL_IB_DISABLE"]
-    if "PATH" in known:
-        known["PATH"] = known["PATH"].replace(PATH, "$PATH")
-    words = [f'{name}="{value}"' for name, value in known.items()]
-    own = {**instruction_limits(), **host.env}
-    return " ".join([*words, *(f"{name}={shlex.quote(own[name])}" for name in own)])
 
 
 def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) -> None:
@@ -155,9 +107,7 @@ def main(options: Config) -> int:
     settings = trainer_settings(options)
     hosts = inventory.load(Path(options.inventory))
     # Slurm may have more machines than the inventory, whose first one stands for them all.
-    wanted = options.nodes if options.nodes is not None else len(hosts)
-    if wanted < 1:
-        raise UserError(f"NODES={wanted}: a run needs at least one machine.")
+    wanted = options.nodes or len(hosts)
     refuse(hosts[0], replace(options, nodes=None), settings, wanted)
     host, options = hosts[0], replace(options, nodes=wanted)
     name = run_id(settings.model, wanted, time.time())

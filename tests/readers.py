@@ -130,7 +130,7 @@ KINDS = {
         report/events.py report/measurements.py trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
     "what the control machine sends to its own programs": """
-        launcher/node/frames.py launcher/node/links.py trainer/models.py
+        launcher/node/frames.py launcher/node/links.py launcher/node/slurm.py trainer/models.py
         ansible/planning/network.py ansible/module_utils/commands.py""",
     "what a machine finds on itself, which is checked here (border.py)": """
         ansible/library/driver_facts.py ansible/library/health_facts.py

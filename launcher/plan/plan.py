@@ -25,7 +25,7 @@ from launcher import __version__
 from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.machines.probe import FIRST_PORT, PORTS, Facts
-from launcher.node.machine import PATH
+from launcher.node import job
 from launcher.options import document, for_trainer, with_trainer
 from launcher.plan import devices, models
 from launcher.plan.balance import OFF, Balance
@@ -35,8 +35,6 @@ from launcher.plan.layer import FOLDER
 from launcher.plan.script import WORK, Script
 
 AS_ASKED = "as asked"  # why a precision or a strategy was taken
-# Older agents check on their workers every 5 s.
-MONITOR_INTERVAL = 0.1
 
 
 @dataclass(frozen=True)
@@ -288,7 +286,7 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
     output = f"{folder}/runs/{shared.request.run}"
     data = host.data_path(shared.options.data)
     card = interface(host, fact)
-    env = environment(card, max(1, fact.cores // on_machine), host.cuda_home)
+    env = job.environment(card, max(1, fact.cores // on_machine), host.cuda_home)
     request = shared.request
     if isinstance(shared.settings, TrainerOptions) and models.folder(shared.settings.model):
         env["TANDEM_MODEL_FOLDER"] = OWN
@@ -341,39 +339,13 @@ def _bar(columns: int, label: str) -> dict[str, str]:
     return {"TANDEM_PROGRESS": "bar", "COLUMNS": str(width), "LINES": "24"}
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A node's part in torch.distributed.launch; in a Slurm script the values are bash variables.
-
-    `name` is part of the prefix of the store's keys, so a process of an earlier attempt that wakes
-    up late finds nothing of its own there.
-    """
-
-    nodes: int | str
-    node_rank: int | str
-    processes: int | str
-    master_addr: str
-    master_port: int | str
-    name: str
-
-    def arguments(self) -> list[str]:
-        """What follows the name of the Python."""
-        return [
-            *("-m", "torch.distributed.launch"),
-            *(f"--nnodes={self.nodes}", f"--node_rank={self.node_rank}"),
-            f"--nproc_per_node={self.processes}",
-            *(f"--master_addr={self.master_addr}", f"--master_port={self.master_port}"),
-            *(f"--rdzv_id={self.name}", f"--monitor_interval={MONITOR_INTERVAL}"),
-        ]
-
-
 def _launch(rank: int, host: Host, shared: Shared) -> list[str]:
     counts, request = shared.ranks_per_node, shared.request
     name = f"{request.run}-{request.attempt}"
-    launch = Launch(len(counts), rank, counts[rank], shared.master_addr, shared.master_port, name)
+    place = (len(counts), rank, counts[rank], shared.master_addr, shared.master_port)
     if shared.own_ports:
-        launch = Launch(1, 0, counts[rank], host.address, shared.own_ports[host.name], name)
-    return [host.env_python, *launch.arguments()]
+        place = (1, 0, counts[rank], host.address, shared.own_ports[host.name])
+    return [host.env_python, *job.launch(*place, name)]
 
 
 def _program(data: str, output: str, shared: Shared, part: NodeDevices) -> list[str]:
@@ -449,19 +421,3 @@ def interface(host: Host, facts: Facts) -> str | None:
             f"network, or give interface=<card> for {host.name} in the inventory."
         )
     return cards.pop() if cards else None
-
-
-def environment(card: str | None, threads: int | str, cuda_home: str | None) -> dict[str, str]:
-    """What the network libraries must know, since they guess the wrong card where there is docker0
-    or a VPN; and where the CUDA toolkit is, for what is compiled during a run.
-
-    Never LD_LIBRARY_PATH: torch finds its libraries by itself, and would find others with it.
-    """
-    env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "NCCL_IB_DISABLE": "1"}
-    if cuda_home:
-        env["CUDA_HOME"] = cuda_home
-        env["PATH"] = f"{cuda_home}/bin:{PATH}"
-    if card:
-        env["GLOO_SOCKET_IFNAME"] = card
-        env["NCCL_SOCKET_IFNAME"] = "=" + card
-    return env

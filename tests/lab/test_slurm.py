@@ -91,7 +91,14 @@ def test_a_batch_job_trains_on_two_nodes(cluster, tmp_path):
     script = CHECKOUT / said.split()[-1]
     try:
         for node in NODES:
-            sent = ["trainer", "tandem", "contract", "examples", str(script.relative_to(CHECKOUT))]
+            sent = [
+                "trainer",
+                "tandem",
+                "contract",
+                "examples",
+                "launcher",
+                str(script.relative_to(CHECKOUT)),
+            ]
             copy(lab, node, CHECKOUT, sent, "job")
         wait = f"cd job && sbatch --wait {script.relative_to(CHECKOUT)}"
         done = lab("ssh", "1", "--", wait, check=False)

@@ -85,17 +85,23 @@ def test_the_page_has_these_arrows():
     assert arrows() in page, f"docs/architecture.md needs this table:\n{arrows()}"
 
 
-def way_of_a_record():
+def way_of(thing):
     """The files of that list in docs/architecture.md."""
-    part = (ROOT / "docs/architecture.md").read_text().split("## The way of a record\n", 1)[1]
+    part = (ROOT / "docs/architecture.md").read_text().split(f"## The way of {thing}\n", 1)[1]
     steps = re.findall(r"^\d+\. (.*(?:\n   .*)*)", part.split("\n## ", 1)[0], re.M)
-    return [re.match(r"`([^`]+\.py)`", step)[1] for step in steps]
+    return [re.match(r"`([^`]+)`", step)[1] for step in steps]
 
 
-def test_the_files_that_a_record_crosses_are_there_and_know_its_names():
-    way = way_of_a_record()
-    assert way[:2] == ["tandem/timings.py", "launcher/node/records.py"]
-    assert way[-1] == "report/read.py" and len(way) > 5
+@pytest.mark.parametrize(
+    ("thing", "first", "last"),
+    [
+        ("a record", "tandem/timings.py", "report/read.py"),
+        ("an option", "contract/options.py", "trainer/__main__.py"),
+    ],
+)
+def test_the_files_that_it_crosses_are_there(thing, first, last):
+    way = way_of(thing)
+    assert (way[0], way[-1]) == (first, last) and len(way) > 5
     assert all((ROOT / path).is_file() for path in way)
 
 

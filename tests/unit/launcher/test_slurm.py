@@ -1,4 +1,5 @@
-"""The batch script for Slurm, carried out with stand-ins for Slurm's and the system's tools."""
+"""The batch script for Slurm, carried out with stand-ins for Slurm's tools and names and ways of
+machines; with real ones in tests/lab/test_slurm.py."""
 
 import importlib.metadata
 import json
@@ -14,91 +15,116 @@ from contract.errors import UserError
 from contract.options import Config
 from launcher import slurm
 from launcher.machines.engine import Host
+from launcher.node import slurm as node
 from launcher.options import config_of
 from launcher.plan import models
 from tests.unit.launcher.launcher_values import SETTINGS
 
-TOOLS = {
-    "scontrol": "echo node1; echo node2",
-    # As on Debian: the first node's own name leads to itself.
-    "getent": "case $2 in node1) echo 127.0.1.1;; *) echo 10.0.0.2 STREAM node2;; esac",
-    "ip": "case $4 in 10.0.0.2) echo 10.0.0.2 dev ib0 src 10.0.0.1 uid 0;;"
-    " 10.0.0.1) echo 10.0.0.1 dev eno1 src 10.0.0.2 uid 0;; *) echo local dev lo;; esac",
-    "srun": 'shift; for SLURM_NODEID in 0 1; do export SLURM_NODEID; "$@" || exit; done',
-    "python": 'echo "$SLURM_NODEID $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME $OMP_NUM_THREADS";'
-    ' echo "$PATH|$CUDA_HOME|$PYTHONUNBUFFERED|$ODD"; for word in "$@"; do echo "<$word>"; done',
+# Prints what the batch script starts, and with which job.
+PYTHON = """#!/bin/sh
+printf '%s\\n' "$TANDEM_JOB" "$*" "$PWD"
+"""
+# By which card, and from which address, a node reaches another.
+ROUTES = {
+    "10.0.0.2": {"interface": "ib0", "source": "10.0.0.1"},
+    "10.0.0.1": {"interface": "eno1", "source": "10.0.0.2"},
+    "127.0.0.1": {"interface": "lo", "source": "127.0.0.1"},
+}
+NAMES = {"node1": "127.0.1.1", "node2": "10.0.0.2"}  # on node1, as on Debian
+COMMON = {
+    "PATH": "/usr/bin",
+    "SLURM_JOB_ID": "1042",
+    "SLURM_CPUS_ON_NODE": "8",
+    "SLURMD_NODENAME": "node",
 }
 
 
-@pytest.fixture
-def run(tmp_path):
-    """Carry out the script of some options; its output's lines, by node."""
-    for name, body in TOOLS.items():
-        path = tmp_path / name
-        path.write_text(f"#!/bin/bash\n{body}\n")
-        path.chmod(0o755)
+class Became(Exception):
+    """A process became another program."""
 
-    def carry_out(gpus=None, own=None, **options):
-        python = str(tmp_path / "python")
-        place = ("node1", "ssh", "10.0.0.1", 22, None, python, "tandem", "/data")
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Carry out the script of some options: its text, and of each node the launch's argv, what it
+    gives the trainer, and its environment."""
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def become(argv, environment):
+        raise Became(list(argv), dict(environment))
+
+    def part(job, environment):
+        with pytest.raises(Became) as became:
+            node.become(json.loads(job), environment)
+        argv, env = became.value.args
+        assert argv[-3:-1] == ["trainer", "--config"]
+        return argv[:-1], json.loads(argv[-1]), env
+
+    monkeypatch.setattr(node.os, "execvpe", lambda _, *words: become(*words))
+    monkeypatch.setattr(node, "address_of", NAMES.get)
+    monkeypatch.setattr(node, "route", ROUTES.get)
+
+    def carry_out(gpus=None, own=None, nodes=2, **options):
+        place = ("node1", "ssh", "10.0.0.1", 22, None, str(python), "tandem", "/data")
         host = Host(*place, gpus=gpus, **(own or {}))
-        text = slurm.script(config_of({"nodes": 2, **options}), SETTINGS, host, "a-run")
-        env = {
-            "PATH": f"{tmp_path}:{os.environ['PATH']}",
-            "SLURM_SUBMIT_DIR": str(tmp_path),
-            "SLURM_JOB_NODELIST": "node[1-2]",
-            "SLURM_NNODES": "2",
-            "SLURM_JOB_ID": "1042",
-            "SLURM_CPUS_ON_NODE": "8",
-            "SLURMD_NODENAME": "node",
-            **({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {}),
-        }
+        config = config_of({"nodes": nodes, **options})
+        text = slurm.script(config, SETTINGS, host, "a-run")
+        env = {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
         done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
-        return text, *split(done.stdout)
+        job, *rest = done.stdout.splitlines()
+        assert rest == ["-m launcher.node.slurm", str(tmp_path)]
+        monkeypatch.chdir(tmp_path)
+        of_job = {**COMMON, **node.meeting(["node1", "node2"][:nodes]), "SLURM_NNODES": str(nodes)}
+        of_job.update({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {}, TANDEM_JOB=job)
+        return text, *(part(job, {**of_job, "SLURM_NODEID": str(n)}) for n in range(nodes))
 
     return carry_out
 
 
-def split(output):
-    """The lines of node 0 and of node 1."""
-    first, _, second = output.partition("\n1 ")
-    return [first.splitlines(), ("1 " + second).splitlines()]
-
-
 def test_each_node_starts_its_part_of_the_same_run(run, tmp_path):
-    _, first, second = run(epochs=2, args=["--weights", "two  words $HOME"])
-    assert first[0] == "0 ib0 =ib0 8"
-    assert second[0] == "1 eno1 =eno1 8"
-    common = ["<--nnodes=2>", "<--nproc_per_node=1>", "<--master_addr=10.0.0.1>"]
-    common += ["<--master_port=29542>", "<--rdzv_id=a-run-1042>", "<two  words $HOME>"]
-    common += ["</data/digits>", f"<{tmp_path}/runs/a-run>", "<auto>"]
-    for words in (first, second):
-        assert set(common) <= set(words)
-    assert [w for w in first if w not in second[1:]] == [first[0], "<--node_rank=0>"]
-    assert [w for w in second if w not in first[1:]] == [second[0], "<--node_rank=1>"]
+    text = "two  words $HOME `x` 'y'"
+    _, (argv, given, env), (other, same, others) = run(epochs=2, args=["--weights", text])
+    assert (env["GLOO_SOCKET_IFNAME"], others["GLOO_SOCKET_IFNAME"]) == ("ib0", "eno1")
+    assert (env["NCCL_SOCKET_IFNAME"], env["OMP_NUM_THREADS"]) == ("=ib0", "8")
+    common = {"--nnodes=2", "--nproc_per_node=1", "--master_addr=10.0.0.1"}
+    common |= {"--master_port=29542", "--rdzv_id=a-run-1042"}
+    assert common <= {*argv} and common <= {*other}
+    assert {*argv} ^ {*other} == {"--node_rank=0", "--node_rank=1"}
+    assert given == same and given["weights"] == text and given["epochs"] == 2
+    assert (given["data"], given["resume"]) == ("/data/digits", "auto")
+    assert given["output"] == f"{tmp_path}/runs/a-run"
+    _, (argv, *_) = run(nodes=1)
+    assert "--master_addr=127.0.0.1" in argv
 
 
-def test_a_node_gets_the_environment_of_a_run_started_by_ssh(run, tmp_path, monkeypatch):
+def test_a_node_gets_the_environment_of_a_run_started_by_ssh(run, monkeypatch):
+    """No part of it stands on a command line, which other users can read."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    odd = "two  words $HOME `x`"
-    env = {"ODD": odd, "ATEN_CPU_CAPABILITY": "default"}
-    text, first, second = run(own={"cuda_home": "/opt/cuda", "env": env})
-    assert " ONEDNN_MAX_CPU_ISA=AVX2 " in text and " ATEN_CPU_CAPABILITY=default" in text
-    assert "ATEN_CPU_CAPABILITY=avx2" not in text
-    for words in (first, second):
-        path, *rest = words[1].split("|")
-        assert path.startswith(f"/opt/cuda/bin:{tmp_path}:")
-        assert rest == ["/opt/cuda", "1", odd]
+    odd = "two  words $HOME `x` 'y'"
+    own = {"ODD": odd, "ATEN_CPU_CAPABILITY": "default"}
+    _, *parts = run(own={"cuda_home": "/opt/cuda", "env": own})
+    for argv, _, env in parts:
+        assert own.items() <= env.items() and env["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+        assert env["PATH"] == "/opt/cuda/bin:/usr/bin" and env["CUDA_HOME"] == "/opt/cuda"
+        assert (env["TANDEM_NODE"], env["TANDEM_ATTEMPT"]) == ("node", "1")
+        assert "NCCL_IB_DISABLE" not in env and "TANDEM_JOB" not in env
+        assert not any(odd in word for word in argv)
+
+
+def test_a_job_whose_second_node_cannot_be_reached_says_so(capsys):
+    with pytest.raises(SystemExit, match=r"localhost means .*, by which no other node is reached"):
+        node.address_of("localhost")
 
 
 def test_gpus_are_asked_for_and_shared_out(run):
     assert "gpus" not in run()[0].split("set -euo")[0]
-    text, first, _ = run(gpus=4)
+    text, (argv, _, env), _ = run(gpus=4)
     assert "#SBATCH --gpus-per-node=4\n" in text
-    assert "<--nproc_per_node=4>" in first
-    assert first[0].endswith(" 2")  # threads: 8 cores over 4 processes
+    assert "--nproc_per_node=4" in argv
+    assert env["OMP_NUM_THREADS"] == "2"  # 8 cores over 4 processes
 
 
 def test_a_batch_that_the_nodes_could_not_split_is_refused(run):
@@ -122,7 +148,7 @@ def test_a_script_is_for_all_machines_and_its_owners_alone(written, capsys):
     assert slurm.main(Config(data="digits")) == 0
     (script,) = written()
     text = script.read_text()
-    assert "#SBATCH --nodes=2\n" in text and "PASSWORD=secret" in text
+    assert "#SBATCH --nodes=2\n" in text and '"PASSWORD": "secret"' in text
     assert script.stat().st_mode & 0o777 == 0o600
     assert capsys.readouterr().out.splitlines()[1] == f"sbatch runs/{script.name}"
 
