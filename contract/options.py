@@ -491,16 +491,10 @@ class Config:
         None, 'your own: path/train.py, or "-m package.train" in FOLDER', make="SCRIPT"
     )
     folder: Optional[str] = opt(
-        None,
-        "what is sent of it (default: its checkout, or folder)",
-        make="FOLDER",
-        kind="path",
+        None, "what is sent of it (default: its checkout, or folder)", make="FOLDER", kind="path"
     )
     requirements: Optional[str] = opt(
-        None,
-        "its packages (default: requirements.txt beside it)",
-        make="REQUIREMENTS",
-        kind="path",
+        None, "its packages (default: requirements.txt beside it)", make="REQUIREMENTS", kind="path"
     )
     output: Optional[str] = resumable(
         None, "folders that it writes, which are brought here at the end", make="OUTPUT"
@@ -523,10 +517,7 @@ class Config:
     )
     detach: bool = opt(False, "1: run in the background", make="DETACH", stored=False)
     port: Optional[int] = resumable(
-        None,
-        "of the rendezvous on node 0 (default: a free one)",
-        most=65535,
-        make="PORT",
+        None, "of the rendezvous on node 0 (default: a free one)", most=65535, make="PORT"
     )
     queue: bool = resumable(False, "1: wait for machines that are busy", make="QUEUE")
     force: bool = resumable(False, "1: start even though something is wrong", make="FORCE")

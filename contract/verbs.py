@@ -29,27 +29,30 @@ class Verb(NamedTuple):
         return {option.make: option for option in self.options}
 
 
-def _row(make: str, flag: str, text: str, kind: str = "text", **more: Any) -> Option:
+def _row(make: str, text: str, kind: str = "text", flag: str = "", **more: Any) -> Option:
     return Option(text, make=make, flag=flag, kind=kind, **more)
 
 
 INVENTORY, NODES = RUN_OPTIONS["inventory"], RUN_OPTIONS["nodes"]
 QUEUE, FORCE = RUN_OPTIONS["queue"], RUN_OPTIONS["force"]
 ARGS = _row(
-    "ARGS", "--", "any option of `.venv/bin/python -m trainer --help`; those of SCRIPT", "words"
+    "ARGS",
+    "any option of `.venv/bin/python -m trainer --help`; those of SCRIPT",
+    "words",
+    flag="--",
 )
-RUN = _row("RUN", "", "its name or path (default: the newest)", "run", default="latest")
-LIMIT = _row("LIMIT", "--limit", "only these machines: pc3, or pc1,pc2")
-JSON = _row("JSON", "--json", "1: for scripts", "switch")
-ASK_SUDO = _row("ASK_SUDO", "--ask-become-pass", "1: ask for sudo's password once", "switch")
+RUN = _row("RUN", "its name or path (default: the newest)", "run", default="latest")
+LIMIT = _row("LIMIT", "only these machines: pc3, or pc1,pc2")
+JSON = _row("JSON", "1: for scripts", "switch")
+ASK_SUDO = _row("ASK_SUDO", "1: ask for sudo's password once", "switch", flag="--ask-become-pass")
 STOP_DISPLAY = _row(
     "STOP_DISPLAY",
-    "-e allow_stop_display",
     "1: reboot for the driver although somebody is logged in",
     "switch",
+    flag="-e allow_stop_display",
 )
-CORE = _row("CORE", "", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",))
-ONLY = _row("ONLY", "--only", "a room (launcher, train, gpu ...) or a file below tests/")
+CORE = _row("CORE", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",))
+ONLY = _row("ONLY", "a room (launcher, train, gpu ...) or a file below tests/")
 
 TRAINERS = tuple(row for row in ENTRIES.values() if row.make)
 WHAT = (INVENTORY, NODES, *TRAINERS)
@@ -82,8 +85,8 @@ VERBS: Dict[str, Optional[Verb]] = {
         (
             INVENTORY,
             LIMIT,
-            _row("LOGIN", "--login", "a user there who may use sudo (default: you)"),
-            _row("KEEP_SUDO", "--keep-sudo", "1: write no sudo rule", "switch"),
+            _row("LOGIN", "a user there who may use sudo (default: you)"),
+            _row("KEEP_SUDO", "1: write no sudo rule", "switch"),
             CORE,
         ),
         "make bootstrap LIMIT=pc3 LOGIN=anna",
@@ -94,18 +97,17 @@ VERBS: Dict[str, Optional[Verb]] = {
     ),
     "dry-provision": Verb(
         "print what `make provision` would install where",
-        (
-            INVENTORY,
-            _row("FACTS", "--facts", "a file of facts instead of machines (examples/machines/)"),
-        ),
+        (INVENTORY, _row("FACTS", "a file of facts instead of machines (examples/machines/)")),
     ),
     "provision": Verb(
         "make the machines of inventory.ini a cluster",
         (
             INVENTORY,
             LIMIT,
-            _row("DELETE", "-e data_delete", "1: delete data there that is gone here", "switch"),
-            _row("TAGS", "--tags", "only these parts of site.yml: network, or driver,data"),
+            _row(
+                "DELETE", "1: delete data there that is gone here", "switch", flag="-e data_delete"
+            ),
+            _row("TAGS", "only these parts of site.yml: network, or driver,data"),
             STOP_DISPLAY,
             ASK_SUDO,
             CORE,
@@ -123,7 +125,7 @@ VERBS: Dict[str, Optional[Verb]] = {
         (
             INVENTORY,
             LIMIT,
-            _row("YES", "-e poweroff_sure", "1: do not ask", "switch"),
+            _row("YES", "1: do not ask", "switch", flag="-e poweroff_sure"),
             ASK_SUDO,
             CORE,
         ),
@@ -135,7 +137,12 @@ VERBS: Dict[str, Optional[Verb]] = {
         "gather what machines without internet need",
         (
             INVENTORY,
-            _row("FORCE", "-e bundle_for_nobody", "1: though no machine is offline=true", "switch"),
+            _row(
+                "FORCE",
+                "1: though no machine is offline=true",
+                "switch",
+                flag="-e bundle_for_nobody",
+            ),
             *PACKAGES,
         ),
     ),
@@ -143,16 +150,16 @@ VERBS: Dict[str, Optional[Verb]] = {
         "put an ssh server on a USB stick, for machines that have none",
         (
             INVENTORY,
-            _row("TO", "-e usb_folder", "the stick's folder", "path"),
-            _row("RELEASES", "-e usb_releases", "names like jammy, with spaces between"),
+            _row("TO", "the stick's folder", "path", flag="-e usb_folder"),
+            _row("RELEASES", "names like jammy, with spaces between", flag="-e usb_releases"),
         ),
         'make usb TO=/media/anna/STICK RELEASES="bookworm jammy"',
     ),
     "imagenet": Verb(
         "make class folders from the archives of ILSVRC2012",
         (
-            _row("SRC", "--source", "the folder of its archives", "path"),
-            _row("TO", "--to", "where (default: data/imagenet)", "path"),
+            _row("SRC", "the folder of its archives", "path", flag="--source"),
+            _row("TO", "where (default: data/imagenet)", "path"),
         ),
         "make imagenet SRC=/media/anna/ILSVRC2012",
     ),
@@ -162,16 +169,16 @@ VERBS: Dict[str, Optional[Verb]] = {
         (
             *WHAT,  # four of which mean something else here
             NODES._replace(help="up to how many machines (default: all)"),
-            _row("DATA", "--data", "measure with these (default: noise; no MODEL: digits)"),
+            _row("DATA", "measure with these (default: noise; no MODEL: digits)"),
             ENTRIES["epochs"]._replace(make_help="of the run that is counted (default: 90)"),
-            _row("SYNC", "--sync", "for the file: as in `make train`"),
-            _row("MEASURE", "--measure", "1: measure anew, for a minute", "switch"),
+            _row("SYNC", "for the file: as in `make train`"),
+            _row("MEASURE", "1: measure anew, for a minute", "switch"),
             QUEUE,
             FORCE,
-            _row("RUN", "--run", "predict from this run"),
-            _row("GPU", "--gpu", "on paper, without machines: 2080ti, 3090 ..."),
-            _row("LINK", "--link", "the network: 1gbit, 2.5gbit (default: as measured)"),
-            _row("ALL", "--all", "1: each strategy and number of machines", "switch"),
+            _row("RUN", "predict from this run"),
+            _row("GPU", "on paper, without machines: 2080ti, 3090 ..."),
+            _row("LINK", "the network: 1gbit, 2.5gbit (default: as measured)"),
+            _row("ALL", "1: each strategy and number of machines", "switch"),
             ARGS,
         ),
         "make plan MODEL=resnet50 BATCH=64",
@@ -182,27 +189,26 @@ VERBS: Dict[str, Optional[Verb]] = {
         "make train NODES=4 MODEL=resnet50 DATA=imagenet EPOCHS=90 BATCH=64",
     ),
     "dry-run": Verb(
-        "print exactly what `make train` would run on each machine",
-        (*WHAT, *SCRIPT, *START, ARGS),
+        "print exactly what `make train` would run on each machine", (*WHAT, *SCRIPT, *START, ARGS)
     ),
     "slurm": Verb("write the same run as a batch script for a Slurm cluster", (*WHAT, ARGS)),
     "status": Verb("say how far a run is, what holds it up, how its machines are", (RUN, JSON)),
     "top": Verb(
         "the same on a live screen; between runs, how the machines are",
-        (INVENTORY, _row("RUN", "--run", "a run (default: the one under way, if any)")),
+        (INVENTORY, _row("RUN", "a run (default: the one under way, if any)")),
     ),
     "attach": Verb("show a run that is under way", (RUN,)),
     "stop": Verb("end a run; its workers save a checkpoint first", (RUN,)),
     "runs": Verb("list all runs, newest first"),
     "report": Verb(
         "make the report of a run from its files",
-        (RUN, _row("JSON", "--json", "1: print summary.json instead", "switch")),
+        (RUN, _row("JSON", "1: print summary.json instead", "switch")),
     ),
     "compare": Verb(
         "set runs side by side: what differs, and what came of it",
         (
-            _row("RUNS", "--", "2 to 8 runs with spaces between", "words"),
-            _row("JSON", "--json", "1: print the figures for scripts", "switch"),
+            _row("RUNS", "2 to 8 runs with spaces between", "words", flag="--"),
+            _row("JSON", "1: print the figures for scripts", "switch"),
         ),
         'make compare RUNS="latest latest~1"',
     ),
@@ -210,11 +216,11 @@ VERBS: Dict[str, Optional[Verb]] = {
     "sweep": Verb(
         "try each combination of settings in short runs, and compare",
         (
-            _row("SWEEP", "--sweep", "NAME=value,value ... (in ARGS with | between)"),
+            _row("SWEEP", "NAME=value,value ... (in ARGS with | between)"),
             *WHAT,
-            _row("ROUNDS", "--rounds", "how often each one runs (default: 2)", "number", least=1),
-            _row("RESUME", "--resume", "go on with a sweep: its name, or latest"),
-            _row("FORCE", "--force", "1: though it takes more than a day", "switch"),
+            _row("ROUNDS", "how often each one runs (default: 2)", "number", least=1),
+            _row("RESUME", "go on with a sweep: its name, or latest"),
+            _row("FORCE", "1: though it takes more than a day", "switch"),
             ARGS,
         ),
         """make sweep SWEEP="SYNC=allreduce,ef:1.6 ARGS='--sync_bn|'" BATCH=64""",
@@ -232,12 +238,12 @@ VERBS: Dict[str, Optional[Verb]] = {
     ),
     "test-all": Verb(
         "run all other tests, piece by piece: hours (root)",
-        (ONLY, _row("AGAIN", "--again", "1: also what passed before", "switch")),
+        (ONLY, _row("AGAIN", "1: also what passed before", "switch")),
         "make test-all ONLY=test_torture",
     ),
     "test-gpu": Verb(
         "test what GPUs compute and survive: docs/gpu.md (a GPU)",
-        (_row("DEVICE", "--device", "cpu: only cases that need no GPU", choices=DEVICES),),
+        (_row("DEVICE", "cpu: only cases that need no GPU", choices=DEVICES),),
         "make test-gpu DEVICE=cpu",
     ),
     "snapshots": Verb("write the sentences that users meet anew: tests/messages/"),
@@ -246,7 +252,7 @@ VERBS: Dict[str, Optional[Verb]] = {
     "bench": Verb("measure figures, by the methods of bench/README.md (root)"),
     "bench-gpu": Verb(
         "measure our steps beside others': docs/performance.md (a GPU)",
-        (_row("DEVICE", "--device", "cpu: a tiny version, to try it", choices=DEVICES),),
+        (_row("DEVICE", "cpu: a tiny version, to try it", choices=DEVICES),),
         "make bench-gpu DEVICE=cpu",
     ),
     "lock": Verb("make requirements/*.txt anew from *.in (needs uv)"),
