@@ -95,16 +95,16 @@ plan train dry-run slurm status top attach stop runs: env
 	@$(PYTHON_ENV) -m launcher $@ $(words)
 
 report: env
-	@$(with_options) $(PYTHON_ENV) -m report
+	@$(PYTHON_ENV) -m report $(words)
 
 sweep: machines
 	@$(PYTHON_ENV) -m tools.sweep $(words)
 
 tensorboard: env
-	@$(with_options) $(PYTHON_ENV) -m tools.tensorboard
+	@$(PYTHON_ENV) -m tools.tensorboard $(words)
 
 compare: env
-	@$(with_options) $(PYTHON_ENV) -m report compare
+	@$(PYTHON_ENV) -m report compare $(words)
 
 test test-lab test-all: known
 	@python3 -m tools.rings $@ $(words)

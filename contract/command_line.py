@@ -178,7 +178,9 @@ def verb_words(
         if left[0] in ("-h", "--help"):
             show(verb_help(row, program))
         option, name, text = _word(left, verb, taken, rest, program)
-        if text:
+        if text and option.kind == "words" and name != option.make:
+            given[option.key] = [*given.get(option.key, []), text]
+        elif text:
             given[option.key] = option.read(name, text)
     for word in left[1:]:
         if rest is None or (rest.kind == "run" and rest.key in given):
@@ -204,10 +206,10 @@ def _word(
         if name not in taken:
             raise UserError(verbs.not_taken(name, text, [verb], taken))
         return taken[name], name, text
-    if rest is None or rest.kind != "run":
+    if rest is None or rest is verbs.ARGS:
         after = ": options of the trainer come after `--`" if rest else ""
         raise UserError(f"{word!r} is no option{after}. See `{program} --help`.")
-    return rest, rest.make, word
+    return rest, word if rest.kind == "words" else rest.make, word
 
 
 def _unknown_flag(name: str, flags: List[str], program: str) -> str:

@@ -19,9 +19,10 @@ from types import FrameType
 from typing import NoReturn
 
 from contract import interrupts, verbs
+from contract.command_line import verb_words
 from contract.errors import UserError
 from report.analysis import Analysis, analyse
-from report.cli import Parser, find_run, write
+from report.cli import find_run, write
 from report.comparing import compare_main, sweep_main
 from report.events import tensorboard_main
 from report.overtime import as_csv
@@ -75,15 +76,10 @@ def drop_output() -> None:
 
 def report_main(argv: list[str]) -> int:
     """Makes and prints one report."""
-    parser = Parser(
-        prog="python -m report", description="Makes the report of a run from its files."
-    )
-    parser.add_argument("run", help="a run directory, or its name under runs/ (latest)")
-    parser.add_argument("--json", action="store_true", help="print summary.json instead")
-    options = parser.parse_args(argv)
-    analysis = analyse(find_run(options.run))
+    given = verb_words("report", argv, "python -m report")
+    analysis = analyse(find_run(given.get("run", verbs.RUN.default)))
     text = write_report(analysis)
-    if options.json:
+    if given.get("json"):
         print(summary_json(analysis), end="")
     else:
         print(embolden(text) if wants_colour() else text, end="")

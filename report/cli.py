@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
-from typing import NoReturn
 
 from contract.errors import UserError
 from contract.text import counted, write_whole
@@ -15,13 +13,6 @@ class NothingMeasured(UserError):
     """There is nothing to predict from yet; `make plan` then measures."""
 
     code = 3
-
-
-class Parser(argparse.ArgumentParser):
-    """Says in one sentence what is wrong with a command line, by raising UserError."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}. See `{self.prog} --help`.")
 
 
 LATEST = re.compile(r"latest~([0-9]{1,4})")

@@ -10,10 +10,11 @@ import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from contract.command_line import verb_words
 from contract.errors import UserError
 from contract.text import counted, three_digits
 from report import compare_view
-from report.cli import Parser, find_run, write
+from report.cli import find_run, write
 from report.compare import LEAST, MOST, Comparison, Side, compare
 from report.files import Entry, dicts, read_object, text
 from report.page import render_page
@@ -25,15 +26,12 @@ HOW = '`make compare RUNS="latest latest~1"`'
 
 def compare_main(argv: list[str]) -> int:
     """Returns the exit code. Raises UserError."""
-    parser = Parser(prog="python -m report compare", description="Sets runs side by side.")
-    parser.add_argument("runs", nargs="*", help="2 to 8 runs, as in RUNS='latest latest~1'")
-    parser.add_argument("--json", action="store_true", help="print the figures instead")
-    options = parser.parse_args(argv)
-    folders = named(options.runs)
+    given = verb_words("compare", argv, "python -m report compare")
+    folders = named(given.get("runs", []))
     rows = [(folder.resolve().name, [folder], "") for folder in folders]
     page = folders[0].resolve().parent / "compare.html"
     comparison = compare(f"{len(rows)} runs", rows, page)
-    show(comparison, page, options.json)
+    show(comparison, page, given.get("json", False))
     return 0
 
 
@@ -110,9 +108,7 @@ class Cell:
 
 def sweep_main(argv: list[str]) -> int:
     """Returns the exit code. Raises UserError."""
-    parser = Parser(prog="python -m report sweep", description="Compares the runs of a sweep.")
-    parser.add_argument("folder", type=Path, help="runs/sweeps/<id>")
-    folder = parser.parse_args(argv).folder
+    folder = Path(argv[0])  # from make sweep alone
     cells = read_cells(folder)
     rows = [(cell.name, cell.runs, cell.cause) for cell in cells]
     page = folder / "compare.html"

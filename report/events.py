@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from contract import verbs
+from contract.command_line import verb_words
 from contract.errors import UserError
 from report.analysis import Analysis, analyse
-from report.cli import Parser, find_run, write_bytes
+from report.cli import find_run, write_bytes
 from report.files import number
 from report.measure import longest_attempt
 from report.overtime import gpu_charts, machine_charts
@@ -40,9 +42,8 @@ class Scalar(NamedTuple):
 
 def tensorboard_main(argv: list[str]) -> int:
     """Writes the events of a run and prints their folder."""
-    parser = Parser(prog="make tensorboard", description="Writes a run's figures for TensorBoard.")
-    parser.add_argument("run", help="a run directory, or its name under runs/ (latest)")
-    print(printable(str(write_events(analyse(find_run(parser.parse_args(argv).run))))))
+    run = verb_words("tensorboard", argv, "make tensorboard").get("run", verbs.RUN.default)
+    print(printable(str(write_events(analyse(find_run(run))))))
     return 0
 
 

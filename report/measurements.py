@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from contract import runs, verbs
 from contract.errors import UserError
@@ -31,7 +31,7 @@ def on_paper(gpu: str, model: str, precision: str | None) -> Basis:
     return Basis(f"{gpu} on paper", model, 224, BATCH, (step,), None, 0.0, level, about)
 
 
-def find_basis(options: argparse.Namespace) -> Basis:
+def find_basis(options: SimpleNamespace) -> Basis:
     """The run that was named, else the newest one that fits. Raises UserError."""
     if options.run:
         basis = read_basis(options.run)
@@ -50,14 +50,14 @@ def find_basis(options: argparse.Namespace) -> Basis:
     )
 
 
-def measuring(options: argparse.Namespace) -> str:
+def measuring(options: SimpleNamespace) -> str:
     """The command that measures what was asked for."""
     size = f"--image_size {options.image_size}" if options.image_size else None
     words = {"BATCH": options.batch, "PRECISION": options.precision, "ARGS": size}
     return verbs.line("plan", NODES=options.nodes, MODEL=options.model, **words)
 
 
-def asked(options: argparse.Namespace) -> str:
+def asked(options: SimpleNamespace) -> str:
     """` at 224 pixels in O1`: what was asked for besides the model."""
     return "".join(
         (
@@ -77,7 +77,7 @@ def folders(root: Path, model: str) -> Iterator[Path]:
             yield path
 
 
-def fits(basis: Basis, options: argparse.Namespace) -> bool:
+def fits(basis: Basis, options: SimpleNamespace) -> bool:
     asked = runs.Setting(
         options.model, options.batch, options.image_size, options.precision, options.machines
     )

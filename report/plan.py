@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
-from contract import runs, strategies
+from contract import runs, strategies, verbs
+from contract.command_line import verb_words
 from contract.errors import UserError
-from contract.options import DEFAULT_MODEL, OPTIMIZERS
+from contract.options import DEFAULT_MODEL, OPTIMIZERS, Option
 from contract.runs import prediction_path
 from contract.strategies import WARMUP_EPOCHS, Phases, Strategy
 from contract.text import link, seconds, size, three_digits
 from report import formulas, published_speeds
-from report.cli import Parser, write
+from report.cli import write
 from report.measurements import find_basis, on_paper
 from report.predict import (
     HARMLESS,
@@ -40,55 +40,51 @@ BETTER_LINK = 2500.0  # what newer ones do, with a switch for it
 WORTH = 1.05  # times as fast: less is not said to be a gain
 
 
-def command_line() -> Parser:
-    parser = Parser(
-        prog="python -m report plan", description="Predicts the next run before it is started."
-    )
-    parser.add_argument("--nodes", type=int, default=4, help="up to how many machines (4)")
-    parser.add_argument(
-        "--model",
-        help=f"as in make train ({DEFAULT_MODEL}, or with --gpu {published_speeds.MODEL})",
-    )
-    parser.add_argument(
-        "--gpu", help="predict on paper, by its published or estimated speed: 2080ti, 3090"
-    )
-    parser.add_argument("--image-size", type=int, help="only from a run at this size")
-    parser.add_argument(
-        "--link", help="speed of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)"
-    )
-    parser.add_argument("--epochs", type=float, default=EPOCHS, help="of a whole run (90)")
-    parser.add_argument(
-        "--warmup",
-        type=float,
-        default=WARMUP_EPOCHS,
-        help="epochs of exact sums before a strategy that leaves bits out (1)",
-    )
-    parser.add_argument("--sync", default=strategies.EXACT, help="as in make train (allreduce)")
-    parser.add_argument(
-        "--optimizer", choices=OPTIMIZERS, default="sgd", help="as in make train (sgd)"
-    )
-    parser.add_argument("--batch", type=int, help="only from a run with so many images a node")
-    parser.add_argument("--precision", help="only from a run in this one")
-    parser.add_argument(
-        "--machines",
-        type=lambda text: tuple(text.split(",")),
-        default=(),
-        help="of this cluster: what was measured of others is not used",
-    )
-    parser.add_argument("--run", type=Path, help="the run to start from (the newest of that model)")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where runs are (runs)")
-    parser.add_argument("--all", action="store_true", help="each strategy and number of machines")
-    return parser
+PLAN = verbs.Verb(
+    "predict the next run before it is started",
+    (
+        Option("up to how many machines (4)", make="NODES", kind="number", default=4, least=1),
+        Option(
+            f"as in make train ({DEFAULT_MODEL}, or with --gpu {published_speeds.MODEL})",
+            make="MODEL",
+        ),
+        Option("predict on paper, by its published or estimated speed: 2080ti, 3090", make="GPU"),
+        Option("only from a run at this size", make="IMAGE_SIZE", kind="number"),
+        Option("of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)", make="LINK"),
+        Option("of a whole run (90)", make="EPOCHS", kind="float", default=EPOCHS, least=1),
+        Option(
+            "epochs of exact sums before a strategy that leaves bits out (1)",
+            make="WARMUP",
+            kind="float",
+            default=WARMUP_EPOCHS,
+        ),
+        Option("as in make train (allreduce)", make="SYNC", default=strategies.EXACT),
+        Option("as in make train (sgd)", tuple(OPTIMIZERS), make="OPTIMIZER", default="sgd"),
+        Option("only from a run with so many images a node", make="BATCH", kind="number"),
+        Option("only from a run in this one", make="PRECISION"),
+        Option("of this cluster: what was measured of others is not used", make="MACHINES"),
+        Option("the run to start from (the newest of that model)", make="RUN"),
+        Option("where runs are (runs)", make="RUNS", default="runs"),
+        Option("each strategy and number of machines", make="ALL", kind="switch", default=False),
+    ),
+)
+
+
+def asked_for(argv: list[str]) -> SimpleNamespace:
+    """What was typed, by the rows of PLAN. Raises UserError."""
+    given = verb_words("plan", argv, "python -m report plan", PLAN)
+    options = SimpleNamespace(**{row.key: given.get(row.key, row.default) for row in PLAN.options})
+    options.machines = tuple(options.machines.split(",")) if options.machines else ()
+    options.run, options.runs = options.run and Path(options.run), Path(options.runs)
+    return options
 
 
 def plan_main(argv: list[str]) -> int:
     """Prints the table. Writes runs/plan-<model>-<N>n.json, unless the question was about another
     network (--link) or machines on paper (--gpu): no run's report may show such an answer."""
-    options = command_line().parse_args(argv)
-    if options.nodes < 1:
-        raise UserError(f"--nodes {options.nodes}: must be at least 1.")
+    options = asked_for(argv)
     options.model = options.model or (published_speeds.MODEL if options.gpu else DEFAULT_MODEL)
-    phases = phases_of(options)
+    phases = Phases(options.epochs, options.warmup)
     asked = strategies.parse(options.sync)
     if options.gpu and (options.run or options.image_size):
         raise UserError("--gpu is a prediction on paper: leave --run and --image-size out.")
@@ -133,14 +129,6 @@ def better_switch(
         f"{times_one(then, rows):.2f} x one machine, where {link(mbit)} gives "
         f"{times_one(now, rows):.2f} x, both by what is exact or labelled safe."
     )
-
-
-def phases_of(options: argparse.Namespace) -> Phases:
-    """Raises UserError for a run without an epoch, or a warm-up of less than none."""
-    for name, value, least in (("epochs", options.epochs, 1), ("warmup", options.warmup, 0)):
-        if not least <= value < math.inf:
-            raise UserError(f"--{name} {value:g}: must be a number from {least}.")
-    return Phases(options.epochs, options.warmup)
 
 
 def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], float], str]:

@@ -90,7 +90,7 @@ def test_only_given_variables_become_options(checkout):
     assert call[:4] == [python, "-m", "launcher", "train"] and {*call[4:]} == {*words}
     call = last_call(checkout, "wake", "LIMIT=pc3", "INVENTORY=my pcs.ini")
     assert call == [python, "ansible/wake.py", "--inventory=my pcs.ini", "--limit=pc3"]
-    assert last_call(checkout, "report") == [python, "-m", "report", "--", "latest"]
+    assert last_call(checkout, "report", "RUN=x") == [python, "-m", "report", "RUN=x"]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_only_given_variables_become_options(checkout):
         ("train", "DATA", ["train"], "DATA={}"),
         ("train", "MODEL", ["train"], "MODEL={}"),
         ("status", "RUN", ["status"], "RUN={}"),
-        ("report", "RUN", ["report", "--"], "{}"),
+        ("report", "RUN", ["report"], "RUN={}"),
         ("bootstrap", "LOGIN", ["ansible/bootstrap.py"], "--login={}"),
     ],
 )
@@ -182,19 +182,13 @@ def received(monkeypatch, call):
     if tool.endswith("ansible-playbook"):
         return vars(playbook_parser().parse_args(argv)), []
     monkeypatch.setattr(argparse.ArgumentParser, "parse_known_args", stop)
-    if argv[:2] == ["-m", "report"]:
-        main, argv = report_main, argv[2:]
-    elif argv[:2] == ["-m", "tools.tensorboard"]:  # it passes its words on
-        main, argv = report_main, ["tensorboard", *argv[2:]]
-    else:
-        monkeypatch.syspath_prepend(ROOT / "ansible")
-        spec = importlib.util.spec_from_file_location("tool", ROOT / argv[0])
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "tool", module)
-        spec.loader.exec_module(module)
-        main, argv = module.main, argv[1:]
+    monkeypatch.syspath_prepend(ROOT / "ansible")
+    spec = importlib.util.spec_from_file_location("tool", ROOT / argv[0])
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "tool", module)
+    spec.loader.exec_module(module)
     with pytest.raises(Received) as caught:
-        main(argv)
+        module.main(argv[1:])
     namespace, rest = caught.value.args
     return vars(namespace), rest
 
@@ -220,7 +214,7 @@ def test_ansible_has_the_options_that_we_give_it():
 
 
 SCRIPT = "-m package.train"
-OURS = [[".venv/bin/python", "-m", f"tools.{name}"] for name in ("sweep", "imagenet")]
+OURS = ("launcher", "report", "tools.sweep", "tools.imagenet", "tools.tensorboard")
 
 
 VALUES = {
@@ -256,7 +250,7 @@ def test_what_is_typed_is_what_the_tool_reads(checkout, monkeypatch, verb, typed
     if call[0].endswith(".sh"):
         assert call[-len(typed) :] == [f"{row.word}={value}" for row, value in typed]
         return
-    if call[1:3] == ["-m", "launcher"] or call[:3] in OURS or call[0] == "tools/rings.py":
+    if call[2] in OURS or call[0] == "tools/rings.py":
         words = [word for word in call[1:] if "=" in word]
         given = verb_words({"demo": "train"}.get(verb, verb), words, "it")
         for row, value in typed:
@@ -277,10 +271,6 @@ def is_read(checkout, row, value, call, read, rest):
         given = [json.loads(text) for text in read["extra_vars"] if text.startswith("{")]
         asked = str(checkout / value) if row.kind == "path" else value
         return {row.word[3:]: True if row.kind == "switch" else asked} in given
-    if row.kind == "run":
-        return read["run"] == value
-    if row.kind == "words":
-        return read.get("trainer", read.get("runs")) == shlex.split(value)
     if row.kind == "path":
         return str(read[name]) == str(checkout / value)
     if row.kind == "switch":
@@ -319,7 +309,7 @@ def test_a_verb_acts_on_the_run_that_was_named_or_on_none(two_runs, capsys, verb
     assert "-new-" not in told and (verb == "attach" or "-old-" in told)
     code, told = said("nosuch")
     assert code == 2 and "no run nosuch in" in told
-    assert report_main(tool.options("report", ["RUN"], {"RUN": "nosuch"})) == 2
+    assert report_main(["RUN=nosuch"]) == 2
 
 
 ROOMS = ("contract", "launcher", "report", "tandem", "trainer", "examples", "tools")
