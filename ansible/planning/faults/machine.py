@@ -27,7 +27,8 @@ def impossible(facts):
             "wsl",
             f"it is WSL on Windows (kernel {facts['kernel']}): its driver is that of Windows, and "
             "other PCs do not reach it",
-            "install Debian or Ubuntu beside Windows on it, or take it out of inventory.ini",
+            "install Debian or Ubuntu beside Windows on it (docs/windows.md), or take it out of "
+            "inventory.ini",
         )
     elif facts.get("container", "") not in MACHINES:
         yield (
