@@ -30,6 +30,30 @@ def test_every_link_leads_to_a_file():
     assert broken == []
 
 
+def headings(page):
+    return re.findall(r"^#+ (.*?)\s*$", page.read_text(), re.MULTILINE)
+
+
+def slug(heading):
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_part_that_a_page_names_is_there():
+    """`page.md#anchor`, and a page's link followed by a heading of it in quotation marks."""
+    named = []
+    for page in pages():
+        text = page.read_text()
+        for target, anchor in re.findall(r"\]\(([^)\s#:]*)#([^)\s]+)\)", text):
+            there = map(slug, headings(page.parent / target if target else page))
+            named.append((page.name, anchor, anchor in there))
+        for target, heading in re.findall(r'\]\(([\w./-]+\.md)\),\s"([^"]+)"', text):
+            heading = " ".join(heading.split())
+            named.append((page.name, heading, heading in headings(page.parent / target)))
+    assert len(named) > 5
+    assert [one for one in named if not one[2]] == []
+
+
 def test_every_test_that_a_page_names_is_there():
     rooms = (ROOT / "tests", ROOT / "bench")
     there = {path.name for room in rooms for path in room.rglob("test_*.py")}
