@@ -232,7 +232,7 @@ RULES: Dict[str, Rule] = {
     )
 }
 EXACT = "allreduce"
-# What was there once, and in no cell of docs/slow-networks.md earned its place; and what to take.
+# What was there once, and earned its place in no cell of bench/accuracy/README.md; what to take.
 GONE = dict.fromkeys(("localsgd", "overlap", "diloco"), "ef:1.6")
 
 

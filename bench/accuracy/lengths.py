@@ -1,5 +1,5 @@
-"""Make the tables of the second study in docs/slow-networks.md: ways to begin a run, and lengths of
-runs on two tasks.
+"""Make the tables of the second study in README.md: ways to begin a run, and lengths of runs on two
+tasks.
 
     python bench/accuracy/lengths.py
 
@@ -18,8 +18,9 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
 import study  # noqa: E402
 from study import CODED, EXACT, FONTS, GLYPHS, OTHER_RATE, Results  # noqa: E402
-from tables import PAGE, put, signed  # noqa: E402
+from tables import put, signed  # noqa: E402
 
+PAGE = HERE / "README.md"
 TASKS = {GLYPHS: "glyphs", FONTS: "fonts"}
 STARTS = {
     "none": "none is exact",
