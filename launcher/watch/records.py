@@ -72,6 +72,6 @@ class Records:
         copy.cost += max(len(payload), LEAST)
         seconds = time.monotonic() - self._begun
         if copy.cost > BESIDE + PIECE * seconds:
-            raise Invalid(f"more of {frame['file']} than a guard sends in {seconds:.0f} s")
+            raise Invalid(f"more of {frame['file']} than a guard sends in {int(seconds) + 1} s")
         if copy.end <= copy.limit:
             self._spool.add(lambda: copy.append(offset, payload), len(payload))
