@@ -23,7 +23,6 @@ LONG = {
     "test_balance.py",
     "test_chaos_trainer.py",
     "test_guard_orphans.py",
-    "test_hostile_node.py",
     "test_lab_leftovers.py",
     "test_lab_mixed.py",
     "test_lab_vm.py",

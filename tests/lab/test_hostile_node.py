@@ -121,6 +121,18 @@ REFUSED = [
 ]
 
 
+# The ten shortest, which `make test-lab` runs: those before a run, and two within one.
+SHORT = ("a piece that comes twice", "a piece without an end")
+
+
+def each(lies: list[Lie]) -> list[object]:
+    """As parameters."""
+    short = {*SHORT, *(lie.name for lie in REFUSED)}
+    assert len(short) == 10
+    marks = {lie.name: () if lie.name in short else (pytest.mark.long,) for lie in lies}
+    return [pytest.param(lie, id=lie.name, marks=marks[lie.name]) for lie in lies]
+
+
 @pytest.fixture(scope="module")
 def machines(start_lab):
     lab = start_lab("hostile", "--nodes", "2", "--no-bundle")
@@ -195,7 +207,7 @@ def left_of(run) -> list[int]:
     return run.processes()
 
 
-@pytest.mark.parametrize("lie", ATTEMPTS, ids=lambda lie: lie.name)
+@pytest.mark.parametrize("lie", each(ATTEMPTS))
 def test_a_lie_is_told_of_its_machine_alone(start, precious, lie):
     before = outside(precious)
     run = start(lie.name, 100 if lie.code else 1)
@@ -218,6 +230,7 @@ def test_a_lie_is_told_of_its_machine_alone(start, precious, lie):
     assert outside(precious) == before
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lie", RECORDED)
 def test_a_run_goes_on_whatever_a_rank_records_and_obeys_at_once(start, precious, lie):
     before = outside(precious)
@@ -236,6 +249,7 @@ def test_a_run_goes_on_whatever_a_rank_records_and_obeys_at_once(start, precious
     assert outside(precious) == before
 
 
+@pytest.mark.long
 def test_whoever_waits_no_more_for_files_that_drip_is_obeyed_at_once(start):
     run = start("files by drips", 1)
     run.wait_for(r"\] step 13\n", 2)
@@ -249,6 +263,7 @@ def test_whoever_waits_no_more_for_files_that_drip_is_obeyed_at_once(start):
     assert f"make report RUN={run.name}" in run.said() and "Traceback" not in run.said()
 
 
+@pytest.mark.long
 def test_what_a_machine_links_to_is_neither_brought_nor_written(start, precious):
     """The names of its records and logs lead to the profile of whoever types; then the run goes on,
     and rank 1 prints into a log of that name."""
@@ -269,7 +284,7 @@ def test_what_a_machine_links_to_is_neither_brought_nor_written(start, precious)
     assert outside(precious) == before
 
 
-@pytest.mark.parametrize("lie", REFUSED, ids=lambda lie: lie.name)
+@pytest.mark.parametrize("lie", each(REFUSED))
 def test_a_lie_before_a_run_is_refused_by_the_name_of_its_machine(start, precious, lie):
     before = outside(precious)
     run = start(lie.name, 1)
