@@ -149,7 +149,7 @@ def _fields(value: dict[str, Any], shape: dict[str, object], name: str) -> dict[
 
 
 def _text(value: str, name: str) -> str:
-    if len(value) > TEXT:
+    if not isinstance(value, str) or len(value) > TEXT:  # a key may be anything
         raise _Misfit(name)
     return _LONE.sub("\ufffd", value)
 

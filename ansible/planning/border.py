@@ -207,7 +207,7 @@ def proven(machines):
     proofs = []
     for machine in machines:
         host, done = machine["inventory_hostname"], machine.get("prove_cards", {})
-        if done.get("rc") == 0:
+        if done.get("rc") == 0 and isinstance(done.get("stdout"), str):
             try:
                 proofs.append({"host": host, **read(parsed(done["stdout"], host), PROOF, host)})
             except PlanError:

@@ -59,6 +59,6 @@ def wake_verdict(printed, service, kept, record):
         return f"tandem-wake.service, which sets the card at each start and end, is {said}"
     try:
         known = json.loads(kept) == record
-    except ValueError:
+    except (ValueError, RecursionError):
         known = False
     return "" if known else "what .tandem/wake on the control machine says of it is wrong"

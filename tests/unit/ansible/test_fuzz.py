@@ -122,7 +122,7 @@ def test_facts_are_refused_or_planned_with(facts):
     for source in ("auto", "package", "runfile"):
         asked = {**driver_machines.WANTED, "source": source}
         refused_or(driver.driver_plan, state, asked, STACK, TABLE)
-    driver_result.driver_hold(state, "535")
+    refused_or(driver_result.driver_hold, state, "535", driver_machines.WANTED, STACK)
     driver_result.kernel_packages(state)
     smi = {"rc": 0, "text": "580.126.20"}
     driver_result.driver_outcome(state, "No such device", smi)

@@ -173,6 +173,7 @@ def test_a_bad_variable_is_named(variables, words):
 @fuzz.many(400)
 @example("node1", {**HOST, "node_dir": "{{ x }}"})
 @example("node1", {**HOST, "ansible_connection": "winrm"})
+@example("node1", {**HOST, "run_env": ["A"]})
 @example("node1", {**HOST, **OWNER})
 @example("node1", {**HOST, **OWNER, "hours": "24:30-25:00"})
 @given(

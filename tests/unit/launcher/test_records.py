@@ -196,6 +196,7 @@ def test_more_than_a_guard_sends_is_refused_before_it_fills_anything(way, size):
     assert 0 < len(way.copy(STEPS)) <= most * size / max(size, records.LEAST)
 
 
+@pytest.mark.hypothesis
 def test_beyond_keep_nothing_is_written(tmp_path):
     way = Way(tmp_path, Sizes(steps=1))
     for _ in range(30):

@@ -36,6 +36,7 @@ def root(tmp_path):
     return tmp_path
 
 
+@pytest.mark.hypothesis
 def test_classes_paths_and_targets_are_sorted(root):
     make(root / "train" / "ant" / "deeper" / "x.JPEG")
     (root / "train" / "ant" / "notes.txt").write_text("no image")
@@ -78,6 +79,7 @@ def test_a_folder_without_permission_is_named(root, closed, monkeypatch):
         (lambda root: (root / "train/new\nline\x1b").mkdir(), r"new\\nline\\x1b has no images"),
     ],
 )
+@pytest.mark.hypothesis
 def test_a_wrong_layout_is_explained(root, spoil, words):
     result = spoil(root)
     place = result if result and result.name in ("nowhere", "flat") else root
@@ -85,6 +87,7 @@ def test_a_wrong_layout_is_explained(root, spoil, words):
         ImageFolder(place, "train", Options())
 
 
+@pytest.mark.hypothesis
 def test_natural_size_is_the_usual_short_side_and_ignores_bad_files(root):
     (root / "train/ant/0.png").write_bytes(b"")
     make(root / "train/cat/0.png", size=(500, 400))
@@ -108,6 +111,7 @@ def test_sizes(options, natural, sizes):
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "CMYK"])
+@pytest.mark.hypothesis
 def test_eight_bit_images_become_rgb_as_pillow_makes_it(tmp_path, mode):
     """Whatever its name says that it is."""
     form = "JPEG" if mode == "CMYK" else "PNG"
@@ -156,6 +160,7 @@ def jpeg(picture):
         ("large", "its file has more than 280 MiB: make it smaller"),
     ],
 )
+@pytest.mark.hypothesis
 def test_each_kind_of_bad_image_has_its_reason(tmp_path, kind, reason):
     path = tmp_path / "a.png"
     put(path, kind, b"")
@@ -249,6 +254,19 @@ def test_a_jpeg_of_many_pixels_takes_300_mib_or_is_refused(tmp_path, name):
     assert (said == "") == taken and most < 300, (said, most)
 
 
+@pytest.mark.hypothesis
+def test_odd_pixels_are_decoded_or_refused(tmp_path, monkeypatch):
+    """Holes in a palette, a turn that is none, and more than may be held."""
+    holes = make(tmp_path / "holes.png", (8, 8), "P", transparency=0)
+    assert read_image(holes).mode == "RGB"
+    turned = make(tmp_path / "0.jpg", (8, 4), exif=b"Exif\0\0II*\0" + b"\xff" * 20)
+    assert read_image(turned).size == (8, 4)
+    monkeypatch.setattr(decode, "LARGEST", holes.stat().st_size + 100)
+    with pytest.raises(BadImage, match="its pixels take"):
+        read_image(holes)
+
+
+@pytest.mark.hypothesis
 def test_the_scans_of_a_jpeg_are_told_apart(tmp_path):
     """One scan of all components holds no coefficients; a scan of each holds them all."""
     whole = make(tmp_path / "0.jpg", (32, 32), subsampling=2).read_bytes()

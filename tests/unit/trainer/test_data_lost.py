@@ -36,6 +36,7 @@ def quickly(*argv):
     return said(*argv)
 
 
+@pytest.mark.hypothesis
 def test_a_read_error_that_passes_is_waited_for(images, monkeypatch):
     path = images / "train/class0/0.png"
     good = path.read_bytes()

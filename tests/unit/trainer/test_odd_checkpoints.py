@@ -262,6 +262,7 @@ def test_weights_that_are_damaged_or_of_another_program(images, tmp_path):
     assert read()
 
 
+@pytest.mark.hypothesis
 def test_a_small_file_does_not_fill_the_memory():
     """64 MB of zeros, compressed to 64 kB: torch itself would take them."""
     content, packed = io.BytesIO(), io.BytesIO()
