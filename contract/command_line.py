@@ -4,7 +4,7 @@ of make. This is the only reader of a command line; each value has the type of i
 import difflib
 import re
 import textwrap
-from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from contract import verbs
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
@@ -50,7 +50,7 @@ def trainer_words(argv: Sequence[str]) -> Dict[str, Any]:
         name, equals, text = words.pop(0).partition("=")
         flag = _underscored(name)
         if flag not in FLAGS:
-            raise UserError(_unknown(name))
+            raise UserError(_unknown_to_trainer(flag))
         text = text if equals else _value(flag, FLAGS[flag], words, TRAINER)
         given[flag[2:]] = FLAGS[flag].read(flag, text)
     return given
@@ -77,7 +77,7 @@ def _value(flag: str, row: Option, words: List[str], program: str, positional: b
         own = there and (not positional or words[0].lower() in ON + OFF)
         return words.pop(0) if own else "true"
     if not there:
-        raise UserError(f"{flag} needs a value. See {program} --help.")
+        raise UserError(f"{flag} needs a value. See `{program} --help`.")
     return words.pop(0)
 
 
@@ -85,14 +85,18 @@ def _underscored(name: str) -> str:
     return "--" + name[2:].replace("-", "_") if name.startswith("--") else name
 
 
-def _unknown(word: str) -> str:
+def _unknown(word: str, known: Iterable[str], program: str) -> str:
+    """What to say of a flag that is none of the known ones."""
     word = word[:80]
-    name = word.lstrip("-").replace("-", "_")
-    if name in GONE:
-        return f"--{name} is no longer there: {GONE[name]}."
-    near = difflib.get_close_matches(name, ENTRIES, n=1, cutoff=NEAR)
-    hint = f" Did you mean --{near[0]}?" if near else f" See {TRAINER} --help."
+    near = difflib.get_close_matches(word.lstrip("-"), [one[2:] for one in known], n=1, cutoff=NEAR)
+    hint = f" Did you mean --{near[0]}?" if near else f" See `{program} --help`."
     return f"unknown option {word}.{hint}"
+
+
+def _unknown_to_trainer(flag: str) -> str:
+    if flag[2:] in GONE:
+        return f"{flag} is no longer there: {GONE[flag[2:]]}."
+    return _unknown(flag, FLAGS, TRAINER)
 
 
 def read_config(path: str) -> Dict[str, Any]:
@@ -109,7 +113,7 @@ def read_config(path: str) -> Dict[str, Any]:
     for name, value in found.items():
         flag = _underscored(f"--{name}")
         if flag not in FLAGS:
-            raise UserError(f"--config {path}: {_unknown(flag)}")
+            raise UserError(f"--config {path}: {_unknown_to_trainer(flag)}")
         values = value if isinstance(value, list) else [value]
         # Lists of lists may be references to one another, and written out fill the memory.
         plain = not any(isinstance(one, (list, dict, set)) for one in values)
@@ -199,7 +203,7 @@ def _word(
         flags = {row.word: row for row in taken.values()}
         name = name.replace("_", "-")
         if name not in flags:
-            raise UserError(_unknown_flag(name, list(flags), program))
+            raise UserError(_unknown(name, flags, program))
         row = flags[name]
         return row, name, text if equals else _value(name, row, left, program, rest is not None)
     if equals and re.fullmatch("[A-Za-z_]*", name):
@@ -210,12 +214,6 @@ def _word(
         after = ": options of the trainer come after `--`" if rest else ""
         raise UserError(f"{word!r} is no option{after}. See `{program} --help`.")
     return rest, word if rest.kind == "words" else rest.make, word
-
-
-def _unknown_flag(name: str, flags: List[str], program: str) -> str:
-    near = difflib.get_close_matches(name, flags, n=1, cutoff=NEAR)
-    hint = f" Did you mean {near[0]}?" if near else f" See `{program} --help`."
-    return f"unknown option {name}.{hint}"
 
 
 def verb_help(row: verbs.Verb, program: str) -> str:

@@ -30,7 +30,7 @@ def told(capsys, *words):
         (["train", "--nodez", "3"], "tandem: unknown option --nodez. Did you mean --nodes?\n"),
         (["train", "--nodes", "three"], "--nodes three is not a whole number: write it like"),
         (["train", "--", "--epoch", "3"], "unknown option --epoch. Did you mean --epochs?"),
-        (["train", "--", "--max_steps", "3"], "--max_steps. See python -m trainer --help."),
+        (["train", "--", "--max_steps", "3"], "--max_steps. See `python -m trainer --help`."),
         (["train", "--sync", "alreduce"], "SYNC=alreduce: choose one of allreduce"),
         (["train", "resnet50"], "options of the trainer come after `--`"),
         (["status", "no-such-run"], "no run no-such-run"),
