@@ -47,14 +47,17 @@ def status(name: str, as_json: bool = False) -> int:
 def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
     """What JSON=1 prints."""
     told: dict[str, Any] = {"run": folder.name, "state": control.state(folder)}
+    with contextlib.suppress(KeyError, TypeError, IndexError):  # what a broken file does not have
+        told["first_cause"] = control.read(folder / "attempts.json")["attempts"][-1]["first_cause"]
     if progress is not None:
         told.update(dataclasses.asdict(progress), as_of_seconds_ago=age(progress))
         del told["ruling"]
         told["bottleneck"] = progress.cause
-        if control.controller(folder) is None:
-            told["hang"] = None
+        running = control.controller(folder) is not None
+        if not running:  # nothing is of now
+            told.update(dict.fromkeys(("hang", "left", "recent_images_per_second")))
         for machine, one in zip(told["machines"], progress.machines):
-            machine["trouble"] = troubles(one, control.controller(folder) is not None)
+            machine["trouble"] = troubles(one, running)
     return told
 
 

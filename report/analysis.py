@@ -13,14 +13,13 @@ from report.devices import GpuUse, MemoryUse, gpu_joules, memory_use
 from report.disk import DiskUse, ShareUse
 from report.files import Entry, dicts, last_of, number
 from report.machines import MachineUse
-from report.measure import Step, images_per_second, longest_attempt, measure_step
+from report.measure import Step, images_per_second, longest_attempt, measure_step, trained
 from report.network import NetworkUse, one_machine
 from report.progress import (
     Epoch,
     Span,
     TimePoint,
     hundred_epochs,
-    images_of_run,
     learning_curve,
     step_spans,
     time_line,
@@ -96,7 +95,7 @@ def analyse(folder: Path) -> Analysis:
     summary["advice"] = [told(run, one) for one in (*advice.remedies, advice.together) if one]
     summary["predicted"] = predicted_of(run)
     gpus = uses.gpus
-    images, joules = images_of_run(run), gpu_joules(run, gpus)
+    joules, (images, _) = gpu_joules(run, gpus), trained(run.ranks)
     summary["gpu_joules"] = None if joules is None else round(joules)
     per_image = joules / images if joules is not None and images else None
     summary["gpu_joules_per_image"] = None if per_image is None else round(per_image, 4)

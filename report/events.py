@@ -68,6 +68,10 @@ def scalars(analysis: Analysis) -> Iterator[Scalar]:
     if not records:
         return
     began = number(records[0].start.get("unix")) or 0.0
+    columns, speed = records[0].steps, analysis.summary["images_per_second"]
+    if speed is not None:
+        end = began + columns.clock[-1]
+        yield Scalar("training/images per second of the run", columns.step[-1], end, speed)
     yield from of_training(analysis, records, began)
     per_epoch = number(records[0].start.get("steps_per_epoch")) or 1
     for epoch in analysis.curve:

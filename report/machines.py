@@ -43,6 +43,11 @@ class MachineUse:
         return None if self.ranks_busy is None else max(0.0, self.busy - self.ranks_busy)
 
 
+def busy(seconds: float, passed: float, cores: float) -> float:
+    """The share of all processors that was busy, of seconds summed over them."""
+    return min(1.0, seconds / passed / cores)
+
+
 COUNTERS = ("cpu_busy", "swapped_in", "swapped_out", "pressure_cpu", "pressure_memory")
 STATES = ("memory_total", "memory_available")
 SAMPLE: Fields = {
@@ -113,7 +118,7 @@ class Seen:
         ran, waited = self.scheduled(sample)
         self.ran, self.waited = self.ran + ran, self.waited + waited
         cores, total = sample.get("cores", 1), sample.get("memory_total")
-        self.series["cpu"].add(since, 100 * min(1.0, grew["cpu_busy"] / length / cores))
+        self.series["cpu"].add(since, 100 * busy(grew["cpu_busy"], length, cores))
         moved = grew["swapped_in"] + grew["swapped_out"]
         self.series["swap"].add(since, moved / length / 1e6)
         if "pressure_memory" in sample:
@@ -141,15 +146,14 @@ class Seen:
             return None
         cores = self.last.get("cores", 1)
         wanted = self.ran + self.waited
-        part = self.seconds * cores
         pressed = "pressure_memory" in self.said
         total = self.last.get("memory_total") or 0.0
         return MachineUse(
             host=host,
             attempt=self.window.attempt,
             cores=cores,
-            busy=min(1.0, self.sums["cpu_busy"] / part),
-            ranks_busy=min(1.0, self.ran / part) if self.ranks_seen and alone else None,
+            busy=busy(self.sums["cpu_busy"], self.seconds, cores),
+            ranks_busy=busy(self.ran, self.seconds, cores) if self.ranks_seen and alone else None,
             queued=self.waited / wanted if self.ranks_seen and wanted > 0 else None,
             waited=self.waited / self.seconds if self.ranks_seen else None,
             memory_total=total,

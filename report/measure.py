@@ -289,18 +289,26 @@ def images_of(record: RankRecord) -> float:
     return sum(record.steps.samples) / steps_of(record)
 
 
-def images_per_second(records: Sequence[RankRecord]) -> float | None:
-    """What all parts of the report call the speed: training images of all ranks over the time of
-    their steps (mean over ranks), the warm-up of a strategy among them. The first line of each rank
-    and attempt is left out: its step also warms up the device, the loader and DDP's buckets. None
-    where nothing else was done."""
+def trained(records: Sequence[RankRecord], first: int = 0) -> tuple[float, float]:
+    """Training images of all ranks, and seconds of their steps (mean over ranks), over all
+    attempts; the lines of each rank and attempt from the `first` on. A rank without a file counts
+    as the mean of the others."""
     images = seconds = 0.0
     for attempt in {record.attempt for record in records}:
-        own = [record for record in records if record.attempt == attempt and len(record.steps) > 1]
+        own = [r for r in records if r.attempt == attempt and len(r.steps) > first]
         if own:
             world = max(len(own), int(number(own[0].start.get("world_size")) or 0))
-            images += world * statistics.fmean(sum(record.steps.samples[1:]) for record in own)
-            seconds += statistics.fmean(sum(record.steps.total[1:]) for record in own)
+            images += world * statistics.fmean(sum(record.steps.samples[first:]) for record in own)
+            seconds += statistics.fmean(sum(record.steps.total[first:]) for record in own)
+    return images, seconds
+
+
+def images_per_second(records: Sequence[RankRecord]) -> float | None:
+    """What all that shows a speed calls so, the trainer's own lines too: training images of all
+    ranks over the time of their steps, the warm-up of a strategy among them. The first line of each
+    rank and attempt is left out: its step also warms up the device, the loader and DDP's buckets.
+    None where nothing else was done."""
+    images, seconds = trained(records, first=1)
     return images / seconds if seconds > 0 else None
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from report.accounting import Accounting, attempt_numbers, wall_seconds
-from report.files import number
+from report.files import Entry, number
 from report.measure import (
     goes_on,
     longest_attempt,
@@ -148,15 +149,20 @@ def step_spans(run: Run) -> list[Span]:
     return spans
 
 
-def images_of_run(run: Run) -> float:
-    """How many images all ranks trained on in all attempts."""
-    images = 0.0
-    for attempt in {record.attempt for record in run.ranks}:
-        records = [r for r in run.ranks if r.attempt == attempt and len(r.steps)]
-        if records:
-            world = max(len(records), int(number(records[0].start.get("world_size")) or 0))
-            images += world * statistics.fmean(sum(record.steps.samples) for record in records)
-    return images
+def time_left(records: Sequence[RankRecord], step: int | None, steps: int | None) -> float | None:
+    """The steps that are left, each as long as those so far with what was beside them, as the
+    trainer's own lines say it."""
+    if step is None or steps is None:
+        return None
+    return max(0, steps - step) * max(record.clock / steps_of(record) for record in records)
+
+
+def steps_of_run(start: Entry) -> int | None:
+    """Of the whole run; None where that is not known, as of one that goes on for some seconds."""
+    per_epoch, epochs = start.get("steps_per_epoch"), start.get("epochs")
+    if not per_epoch or not epochs or start.get("options", {}).get("trial"):
+        return None
+    return int(per_epoch * epochs)
 
 
 def hundred_epochs(run: Run, accounting: Accounting) -> float | None:

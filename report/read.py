@@ -472,10 +472,11 @@ def fold(record: RankRecord, line: Entry) -> None:
         return
     if len(record.beside) < MOST_BESIDE:
         record.beside.append((record.clock, seconds))
-        if kind == "evaluate":
-            scores = {**dict.fromkeys(EVALUATION), **only(EVALUATION, line)}
-            if scores["epoch"] is not None:
-                record.evaluations.append({**scores, "clock": record.clock})
+    if kind == "evaluate":
+        scores = {**dict.fromkeys(EVALUATION), **only(EVALUATION, line)}
+        if scores["epoch"] is not None:
+            del record.evaluations[MOST_BESIDE - 1 :]  # of too many the last one is kept, too
+            record.evaluations.append({**scores, "clock": record.clock})
     if kind == "end":
         record.end = only(END, line)
 

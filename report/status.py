@@ -16,9 +16,10 @@ from report import tables
 from report.bottleneck import parts
 from report.files import Entry, dicts, number, only, positive
 from report.hang import Hang, hang_of
-from report.measure import Step, images_per_second, slowest, step_of_ranks, steps_of
+from report.machines import busy
+from report.measure import Step, images_per_second, slowest, step_of_ranks
 from report.network import grown
-from report.progress import Epoch, learning_curve
+from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Fields, Machine, RankRecord, Reader, natural_number
 from report.verdict import step_words, wait_words
 from report.view import Column, Item, Say, Section, table
@@ -121,8 +122,7 @@ class Follower:
             return None
         start = next((record.start for record in records if record.start), {})
         recent = [record.last(RECENT) for record in records]
-        per_epoch, epochs = start.get("steps_per_epoch"), start.get("epochs")
-        steps = int(per_epoch * epochs) if per_epoch and epochs else None
+        epochs, steps = start.get("epochs"), steps_of_run(start)
         stepped = [record for record in records if len(record.steps)]
         step = max((record.steps.step[-1] for record in stepped), default=None)
         world = int(number(start.get("world_size")) or len(records))
@@ -172,13 +172,6 @@ def mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def time_left(records: Sequence[RankRecord], step: int | None, steps: int | None) -> float | None:
-    """The steps that are left, each as long as those so far with what was beside them."""
-    if step is None or steps is None:
-        return None
-    return max(0, steps - step) * max(record.clock / steps_of(record) for record in records)
-
-
 def rates_of(value: object) -> list[Entry] | None:
     """Of each disk how busy it is, and what is read from it."""
     if not isinstance(value, dict):
@@ -214,7 +207,7 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
     def rate(name: str) -> float | None:
         return grown(first, last, name) / passed if name in last and passed > 0 else None
 
-    busy, cores, total = rate("cpu_busy"), last.get("cores"), last.get("memory_total")
+    ran, cores, total = rate("cpu_busy"), last.get("cores"), last.get("memory_total")
     taken = None if total is None else 1 - last.get("memory_available", total) / total
     disks = last.get("disks")
     swap = (
@@ -226,7 +219,7 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
         host=machine.host,
         age=max(0.0, time.time() - machine.unix),
         step=max((record.steps.step[-1] for record in records), default=None),
-        cpu=min(100.0, 100 * busy / cores) if busy is not None and cores else None,
+        cpu=100 * busy(ran, 1.0, cores) if ran is not None and cores else None,
         memory=None if taken is None else 100 * taken,
         swap=swap,
         temperature=last.get("temperature"),

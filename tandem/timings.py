@@ -193,6 +193,7 @@ class Lines:
         self._flushed = time.monotonic()
         self._block = Block()
         self._alone = True  # the next step warms up, and has a line to itself
+        self.steps, self.spent = 0, 0.0  # all later ones that were read, and their seconds
         self._added, self._step = time.monotonic(), 0
         self._stalled: Optional[Tuple[float, str]] = None  # what `look` said last
         self._file: Optional[IO[str]] = None
@@ -261,6 +262,8 @@ class Lines:
                 if not spent and patience:
                     patience = 0.0  # later laps end later
                 line["seconds"] = {name: round(value, 7) for name, value in spent.items() if value}
+                if line["kind"] == "step" and not self._alone:
+                    self.steps, self.spent = self.steps + 1, self.spent + sum(spent.values())
             self._put(line)
         del self._waiting[:count]
         self._flushed = time.monotonic()

@@ -9,6 +9,7 @@ from typing import Any, List, Optional
 from tqdm import tqdm
 
 from contract.options import Options
+from tandem.timings import Lines
 
 from .world import World
 
@@ -21,8 +22,8 @@ NARROWEST = 10  # least width of the bar itself
 class Screen:
     """Progress for people. `shown` is True on rank 0 only."""
 
-    def __init__(self, options: Options, world: World, steps: int) -> None:
-        self.shown = world.rank == 0
+    def __init__(self, options: Options, world: World, steps: int, lines: Lines) -> None:
+        self.shown, self._lines = world.rank == 0, lines
         kind = options.progress
         if kind == "auto":
             kind = os.environ.get("TANDEM_PROGRESS", "bar" if sys.stderr.isatty() else "plain")
@@ -32,7 +33,7 @@ class Screen:
         self._begun: Optional[float] = None
         self._said = self._printed = time.monotonic()  # of `_printed` also what `look` printed
         self._due_at = float("inf")
-        self._done = self._step = 0
+        self._done = self._step = self._steps = self._first = 0
         self._epoch, self._doing = "", ""
         self._over = threading.Event()
 
@@ -86,7 +87,9 @@ class Screen:
             )
 
     def step(self, images: int) -> None:
+        self._first = self._first or images
         self._done += images
+        self._steps += 1
         self._step += 1
         self._in_step()
         if self._bar is not None:
@@ -101,29 +104,31 @@ class Screen:
 
     def figures(self, step: int, left: int, loss: float, top1: float) -> None:
         """Show figures that were just read; `left`: training images until the run's end."""
-        speed = self._speed()
-        rest = tqdm.format_interval(left / max(speed, 1e-9))
+        spent = time.monotonic() - (self._begun or 0.0)
+        rest = tqdm.format_interval(left * spent / max(self._done, 1))
         if self._bar is not None:
-            parts = [f"run {rest}", f"{speed:.0f} img/s", f"loss {loss:.3f}", f"top-1 {top1:.1%}"]
+            parts = [f"run {rest}", *self._speed(), f"loss {loss:.3f}", f"top-1 {top1:.1%}"]
             room = columns() - len(f"{self._epoch} 100%|| 00:00") - NARROWEST
             self._bar.set_postfix_str(", ".join(fitting(parts, room)), refresh=False)
             self._due_at = time.monotonic() + BAR_EVERY
         elif self.due():
             self.say(
                 f"{self._epoch}  step {step}  loss {loss:.4f}  top-1 {top1:.2%}  "
-                f"{speed:.0f} img/s  {rest} to go"
+                + "  ".join([*self._speed(), f"{rest} to go"])
             )
             self._due_at = time.monotonic() + PLAIN_EVERY
 
-    def _speed(self) -> float:
-        begun = time.monotonic() if self._begun is None else self._begun
-        return self._done / max(time.monotonic() - begun, 1e-9)
+    def _speed(self) -> List[str]:
+        """By the definition of docs/report.md, of the steps whose lines were read: images of all
+        ranks over this rank's seconds of steps, without the first one."""
+        if not self._lines.steps or self._steps < 2:
+            return []
+        images = (self._done - self._first) / (self._steps - 1)
+        return [f"{images * self._lines.steps / self._lines.spent:.0f} images/s"]
 
     def evaluated(self, epoch: int, train_loss: float, result: Any) -> None:
-        self.say(
-            f"epoch {epoch + 1}/{self._epochs}  loss {train_loss:.3f}  val {result.loss:.3f}  "
-            f"top-1 {result.top1:.2%}  {self._speed():.0f} img/s"
-        )
+        figures = f"loss {train_loss:.3f}  val {result.loss:.3f}  top-1 {result.top1:.2%}"
+        self.say("  ".join([f"epoch {epoch + 1}/{self._epochs}", figures, *self._speed()]))
 
     def close(self) -> None:
         if self._bar is not None:

@@ -65,7 +65,7 @@ class Run:
         self.options, self.world = options, world
         with world.agreed():
             self.lines = Lines(options.output, world.host, world.rank, self.clock)
-            self.screen = Screen(options, world, self.job.steps_per_epoch)
+            self.screen = Screen(options, world, self.job.steps_per_epoch, self.lines)
             self.sample_log = SampleLog(options, world)
         self.batches = TrainBatches(found.train_set, options, world)
         self.stop = Stop(world)

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from report import read, uses
+from contract.text import three_digits
+from report import page, read, text, uses
+from report.__main__ import main
 from report.analysis import analyse
+from report.events import scalars
 from report.read import read_run
-from report.status import Follower
-from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
+from report.run_view import view_of
+from report.status import Follower, section_of
+from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, change_lines
 
 OLDER = Path(__file__).parents[2] / "older_run"
 
@@ -48,6 +52,47 @@ def test_what_was_read_as_it_came_is_what_the_report_says_at_the_end(case, tmp_p
         assert progress.cause == analysis.summary["bottleneck"]
     # NaN stands for a loss that was not read.
     assert repr(follower._reader.read().ranks) == repr(read_run(run).ranks)
+
+
+@pytest.mark.parametrize(
+    "name", [*sorted(path.name for path in OLDER.glob("*-2n")), "network", "none"]
+)
+def test_a_run_has_one_speed_wherever_it_is_shown(name, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "runs" / name
+    if name in BOTTLENECKS:
+        RunBuilder(run, **BOTTLENECKS[name]).write()
+    else:
+        shutil.copytree(OLDER / name, run)
+    analysis = analyse(run)
+    speed, top1 = (analysis.summary[of] for of in ("images_per_second", "final_top1"))
+    progress = Follower(run).look()
+    assert round(progress.images_per_second, 2) == speed > 0
+    assert [one.value for one in scalars(analysis) if "of the run" in one.tag] == [speed]
+    assert (progress.evaluated and progress.evaluated.top1) == top1
+    view = view_of(analysis)
+    for shown in (text.render_text(view), page.render_page(view), lines_of(progress)):
+        assert f"{three_digits(speed)} images/s" in shown or f">{three_digits(speed)}<" in shown
+    monkeypatch.chdir(tmp_path)
+    if name in BOTTLENECKS:  # others have an older version of the record
+        shutil.copytree(run, run.with_name("again"))
+        assert main(["compare", "--json", name, "again"]) == 0
+        first = json.loads(capsys.readouterr().out)["runs"][0]
+        assert (first["images_per_second"], first["best_top1"]) == (speed, top1)
+
+
+def lines_of(progress):
+    return "\n".join(text.section_lines(section_of(progress, running=False)))
+
+
+def test_the_last_evaluation_is_known_however_many_there_were(tmp_path, monkeypatch):
+    monkeypatch.setattr(read, "MOST_BESIDE", 5)
+    run = RunBuilder(tmp_path, epochs=40).write()
+    for path in run.glob("nodes/*/rank*.jsonl"):
+        change_lines(
+            path, lambda line: {**line, "top1": line["epoch"] / 100} if "top5" in line else None
+        )
+    assert analyse(run).summary["final_top1"] == 0.39
+    assert Follower(run).look().evaluated.epoch == 40
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in OLDER.glob("*-2n")))

@@ -27,7 +27,12 @@ def time(monkeypatch):
 
 def screen(rank=0, **settings):
     options = Options(epochs=4, **settings)
-    return Screen(options, World(rank=rank, size=2, batches=(4, 4)), steps=10)
+    return Screen(
+        options,
+        World(rank=rank, size=2, batches=(4, 4)),
+        steps=10,
+        lines=types.SimpleNamespace(steps=9, spent=4.5),
+    )
 
 
 def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys):
@@ -46,9 +51,9 @@ def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys):
         ours.evaluated(0, 1.25, Result(99, 0.5, 0.9, 1.75))
         said = capsys.readouterr()
         assert said.err == ""
-        figures = "loss 1.5000  top-1 25.00%  10 img/s  12:00 to go"
+        figures = "loss 1.5000  top-1 25.00%  10 images/s  12:00 to go"
         lines = [f"epoch 1/4  step {step}  {figures}" for step in (4, 24, 44)]
-        lines.append("epoch 1/4  loss 1.250  val 1.750  top-1 50.00%  10 img/s")
+        lines.append("epoch 1/4  loss 1.250  val 1.750  top-1 50.00%  10 images/s")
         assert said.out.splitlines() == (lines if rank == 0 else [])
 
 
@@ -86,7 +91,7 @@ def test_a_long_step_and_a_long_evaluation_are_not_silent(time, capsys):
 @pytest.mark.parametrize(
     ("width", "wanted"),
     [
-        (120, r"epoch 2/4  80%\|.{52}\| 00:\d\d, run 12:00, 10 img/s, loss 1.500, top-1 25.0%"),
+        (120, r"epoch 2/4  80%\|.{49}\| 00:\d\d, run 12:00, 10 images/s, loss 1.500, top-1 25.0%"),
         (40, r"epoch 2/4  80%\|.{18}\| 00:\d\d"),
     ],
 )
@@ -94,6 +99,7 @@ def test_the_bar_is_whole_and_as_wide_as_the_terminal(time, capsys, monkeypatch,
     """The launcher gives COLUMNS, its label taken off: 80 columns leave some 69."""
     monkeypatch.setenv("COLUMNS", str(width))
     ours = screen(progress="bar")
+    ours._lines = types.SimpleNamespace(steps=3, spent=30.0)
     ours.epoch(1, 4)
     for step in range(5, 9):
         time.seconds += 10
