@@ -76,14 +76,14 @@ def best_level(devices: Sequence[Device]) -> Level:
         return Level("fp32", "CPUs compute in fp32")
     old = [device for device in devices if device.sm < VOLTA]
     if old:
-        return Level("fp32", f"{named(old)} has no tensor cores")
+        return Level("fp32", f"no tensor cores in {named(old)}")
     half = [device for device in devices if not has_bf16(device)]
     if not half:
         return Level("bf16", "every GPU has it in hardware")
     if all(device.sm >= AMPERE for device in half):
         return Level("O1", without_bf16(half[0]))
     half = [device for device in half if device.sm < AMPERE]
-    return Level("O1", f"{named(half)} has fp16 in hardware, but not bf16")
+    return Level("O1", f"fp16 in hardware, but not bf16, in {named(half)}")
 
 
 def lacks(device: Device, level: str, emulate: bool) -> Optional[str]:

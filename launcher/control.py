@@ -90,7 +90,7 @@ def stop(name: str) -> int:
     folder = folders.find(name)
     pid = controller(folder)
     if pid is None:
-        raise UserError(f"run {folder.name} is not under way: it is {state(folder)}.")
+        raise UserError(f"run {folder.name} is not under way; its state is `{state(folder)}`.")
     machine = elsewhere(folder)
     if machine:
         raise UserError(

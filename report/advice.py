@@ -7,6 +7,7 @@ measure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +15,7 @@ from contract import prices, strategies
 from contract.options import OPTIMIZERS
 from contract.split import weights_of
 from report import formulas
-from report.bottleneck import Seen, one_is_slower, parts
+from report.bottleneck import Seen, late_hosts, one_is_slower, parts
 from report.files import Entry, number
 from report.measure import Step, own_speeds, slowest
 from report.network import slow_link
@@ -96,7 +97,7 @@ def advise(step: Step | None, cause: str, start: Entry, seen: Seen) -> Advice:
         found += link_advice(step, now, seen)
         found += fewer_nodes(step, now) + straggler_advice(step, now, cause)
         found += balance_advice(step, now, cause)
-    found += data_advice(step, now, cause, start) + checkpoint_advice(step, now, start)
+    found += data_advice(step, now, cause, start, seen) + checkpoint_advice(step, now, start)
     worth = [one for one in found if one.predicted > WORTH * now.images_per_second]
     if step.own_script:
         worth = [untyped(one) for one in worth]
@@ -331,7 +332,7 @@ def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
     return [*found, Remedy(f"train without {last.host}", "", then.images_per_second)]
 
 
-def data_advice(step: Step, now: Situation, cause: str, start: Entry) -> list[Remedy]:
+def data_advice(step: Step, now: Situation, cause: str, start: Entry, seen: Seen) -> list[Remedy]:
     """Smaller copies of large images; more loaders; images on each node's own disk."""
     if not cause.startswith("data"):
         return []
@@ -341,10 +342,7 @@ def data_advice(step: Step, now: Situation, cause: str, start: Entry) -> list[Re
         change = "copy the images once with a short side of 256 pixels (taken to be 500x375 now)"
         found.append(remedy(now, change, "data", loading(factor)))
     if cause == "data_decode":
-        workers = number(start.get("workers"))
-        args = ("--workers", f"{2 * workers:.0f}") if workers else ()
-        change = f"{step.ways.workers}, if that many cores are idle"
-        found.append(remedy(now, change, "data", loading(2), args=args))
+        found += loader_advice(step, now, number(start.get("workers")), seen)
     if cause == "data_disk":
         change = "an SSD in the place of a hard disk, if that is what it is, and it keeps up"
         found.append(
@@ -354,6 +352,26 @@ def data_advice(step: Step, now: Situation, cause: str, start: Entry) -> list[Re
         change = "images on each machine's own disk instead of the share, if that disk keeps up"
         found.append(remedy(now, change, "data", lambda then: replace(then, loader=0.0)))
     return found
+
+
+def loader_advice(step: Step, now: Situation, workers: float | None, seen: Seen) -> list[Remedy]:
+    """More loader processes, where processors are idle that they could take, or nobody says so."""
+    hosts = late_hosts(step)
+    idle = [use.cores * (1 - use.busy) for use in seen.machines if use.host in hosts]
+    if workers == 0:
+        more = min(4, int(min(idle, default=1.0)))
+        change = f"loader processes beside training (--workers {more})"
+        args = ("--workers", f"{more}")
+
+        def beside(then: Situation) -> Situation:
+            return replace(then, loader=step.data / more)
+
+        return [remedy(now, change, "data", beside, args=args)] if more else []
+    if min(idle, default=math.inf) < max(1.0, workers or 1.0):
+        return []
+    typed = ("--workers", f"{2 * workers:.0f}") if workers else ()
+    sure = "" if idle else ", if that many cores are idle"
+    return [remedy(now, f"{step.ways.workers}{sure}", "data", loading(2), args=typed)]
 
 
 def loading(factor: float) -> Changed:

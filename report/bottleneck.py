@@ -68,7 +68,7 @@ def bottleneck(step: Step | None, seen: Seen) -> str:
     if swapping(seen):
         return "memory_pressure"
     slower = one_is_slower(step)
-    cause = ruling_cause(parts(step), slower)
+    cause = ruling_cause(parts(step), slower, crowded(seen) is not None, step.one_machine)
     if cause == "data":
         return data_cause(seen, late_hosts(step))
     if cause == "straggler" and slower:
@@ -76,6 +76,12 @@ def bottleneck(step: Step | None, seen: Seen) -> str:
     if cause == "network" and slow_link(seen.networks):
         return "slow_link"
     return cause or "none"
+
+
+def crowded(seen: Seen) -> MachineUse | None:
+    """The machine whose processors are most oversubscribed."""
+    full = [use for use in seen.machines if use.oversubscribed]
+    return max(full, key=lambda use: use.queued or 0.0, default=None)
 
 
 def one_is_slower(step: Step) -> bool:

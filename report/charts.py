@@ -15,7 +15,7 @@ LEFT, RIGHT = 76, 12
 LINES = 8  # as many as there are colours
 DRAWN = 120  # points of a line: more could not be told apart
 GAP = 4.0  # times the usual distance between two points: nothing is known in between
-ASTRAY = 8.0  # times what nine of ten points reach
+ASTRAY = 50.0  # times what nine of ten points do not exceed
 
 
 def bars(item: Bars) -> str:
@@ -80,7 +80,9 @@ def curve(item: Curve) -> str:
                     for x, y in places
                 ]
     if values[-1] > ceiling:
-        marks.append(text(LEFT + 8, 12, "start", f"the highest of all: {three_digits(values[-1])}"))
+        marks.append(
+            text(WIDTH - RIGHT, 36, "end", f"the highest of all: {three_digits(values[-1])}")
+        )
     marks += axis_x(LEFT, base, end, x_unit)
     means = ((line.name, sum(y for _, y in line.points) / len(line.points)) for line in lines)
     said = ", ".join(f"{name} {three_digits(mean)}" for name, mean in means)
@@ -91,7 +93,7 @@ def curve(item: Curve) -> str:
 def highest(values: list[float]) -> float:
     """Of what is not astray; `values` are sorted."""
     usual = values[9 * (len(values) - 1) // 10]
-    return 2 * usual if 0 < ASTRAY * usual < values[-1] else values[-1]
+    return max((value for value in values if value <= ASTRAY * usual), default=values[-1])
 
 
 def unbroken(points: Points) -> list[Points]:

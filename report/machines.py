@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from report.files import MOST_RANKS, Entry, count, number, only, positive
 from report.network import grown, machines_shared
@@ -38,9 +39,22 @@ class MachineUse:
         return 1 - self.memory_least / self.memory_total if self.memory_total else 0.0
 
     @property
+    def oversubscribed(self) -> bool:
+        """Whether all processors are taken, and this run's threads mostly wait for one."""
+        return oversubscribed(self.busy, self.queued)
+
+    @property
     def others_busy(self) -> float | None:
         """The share of the processors that other programs kept busy."""
         return None if self.ranks_busy is None else max(0.0, self.busy - self.ranks_busy)
+
+
+# All processors are taken, and threads wait for one longer than they have one.
+FULL, QUEUED = 0.9, 0.5
+
+
+def oversubscribed(busy: float | None, queued: float | None) -> bool:
+    return (busy or 0.0) >= FULL and (queued or 0.0) >= QUEUED
 
 
 def busy(seconds: float, passed: float, cores: float) -> float:
@@ -64,7 +78,7 @@ class Processors:
     more lie within its loop."""
 
     def __init__(self, run: Run, host: str):
-        self.host, self.alone = host, machines_shared(run).get(host, 1) == 1
+        self.host = host
         self.seen: dict[int, Seen] = {}
 
     def add(self, window: Window, mono: float, line: Entry) -> None:
@@ -79,7 +93,7 @@ class Processors:
 
     def uses(self) -> list[MachineUse]:
         seen = (self.seen[attempt] for attempt in sorted(self.seen))
-        uses = (one.use(self.host, self.alone) for one in seen)
+        uses = (one.use(self.host) for one in seen)
         return [use for use in uses if use is not None]
 
 
@@ -140,8 +154,7 @@ class Seen:
         ran, waited = (sum(grown(a, b, key) for a, b in known) for key in ("ran", "waited"))
         return ran, waited
 
-    def use(self, host: str, alone: bool) -> MachineUse | None:
-        """`alone`: no other of the run's nodes is on this machine."""
+    def use(self, host: str) -> MachineUse | None:
         if self.seconds <= 0:
             return None
         cores = self.last.get("cores", 1)
@@ -153,7 +166,7 @@ class Seen:
             attempt=self.window.attempt,
             cores=cores,
             busy=busy(self.sums["cpu_busy"], self.seconds, cores),
-            ranks_busy=busy(self.ran, self.seconds, cores) if self.ranks_seen and alone else None,
+            ranks_busy=busy(self.ran, self.seconds, cores) if self.ranks_seen else None,
             queued=self.waited / wanted if self.ranks_seen and wanted > 0 else None,
             waited=self.waited / self.seconds if self.ranks_seen else None,
             memory_total=total,
@@ -165,3 +178,16 @@ class Seen:
             ),
             series={name: one.points for name, one in self.series.items()},
         )
+
+
+def together(run: Run, uses: list[MachineUse]) -> list[MachineUse]:
+    """Nodes that are processes of one machine have its processors in common."""
+    shared, ran = machines_shared(run), defaultdict[int, float](float)
+    for use in uses:
+        ran[use.attempt] += (use.ranks_busy or 0.0) * (use.host in shared)
+    return [
+        replace(use, ranks_busy=min(1.0, ran[use.attempt]))
+        if use.host in shared and use.ranks_busy is not None
+        else use
+        for use in uses
+    ]

@@ -91,7 +91,7 @@ def view_of(analysis: Analysis) -> View:
         facts=facts(analysis),
         sections=sections,
         state=analysis.summary["status"],
-        bad=bool(analysis.failure),
+        bad=analysis.summary["status"] == "failed",
         links=(
             ("summary.json", "the figures for scripts"),
             ("series.csv", "all that is drawn over time"),
@@ -145,10 +145,10 @@ def facts(analysis: Analysis) -> list[tuple[str, str]]:
             rows.append((percent(waited), "of it waiting for others"))
         rows.append((percent(parts(step)["data"]), "of it waiting for images"))
     if summary["final_top1"] is not None:
-        best = tables.top1(summary["best_top1"])
-        rows.append((tables.top1(summary["final_top1"]), f"top-1 at the end (best {best})"))
+        best, last = tables.top1(summary["best_top1"]), analysis.curve[-1].epoch
+        rows.append((tables.top1(summary["final_top1"]), f"top-1 after epoch {last} (best {best})"))
     if summary["wall_seconds"]:
-        rows.append((seconds(summary["wall_seconds"]), "from start to end"))
+        rows.append((seconds(summary["wall_seconds"]), "in all"))
     if analysis.hundred_epochs:
         rows.append((seconds(analysis.hundred_epochs), "for 100 epochs like these"))
     return rows
@@ -234,7 +234,7 @@ def time_section(analysis: Analysis) -> Section:
     return Section(
         "Where the time went",
         items,
-        f"mean of the ranks; {seconds(accounting.wall)} from start to end",
+        f"mean of the ranks; {seconds(accounting.wall)} in all",
     )
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
-from contract.text import seconds, size, three_digits
+from contract.text import percent, seconds, size, three_digits
 from report import tables
 from report.bottleneck import parts
 from report.files import Entry, dicts, number, only, positive
 from report.hang import Hang, hang_of
-from report.machines import busy
+from report.machines import busy, oversubscribed, schedule
 from report.measure import Step, images_per_second, slowest, step_of_ranks
-from report.network import grown
+from report.network import grown, one_machine
 from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Fields, Machine, RankRecord, Reader, natural_number
 from report.verdict import step_words, wait_words
@@ -44,6 +44,7 @@ class Figures:
     age: float  # seconds since it told of itself
     step: int | None
     cpu: float | None = None
+    queued: float | None = None  # of the time in which the run's threads wanted a processor
     memory: float | None = None
     swap: float | None = None  # bytes
     temperature: float | None = None  # of the hottest processor
@@ -70,6 +71,7 @@ class Ruling:
     kind: str | None
     slower: int | None = None
     work: str | None = None
+    queued: float = 0.0  # of the time in which threads want a processor, where none is left
 
     @property
     def cause(self) -> str | None:
@@ -126,8 +128,13 @@ class Follower:
         stepped = [record for record in records if len(record.steps)]
         step = max((record.steps.step[-1] for record in stepped), default=None)
         world = int(number(start.get("world_size")) or len(records))
-        machines = [run.machines[host] for host in run.hosts if host in run.machines]
+        machines = [
+            figures(run.machines[host], [record for record in stepped if record.host == host])
+            for host in run.hosts
+            if host in run.machines
+        ]
         whole = len(records) >= world
+        full = max(map(oversubscription, run.machines.values()), default=0.0)
         hang = hang_of(records, run.machines, time.time()) if whole else None
         return Progress(
             attempt=attempt,
@@ -142,17 +149,17 @@ class Follower:
             loss=mean([record.loss for record in records]),
             top1=mean([record.top1 for record in records]),
             evaluated=next(reversed(learning_curve(run, last=True)), None),
-            ruling=ruling_of(recent, records) if whole else None,
+            ruling=ruling_of(recent, records, full, one_machine(run)) if whole else None,
             hang=hang,
-            machines=[
-                figures(machine, [record for record in stepped if record.host == machine.host])
-                for machine in machines
-            ],
+            machines=machines,
         )
 
 
-def ruling_of(recent: Sequence[RankRecord], records: Sequence[RankRecord]) -> Ruling | None:
-    """None where there were too few seconds of steps to say what holds the run up."""
+def ruling_of(
+    recent: Sequence[RankRecord], records: Sequence[RankRecord], queued: float, one_pc: bool
+) -> Ruling | None:
+    """None where there were too few seconds of steps to say what holds the run up. `queued`:
+    where processors are oversubscribed, else 0; `one_pc`: there is no other machine."""
     for some in (recent, records):
         if not some or any(len(record.steps) < 2 for record in some):
             continue
@@ -162,8 +169,9 @@ def ruling_of(recent: Sequence[RankRecord], records: Sequence[RankRecord]) -> Ru
             slower = slower_one(own) if len(own) > 1 else None
             last, _ = slowest(step)
             work = most_in_excess(last.seconds, [rank.seconds for rank in step.ranks])
-            kind = ruling_cause(parts(step), slower is not None)
-            return Ruling(step, some is recent, kind, slower, work if slower is not None else None)
+            kind = ruling_cause(parts(step), slower is not None, queued > 0, one_pc)
+            late = work if slower is not None else None
+            return Ruling(step, some is recent, kind, slower, late, queued)
     return None
 
 
@@ -193,7 +201,7 @@ def sample_of(line: Entry) -> Entry:
     """The counters and levels of a line, those of the card among them."""
     card = line.get("card")
     counted = only(dict.fromkeys(CARD, number), card) if isinstance(card, dict) else {}
-    return {**only(SAMPLE, line), **counted}
+    return {**only(SAMPLE, line), **counted, "ranks": line.get("ranks")}
 
 
 def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
@@ -220,6 +228,7 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
         age=max(0.0, time.time() - machine.unix),
         step=max((record.steps.step[-1] for record in records), default=None),
         cpu=100 * busy(ran, 1.0, cores) if ran is not None and cores else None,
+        queued=queued(first, last),
         memory=None if taken is None else 100 * taken,
         swap=swap,
         temperature=last.get("temperature"),
@@ -235,6 +244,25 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
             for card in last.get("gpus", [])
         ],
     )
+
+
+def oversubscription(machine: Machine) -> float:
+    """What `queued` was lately, while ranks lived, where all processors were taken; else 0."""
+    samples = [sample_of(line) for line in machine.recent if line.get("ranks")] or [{}]
+    first, last = samples[-int(RECENT) :][0], samples[-1]
+    passed, share = last.get("mono", 0.0) - first.get("mono", 0.0), queued(first, last) or 0.0
+    if passed <= 0 or "cores" not in last:
+        return 0.0
+    taken = busy(grown(first, last, "cpu_busy"), passed, last["cores"])
+    return share / 100 if oversubscribed(taken, share / 100) else 0.0
+
+
+def queued(first: Entry, last: Entry) -> float | None:
+    """Between two samples, in percent."""
+    before, now = (schedule(sample.get("ranks")) for sample in (first, last))
+    known = [(before[rank], now[rank]) for rank in now if rank in before]
+    ran, waited = (sum(grown(*both, of) for both in known) for of in ("ran", "waited"))
+    return 100 * waited / (ran + waited) if ran + waited > 0 else None
 
 
 def section_of(progress: Progress, running: bool) -> Section:
@@ -293,6 +321,9 @@ def verdict(progress: Progress, running: bool = True) -> str:
         return f"{when}: {WORDS[kind]}: {wait_words(step, kind)}{slow}{images}"
     if kind == "compute":
         return f"{when}: computing, as it should be: {wait_words(step, kind)}"
+    if kind == "cpu_oversubscribed":
+        share = f"{percent(ruling.queued)} of the time in which they want it"
+        return f"{when}: oversubscribed processors: threads wait for one {share}"
     return f"{when}: no single bottleneck in {step_words(step)}"
 
 
@@ -303,6 +334,7 @@ MACHINES = (
     Column("GPU%", lambda one: whole(most(one.gpus, 1))),
     Column("GPU C", lambda one: whole(most(one.gpus, 3))),
     Column("CPU%", lambda one: whole(one.cpu)),
+    Column("queue%", lambda one: whole(one.queued)),
     Column("mem%", lambda one: whole(one.memory)),
     Column("swap", lambda one: bytes_of(one.swap)),
     Column("disk%", lambda one: whole(one.disk_busy)),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from contract.errors import UserError
 from report.devices import Gpus, GpuUse
 from report.disk import Disks, DiskUse, Shares, ShareUse
 from report.files import natural
-from report.machines import MachineUse, Processors
+from report.machines import MachineUse, Processors, together
 from report.network import Cards, NetworkUse
 from report.read import Run
 from report.windows import loop_windows, within
@@ -51,7 +51,7 @@ def uses_of(run: Run) -> Uses:
         for name in list(readers):
             with at_the_border(run, host, name, readers):
                 getattr(uses, name).extend(readers[name].uses())
-    return uses
+    return replace(uses, machines=together(run, uses.machines))
 
 
 @contextlib.contextmanager

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from contract.text import link, percent, seconds, size, three_digits
+from contract.text import counted, link, percent, seconds, size, three_digits
 from report import formulas
 from report.bottleneck import (
     Seen,
+    crowded,
     data_disk,
     late_hosts,
     longer_queued,
@@ -48,6 +49,7 @@ def verdict(cause: str, step: Step | None, seen: Seen) -> Verdict:
         "h2d": h2d,
         "straggler": straggler,
         "cpu_contention": contention,
+        "cpu_oversubscribed": oversubscribed,
         "memory_pressure": memory,
         "checkpoint": checkpoint,
         "none": spread,
@@ -122,7 +124,7 @@ def traffic(step: Step) -> list[str]:
     """What a node sent per step, and how long the link needs for that at least."""
     if step.one_machine:
         return [
-            f"No cable is involved: {step.world} processes of one machine have "
+            f"No cable is involved: {counted(step.world, 'process')} of one machine, with "
             f"{size(step.payload.bytes)} of gradients each per step."
         ]
     if step.bytes_sent is None:
@@ -276,6 +278,26 @@ def contention(step: Step, seen: Seen) -> Finding:
             f"processor than those of the others.{kept}",
             f"`top` on {last.host} shows them: end them, or start them when nothing trains.",
         ],
+    )
+
+
+def oversubscribed(step: Step, seen: Seen) -> Finding:
+    """More threads want a processor than there are."""
+    use = crowded(seen)
+    assert use is not None  # bottleneck.bottleneck
+    others = use.others_busy or 0.0
+    taken = f", {percent(others)} of them by other programs" if others >= 0.05 else ""
+    remedy = (
+        f"More processes than processors gain nothing: NODES={use.cores}."
+        if step.shared_machine and step.nodes > use.cores
+        else f"Fewer processes on {use.host}, loaders (--workers) among them, wait less; `top` "
+        "there shows what else computes."
+    )
+    return (
+        "Processors are the bottleneck: the run's threads wait for one "
+        f"{percent(use.queued or 0.0)} of the time in which they want it "
+        f"({counted(use.cores, 'core')} on {use.host}).",
+        [f"The processors were busy {percent(use.busy)} of the time{taken}.", remedy],
     )
 
 

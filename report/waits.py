@@ -33,15 +33,25 @@ def largest_wait(fractions: dict[str, float]) -> str | None:
     return largest if waits[largest] >= WAIT else None
 
 
-def ruling_cause(fractions: dict[str, float], slower: bool) -> str | None:
+def ruling_cause(
+    fractions: dict[str, float], slower: bool, crowded: bool = False, one_machine: bool = False
+) -> str | None:
     """What holds a run up: the wait that rules, else `straggler` where one rank is slower than the
-    others, else `compute` where that takes most of the time; None where there is no single one."""
+    others, else `compute` where that takes most of the time; None where there is no single one.
+    `crowded`: processors are oversubscribed, which makes computing slow, and within one machine the
+    sums, too."""
     largest = largest_wait(fractions)
+    cause = largest
     if largest is None and slower:
-        return "straggler"
-    if largest is None and fractions["compute"] >= WORK:
-        return "compute"
-    return largest
+        cause = "straggler"
+    elif largest is None and fractions["compute"] >= WORK:
+        cause = "compute"
+    if crowded and (cause in ("compute", None) or (one_machine and cause in SUMS)):
+        return "cpu_oversubscribed"
+    return cause
+
+
+SUMS = ("network", "straggler")  # waits of ranks for each other
 
 
 def slower_one(own: dict[int, float]) -> int | None:

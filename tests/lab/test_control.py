@@ -145,7 +145,7 @@ def test_a_detached_run_is_shown_without_losing_a_line(pair_of_nodes, tmp_path, 
     refused = control(lab, "stop", name, check=False)
     assert (refused.returncode, refused.stderr) == (
         2,
-        f"tandem: run {name} is not under way: it is finished.\n",
+        f"tandem: run {name} is not under way; its state is `finished`.\n",
     )
 
 

@@ -27,6 +27,12 @@ OTHERS = {
     "a demo": {**BOTTLENECKS["network"], **LOCAL},
     "a demo's straggler": {**BOTTLENECKS["straggler"], **LOCAL},
     "one machine": {**BOTTLENECKS["network"], "nodes": 1, "sent": 0.0},
+    "oversubscribed": {"machine": {"busy": 7.9, "ran": 3.0, "waited": 4.0}},
+    "a demo, oversubscribed": {
+        "machine": {"busy": 8.0, "ran": 1.0, "waited": 4.0},
+        "nodes": 9,
+        **LOCAL,
+    },
     "parts by speed": {"parts": [38, 38, 16, 36]},
     "warm-up": {"steps": 400, "exact": 100, **WARMED},
     "all warm-up": {"exact": 240, **WARMED},

@@ -94,7 +94,7 @@ def test_status_shows_attempts_causes_and_the_last_line_of_each_rank(run, capsys
 def test_a_run_that_is_over_is_not_stopped(run):
     done = json.dumps({"status": "finished", "attempts": []})
     folder = run("20260101T000000Z-resnet18-2n", "{}", done)
-    with pytest.raises(UserError, match="is not under way: it is finished"):
+    with pytest.raises(UserError, match="is not under way; its state is `finished`"):
         control.stop(folder.name)
 
 

@@ -12,7 +12,14 @@ from report.analysis import analyse
 from report.bottleneck import Seen
 from report.formulas import sync_wait
 from report.measure import real_rate
-from tests.unit.report.report_runs import BOTTLENECKS, STEP, WARMED, RunBuilder, change
+from tests.unit.report.report_runs import (
+    BOTTLENECKS,
+    STEP,
+    WARMED,
+    RunBuilder,
+    change,
+    change_lines,
+)
 
 NOW = Situation(
     images=100, work=0.1, data=0.01, loader=0.0, network=0.5, peers=0.0, saving=0.2
@@ -99,3 +106,19 @@ def test_a_run_that_was_all_warm_up_counts_as_exact_sums(tmp_path):
     warm = sum(STEP.values()) - STEP["sync_exposed"] + 1.2
     assert half.step.warm_seconds == pytest.approx(warm, rel=0.01)
     assert half.hundred_epochs < 100 * 200 * 0.2 + 100 * warm + 1000
+
+
+@pytest.mark.parametrize(
+    ("workers", "busy", "typed"),
+    [(4, 3.0, "--workers 8"), (4, 7.0, None), (0, 5.0, "--workers 3"), (0, 7.9, None)],
+)
+def test_loader_processes_are_advised_where_processors_are_idle(tmp_path, workers, busy, typed):
+    run = RunBuilder(tmp_path, **{**BOTTLENECKS["data_decode"], "machine": {"busy": busy}}).write()
+    for path in run.glob("nodes/*/rank*.jsonl"):
+        change_lines(
+            path, lambda line: {**line, "workers": workers} if line["kind"] == "start" else line
+        )
+    remedies = analyse(run).advice.remedies
+    assert [" ".join(one.args) for one in remedies if "--workers" in one.args] == (
+        [typed] if typed else []
+    )

@@ -36,6 +36,7 @@ def links(**rates):
 
 
 BUSY = {"busy": 7.9, "ran": 2.0, "waited": 2.5}
+FULL = {"busy": 7.9, "ran": 1.5, "waited": 4.0}
 RUNS = [
     *((settings, cause) for cause, settings in BOTTLENECKS.items()),
     ({**BOTTLENECKS["network"], "gpu": True}, "network"),  # cards at 100 % do not hide it
@@ -46,6 +47,11 @@ RUNS = [
     (slower(0.16, waited=0.2, busy=8.0), "straggler"),  # that explains a fourth of it
     (slower(0.16, waited=3.0, busy=3.1), "straggler"),  # its own threads, and no others
     ({**BOTTLENECKS["straggler"], "machine": BUSY}, "straggler"),  # all machines are alike
+    ({"machine": FULL}, "cpu_oversubscribed"),
+    ({"machine": {**FULL, "busy": 6.0}}, "compute"),  # some are idle
+    ({"machine": {**FULL, "waited": 1.0}}, "compute"),
+    ({"machine": FULL, **BOTTLENECKS["network"]}, "network"),
+    ({"machine": FULL, **BOTTLENECKS["network"], "connection": "local"}, "cpu_oversubscribed"),
     (swaps(**{"in": 6e6, "pressure": 0.4}), "memory_pressure"),
     (swaps(**{"in": 6e6, "pressure": 0.02}), "compute"),  # what was put away once comes back
     (swaps(out=6e6, pressure=0.4), "compute"),

@@ -86,6 +86,18 @@ def test_a_fault_of_the_last_40_seconds_is_the_verdict(folder):
         assert status.verdict(found).startswith("now: computing")
 
 
+@pytest.mark.parametrize(("waited", "said"), [(3.0, "oversubscribed"), (0.5, "as it should be")])
+def test_processors_that_are_oversubscribed_are_told(folder, waited, said):
+    for rank in (0, 1):
+        train(folder, rank, [(1.0, 0.0)] * 50)
+    ranks = [{"ranks": {"0": {"ran": 1.0 * n, "waited": waited * n}}} for n in range(9)]
+    lines = [sample(float(n), cpu_busy=4.0 * n, **ranks[n]) for n in range(9)]
+    write(folder, "node1", machine(1), lines)
+    found = Follower(folder).look()
+    assert found.machines[0].queued == pytest.approx(100 * waited / (1 + waited))
+    assert said in status.verdict(found)
+
+
 def test_a_rank_that_the_others_wait_for_is_named(folder):
     """Though no wait takes a quarter of the time."""
     train(folder, 0, [(1.0, 0.2)] * 50)
