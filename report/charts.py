@@ -12,6 +12,7 @@ from report.windows import Points, thin
 
 WIDTH = 720
 LEFT, RIGHT = 76, 12
+LETTER = 12  # how wide one is, of up to 22 px
 LINES = 8  # as many as there are colours
 DRAWN = 120  # points of a line: more could not be told apart
 GAP = 4.0  # times the usual distance between two points: nothing is known in between
@@ -127,11 +128,15 @@ def axis_x(left: int, base: float, end: float, unit: str) -> list[str]:
     """The x axis from zero to `end`, with round figures, the last with its unit; epochs are whole
     numbers."""
     marks, values = [rule("axis", left, WIDTH - RIGHT, base, base)], ticks(end, unit == "epochs")
-    for value in values:
+    free = float(WIDTH)  # from there on the right something stands
+    for value in reversed(values):
         x = left + (WIDTH - left - RIGHT) * value / end
-        last = value == values[-1]
-        anchor = "end" if last and x > WIDTH - 60 else "middle"
-        marks.append(text(x, base + 19, anchor, f"{value:,g}" + (f" {unit}" if last else "")))
+        label = f"{value:,g}" + (f" {unit}" if value == values[-1] else "")
+        wide = LETTER * len(label)
+        x = min(x, WIDTH - wide / 2)
+        if x + wide / 2 <= free:
+            marks.append(text(x, base + 19, "middle", label))
+            free = x - wide / 2
     return marks
 
 

@@ -128,6 +128,13 @@ def test_a_line_is_broken_where_nothing_was_recorded_and_its_axis_has_round_figu
     assert figures == ["6 min"]
 
 
+def test_figures_of_an_axis_do_not_touch():
+    points = [(float(epoch), 1.0) for epoch in range(1, 305)]
+    drawn = charts.curve(Curve("x", "", [Line("a", "n0", points)], "epochs"))
+    figures = words_of(drawn)
+    assert "300 epochs" in figures and "200" in figures and "250" not in figures
+
+
 def test_one_loss_that_went_astray_does_not_flatten_the_others():
     points = [(float(epoch), 2.0 / epoch) for epoch in range(1, 30)] + [(30.0, 1029.0)]
     drawn = charts.curve(Curve("Loss", "", [Line("a", "n0", points)], "epochs", steady=True))
