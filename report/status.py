@@ -14,7 +14,7 @@ from contract.errors import UserError
 from contract.text import percent, seconds, size, three_digits
 from report import tables
 from report.bottleneck import parts
-from report.files import Entry, dicts, number, only, positive
+from report.files import Entry, count, dicts, number, only, positive
 from report.hang import Hang, hang_of
 from report.machines import busy, oversubscribed, schedule
 from report.measure import Step, images_per_second, slowest, step_of_ranks
@@ -193,7 +193,7 @@ GPU = ("utilization", "memory_used", "temperature", "power", "clock_sm")
 SAMPLE: Fields = {
     **dict.fromkeys(("mono", "cpu_busy", "swap_total", "swap_free", "temperature"), number),
     **dict.fromkeys(("memory_available", "disk_free"), number),
-    **{"memory_total": positive, "cores": natural_number, "gpus": dicts, "disks": rates_of},
+    **{"memory_total": positive, "cores": count, "gpus": dicts, "disks": rates_of},
 }
 
 

@@ -75,6 +75,8 @@ def running(tmp_path_factory):
     for rank, host in enumerate(run.hosts):
         run.write_rank(rank, host, steps=9, end=False)
         run.write_machine(rank, host)
+        stall = {"kind": "stall", "category": "sync_exposed", "step": 9, "idle": 20.0}
+        run.append(f"nodes/{host}/rank{rank}.1.steps.jsonl", [stall])
     return run.folder
 
 
@@ -154,6 +156,17 @@ def test_a_run_that_goes_on_is_shown_whatever_its_lines_lack(running, name):
                 write_lines(path, alike)
                 if progress := Follower(running).look():
                     section_lines(section_of(progress, running=True))
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("name", ["other", "attempts"])
+def test_reports_of_disks_that_are_none_are_left_out(older, name):
+    """Those of no attempt, and what is no report."""
+    path = older / "nodes/node1/iostat.json"
+    with borrowed(path):
+        reports = {"sysstat": {"hosts": [{"statistics": [7, {}]}]}}
+        path.write_text(json.dumps({name: [reports]}))
+        assert reported(older)
 
 
 def names_in(run):
