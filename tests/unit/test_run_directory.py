@@ -60,6 +60,7 @@ def test_a_line_without_a_field_is_noticed(tmp_path, kind):
     run = RunBuilder(tmp_path / "run").write()
     path = run / "nodes/node1/rank0.1.steps.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines.append({"kind": "stall", "category": "data", "step": 1, "idle": 1.0})
     for line in lines:
         if line["kind"] == kind:
             del line[next(iter(LINES[kind]))]

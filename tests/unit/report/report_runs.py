@@ -311,7 +311,12 @@ class RunBuilder:
                 "swapped_out": int(of["out"] * second),
                 "pressure_cpu": 0.2 * second,
                 "pressure_io": 0.0,
-                "ranks": {str(rank): {"ran": of["ran"] * second, "waited": of["waited"] * second}},
+                "ranks": {
+                    str(rank): {
+                        **{name: of[name] * second for name in ("ran", "waited")},
+                        "state": "R",
+                    }
+                },
                 "card": self.card(rank, second),
                 "disks": self.disks(),
             }
