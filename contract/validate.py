@@ -148,7 +148,7 @@ def _fields(value: dict[str, Any], shape: dict[str, object], name: str) -> dict[
     return {key: _taken(value.get(key), part, f"{name}.{key}") for key, part in shape.items()}
 
 
-def _text(value: str, name: str) -> str:
+def _text(value: Any, name: str) -> str:
     if not isinstance(value, str) or len(value) > TEXT:  # a key may be anything
         raise _Misfit(name)
     return _LONE.sub("\ufffd", value)

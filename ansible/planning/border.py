@@ -209,7 +209,7 @@ def proven(machines):
         host, done = machine["inventory_hostname"], machine.get("prove_cards", {})
         if done.get("rc") == 0 and isinstance(done.get("stdout"), str):
             try:
-                proofs.append({"host": host, **read(parsed(done["stdout"], host), PROOF, host)})
+                proofs.append({"host": host, **read(parsed(done.get("stdout"), host), PROOF, host)})
             except PlanError:
                 continue  # what it printed is no proof
     return proofs

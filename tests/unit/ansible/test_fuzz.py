@@ -24,6 +24,7 @@ from planning import (
     driver_result,
     firewall,
     health,
+    looks,
     members,
     network,
     network_facts,
@@ -240,6 +241,25 @@ def test_host_keys_are_refused_or_written(said):
     answer = said.get("reach_answer")
     if isinstance(answer, dict):  # Ansible's own, of which the message is ssh's
         network_faults.set_aside({"inventory_hostname": "pc1", "reach_answer": answer})
+
+
+@many(100)
+@given(st.lists(st.sampled_from(("arch", "kernel", "container", "python", "ID", "VERSION_ID"))
+       .flatmap(lambda name: st.text(max_size=12).map(lambda said: f"{name}={said}"))))  # fmt: skip
+@example(["arch=x86_64", "python=", "ID=ubuntu", "VERSION_ID=1."])
+@example(["arch=x86_64", "python=3..6", "ID=debian", "VERSION_ID=x"])
+def test_what_a_shell_says_is_a_machine_or_none(lines):
+    machines = [{"inventory_hostname": "pc1", "reach_answer": {"stdout": "\n".join(lines)}}]
+    seen = refused_or(looks.looks, machines) or []
+    refused_or(looks.unfit, seen, "2.19.5")
+    refused_or(looks.older_core, seen, "2.19.5")
+
+
+@many(50)
+@given(odd({"rc": 0, "stdout": '{"names": ["x"], "precisions": ["fp32"]}'}))
+def test_what_is_no_proof_counts_for_none(said):
+    done = said if isinstance(said, dict) else {}
+    assert len(border.proven([{"inventory_hostname": "pc1", "prove_cards": done}])) <= 1
 
 
 @many(200)
