@@ -494,7 +494,7 @@ def test_the_part_that_has_not_its_shape_is_named(value, shape):
 def test_any_word_is_taken_or_refused(name, text):
     try:
         assert isinstance(verbs.options("train", [name], {name: text}), list)
-    except verbs.VerbError as error:
+    except UserError as error:
         assert str(error)
 
 
