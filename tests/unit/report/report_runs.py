@@ -1,12 +1,10 @@
-"""Builds run directories of docs/run-directory.md from a few figures."""
+"""Builds run directories of docs/run-directory.md from a few figures. Standard library but for
+what renders: a node's Python has no Jinja2, and a stand-in there builds runs."""
 
 import json
 from pathlib import Path
 
 from contract.runs import RECORD
-from report.page import render_page
-from report.run_view import view_of
-from report.text import render_text
 
 GRADIENTS = 4 * 25_557_032  # ResNet-50 in fp32
 STEP = {
@@ -402,8 +400,12 @@ def change_lines(path, change):
 
 
 def text_of(analysis):
-    return render_text(view_of(analysis))
+    from report import run_view, text
+
+    return text.render_text(run_view.view_of(analysis))
 
 
 def page_of(analysis):
-    return render_page(view_of(analysis))
+    from report import page, run_view
+
+    return page.render_page(run_view.view_of(analysis))
