@@ -15,7 +15,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract.command_line import GONE, parse
+from contract.command_line import GONE, parse, verb_words
 from contract.errors import UserError
 from contract.text import clean
 from contract.validate import One, Row
@@ -496,6 +496,41 @@ def test_any_word_is_taken_or_refused(name, text):
         assert isinstance(verbs.options("train", [name], {name: text}), list)
     except UserError as error:
         assert str(error)
+
+
+TYPED = st.sampled_from(["NODES=2", "ARGS=--lr 1", "--", "--lr", "x", "--nodes", "--help", "LR=3"])
+
+
+@many(300)
+@example("train", ["GPUS=2"])
+@example("train", ["EPSILON=2"])
+@example("status", ["NODES=2"])
+@example("env", ["NODES=2"])
+@example("train", ["--help"])
+@example("train", ["--args", "--lr 1", "--", "--seed", "3"])
+@example("status", ["RUN=a", "--", "b"])
+@given(st.sampled_from(["train", "status", "env", "plan"]), st.lists(TYPED | TEXT, max_size=5))
+def test_any_line_is_taken_or_refused(verb, typed):
+    try:
+        assert isinstance(verb_words(verb, typed, f"make {verb}"), dict)
+    except UserError as error:
+        assert str(error)
+    except SystemExit:
+        assert not {"-h", "--help"}.isdisjoint(typed)
+
+
+@many(200)
+@example("--help")
+@example('--config={"epochs": 3}')
+@example("--config={" + "[" * 3000)
+@given(TEXT | st.sampled_from(["--epochs", "--config={", '--config={"epochs": "x"}']))
+def test_any_word_is_the_trainer_s_or_is_refused(word):
+    try:
+        assert parse([word]).model
+    except UserError as error:
+        assert len(str(error)) < 5000
+    except SystemExit:
+        assert word in ("-h", "--help")
 
 
 @pytest.mark.hypothesis
