@@ -507,6 +507,7 @@ TYPED = st.sampled_from(["NODES=2", "ARGS=--lr 1", "--", "--lr", "x", "--nodes",
 @example("status", ["NODES=2"])
 @example("env", ["NODES=2"])
 @example("train", ["--help"])
+@example("sweep", ["--sweep", "NODES=1,2"])
 @example("train", ["--args", "--lr 1", "--", "--seed", "3"])
 @example("status", ["RUN=a", "--", "b"])
 @given(st.sampled_from(["train", "status", "env", "plan"]), st.lists(TYPED | TEXT, max_size=5))
@@ -542,6 +543,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
         parse([f"--{next(iter(GONE))}", "1"])
     (tmp_path / "good.yaml").write_text("epochs: 3")
     assert parse(["--config", str(tmp_path / "good.yaml")]).epochs == 3
+    assert parse(["--epochs", "3"]).epochs == 3
     (tmp_path / "gone.png").symlink_to("nowhere.png")
     assert machine.size(tmp_path / "gone.png") is None
 
