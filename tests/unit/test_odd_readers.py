@@ -507,7 +507,7 @@ TYPED = st.sampled_from(["NODES=2", "ARGS=--lr 1", "--", "--lr", "x", "--nodes",
 @example("status", ["NODES=2"])
 @example("env", ["NODES=2"])
 @example("train", ["--help"])
-@example("sweep", ["--sweep", "NODES=1,2"])
+@example("compare", ["latest~1", "latest"])
 @example("train", ["--args", "--lr 1", "--", "--seed", "3"])
 @example("status", ["RUN=a", "--", "b"])
 @given(st.sampled_from(["train", "status", "env", "plan"]), st.lists(TYPED | TEXT, max_size=5))
