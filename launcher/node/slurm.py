@@ -37,7 +37,7 @@ def meeting(hosts):
 
 def address_of(host):
     every = [found[4][0] for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-    others = [one for one in every if not one.startswith("127.") and one != "::1"]
+    others = [one for one in every if not one.startswith(("127.", "::ffff:127.")) and one != "::1"]
     if not others:
         sys.exit("tandem: {} means {} here, by which no other node is reached".format(host, every))
     return others[0]

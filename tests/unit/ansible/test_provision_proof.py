@@ -6,10 +6,10 @@ import json
 import pytest
 
 from planning import border
-from tests.trainer_ranks import free_port
 from tests.unit.ansible.provision_machines import load
 
 torch = pytest.importorskip("torch")
+free_port = pytest.importorskip("tests.trainer_ranks").free_port
 
 
 @pytest.fixture

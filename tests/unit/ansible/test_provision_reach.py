@@ -9,7 +9,13 @@ import pytest
 import yaml
 
 from planning import looks
-from tests.unit.ansible.provision_machines import ROOT, ansible_playbook, load, stand_in
+from tests.unit.ansible.provision_machines import (
+    ROOT,
+    ansible_playbook,
+    by_the_newer,
+    load,
+    stand_in,
+)
 
 SAID = (
     "Welcome to Ubuntu!\r\narch={arch}\r\nkernel={kernel}\r\ncontainer={container}\r\n"
@@ -45,6 +51,7 @@ def reach(folder, machines, **environment):
     return done.returncode, " ".join(done.stdout.split())
 
 
+@by_the_newer
 @pytest.mark.parametrize(
     ("third", "remedy"),
     [
@@ -66,6 +73,7 @@ def test_what_nothing_can_provision_is_refused_alone(tmp_path):
     assert "made of Ubuntu" in said and "pc3 goes on" not in said
 
 
+@by_the_newer
 def test_where_all_have_an_old_python_the_older_ansible_is_chosen(tmp_path):
     screen = {"ANSIBLE_STDOUT_CALLBACK": "default", "ANSIBLE_SHOW_CUSTOM_STATS": "1"}
     code, said = reach(tmp_path, {"pc1": BIONIC, "pc2": BIONIC}, **screen)

@@ -193,7 +193,8 @@ def test_more_than_a_guard_sends_is_refused_before_it_fills_anything(way, size):
             way.copies.take("node1", {"file": STEPS, "offset": number * size}, piece)
     most = records.BESIDE + PIECE * (time.monotonic() - begun)
     way.spool.drain()
-    assert 0 < len(way.copy(STEPS)) <= most * size / max(size, records.LEAST)
+    # What a second may bring is counted from the first piece, a moment before `begun` ends.
+    assert 0 < len(way.copy(STEPS)) <= 1.1 * most * size / max(size, records.LEAST)
 
 
 @pytest.mark.hypothesis
