@@ -37,9 +37,9 @@ def load(inventory: Path) -> list[Host]:
 
 def refuse(inventory: Path, limit: str | None = None) -> int:
     """Raise UserError for a list of machines with which Ansible would do nothing and be content:
-    one that cannot be read, or that lacks what is asked for. `limit` is Ansible's --limit; of its
-    patterns only plain names are looked at, for Ansible itself refuses one that matches nothing.
-    Otherwise returns the exit code 0."""
+    one that cannot be read, that lacks what is asked for, or with which an owner would not be
+    asked. `limit` is Ansible's --limit; of its patterns only plain names are looked at, for Ansible
+    itself refuses one that matches nothing. Otherwise returns the exit code 0."""
     document = read(inventory)
     names = members(document)
     known = {*names, *(group for group in document if group != "_meta"), "all", "localhost"}
@@ -50,6 +50,9 @@ def refuse(inventory: Path, limit: str | None = None) -> int:
             f"LIMIT={limit}: {inventory} has no machine {unknown[0]} in [{GROUP}], but "
             f"{', '.join(names)}."
         )
+    variables = _variables(document)
+    for name in names:
+        Variables(name, variables.get(name, {}), inventory).owner()
     return 0
 
 
@@ -101,7 +104,7 @@ def _what_ansible_said(stderr: str) -> str:
 def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
     """Turn the document of `ansible-inventory --list` into hosts. Raises UserError."""
     names = members(document)
-    variables = document.get("_meta", {}).get("hostvars", {})
+    variables = _variables(document)
     problems: list[str] = []
     hosts = []
     for name in names:
@@ -112,6 +115,12 @@ def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
     if problems:
         raise UserError(*problems)
     return hosts
+
+
+def _variables(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Of each machine, its own and those of its groups."""
+    found: dict[str, dict[str, Any]] = document.get("_meta", {}).get("hostvars", {})
+    return found
 
 
 def members(document: dict[str, Any], group: str = GROUP) -> list[str]:
@@ -188,6 +197,7 @@ class Variables:
     def owner(self) -> owned.Owner:
         texts = {word: text for word in owned.WORDS if (text := self.text(word)) is not None}
         found, wrong = owned.read(texts)
+        wrong += owned.misspelt(self.values)
         if wrong:
             raise UserError(*(f"{self.name}: in {self.inventory} {text}" for text in wrong))
         return found

@@ -3,8 +3,9 @@ and `away_dir=` (docs/office.md)."""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -141,6 +142,20 @@ WORDS: dict[str, tuple[str, Callable[[str], object], str]] = {
 }
 
 
+NEAR = 0.8  # how alike a name is to a word that was meant, by difflib
+SOMEBODY = ("owner", "hours")  # by which a machine has somebody who is asked
+
+
+def misspelt(names: Iterable[str]) -> list[str]:
+    """What is wrong with a machine's variables that are nearly one of the words: such a machine
+    would have no owner, and nobody would ever be asked."""
+    wrong = []
+    for name in sorted(set(names) - set(WORDS)):
+        if near := difflib.get_close_matches(name.lower(), WORDS, n=1, cutoff=NEAR):
+            wrong.append(f"{name}= is no word: write {near[0]}=, or call it otherwise.")
+    return wrong
+
+
 def read(texts: dict[str, str]) -> tuple[Owner, list[str]]:
     """A machine's words, and what is wrong with them, as ends of sentences."""
     fields: dict[str, Any] = {}
@@ -151,4 +166,7 @@ def read(texts: dict[str, str]) -> tuple[Owner, list[str]]:
             fields[field] = meaning(text)
         except ValueError as error:
             wrong.append(f"{word} is {text[:80]!r}: {error}: {remedy}.")
+    if texts and not wrong and not any(word in texts for word in SOMEBODY):
+        alone = next(iter(texts))
+        wrong.append(f"{alone}= stands without owner= or hours=: nobody would be asked there.")
     return Owner(**fields), wrong

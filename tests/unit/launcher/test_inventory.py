@@ -89,6 +89,7 @@ MACHINES = "[cluster]\npc1 ansible_host=192.0.2.1\npc2 ansible_host=192.0.2.2\n"
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("[cluster]\npc1 owners=yields\n", "pc1: in"),
         (None, "does not exist: give INVENTORY=<file>"),
         ("[clustr]\npc1 ansible_host=192.0.2.1\n", "has no hosts in group [cluster]"),
         ("[cluster\npc1\n", "Ansible cannot read the inventory"),

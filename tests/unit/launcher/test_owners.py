@@ -55,6 +55,11 @@ def test_hours_go_over_midnight_and_over_the_week(text, day, has):
         ("idle_minutes", "0", "that is no number of minutes up to 1440: write minutes, like 10"),
         ("idle_minutes", "ten", "that is no number of minutes"),
         ("away_dir", "away", "that is no path from /"),
+        ("owners", "yields", "owners= is no word: write owner=, or call it otherwise"),
+        ("Hour", "sat", "Hour= is no word: write hours="),
+        ("idle_minute", "5", "idle_minute= is no word: write idle_minutes="),
+        ("idle_minutes", "5", "idle_minutes= stands without owner= or hours=: nobody would be"),
+        ("away_dir", "/srv/away", "away_dir= stands without owner= or hours="),
     ],
 )
 def test_words_that_mean_nothing_are_refused_in_one_sentence(word, text, said):
