@@ -21,14 +21,15 @@ from typing import Any, TextIO
 
 from contract.errors import UserError
 from contract.text import clean
-from launcher import background, folders, terminal
+from launcher import background, folders, terminal, waits
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
 from report.files import open_record, read_object
 
 LOOK_EVERY = 0.2
 LONGEST, AT_ONCE = 1 << 16, 1000  # characters of a line; lines
-# What a launcher says that waits before its run begins: for AT=, QUEUE=1 or owners.
+# What a launcher says that waits before its run begins: for AT=, QUEUE=1 or owners. From then on
+# it shows in `make runs` (launcher/waits.py).
 WAITS = ("tandem: waits until ", "tandem: waiting: ")
 
 
@@ -56,7 +57,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def state(folder: Path) -> str:
-    """running, finished, failed, stopped, or abandoned (its controller died)."""
+    """waits, running, finished, failed, stopped, or abandoned (its controller died)."""
+    if waits.of(folder.name):
+        return "waits"
     if controller(folder):
         return "running"
     status = read(folder / "attempts.json").get("status")
@@ -64,8 +67,10 @@ def state(folder: Path) -> str:
 
 
 def runs() -> int:
-    """All runs, the newest first."""
+    """All runs, the newest first; before them what waits to become one."""
     found = sorted((p.parent for p in folders.RUNS.glob("*Z-*/plan.json")), reverse=True)
+    for wait in waits.unbegun():
+        say(wait.sentence())
     if not found:
         print("no runs yet: `make train` starts one")
         return 0
@@ -77,6 +82,8 @@ def runs() -> int:
         with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
             top1 = f"{100 * read(folder / 'summary.json')['final_top1']:.2f} %"
         say(f"{folder.name:<38} {state(folder):<10} {nodes:>5} {top1:>8}")
+        if own := waits.of(folder.name):
+            say(f"  {own.sentence()}")
     return 0
 
 
@@ -89,6 +96,11 @@ def stop(name: str) -> int:
     """End a run properly: its workers save, then exit. Shows that nothing is left of it."""
     folder = folders.find(name)
     pid = controller(folder)
+    wait = waits.of(folder.name)
+    if pid is None and wait:  # to go on: nothing has been done yet
+        raise UserError(
+            f"run {folder.name} waits to go on: `kill {wait.pid}` on {wait.host} takes that back."
+        )
     if pid is None:
         raise UserError(f"run {folder.name} is not under way; its state is `{state(folder)}`.")
     machine = elsewhere(folder)

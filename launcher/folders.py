@@ -25,11 +25,16 @@ def find(name: str) -> Path:
     for part in (path, *path.parents):  # also the path of its report
         if part.name and (RUNS / part.name / "plan.json").exists():
             return (RUNS / part.name).resolve()
-    known = sorted((path.parent.name for path in RUNS.glob("*Z-*/plan.json")), reverse=True)[:3]
+    known = newest()
     if not known:
         named = "" if name == "latest" else f"no run {name}: "
         raise UserError(f"{named}there is no run yet: `make demo` or `make train` starts one.")
     raise UserError(f"no run {name} in {relative(RUNS)}/: the newest are {', '.join(known)}.")
+
+
+def newest() -> list[str]:
+    """The names of the three newest runs."""
+    return sorted((path.parent.name for path in RUNS.glob("*Z-*/plan.json")), reverse=True)[:3]
 
 
 @contextlib.contextmanager

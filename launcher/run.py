@@ -38,6 +38,7 @@ from launcher.plan.preflight import OpenMachines
 from launcher.plan.problems import BUSY_REMEDY
 from launcher.plan.script import LAST, Script
 from launcher.terminal import Stopper, Terminal, keep_machines, waiting
+from launcher.waits import Note
 from launcher.watch import attempts
 from launcher.watch.attempts import (
     RECORDED,
@@ -289,8 +290,15 @@ class Run:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""
         self.machines.close()
         asked = dataclasses.replace(self.checked.asked, run=old.run)
-        with waiting(self.terminal, "finding out which machines answer"):
-            self.machines = attempts.survivors(self.owners, asked, limits, stopper, self.terminal)
+        # What a script saved is known only when it is fetched.
+        saved = self.script is None and self.attempts.saved(self.folder)
+        with (
+            waiting(self.terminal, "finding out which machines answer"),
+            Note(asked.subject, old.run) as note,
+        ):
+            self.machines = attempts.survivors(
+                self.owners, asked, limits, stopper, self.terminal, note, saved
+            )
         last = self.last_checkpoint() if self.script else None
         return make_plan(
             self.checked,

@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.options import DEFAULT_INVENTORY
 from contract.text import clean
-from launcher import control, folders, terminal
+from launcher import control, folders, terminal, waits
 from report.files import last_of
 from report.status import Follower, Progress, section_of, troubles
 from report.text import COLUMNS, section_lines
@@ -20,19 +20,25 @@ from report.text import COLUMNS, section_lines
 
 def status(name: str, as_json: bool = False) -> int:
     """One run: its state, how far it is, its attempts, its machines, the last line of each rank."""
+    unbegun = waits.unbegun()
+    if unbegun and name == "latest" and not as_json and not folders.newest():
+        return waiting(unbegun)
     folder = folders.find(name)
     progress = Follower(folder).look()
     if as_json:
         print(json.dumps(document(folder, progress), indent=1))
         return 0
     pid = control.controller(folder)
-    state = control.state(folder)
+    waiting(unbegun)
+    state, wait = control.state(folder), waits.of(folder.name)
     control.say(f"run {folder.name}: {state}" + (f", carried out by process {pid}" if pid else ""))
     if state == "abandoned":
         terminal.show(f"its controller died; `make train RESUME={folder.name}` goes on", sys.stdout)
+    if wait:
+        control.say(f"  {wait.sentence()}")
     attempts(folder)
     if progress is not None:
-        for line in section_lines(section_of(progress, pid is not None)):
+        for line in section_lines(section_of(progress, state == "running")):
             control.say(line)
     last_lines(folder)
     if pid is None:
@@ -44,16 +50,25 @@ def status(name: str, as_json: bool = False) -> int:
     return 0
 
 
+def waiting(unbegun: list[waits.Wait]) -> int:
+    """What waits to become a run."""
+    for wait in unbegun:
+        control.say(wait.sentence())
+    return 0
+
+
 def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
     """What JSON=1 prints."""
-    told: dict[str, Any] = {"run": folder.name, "state": control.state(folder)}
+    state, wait = control.state(folder), waits.of(folder.name)
+    told: dict[str, Any] = {"run": folder.name, "state": state}
+    told["waits_for"] = wait.why if wait else None
+    running = state == "running"
     with contextlib.suppress(KeyError, TypeError, IndexError):  # what a broken file does not have
         told["first_cause"] = control.read(folder / "attempts.json")["attempts"][-1]["first_cause"]
     if progress is not None:
         told.update(dataclasses.asdict(progress), as_of_seconds_ago=age(progress))
         del told["ruling"]
         told["bottleneck"] = progress.cause
-        running = control.controller(folder) is not None
         if not running:  # nothing is of now
             told.update(dict.fromkeys(("hang", "left", "recent_images_per_second")))
         for machine, one in zip(told["machines"], progress.machines):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from contract.errors import UserError
 from contract.text import clean, counted
-from launcher import control, folders
+from launcher import control, folders, waits
 from launcher.machines import engine, inventory, probe
 from launcher.machines.engine import Host, Node, Process
 from report import status
@@ -134,8 +134,9 @@ def _started(node: Node, host: Host, program: bytes) -> Process:
 
 
 def run_lines(folder: Path, follower: Follower, width: int) -> list[str]:
-    running = control.controller(folder) is not None
-    found = [f"  {folder.name}: {control.state(folder)}"]
+    state, wait = control.state(folder), waits.of(folder.name)
+    running = state == "running"
+    found = [f"  {folder.name}: {state}", *(wrapped(wait.sentence(), width) if wait else ())]
     progress = follower.look()
     if progress is None:
         return [*found, "  nothing was told of its steps yet"]
@@ -180,7 +181,8 @@ class Top:
                 self._machines = Machines(inventory.load(Path(self._list)))
             found = self._machines.lines(width)
         title = f"tandem  {time.strftime('%H:%M:%S')}  q ends this view, not the run"
-        return fitting([title, *found], width, height)
+        waiting = [line for wait in waits.unbegun() for line in wrapped(wait.sentence(), width)]
+        return fitting([title, *waiting, *found], width, height)
 
     def _leave_machines(self) -> None:
         if self._machines is not None:

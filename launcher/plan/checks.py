@@ -12,9 +12,9 @@ from contract import strategies, verbs
 from contract.errors import UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
-from contract.runs import run_id
+from contract.runs import in_names, run_id
 from contract.text import counted
-from launcher import hours
+from launcher import hours, waits
 from launcher.background import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
@@ -127,16 +127,22 @@ def _fit(asked: Requirements, owners: Owners, terminal: Terminal, everybody: boo
     """Connections to the run's machines, once nothing is wrong with them; with QUEUE=1 those that
     are busy are waited for, and with AT= that time. Those that their owners use are left out, as
     are, with MIN_NODES, those that do not answer or are busy. Raises UserError."""
+    what = f"{in_names(asked.subject)} on {counted(len(owners.hosts), 'machine')}"
+    with waits.Note(what, asked.run) as note:
+        hours.wait(asked.options.at, terminal, note)
+        return _once_fit(asked, owners, terminal, everybody, _Waiting(terminal, note, asked))
+
+
+def _once_fit(
+    asked: Requirements, owners: Owners, terminal: Terminal, everybody: bool, waiter: _Waiting
+) -> OpenMachines:
     options = asked.options
-    hours.wait(options.at, terminal)
-    until = options.until
-    reported, queueing = None, WaitNotice(terminal, "waiting for machines")
     while True:
         with waiting(terminal, f"asking {counted(len(owners.hosts), 'machine')} what is there"):
             machines = owners.strict(asked) if everybody else owners.present(asked)
         if len(machines.hosts) < (0 if everybody else owners.least):
             machines.close()
-            reported = _wait(owners.waits(owners.least), reported, queueing, terminal, until)
+            waiter.wait(owners.waits(owners.least))
             owners.look()
             continue
         try:
@@ -154,7 +160,7 @@ def _fit(asked: Requirements, owners: Owners, terminal: Terminal, everybody: boo
                 terminal.say(text)
             return machines
         machines.close()
-        reported = _wait(busy[0].text, reported, queueing, terminal, until)
+        waiter.wait(busy[0].text)
 
 
 def decide(
@@ -194,20 +200,27 @@ def check_minimum(options: Config, hosts: list[Host]) -> None:
         )
 
 
-def _wait(
-    why: str, reported: str | None, notice: WaitNotice, terminal: Terminal, until: int | None
-) -> str:
-    """Until it is worth asking again; says what is waited for when that changes. Raises UserError
-    once the run would have to end."""
-    if until is not None and time.time() >= until:
-        raise UserError(
-            f"it is {hours.shown(until)} (UNTIL) and the run has not begun, since {why}"
-        )
-    if why != reported:
-        terminal.say(f"waiting: {why}")
-    notice.update()
-    time.sleep(QUEUE_POLL_SECONDS)
-    return why
+class _Waiting:
+    """Waits until it is worth asking again, and says for what."""
+
+    def __init__(self, terminal: Terminal, note: waits.Note, asked: Requirements):
+        self._terminal, self._note = terminal, note
+        self._until = asked.options.until
+        self._reported: str | None = None
+        self._notice = WaitNotice(terminal, "waiting for machines")
+
+    def wait(self, why: str) -> None:
+        """Raises UserError once the run would have to end."""
+        if self._until is not None and time.time() >= self._until:
+            raise UserError(
+                f"it is {hours.shown(self._until)} (UNTIL) and the run has not begun, since {why}"
+            )
+        if why != self._reported:
+            self._note.tell(why)
+            self._terminal.say(f"waiting: {why}")
+            self._reported = why
+        self._notice.update()
+        time.sleep(QUEUE_POLL_SECONDS)
 
 
 def decide_precision(
@@ -301,9 +314,7 @@ def warnings(settings: TrainerOptions | Script, hosts: list[Host]) -> list[str]:
 
 
 def new_id(checked: ReadyRun) -> str:
-    settings = checked.settings
-    name = settings.name if isinstance(settings, Script) else settings.model
-    return run_id(name, len(checked.hosts), time.time())
+    return run_id(checked.asked.subject, len(checked.hosts), time.time())
 
 
 def asks_auto(options: Config) -> bool:

@@ -33,6 +33,12 @@ class Requirements:
     run: str | None = None
     begun: bool = False  # the precision in `settings` is the one that the run began with
 
+    @property
+    def subject(self) -> str:
+        """What is trained, by a name."""
+        settings = self.settings
+        return settings.name if isinstance(settings, Script) else settings.model
+
 
 @dataclass
 class OpenMachines:

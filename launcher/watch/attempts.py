@@ -28,6 +28,7 @@ from launcher.plan import preflight
 from launcher.plan.plan import Plan
 from launcher.plan.preflight import OpenMachines, Requirements
 from launcher.terminal import Stopper, Terminal
+from launcher.waits import Note
 from launcher.watch import failures
 from launcher.watch.failures import Failure, Restart, document
 from launcher.watch.watch import Outcome
@@ -206,10 +207,16 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
 
 
 def survivors(
-    owners: Owners, asked: Requirements, limits: Limits, stopper: Stopper, terminal: Terminal
+    owners: Owners,
+    asked: Requirements,
+    limits: Limits,
+    stopper: Stopper,
+    terminal: Terminal,
+    note: Note,
+    saved: bool,
 ) -> OpenMachines:
     """Connections to the machines that are fit now, and that no owner uses, at least MIN_NODES:
-    owners are waited for as long as it takes. Raises UserError."""
+    owners are waited for as long as it takes. `saved`: a checkpoint was. Raises UserError."""
     deadline, told = time.monotonic() + PATIENCE, ""
     while True:
         here = owners.here()
@@ -224,14 +231,14 @@ def survivors(
             return machines
         names = ", ".join(host.name for host in machines.hosts) or "none"
         machines.close()
-        waits = "" if len(owners.here()) >= limits.min_nodes else owners.waits(limits.min_nodes)
-        if waits:
+        why = "" if len(owners.here()) >= limits.min_nodes else owners.waits(limits.min_nodes)
+        if why:
             deadline = time.monotonic() + PATIENCE
-        if waits and waits != told:
-            terminal.say(f"all is saved, and the run waits: {waits}")
-            told = waits
+        if why and why != told:
+            terminal.say(f"{'all is saved, and ' if saved else ''}the run waits: {why}")
+            told = why
+        why = why or f"machines that answer and are fit, of which it needs {limits.min_nodes}"
         if stopper.asked:
-            why = waits or f"machines that answer and are fit, of which it needs {limits.min_nodes}"
             raise UserError(*unfit.values(), f"the run was stopped while it waited: {why}")
         if time.monotonic() > deadline:
             raise UserError(
@@ -239,6 +246,7 @@ def survivors(
                 f"only {len(machines.hosts)} machines answer and are fit ({names}), and MIN_NODES "
                 f"is {limits.min_nodes}: mend the others, then `make train RESUME=latest`.",
             )
+        note.tell(why)
         time.sleep(LOOK_EVERY)
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from contract.errors import UserError
+from launcher import folders, waits
 from launcher.machines import inventory
 from launcher.options import config_of
 from launcher.plan import checks, preflight
@@ -18,7 +19,7 @@ BUSY = gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])
 
 
 @pytest.fixture
-def ready(monkeypatch):
+def ready(monkeypatch, tmp_path):
     """ready(changes of node2's facts at the first look, at the second, ...) -> call of prepare."""
 
     def make(*looks, until=None, **options):
@@ -33,11 +34,16 @@ def ready(monkeypatch):
         monkeypatch.setattr(preflight, "inspect", look)
         monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
         monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
-        monkeypatch.setattr(checks.time, "sleep", slept.append)
+        monkeypatch.setattr(folders, "RUNS", tmp_path)
+        monkeypatch.setattr(checks.time, "sleep", sleep)
         config = replace(config_of(options), until=until)
         return checks.check_machines(config, Terminal(said))
 
-    slept, said = [], io.StringIO()
+    def sleep(seconds):
+        slept.append(seconds)
+        make.noted += [wait.why for wait in waits.everybody()]
+
+    slept, said, make.noted = [], io.StringIO(), []
     make.slept, make.said = slept, said.getvalue
     return make
 
@@ -48,6 +54,7 @@ def test_busy_machines_are_waited_for_and_that_is_said_once(ready):
     looks = [{"gpus": BUSY}, {"gpus": BUSY}, {"gpus": other}, {"gpus": free}]
     assert ready(*looks, queue=True).hosts == [host(1), host(2)]
     assert ready.slept == [checks.QUEUE_POLL_SECONDS] * 3
+    assert [why.split("by ")[1][:3] for why in ready.noted] == ["ann", "ann", "ben"]
     waited = [line for line in ready.said().splitlines() if "waiting" in line]
     assert [line.split("by ")[1][:3] for line in waited] == ["ann", "ben"]
 

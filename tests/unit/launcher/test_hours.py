@@ -12,8 +12,9 @@ from datetime import datetime
 import pytest
 
 from contract.errors import UserError
-from launcher import hours
+from launcher import folders, hours
 from launcher.terminal import Stopper, Terminal
+from launcher.waits import Note
 
 
 def at(text):
@@ -92,18 +93,20 @@ def alive(pid):
     return True
 
 
-def test_while_it_waits_this_machine_stays_awake(inhibit):
+def test_while_it_waits_this_machine_stays_awake(inhibit, tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "RUNS", tmp_path)
     words, said = inhibit(), io.StringIO()
     begun, when = time.time(), time.time() + 0.5
     terminal = Terminal(said)
-    hours.wait(when, terminal)
+    with Note("resnet18") as note:
+        hours.wait(when, terminal, note)
     terminal.drain()
     assert time.time() >= when
     pid, *asked = words.read_text().split(maxsplit=3)
     assert asked[0] == "--what=sleep:idle" and "--who=Tandem" in asked[1]
     assert not alive(int(pid))
     assert "waits until" in said.getvalue() and "may go to sleep" not in said.getvalue()
-    hours.wait(begun, terminal)  # over: nothing is said or waited for
+    hours.wait(begun, terminal, Note("resnet18"))  # over: nothing is said or waited for
     assert said.getvalue().count("waits until") == 1
 
 

@@ -7,11 +7,13 @@ import pytest
 
 from contract.errors import UserError
 from contract.options import Config
-from launcher import owners
+from launcher import folders, owners, waits
+from launcher.machines import owned
 from launcher.machines.owned import Owner
 from launcher.owners import Owners
 from launcher.plan.preflight import OpenMachines, Requirements
 from launcher.terminal import Stopper, Terminal
+from launcher.waits import Note
 from launcher.watch import attempts
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host
 
@@ -40,12 +42,14 @@ def machines(monkeypatch):
 BUSY = {"runs": [{"run": "another", "holder": "berta@office"}]}
 
 
-def survivors(found, stopped=False, force=False, least=1):
+def survivors(found, stopped=False, force=False, least=1, saved=True):
     asked = Requirements(Config(force=force), SETTINGS, "r")
     said, stopper = io.StringIO(), Stopper()
     stopper.asked = stopped
     limits = attempts.Limits(0, least)
-    return attempts.survivors(found, asked, limits, stopper, Terminal(said)), asked
+    with Note("resnet18", "r") as note:
+        these = attempts.survivors(found, asked, limits, stopper, Terminal(said), note, saved)
+    return these, asked, said.getvalue()
 
 
 def test_one_that_cannot_join_does_not_start_the_run_again_without_end(machines, monkeypatch):
@@ -55,7 +59,7 @@ def test_one_that_cannot_join_does_not_start_the_run_again_without_end(machines,
     hosts = [host(1), host(2, owner=YIELDS)]
     found = Owners(hosts, None)
     machines["node2"] = BUSY
-    these, asked = survivors(found)
+    these, asked, _ = survivors(found)
     assert [one.name for one in these.hosts] == ["node1"]
     assert found.absent()["node2"].startswith("it is in use by berta@office: run another")
     for _ in range(3):
@@ -101,3 +105,24 @@ def test_a_run_that_is_stopped_while_it_waits_says_what_it_waited_for(machines):
         survivors(Owners([host(1), host(2)], None), stopped=True, least=2)
     assert "node2" in caught.value.problems[0]
     assert caught.value.problems[1].endswith("that answer and are fit, of which it needs 2")
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_all_is_saved_only_where_something_is_and_while_it_waits_that_is_shown(
+    machines, monkeypatch, tmp_path, saved
+):
+    found = Owners([host(1, owner=Owner(hours=owned.hours("00:00-24:00")))], None)
+    found.told("node1", "asked")
+    shown = []
+
+    def sleep(_seconds):
+        shown.extend(waits.everybody())
+        found.told("node1", None)
+
+    monkeypatch.setattr(folders, "RUNS", tmp_path)
+    monkeypatch.setattr(attempts.time, "sleep", sleep)
+    these, _, said = survivors(found, saved=saved)
+    assert [one.name for one in these.hosts] == ["node1"]
+    assert said.count("all is saved") == saved and said.count("the run waits: at least 1") == 1
+    assert [(wait.run, "`tandem away`" in wait.why) for wait in shown] == [("r", True)]
+    assert waits.everybody() == []

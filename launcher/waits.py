@@ -1,0 +1,107 @@
+"""What waits before it trains, and for whom: a note in runs/ for each, which `make status`, `make
+top` and `make runs` show. Whoever waits holds the lock on its note, so none is stale."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from contract import validate
+from contract.text import seconds
+from contract.validate import NATURAL, Invalid
+from launcher import folders
+
+FOLDER = ".waiting"
+SHAPE = {"run": (None, str), "what": str, "why": str, "since": float, "pid": NATURAL, "host": str}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """`run`: the one that has begun, None of one that has not."""
+
+    run: str | None
+    what: str
+    why: str
+    since: float
+    pid: int
+    host: str
+
+    def sentence(self) -> str:
+        """For people: of a run that has not begun, with its process."""
+        told = f"waits for {seconds(max(0.0, time.time() - self.since))} so far: {self.why}"
+        return told if self.run else f"{self.what} {told} (process {self.pid} on {self.host})"
+
+
+class Note:
+    """Shown while the body runs, from the first `tell` on. Raises UserError where it cannot be
+    written."""
+
+    def __init__(self, what: str, run: str | None = None):
+        self._what, self._run, self._since = what, run, time.time()
+        self._path = folders.RUNS / FOLDER / f"{socket.gethostname()}-{os.getpid()}"
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> Note:
+        return self
+
+    def tell(self, why: str) -> None:
+        with folders.writing(self._path):
+            file = self._file = self._file or _hold(self._path)
+            pid, host = os.getpid(), socket.gethostname()
+            note = Wait(self._run, self._what, why, self._since, pid, host)
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps(asdict(note)))
+            file.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self._file:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            self._file.close()
+            self._file = None
+
+
+def _hold(path: Path) -> TextIO:
+    """The note, locked. Readers remove what nobody holds: also one that was made this very moment.
+    Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(file.fileno()).st_ino == path.stat().st_ino:
+                return file
+        file.close()
+
+
+def everybody() -> list[Wait]:
+    """Those that wait now, the longest first."""
+    found = [wait for path in (folders.RUNS / FOLDER).glob("*") if (wait := _read(path))]
+    return sorted(found, key=lambda wait: wait.since)
+
+
+def _read(path: Path) -> Wait | None:
+    with contextlib.suppress(OSError, Invalid), path.open(encoding="utf-8", errors="replace") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Wait(**validate.check(validate.parse(f.read(1 << 16)), SHAPE, "note"))
+        path.unlink()
+    return None
+
+
+def of(run: str) -> Wait | None:
+    """What a run that has begun waits for; None where it does not wait."""
+    return next((wait for wait in everybody() if wait.run == run), None)
+
+
+def unbegun() -> list[Wait]:
+    return [wait for wait in everybody() if wait.run is None]
