@@ -7,10 +7,11 @@ than one machine, for SYNC=auto, and to show the prediction beside what came tru
 
 from __future__ import annotations
 
+import calendar
 import json
 import re
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ def run_id(model: str, nodes: int, unix: float) -> str:
     """`<UTC time>-<model>-<N>n`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(unix))
     return f"{stamp}-{in_names(model)}-{nodes}n"
+
+
+def begun(run: str) -> float:
+    """When a run of this name began, or was asked for."""
+    return float(calendar.timegm(time.strptime(run[:16], "%Y%m%dT%H%M%SZ")))
 
 
 def may_be_of(run: str, model: str) -> bool:
@@ -80,12 +86,10 @@ def is_fresh(unix: float) -> bool:
 @dataclass(frozen=True)
 class Prediction:
     """`speeds`: images/s of all machines together by (strategy, number of machines); one machine is
-    equally fast with each strategy, and its row has the exact one's name. `machines`: images/s of
-    each by itself, where that is known."""
+    equally fast with each strategy, and its row has the exact one's name."""
 
     made_unix: float
     speeds: dict[tuple[str, int], float]
-    machines: dict[str, float] = field(default_factory=dict)
 
     def speed(self, sync: str, nodes: int) -> float | None:
         """None where nothing was predicted of so many machines with this strategy."""
@@ -99,16 +103,14 @@ def prediction_text(
     nodes: int,
     measured_unix: float | None,
     rows: list[dict[str, Any]],
-    own_speeds: dict[str, float],
     **more: Any,
 ) -> str:
     """The file. `measured_unix`: when the machines were measured by themselves; None where a run
     was measured, whose prediction counts from now. `rows` have `nodes`, `sync` and
-    `images_per_second`; `own_speeds`: images/s of each machine by itself; `more` is for people, and
-    `read_prediction` does not heed it."""
+    `images_per_second`; `more` is for people, and `read_prediction` does not heed it."""
     made = time.time()
     since = {"made_unix": made, "measured_unix": measured_unix or made}
-    known = {"nodes": nodes, "own_speeds": own_speeds, "rows": rows}
+    known = {"nodes": nodes, "rows": rows}
     document = {**asdict(measured), **since, **more, **known}
     return json.dumps(document, indent=1)
 
@@ -138,8 +140,7 @@ def read_prediction(runs: Path, asked: Setting, nodes: int) -> Prediction | None
             (str(row["sync"]), int(row["nodes"])): _positive(row["images_per_second"])
             for row in told["rows"]
         }
-        own = {str(name): _positive(speed) for name, speed in told["own_speeds"].items()}
-        return Prediction(_positive(told["made_unix"]), speeds, own)
+        return Prediction(_positive(told["made_unix"]), speeds)
     except UNREADABLE:
         return None
 

@@ -24,7 +24,6 @@ from launcher.options import STORED, WORD, read, resumed, script_resumed, with_t
 from launcher.owners import Owners
 from launcher.plan import checks, preflight
 from launcher.plan import plan as planning
-from launcher.plan.balance import Balance
 from launcher.plan.checks import (
     QUEUE_POLL_SECONDS,
     ReadyRun,
@@ -125,8 +124,9 @@ def resume(name: str, given: dict[str, Any]) -> int:
     now. Returns the exit code."""
     folder = folders.find(name)
     planned = folders.recorded(folder / "plan.json", PLANNED)
+    attempts = []
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
-        folders.recorded(folder / "attempts.json", RECORDED)
+        attempts = folders.recorded(folder / "attempts.json", RECORDED)["attempts"]
     began = read(planned["options"])
     if began.script:
         options = script_resumed(began, given)
@@ -138,10 +138,8 @@ def resume(name: str, given: dict[str, Any]) -> int:
         options = resumed(began, given)
     keep_machines(options.inventory)
     terminal = Terminal()
-    # Its parts are the same again, for as long as all its machines have one.
-    began_with = Balance(planned.get("balance") or {}, "as the run began")
-    kept = None if "balance" in given else began_with
-    checked = check_machines(options, terminal, folder.name, kept)
+    before = None if "balance" in given else weights_before(attempts, planned)
+    checked = check_machines(options, terminal, folder.name, before)
     try:
         run = Run(checked, folder, terminal)
         attempt = run.attempts.close_broken() + 1
@@ -159,6 +157,14 @@ def resume(name: str, given: dict[str, Any]) -> int:
     except BaseException:
         checked.machines.close()
         raise
+
+
+def weights_before(attempts: list[dict[str, Any]], planned: dict[str, Any]) -> dict[str, int]:
+    """The weights of the machines of the last attempt, equal ones for equal parts. (Runs of before
+    have those of their first one, in plan.json.)"""
+    last = attempts[-1] if attempts else {"nodes": []}
+    weights = last.get("balance", planned.get("balance")) or {}
+    return {name: weights.get(name, 1) for name in last["nodes"]}
 
 
 def watched(
@@ -300,6 +306,11 @@ class Run:
                 self.owners, asked, limits, stopper, self.terminal, note, saved
             )
         last = self.last_checkpoint() if self.script else None
+        here = {host.name for host in self.machines.hosts}
+        if not self.script and here != set(self.attempts.list[-1]["nodes"]):
+            hosts, terminal = self.owners.hosts, self.terminal
+            parts = checks.decide_balance(self.checked.asked, hosts, self.machines, terminal)
+            self.checked = dataclasses.replace(self.checked, balance=parts)
         return make_plan(
             self.checked,
             self.machines,

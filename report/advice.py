@@ -86,8 +86,10 @@ class Advice:
 NONE = Advice(0.0)
 
 
-def advise(step: Step | None, cause: str, start: Entry, seen: Seen) -> Advice:
-    """`start`: a rank's start line."""
+def advise(
+    step: Step | None, cause: str, start: Entry, seen: Seen, balance: str | None = None
+) -> Advice:
+    """`start`: a rank's start line; `balance`: what was asked for by that name."""
     if step is None or step.seconds <= 0:
         return NONE
     now = situation(step, cause)
@@ -96,7 +98,7 @@ def advise(step: Step | None, cause: str, start: Entry, seen: Seen) -> Advice:
         found += network_advice(step, now, start)
         found += link_advice(step, now, seen)
         found += fewer_nodes(step, now) + straggler_advice(step, now, cause)
-        found += balance_advice(step, now, cause)
+        found += balance_advice(step, now, cause, balance)
     found += data_advice(step, now, cause, start, seen) + checkpoint_advice(step, now, start)
     worth = [one for one in found if one.predicted > WORTH * now.images_per_second]
     if step.own_script:
@@ -284,8 +286,9 @@ def link_advice(step: Step, now: Situation, seen: Seen) -> list[Remedy]:
     return [remedy(now, change, "network", waiting(min(wait, step.network)))]
 
 
-def balance_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
-    """Parts of the images by the machines' speeds, where it is they that differ."""
+def balance_advice(step: Step, now: Situation, cause: str, asked: str | None) -> list[Remedy]:
+    """Parts of the images by the machines' speeds, where it is they that differ. A run that had
+    asked for them did not know these speeds yet; the next one does."""
     speeds = own_speeds(step)
     passing = cause == "cpu_contention" or cause.startswith("data")
     if (
@@ -296,12 +299,15 @@ def balance_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
     ):
         return []
     spent = now.images / sum(speeds.values())
-    change = "BALANCE=auto: each machine's images in proportion to its speed in this run"
+    change, words = "BALANCE=auto", {"BALANCE": "auto"}
+    if asked == "auto":
+        change, words = "start it again", {}
+    change += ": each machine's images in proportion to its speed in this run"
 
     def shared(then: Situation) -> Situation:
         return replace(then, work=spent, data=0.0, loader=0.0, peers=0.0)
 
-    return [remedy(now, change, "peers", shared, words={"BALANCE": "auto"})]
+    return [remedy(now, change, "peers", shared, words=words)]
 
 
 MENDED = {

@@ -91,7 +91,7 @@ def analyse(folder: Path) -> Analysis:
     )
     cause = "none" if short else bottleneck(step, seen)
     summary["bottleneck"] = cause
-    advice = NONE if short else advise(step, cause, start, seen)
+    advice = NONE if short else advise(step, cause, start, seen, balance_of(run))
     summary["advice"] = [told(run, one) for one in (*advice.remedies, advice.together) if one]
     summary["predicted"] = predicted_of(run)
     gpus = uses.gpus
@@ -123,6 +123,13 @@ def analyse(folder: Path) -> Analysis:
         hundred_epochs=hundred_epochs(run, accounting),
         notes=missing_notes(run, gpus),
     )
+
+
+def balance_of(run: Run) -> str | None:
+    """What was asked for as BALANCE=."""
+    options = run.plan.get("options")
+    found = options.get("balance") if isinstance(options, dict) else None
+    return found if isinstance(found, str) else None
 
 
 def told(run: Run, remedy: Remedy) -> Entry:

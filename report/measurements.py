@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -83,6 +86,29 @@ def fits(basis: Basis, options: SimpleNamespace) -> bool:
     )
     fresh = not basis.machines or runs.is_fresh(basis.unix)
     return fresh and runs.holds(basis.setting, asked, options.nodes)
+
+
+MOST = 12  # of the newest runs and measurements, which are read for speeds
+
+
+def newest_speeds(root: Path, asked: runs.Setting) -> dict[str, float]:
+    """Images/s of each of these machines by itself, by the newest run or measurement that has it.
+    Only their proportions count: those of an older one are scaled by the machines that both have.
+    So another batch serves, too, after all that were measured with this one."""
+    alike, found = replace(asked, batch=None, machines=()), []
+    for folder in islice(folders(root, asked.model), MOST):
+        basis = None
+        with contextlib.suppress(UserError):  # a damaged folder
+            basis = read_basis(folder) if runs.is_fresh(runs.begun(folder.name)) else None
+        if basis and basis.own_speeds and runs.holds(replace(basis.setting, machines=()), alike, 0):
+            found.append(basis)
+    speeds: dict[str, float] = {}
+    for basis in sorted(found, key=lambda one: one.batch != asked.batch):
+        ratios = [speeds[name] / own for name, own in basis.own_speeds.items() if name in speeds]
+        if ratios or not speeds or basis.batch == asked.batch:
+            scale = statistics.fmean(ratios) if ratios else 1.0
+            speeds = {**{name: scale * own for name, own in basis.own_speeds.items()}, **speeds}
+    return {name: speeds[name] for name in asked.machines if name in speeds}
 
 
 def read_basis(folder: Path) -> Basis | None:

@@ -176,7 +176,6 @@ def write_plan(
         nodes,
         basis.unix if basis.machines else None,
         [asdict(row) for row in rows],
-        {host: round(speed, 3) for host, speed in basis.own_speeds.items()},
         images_per_second=round(asked.images_per_second, 2),
         sync=asked.sync,
         from_run=basis.run,

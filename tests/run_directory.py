@@ -32,7 +32,7 @@ FILES = {
     },
     "attempts.json": {"status": str, "attempts": list},
     "attempts.json attempts": {
-        "attempt": int, "nodes": list, "ranks": dict, "world_size": int,
+        "attempt": int, "nodes": list, "ranks": dict, "world_size": int, "balance": dict,
         "code_sha256": str, "master_port": int,
         "started_unix": NUMBER, "wall_seconds": MAYBE, "reason": str, "status": str,
         "resumed_samples": MAYBE, "first_cause": (dict, NULL), "to_resume": TEXT,

@@ -8,11 +8,12 @@ does not change. The split itself is contract/split.py's.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from contract import split
 from contract.errors import UserError
+from contract.runs import DAYS
 from launcher.machines.engine import Host
 from launcher.machines.probe import Facts
 
@@ -27,6 +28,14 @@ class Balance:
 
     weights: Mapping[str, int] = field(default_factory=dict)
     why: str = "equal parts"
+
+    @classmethod
+    def before(cls, weights: Mapping[str, int], hosts: Sequence[Host]) -> Balance | None:
+        """That of an earlier start with these weights, where it had the same machines: then what is
+        computed is the same, to the bit."""
+        if set(weights) != {host.name for host in hosts}:
+            return None
+        return cls(weights if len(set(weights.values())) > 1 else {}, "as before")
 
     def of(self, hosts: Sequence[Host]) -> tuple[int, ...]:
         """The numbers of these machines, in their order; empty for equal parts: also where there is
@@ -57,31 +66,37 @@ def check(asked: str, machines: int) -> tuple[int, ...]:
 
 
 def decide(
-    asked: str, hosts: Sequence[Host], facts: Mapping[str, Facts], speeds: Mapping[str, float]
+    asked: str,
+    everybody: Sequence[Host],
+    hosts: Sequence[Host],
+    facts: Mapping[str, Facts],
+    speeds: Callable[[], Mapping[str, float]],
 ) -> Balance:
-    """What BALANCE= becomes; `speeds` are images/s of each machine by itself, of those that are
-    known. Raises UserError."""
+    """What BALANCE= becomes for a start on `hosts`, of `everybody` in the run; `speeds` are
+    images/s of each machine by itself, of those that are known. Raises UserError."""
     names = [host.name for host in hosts]
-    given = check(asked, len(hosts))
-    if given:
-        return Balance(dict(zip(names, given)), "as asked")
+    weights = check(asked, len(everybody))
+    if weights:
+        return Balance(dict(zip([host.name for host in everybody], weights)), "as asked")
     if asked == OFF:
         return Balance(why="equal parts, as asked")
     if len(hosts) < 2:
         return Balance(why="one machine has it all")
     if len({facts[name].machine for name in names}) < len(names):
         return Balance(why="equal parts: nodes of one machine share its speed")
-    unknown = [name for name in names if name not in speeds]
+    own = speeds()
+    unknown = [name for name in names if name not in own]
     if unknown:
         return Balance(
-            why=f"equal parts: `make plan` has not measured {', '.join(unknown)} with this model"
+            why=f"equal parts: neither `make plan` nor a run of the last {DAYS} days has measured "
+            f"{', '.join(unknown)} with this model"
         )
-    fastest, slowest = max(names, key=speeds.__getitem__), min(names, key=speeds.__getitem__)
-    weights = split.weights_of([speeds[name] for name in names])
-    apart = speeds[fastest] / speeds[slowest]
+    fastest, slowest = max(names, key=own.__getitem__), min(names, key=own.__getitem__)
+    weights = split.weights_of([own[name] for name in names])
+    apart = own[fastest] / own[slowest]
     if not weights:
-        return Balance(why=f"equal parts: by make plan the machines differ by {apart - 1:.0%}")
-    why = f"by make plan {fastest} is {apart:.1f} x as fast as {slowest} by itself"
+        return Balance(why=f"equal parts: as measured the machines differ by {apart - 1:.0%}")
+    why = f"as measured {fastest} is {apart:.1f} x as fast as {slowest} by itself"
     return Balance(dict(zip(names, weights)), why)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -65,12 +66,12 @@ def check_machines(
     options: Config,
     terminal: Terminal,
     run: str | None = None,
-    kept: Balance | None = None,
+    before: Mapping[str, int] | None = None,
     everybody: bool = False,
 ) -> ReadyRun:
-    """Check everything and change nothing; `run` is the one to continue, and `kept` its parts,
-    unless others are asked for. `everybody`: also machines that their owners use. Raises
-    UserError."""
+    """Check everything and change nothing; `run` is the one to continue, and `before` the weights
+    of the machines that it had last, unless others are asked for. `everybody`: also machines that
+    their owners use. Raises UserError."""
     Sizes.of(options.keep)  # said before anything is asked
     if options.script:
         hosts = _hosts(options)
@@ -85,7 +86,7 @@ def check_machines(
     options = with_trainer(options, sync=strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
     hosts = _hosts(options)
-    weights = balancing.check(options.balance, len(hosts))
+    balancing.check(options.balance, len(hosts))
     with waiting(terminal, "building the model here once"):
         notes = models.try_out(settings, ranks_share=len(hosts) > 1)
     for note in notes:
@@ -93,9 +94,7 @@ def check_machines(
     asked = Requirements(options, settings, run, begun=run is not None)
     owners = Owners(hosts, options.min_nodes)
     machines = _fit(asked, owners, terminal, everybody)
-    if weights and len(machines.hosts) < len(hosts):
-        kept = Balance(dict(zip([host.name for host in hosts], weights)), AS_ASKED)
-    return replace(decide(asked, machines, automatic, kept, terminal), owners=owners)
+    return decide(asked, owners, machines, automatic, before, terminal)
 
 
 def gather(options: Config, terminal: Terminal) -> Path:
@@ -165,24 +164,25 @@ def _once_fit(
 
 def decide(
     asked: Requirements,
+    owners: Owners,
     machines: OpenMachines,
     automatic: bool,
-    kept: Balance | None,
+    before: Mapping[str, int] | None,
     terminal: Terminal,
 ) -> ReadyRun:
-    """What is left open until the machines are known, once for the run: its precision, its strategy
-    where that is `automatic`, and the parts of its machines. Raises UserError."""
+    """What is left open until the machines are known: once for the run its precision, and its
+    strategy where that is `automatic`; and the parts of these machines. Raises UserError."""
     options, hosts, sync_why = asked.options, machines.hosts, AS_ASKED
     assert isinstance(asked.settings, TrainerOptions)
     settings, why = decide_precision(machines, asked.settings, asked.begun, terminal)
     if automatic:
         settings, sync_why = decide_sync(settings, hosts, terminal)
         options = with_trainer(options, sync=settings.sync)
-    balance = kept
-    if balance is None or (balance.weights and not balance.of(hosts)):
-        balance = decide_balance(options, settings, machines, terminal)
     asked = replace(asked, options=options, settings=settings, begun=True)
-    return ReadyRun(options, settings, hosts, machines, asked, why, sync_why, balance)
+    balance = Balance.before(before or {}, hosts) or decide_balance(
+        asked, owners.hosts, machines, terminal
+    )
+    return ReadyRun(options, settings, hosts, machines, asked, why, sync_why, balance, owners)
 
 
 def check_minimum(options: Config, hosts: list[Host]) -> None:
@@ -258,17 +258,19 @@ def decide_sync(
 
 
 def decide_balance(
-    options: Config, settings: TrainerOptions, machines: OpenMachines, terminal: Terminal
+    asked: Requirements, everybody: list[Host], machines: OpenMachines, terminal: Terminal
 ) -> Balance:
-    """How a step's images are divided, said where the parts differ. Raises UserError."""
-    hosts, facts = machines.hosts, machines.facts
-    alone = len({facts[host.name].machine for host in hosts}) == len(hosts)
-    found = (
-        predictions.foreseen(settings, hosts)
-        if options.balance == balancing.AUTO and alone
-        else None
+    """How a step's images are divided among the machines of a start, of `everybody` in the run,
+    said where the parts differ. Raises UserError."""
+    hosts, facts, settings = machines.hosts, machines.facts, asked.settings
+    assert isinstance(settings, TrainerOptions)
+    balance = balancing.decide(
+        asked.options.balance,
+        everybody,
+        hosts,
+        facts,
+        lambda: predictions.own_speeds(settings, hosts),
     )
-    balance = balancing.decide(options.balance, hosts, facts, found.machines if found else {})
     ranks = [part.processes for part in devices.assign(hosts, facts, settings).values()]
     line = balancing.told(balance, hosts, ranks, settings.per_node_batch_size)
     if line:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from contract.options import Options as TrainerOptions
 from launcher import folders
 from launcher.machines import inventory
 from launcher.machines.engine import Host
+from report import measurements
 
 NEARLY = 1.05  # an exact run that is up to this much slower than the fastest is still preferred
 
@@ -59,6 +61,19 @@ def foreseen(settings: TrainerOptions, hosts: list[Host]) -> runs.Prediction | N
             check=False,
         )
     return prediction(settings, hosts)
+
+
+def own_speeds(settings: TrainerOptions, hosts: Sequence[Host]) -> dict[str, float]:
+    """Images/s of each machine by itself, of those that `make plan` or a run has measured."""
+    names = tuple(host.name for host in hosts)
+    asked = runs.Setting(
+        settings.model,
+        settings.per_node_batch_size,
+        settings.image_size,
+        settings.precision,
+        names,
+    )
+    return measurements.newest_speeds(folders.RUNS, asked)
 
 
 def over_a_run(

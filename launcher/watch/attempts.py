@@ -20,7 +20,7 @@ from typing import Any
 from contract import validate
 from contract.errors import STOPPED, UNWRITTEN, UserError
 from contract.text import counted, write_whole
-from contract.validate import NATURAL, Each, Invalid, One
+from contract.validate import NATURAL, Each, Invalid, Maybe, One
 from launcher.folders import recorded, relative
 from launcher.machines.engine import Host, MachineError, talk
 from launcher.owners import Owners
@@ -41,6 +41,7 @@ START = {"kind": One(("start",)), "attempt": NATURAL, "resumed_samples": NATURAL
 ATTEMPT = {
     **{"attempt": NATURAL, "nodes": [str], "ranks": Each([NATURAL]), "status": str, "reason": str},
     **{"master_port": One(range(1 << 16)), "wall_seconds": (None, float)},
+    "balance": Maybe(Each(NATURAL)),
 }
 RECORDED: dict[str, object] = {"status": str, "attempts": [ATTEMPT]}
 CHECKPOINT = {"kind": One(("checkpoint",)), "file": str}
@@ -80,6 +81,7 @@ class Attempts:
                 "nodes": [node.host for node in plan.nodes],
                 "ranks": {node.host: list(node.ranks) for node in plan.nodes},
                 "world_size": plan.world_size,
+                "balance": plan.balance,
                 "code_sha256": plan.code_sha256,
                 "master_port": plan.master_port,
                 "started_unix": unix,

@@ -66,7 +66,7 @@ def test_what_was_measured_of_machines_by_themselves_holds_for_them_and_for_a_we
     path = prediction_path(runs, "resnet50", 2)
 
     def read(unix, hosts):
-        path.write_text(prediction_text(measured, 2, unix, rows, {"a": 10.0}))
+        path.write_text(prediction_text(measured, 2, unix, rows))
         return predictions.prediction(ASKED, hosts)
 
     now = time.time()
@@ -124,7 +124,7 @@ SLOW, FAST = (
     {"nodes": n, "sync": sync, "images_per_second": 9.0}
     for n, sync in ((1, "allreduce"), (2, "ef:4"))
 )
-DOCUMENT = json.loads(prediction_text(MEASURED, 2, time.time(), [SLOW, FAST], {"a": 10.0}))
+DOCUMENT = json.loads(prediction_text(MEASURED, 2, time.time(), [SLOW, FAST]))
 
 
 @fuzz.many(200)

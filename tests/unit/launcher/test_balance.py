@@ -5,15 +5,14 @@ import json
 
 import pytest
 
-from contract import runs
 from contract.errors import UserError
-from contract.runs import prediction_path
 from launcher import folders
 from launcher.machines import inventory
 from launcher.options import config_of
-from launcher.plan import checks, plan, preflight
-from launcher.plan.balance import Balance, decide
+from launcher.plan import checks, plan, predictions, preflight
+from launcher.plan.balance import decide
 from launcher.plan.preflight import OpenMachines
+from launcher.run import weights_before
 from launcher.terminal import Terminal
 from tests.unit.launcher.launcher_values import facts, host, sent_to_trainer
 
@@ -23,9 +22,9 @@ SPEEDS = {"node1": 100.0, "node2": 50.0, "node3": 99.0}
 
 
 def test_parts_are_in_proportion_to_speeds():
-    found = decide("auto", HOSTS, FACTS, SPEEDS)
+    found = decide("auto", HOSTS, HOSTS, FACTS, lambda: SPEEDS)
     assert found.of(HOSTS) == (1000, 500, 990)
-    assert found.why == "by make plan node1 is 2.0 x as fast as node2 by itself"
+    assert found.why == "as measured node1 is 2.0 x as fast as node2 by itself"
     assert found.of(HOSTS[1:]) == (500, 990)  # as after a restart without one
     assert found.of(HOSTS[:1]) == ()
 
@@ -34,14 +33,14 @@ def test_parts_are_in_proportion_to_speeds():
     ("speeds", "one_machine", "why"),
     [
         ({**SPEEDS, "node2": 91.0}, False, "the machines differ by 10%"),
-        ({"node1": 100.0, "node3": 9.0}, False, "has not measured node2"),
-        ({}, False, "has not measured node1, node2, node3"),
+        ({"node1": 100.0, "node3": 9.0}, False, "has measured node2"),
+        ({}, False, "has measured node1, node2, node3"),
         (SPEEDS, True, "nodes of one machine"),
     ],
 )
 def test_parts_are_equal_where_speeds_are_or_are_not_known(speeds, one_machine, why):
     shared = {name: facts(1, machine="one") for name in FACTS}
-    found = decide("auto", HOSTS, shared if one_machine else FACTS, speeds)
+    found = decide("auto", HOSTS, HOSTS, shared if one_machine else FACTS, lambda: speeds)
     assert found.of(HOSTS) == () and why in found.why
 
 
@@ -60,32 +59,30 @@ def test_parts_are_equal_where_speeds_are_or_are_not_known(speeds, one_machine, 
 )
 def test_what_is_no_division_is_refused_by_its_name(asked, said):
     with pytest.raises(UserError, match=said) as caught:
-        decide(asked, HOSTS, FACTS, SPEEDS)
+        decide(asked, HOSTS, HOSTS, FACTS, lambda: SPEEDS)
     assert f"BALANCE={asked}" in str(caught.value)
 
 
 def test_parts_by_hand_and_none():
-    assert decide("3:2:1", HOSTS, FACTS, SPEEDS).of(HOSTS) == (3, 2, 1)
-    assert decide("off", HOSTS, FACTS, SPEEDS).of(HOSTS) == ()
+    by_hand = decide("3:2:1", HOSTS, HOSTS[1:], FACTS, lambda: SPEEDS)
+    assert (by_hand.of(HOSTS), by_hand.of(HOSTS[1:])) == ((3, 2, 1), (2, 1))
+    assert decide("off", HOSTS, HOSTS, FACTS, lambda: SPEEDS).of(HOSTS) == ()
 
 
 @pytest.fixture
 def ready(monkeypatch, tmp_path):
     """ready(**options) -> (what is prepared, what was said), on three machines whose speeds `make
     plan` knows."""
-    setting = runs.Setting("resnet18", 32, 224, "fp32", tuple(FACTS))
-    row = {"nodes": 1, "sync": "allreduce", "images_per_second": 100.0}
-    text = runs.prediction_text(setting, 3, None, [row], SPEEDS)
-    prediction_path(tmp_path, "resnet18", 3).write_text(text)
+    monkeypatch.setattr(predictions, "own_speeds", lambda _settings, _hosts: SPEEDS)
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     monkeypatch.setattr(inventory, "load", lambda _path: HOSTS)
     monkeypatch.setattr(preflight, "inspect", lambda hosts, _: OpenMachines(hosts, {}, FACTS))
     monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
 
-    def make(kept=None, **options):
+    def make(before=None, **options):
         said = io.StringIO()
         options = config_of({"precision": "fp32", **options})
-        checked = checks.check_machines(options, Terminal(said), kept=kept)
+        checked = checks.check_machines(options, Terminal(said), before=before)
         checked.machines.close()
         return checked, said.getvalue()
 
@@ -100,10 +97,10 @@ def test_every_rank_is_told_the_same_parts_and_so_is_the_user(ready):
     checked, said = ready()
     made = checks.make_plan(checked, checked.machines, run="r")
     assert weights(made) == [[1000, 500, 990]] * 3
-    assert "images a step: node1 39, node2 19, node3 38: by make plan node1 is 2.0 x" in " ".join(
+    assert "images a step: node1 39, node2 19, node3 38: as measured node1 is 2.0 x" in " ".join(
         said.replace("tandem: ", " ").split()
     )
-    assert "balance 1000:500:990: by make plan" in plan.render(made)
+    assert "balance 1000:500:990: as measured" in plan.render(made)
     assert json.loads(json.dumps(made.document()))["balance"] == dict(zip(FACTS, (1000, 500, 990)))
 
 
@@ -122,10 +119,19 @@ def test_a_measurement_trains_on_whole_batches_and_equal_parts_are_said_to_nobod
     assert weights(made) == [None] * 3 and "images a step" not in said
 
 
-def test_a_run_that_goes_on_has_the_parts_that_it_began_with(ready):
-    kept = Balance({"node1": 1, "node2": 1, "node3": 7}, "as the run began")
-    checked, _ = ready(kept=kept)
-    assert checked.balance is kept
-    assert not ready(kept=Balance())[0].balance.weights  # equal ones, too
-    missing = Balance({"node1": 1, "node2": 7}, "as the run began")
-    assert ready(kept=missing)[0].balance.of(HOSTS) == (1000, 500, 990)
+def test_a_run_that_goes_on_has_the_same_parts_on_the_same_machines(ready):
+    checked, _ = ready(before={"node1": 1, "node2": 1, "node3": 7})
+    assert checked.balance.of(HOSTS) == (1, 1, 7)
+    assert not ready(before=dict.fromkeys(FACTS, 1))[0].balance.weights  # equal ones, too
+    joined = ready(before={"node1": 1, "node2": 1})[0]
+    assert joined.balance.of(HOSTS) == (1000, 500, 990)
+
+
+def test_the_weights_of_the_last_attempt_are_found_again():
+    """Also those of a run of before, which has them in its plan alone."""
+    last = {"nodes": ["node1", "node2"], "balance": {"node1": 3, "node2": 1}}
+    first = {"nodes": ["node1"], "balance": {}}
+    assert weights_before([first, last], {}) == {"node1": 3, "node2": 1}
+    assert weights_before([last, first], {"balance": {"node1": 9}}) == {"node1": 1}
+    assert weights_before([{"nodes": ["node1"]}], {"balance": {"node1": 9}}) == {"node1": 9}
+    assert weights_before([], {}) == {}

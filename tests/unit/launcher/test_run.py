@@ -24,6 +24,7 @@ from launcher.machines.engine import Busy
 from launcher.machines.engines.local import LocalNode
 from launcher.machines.engines.ssh import SshNode
 from launcher.plan import checks, predictions, preflight
+from launcher.plan.balance import Balance
 from launcher.plan.checks import ReadyRun
 from launcher.run import Run
 from launcher.terminal import Terminal
@@ -210,6 +211,28 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
     assert given and all(line.endswith('"resume": "auto"}') for line in given)
 
 
+@pytest.mark.parametrize("left", [[1], [1, 2]])
+def test_parts_are_decided_anew_where_the_machines_change(start, monkeypatch, left):
+    seen, decided = attempts.survivors, []
+
+    def survivors(*words):
+        machines = seen(*words)
+        machines.hosts = [one for one in machines.hosts if int(one.name[4:]) in left]
+        return machines
+
+    def decide(_asked, everybody, machines, _terminal):
+        decided.append([len(everybody), len(machines.hosts)])
+        return Balance()
+
+    monkeypatch.setattr(attempts, "survivors", survivors)
+    monkeypatch.setattr(checks, "decide_balance", decide)
+    code, _, folder = start(
+        "if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)", 2, max_restarts=1
+    )
+    assert code == 0 and [one["balance"] for one in told(folder)["attempts"]] == [{}, {}]
+    assert decided == ([[2, 1]] if left == [1] else [])
+
+
 def test_what_no_other_machine_would_mend_ends_the_run_with_its_records(start, monkeypatch):
     seen = run.sync_code
 
@@ -345,13 +368,13 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
         {"nodes": 4, "sync": "allreduce", "images_per_second": 80.0},
         {"nodes": 4, "sync": "bf16", "images_per_second": 150.5},
     ]
-    file.write_text(runs.prediction_text(measured, 4, None, rows, {}))
+    file.write_text(runs.prediction_text(measured, 4, None, rows))
     told = predictions.predicted(asked, hosts)
     assert told == {"images_per_second": 150.5, "made_unix": pytest.approx(time.time(), abs=60)}
     assert predictions.predicted(replace(asked, sync="fp16"), hosts) is None
     assert predictions.slower_than_one(asked, hosts) is None
     other = [*rows[:1], {**rows[2], "sync": "ef:2"}, rows[1]]
-    file.write_text(runs.prediction_text(measured, 4, None, other, {}))
+    file.write_text(runs.prediction_text(measured, 4, None, other))
     said = predictions.slower_than_one(replace(asked, sync="allreduce"), hosts)
     assert "4 machines with SYNC=allreduce are slower than one alone, 80 against 99" in said
     assert "SYNC=ef:2 would give 150" in said

@@ -71,7 +71,7 @@ def ready(monkeypatch, tmp_path):
         alone = {"nodes": 1, "sync": "allreduce", "images_per_second": 50}
         measured = runs.Setting("resnet18", 32, 224, "fp32")
         if speeds:
-            told = runs.prediction_text(measured, 2, None, [alone, *rows], {})
+            told = runs.prediction_text(measured, 2, None, [alone, *rows])
             prediction_path(tmp_path, "resnet18", 2).write_text(told)
         said = io.StringIO()
         return checks.check_machines(config_of(options), Terminal(said)), said

@@ -135,6 +135,7 @@ class RunBuilder:
             "attempt": 1,
             "nodes": self.hosts,
             "ranks": {host: [rank] for rank, host in enumerate(self.hosts)},
+            "balance": {},
             "code_sha256": "0" * 64,
             "world_size": len(self.hosts),
             "master_port": 29500,

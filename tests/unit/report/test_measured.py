@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from contract import runs
 from report.__main__ import main
-from report.measurements import read_basis
+from report.measurements import newest_speeds, read_basis
 from tests.unit.report.report_runs import RunBuilder, change
 
 NAME, NEWER = "20261122T120000Z-resnet50-3n", "20261122T130000Z-resnet50-4n"
@@ -68,7 +69,6 @@ def test_the_machines_in_parts_by_speed_and_the_links_as_measured(tmp_path, caps
     assert "Links: 899 Mbit/s of payload in pairs, 700 while all sent" in said
     assert "on noise in the place of images" in said
     assert "90 epochs" not in said.split("Counted over")[0]  # of noise
-    assert kept(tmp_path)["own_speeds"]["node2"] == pytest.approx(190.5, abs=0.1)
     alone = kept(tmp_path)["rows"][0]
     assert alone["images_per_second"] == pytest.approx(32 / 0.128, rel=0.01)
 
@@ -126,3 +126,49 @@ def test_half_a_measurement_predicts_nothing_that_it_did_not_measure(tmp_path, c
         assert plan(tmp_path, capsys, *HERE)[0] == 3
         path.write_text(before)
     assert plan(tmp_path, capsys, *HERE)[0] == 0
+
+
+MACHINES = ("node1", "node2", "node3")
+# At half the speed of the others; beside it, at two thirds.
+SLOW = {2: {"backward": 0.208}}
+
+
+def asked(batch=32, machines=MACHINES):
+    return runs.Setting("resnet50", batch, None, None, machines)
+
+
+def named(days, nodes):
+    return runs.run_id("resnet50", nodes, time.time() - days * 86400)
+
+
+def test_speeds_are_the_newest_of_plan_and_run_in_one_proportion(tmp_path):
+    """node3 was measured by `make plan` alone; the run after it was half as fast as that."""
+    Measured(tmp_path / "measured" / named(2, 3), by_rank=SLOW).write()
+    assert newest_speeds(tmp_path, asked()) == pytest.approx(
+        {"node1": 250, "node2": 250, "node3": 125}, abs=0.1
+    )
+    twice = {"forward": 0.168}
+    RunBuilder(tmp_path / named(1, 2), nodes=2, step=twice).write()
+    assert newest_speeds(tmp_path, asked()) == pytest.approx(
+        {"node1": 125, "node2": 125, "node3": 62.5}, abs=0.1
+    )
+
+
+def test_another_batch_serves_where_none_was_measured_with_this_one(tmp_path):
+    Measured(tmp_path / "measured" / named(2, 3), by_rank=SLOW).write()
+    speeds = newest_speeds(tmp_path, asked(batch=48))
+    assert speeds["node1"] / speeds["node3"] == pytest.approx(2, abs=0.01)
+    other = {0: {"backward": 0.208}}
+    Measured(tmp_path / "measured" / named(1, 3), by_rank=other, batch=64).write()
+    speeds = newest_speeds(tmp_path, asked())  # the older one, for it had this batch
+    assert speeds["node1"] / speeds["node3"] == pytest.approx(2, abs=0.01)
+
+
+def test_what_is_old_damaged_or_of_other_machines_says_nothing_of_speeds(tmp_path):
+    Measured(tmp_path / "measured" / named(runs.DAYS + 1, 3)).write()
+    folder = Measured(tmp_path / "measured" / named(1, 3)).write()
+    assert newest_speeds(tmp_path, asked(machines=("pc1", "node1"))) == pytest.approx(
+        {"node1": 250}, abs=0.1
+    )
+    (folder / "plan.json").write_text("[")
+    assert newest_speeds(tmp_path, asked()) == {}
