@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 
+import jinja2
 import pytest
 
 from launcher.machines.owned import AWAY
@@ -14,6 +15,7 @@ from launcher.node import machine_lock
 from tests.unit.ansible.provision_machines import ROOT, load
 
 FILES = ROOT / "ansible/roles/owner/files"
+TEXT = ROOT / "ansible/roles/owner/templates/owner.txt.j2"
 ME = pwd.getpwuid(os.getuid()).pw_name
 
 
@@ -22,7 +24,7 @@ def tandem(tmp_path, monkeypatch):
     module = load("ansible/roles/owner/files/tandem.py")
     assert str(module.AWAY) == AWAY
     monkeypatch.setattr(module, "AWAY", tmp_path)
-    monkeypatch.setattr(module, "TEXT", FILES / "owner.txt")
+    monkeypatch.setattr(module, "TEXT", TEXT)
     return module
 
 
@@ -38,9 +40,24 @@ def test_no_is_said_and_taken_back_by_whoever_said_it(tandem, tmp_path, capsys):
     assert "none comes until you say `tandem back`." in capsys.readouterr().out
     assert tandem.main(["back"]) == 0
     assert list(tmp_path.iterdir()) == []
-    assert "may be used again" in capsys.readouterr().out
+    assert "may come back" in capsys.readouterr().out
     assert tandem.main(["back"]) == 0
     assert "You had not said no." in capsys.readouterr().out
+
+
+def promised(**words):
+    made = jinja2.Environment(trim_blocks=True).from_string(TEXT.read_text())
+    return " ".join(made.render(owner_contact="Anna, room 2417", **words).split())
+
+
+@pytest.mark.parametrize("hours", [{}, {"hours": "19:00-07:30,sat"}])
+def test_each_owner_is_promised_what_holds_there(hours):
+    """With hours= alone nobody looks whether somebody is there."""
+    yields, alone = promised(owner="yields", idle_minutes=3, **hours), promised(hours="sat")
+    assert "When you come, by a key" in yields and "3 minutes" in yields
+    assert "When you come" not in alone and "goes on while you work here" in alone
+    assert ("19:00-07:30,sat." in yields) is bool(hours) and "hours alone: sat." in alone
+    assert yields.endswith("Anna, room 2417.") and alone.endswith("Anna, room 2417.")
 
 
 def test_another_person_s_no_stays(tandem, others, tmp_path, capsys):

@@ -134,7 +134,7 @@ def back():
     if others:
         print("{} said no, too: only they, or root, can take that back.".format(", ".join(others)))
     else:
-        print("This PC may be used again when nobody works at it.")
+        print("Training may come back to this PC, as `tandem who` says.")
     return 0
 
 
