@@ -44,6 +44,10 @@ def begun(run: str) -> float:
     return float(calendar.timegm(time.strptime(run[:16], "%Y%m%dT%H%M%SZ")))
 
 
+def a_second_later(run: str) -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(begun(run) + 1)) + run[16:]
+
+
 def may_be_of(run: str, model: str) -> bool:
     """Whether a run of this name trained this model, or another with the same short name."""
     return bool(re.fullmatch(rf"\d{{8}}T\d{{6}}Z-{re.escape(in_names(model))}-\d+n", run))

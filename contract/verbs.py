@@ -200,6 +200,10 @@ VERBS: Dict[str, Optional[Verb]] = {
     "attach": Verb("show a run that is under way", (RUN,)),
     "stop": Verb("end a run; its workers save a checkpoint first", (RUN,)),
     "runs": Verb("list all runs, newest first"),
+    "queue": Verb(
+        "list who has the machines, and who waits for them (QUEUE=1)",
+        (INVENTORY, _row("REMOVE", "take a run out of it: its number, or the run")),
+    ),
     "report": Verb(
         "make the report of a run from its files",
         (RUN, _row("JSON", "1: print summary.json instead", "switch")),

@@ -18,7 +18,7 @@ from launcher import terminal
 USAGE_ERROR = 2
 PROGRAM = "python -m launcher"
 # The verbs of make that this program carries out, and two that only the Makefile types.
-VERBS = ("plan", "train", "dry-run", "slurm", "status", "top", "attach", "stop", "runs")
+VERBS = ("plan", "train", "dry-run", "slurm", "status", "top", "attach", "stop", "runs", "queue")
 ROWS: dict[str, verbs.Verb] = {
     **{name: row for name in VERBS if (row := verbs.VERBS[name])},
     "inventory": verbs.Verb(
@@ -97,6 +97,10 @@ def _carry_out(verb: str, given: dict[str, Any], argv: list[str]) -> int:
         from launcher import top
 
         return top.top(given.get("run"), file)
+    if verb == "queue":
+        from launcher import queue
+
+        return queue.queue(file, given.get("remove"))
     if verb in ("runs", "stop", "attach"):
         from launcher import control
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, TextIO
 
 from contract import validate
 from contract.errors import UserError
+from contract.runs import a_second_later
 from contract.text import read_text
 from contract.validate import Invalid
 from launcher.machines.inventory import CHECKOUT
@@ -49,15 +51,15 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def begin(folder: Path) -> None:
-    """Make the folder of a new run. Raises UserError."""
-    with writing(folder):
-        try:
+def begin(parent: Path, name: str) -> Path:
+    """Make the folder of a new run of this name, or of a later second where others have that one.
+    Raises UserError."""
+    while True:
+        folder = parent / name
+        with writing(folder), contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            raise UserError(
-                f"run {folder.name} began this very second: start yours again."
-            ) from None
+            return folder
+        name = a_second_later(name)
 
 
 def recorded(path: Path, shape: dict[str, object]) -> dict[str, Any]:
@@ -88,6 +90,21 @@ def point_latest(folder: Path) -> None:
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(folder.name)
         fresh.replace(latest)
+
+
+def latest() -> Path | None:
+    """The run that `latest` points to."""
+    found = (RUNS / "latest").resolve()
+    return found if (found / "plan.json").exists() else None
+
+
+def forget(folder: Path, before: Path | None) -> None:
+    """Remove the folder of a run that did not begin; `latest` is what it was before."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if before:
+        point_latest(before)
+    elif (RUNS / "latest").is_symlink():
+        (RUNS / "latest").unlink()
 
 
 def lock(folder: Path) -> TextIO:

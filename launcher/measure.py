@@ -29,6 +29,7 @@ from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
 from launcher.plan.plan import Plan
 from launcher.plan.problems import BUSY_REMEDY
+from launcher.queue import Place
 from launcher.run import in_turn, watched
 from launcher.terminal import Stopper, Terminal, waiting
 from launcher.watch.attempts import Attempts, leftovers, not_copied, write_json
@@ -67,7 +68,7 @@ def plan(options: Config, words: list[str], anew: bool) -> int:
         return show(done, terminal)
     if problem is not None:
         raise problem
-    measured = in_turn(options, terminal, lambda: measure(options, terminal))
+    measured = in_turn(options, terminal, lambda place: measure(options, terminal, place))
     return show(report([*words, "--run", str(relative(measured))]), terminal)
 
 
@@ -99,11 +100,11 @@ def show(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
     return done.returncode
 
 
-def measure(options: Config, terminal: Terminal) -> Path:
+def measure(options: Config, terminal: Terminal, place: Place) -> Path:
     """Claim the machines, measure, and release them; returns the folder of what was measured.
     Raises UserError."""
     # Each machine trains by itself, with a whole BATCH.
-    checked = check_machines(dataclasses.replace(options, balance=OFF), terminal)
+    checked = check_machines(dataclasses.replace(options, balance=OFF), terminal, place=place)
     try:
         return Measurement(checked, terminal).carry_out()
     finally:
@@ -115,14 +116,13 @@ class Measurement:
 
     def __init__(self, checked: ReadyRun, terminal: Terminal):
         self.machines, self.terminal = checked.machines, terminal
-        name = new_id(checked)
-        self.folder = folders.RUNS / MEASURED / name
+        self.folder = folders.begin(folders.RUNS / MEASURED, new_id(checked))
         options = with_trainer(checked.options, trial=SECONDS)
         tables = timetables(self.machines.hosts, self.machines.facts)
         self.plan: Plan = make_plan(
             dataclasses.replace(checked, options=options),
             self.machines,
-            run=name,
+            run=self.folder.name,
             independent=True,
             timetables=tables,
         )
@@ -130,7 +130,6 @@ class Measurement:
 
     def carry_out(self) -> Path:
         """Measure, and return the folder. Raises UserError where the measurement did not finish."""
-        folders.begin(self.folder)
         with folders.writing(self.folder / "plan.json"):
             write_json(self.folder / "plan.json", self.plan.document(), mode=0o600)
         self.terminal.keep_in(self.folder / "controller.log")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import subprocess
 import sys
 import time
@@ -36,6 +35,7 @@ from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import OpenMachines
 from launcher.plan.problems import BUSY_REMEDY
 from launcher.plan.script import LAST, Script
+from launcher.queue import Place
 from launcher.terminal import Stopper, Terminal, keep_machines, waiting
 from launcher.waits import Note
 from launcher.watch import attempts
@@ -76,39 +76,45 @@ def dry_run(options: Config) -> int:
 def train(options: Config) -> int:
     """Start a run and stay with it until its report is printed. Returns the exit code."""
     terminal = Terminal()
-    return in_turn(options, terminal, lambda: train_once(options, terminal))
+    return in_turn(options, terminal, lambda place: train_once(options, terminal, place))
 
 
-def in_turn(options: Config, terminal: Terminal, once: Callable[[], T]) -> T:
+def in_turn(options: Config, terminal: Terminal, once: Callable[[Place], T]) -> T:
     """What `once` returns, after others have left the machines if QUEUE=1 was given. Raises
     Busy."""
-    while True:
-        try:
-            return once()
-        except Busy as error:
-            if not options.queue:
-                raise
-            terminal.say(f"waiting: {error}")
-            # Two runs that each took a machine, so that both lost, must not collide again.
-            time.sleep(random.uniform(0, QUEUE_POLL_SECONDS))
-
-
-def train_once(options: Config, terminal: Terminal) -> int:
-    """The same, or Busy: two launchers may have found the same machines free."""
-    checked = check_machines(options, terminal)
+    place = Place()
     try:
-        run = new_id(checked)
-        plan = make_plan(checked, checked.machines, run=run, bar=terminal.columns)
+        while True:
+            try:
+                return once(place)
+            except Busy as error:
+                if not options.queue:
+                    raise
+                terminal.say(f"waiting: {error}")
+                time.sleep(QUEUE_POLL_SECONDS)
+    finally:
+        place.leave()
+
+
+def train_once(options: Config, terminal: Terminal, place: Place) -> int:
+    """The same, or Busy: two launchers may have found the same machines free. Then nothing is left
+    of the run here."""
+    checked = check_machines(options, terminal, place=place)
+    folder, latest = None, folders.latest()
+    try:
+        folder = folders.begin(folders.RUNS, place.run() or new_id(checked))
+        plan = make_plan(checked, checked.machines, run=folder.name, bar=terminal.columns)
         for warning in warnings(checked.settings, checked.hosts):
             terminal.say(warning)
-        folder = folders.RUNS / run
-        folders.begin(folder)
         with folders.writing(folder / "plan.json"):
             # The plan holds the diff of the checkout and each machine's run_env, which are private.
             write_json(folder / "plan.json", plan.document(), mode=0o600)
-        return Run(checked, folder, terminal).carry_out(plan, "first attempt")
-    except BaseException:
+        return Run(checked, folder, terminal, place).carry_out(plan, "first attempt")
+    except BaseException as error:
         checked.machines.close()
+        if folder and (isinstance(error, Busy) or not (folder / "plan.json").exists()):
+            terminal.keep_no_more()
+            folders.forget(folder, latest)
         raise
 
 
@@ -139,9 +145,23 @@ def resume(name: str, given: dict[str, Any]) -> int:
     keep_machines(options.inventory)
     terminal = Terminal()
     before = None if "balance" in given else weights_before(attempts, planned)
-    checked = check_machines(options, terminal, folder.name, before)
+    return in_turn(
+        options, terminal, lambda place: resume_once(folder, options, before, terminal, place)
+    )
+
+
+def resume_once(
+    folder: Path,
+    options: Config,
+    before: dict[str, int] | None,
+    terminal: Terminal,
+    place: Place,
+) -> int:
+    """The same, or Busy; then the run is as it was."""
+    checked = check_machines(options, terminal, folder.name, before, place=place)
+    run = None
     try:
-        run = Run(checked, folder, terminal)
+        run = Run(checked, folder, terminal, place)
         attempt = run.attempts.close_broken() + 1
         last = run.last_checkpoint() if run.script else None
         plan = make_plan(
@@ -154,8 +174,11 @@ def resume(name: str, given: dict[str, Any]) -> int:
             bar=terminal.columns,
         )
         return run.carry_out(plan, "resumed by hand")
-    except BaseException:
+    except BaseException as error:
         checked.machines.close()
+        if run and isinstance(error, Busy):
+            terminal.keep_no_more()
+            run.unlock()
         raise
 
 
@@ -188,8 +211,11 @@ def watched(
 class Run:
     """One run: its attempts, then its files and its report."""
 
-    def __init__(self, checked: ReadyRun, folder: Path, terminal: Terminal):
+    def __init__(
+        self, checked: ReadyRun, folder: Path, terminal: Terminal, place: Place | None = None
+    ):
         self.checked = checked
+        self.place = place or Place()
         self.machines, self.owners = checked.machines, checked.owners
         self.folder = folder
         self.terminal = terminal
@@ -201,6 +227,9 @@ class Run:
         settings = checked.settings
         self.script = settings if isinstance(settings, Script) else None
         self._lock = folders.lock(folder)
+
+    def unlock(self) -> None:
+        self._lock.close()
 
     def carry_out(self, plan: Plan, reason: str) -> int:
         self.terminal.keep_in(self.folder / "controller.log", self.sizes.log * MIB)
@@ -260,8 +289,9 @@ class Run:
                 if not isinstance(error, MachineError):  # other machines would not help
                     return self._give_up(error, Outcome("failed", None, 0.0, [], {}))
                 outcome = self._record_loss(plan, reason, error)
-            if plan.attempt == 1 and outcome.cause is not None and outcome.cause.source == "busy":
-                self.attempts.close("failed")
+            first = len(self.attempts.list) == self.earlier + 1
+            if first and outcome.cause is not None and outcome.cause.source == "busy":
+                self.attempts.close(self.before)
                 raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
             self._report_outcome(outcome)
             decision = attempts.decide(outcome, limits)
@@ -370,6 +400,7 @@ class Run:
             outcome = watched(plan, self.machines, logs, stopper, self.owners)
         finally:
             self.owners.ended()
+            self.place.leave()  # others need not wait for what comes here after training
         self.attempts.end(outcome)
         return outcome
 

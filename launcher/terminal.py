@@ -76,6 +76,13 @@ class Terminal:
     def keep_in(self, path: Path, limit: int = Sizes.log * MIB) -> None:
         self._log_file = SpooledLog(path, limit, self.spool)
 
+    def keep_no_more(self) -> None:
+        """What is shown from now on is in no log."""
+        if self._log_file:
+            self._log_file.close()
+            self._log_file = None
+            self.spool.drain()
+
     def say(self, text: str) -> None:
         """Show one of the launcher's own sentences."""
         self.lines(lines(text, self.columns))

@@ -78,6 +78,10 @@ READERS = {
         "launcher/node/owner.py": ("sessions", "is_at_seat", "busy_cards"),
         "ansible/roles/owner/files/tandem.py": ("owner", "files", "own_files", "said_no", "runs"),
     },
+    "queue": {
+        "launcher/node/tickets.py": ("Queue.tickets", "Queue._ticket", "Queue._read"),
+        "launcher/queue.py": ("_ask",),
+    },
     "top": {"launcher/top.py": ("Idle.*", "tail", "fitting")},
     "links": {"launcher/node/pairprobe.py": ("take_line", "parse", "Door.*")},
     "scripts": {
@@ -129,6 +133,7 @@ KINDS = {
         launcher/node/machine.py launcher/node/script.py launcher/node/tail.py""",
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py launcher/background.py
+        launcher/waits.py
         launcher/cli.py launcher/node/supervisor.py report/__main__.py report/cli.py
         report/events.py report/measurements.py trainer/export.py
         ansible/roles/cuda/files/relocate.py""",

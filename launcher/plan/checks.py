@@ -15,7 +15,7 @@ from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import in_names, run_id
 from contract.text import counted
-from launcher import hours, waits
+from launcher import hours, queue, waits
 from launcher.background import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
@@ -29,6 +29,7 @@ from launcher.plan.plan import AS_ASKED, Plan
 from launcher.plan.preflight import OpenMachines, Requirements
 from launcher.plan.script import Script
 from launcher.plan.script import read as read_script
+from launcher.queue import Place
 from launcher.terminal import Terminal, WaitNotice, waiting
 
 QUEUE_POLL_SECONDS = 10.0
@@ -68,17 +69,18 @@ def check_machines(
     run: str | None = None,
     before: Mapping[str, int] | None = None,
     everybody: bool = False,
+    place: Place | None = None,
 ) -> ReadyRun:
-    """Check everything and change nothing; `run` is the one to continue, and `before` the weights
-    of the machines that it had last, unless others are asked for. `everybody`: also machines that
-    their owners use. Raises UserError."""
+    """Check everything and change nothing but `place`, the run's in the queue; `run` is the one to
+    continue, and `before` the weights of the machines that it had last, unless others are asked
+    for. `everybody`: also machines that their owners use. Raises UserError."""
     Sizes.of(options.keep)  # said before anything is asked
     if options.script:
         hosts = _hosts(options)
         script = read_script(options)
         asked = Requirements(options, script, run)
         owners = Owners(hosts, options.min_nodes)
-        machines = _fit(asked, owners, terminal, everybody)
+        machines = _fit(asked, owners, terminal, everybody, place)
         script = replace(script, layer=preflight.layer_of(machines, script))
         asked = replace(asked, settings=script)
         return ReadyRun(options, script, machines.hosts, machines, asked, owners=owners)
@@ -93,7 +95,7 @@ def check_machines(
         terminal.say(note)
     asked = Requirements(options, settings, run, begun=run is not None)
     owners = Owners(hosts, options.min_nodes)
-    machines = _fit(asked, owners, terminal, everybody)
+    machines = _fit(asked, owners, terminal, everybody, place)
     return decide(asked, owners, machines, automatic, before, terminal)
 
 
@@ -122,44 +124,57 @@ def _hosts(options: Config) -> list[Host]:
     return hosts
 
 
-def _fit(asked: Requirements, owners: Owners, terminal: Terminal, everybody: bool) -> OpenMachines:
+def _fit(
+    asked: Requirements, owners: Owners, terminal: Terminal, everybody: bool, place: Place | None
+) -> OpenMachines:
     """Connections to the run's machines, once nothing is wrong with them; with QUEUE=1 those that
     are busy are waited for, and with AT= that time. Those that their owners use are left out, as
     are, with MIN_NODES, those that do not answer or are busy. Raises UserError."""
     what = f"{in_names(asked.subject)} on {counted(len(owners.hosts), 'machine')}"
     with waits.Note(what, asked.run) as note:
         hours.wait(asked.options.at, terminal, note)
-        return _once_fit(asked, owners, terminal, everybody, _Waiting(terminal, note, asked))
+        waiter = _Waiting(terminal, note, asked)
+        while True:
+            found = _look(asked, owners, terminal, everybody, place or Place())
+            if isinstance(found, OpenMachines):
+                return found
+            waiter.wait(*found)
+            if len(owners.here()) < owners.least:
+                owners.look()
 
 
-def _once_fit(
-    asked: Requirements, owners: Owners, terminal: Terminal, everybody: bool, waiter: _Waiting
-) -> OpenMachines:
+def _look(
+    asked: Requirements, owners: Owners, terminal: Terminal, everybody: bool, place: Place
+) -> OpenMachines | tuple[str, str]:
+    """The same now, or what is waited for, and how long that still takes."""
     options = asked.options
-    while True:
-        with waiting(terminal, f"asking {counted(len(owners.hosts), 'machine')} what is there"):
-            machines = owners.strict(asked) if everybody else owners.present(asked)
-        if len(machines.hosts) < (0 if everybody else owners.least):
-            machines.close()
-            waiter.wait(owners.waits(owners.least))
-            owners.look()
-            continue
-        try:
-            with waiting(terminal, "comparing the machines and the ways between them"):
-                problems = preflight.check(machines, asked)
-            busy = [problem for problem in problems if problem.busy and options.queue]
-            # What waiting cannot fix is reported before the waiting begins.
-            passed = preflight.refuse_or_warn([p for p in problems if p not in busy], options.force)
-        except UserError:
-            machines.close()
-            raise
-        if not busy:
-            out = {} if everybody else owners.absent()
-            for text in [*(f"{name} takes no part: {why}" for name, why in out.items()), *passed]:
-                terminal.say(text)
-            return machines
+    name = run_id(asked.subject, len(owners.hosts), time.time())
+    with waiting(terminal, f"asking {counted(len(owners.hosts), 'machine')} what is there"):
+        machines = owners.strict(asked) if everybody else owners.present(asked)
+    if len(machines.hosts) < (0 if everybody else owners.least):
         machines.close()
-        waiter.wait(busy[0].text)
+        return owners.waits(owners.least), ""
+    try:
+        with waiting(terminal, "comparing the machines and the ways between them"):
+            problems = preflight.check(machines, asked)
+        if not (options.queue or everybody):
+            problems += queue.problems(machines.nodes)
+        busy = [problem for problem in problems if problem.busy and options.queue]
+        # What waiting cannot fix is reported before the waiting begins.
+        passed = preflight.refuse_or_warn([p for p in problems if p not in busy], options.force)
+        before = place.take(machines.nodes, asked.run or name) if options.queue else {}
+    except UserError:
+        machines.close()
+        raise
+    if busy or before:
+        machines.close()
+        runs = [one["run"] for facts in machines.facts.values() for one in facts.runs]
+        left = next(filter(None, map(queue.left, runs)), "")
+        return busy[0].text if busy else queue.ahead(before), left
+    out = {} if everybody else owners.absent()
+    for text in [*(f"{name} takes no part: {why}" for name, why in out.items()), *passed]:
+        terminal.say(text)
+    return machines
 
 
 def decide(
@@ -209,8 +224,9 @@ class _Waiting:
         self._reported: str | None = None
         self._notice = WaitNotice(terminal, "waiting for machines")
 
-    def wait(self, why: str) -> None:
-        """Raises UserError once the run would have to end."""
+    def wait(self, why: str, left: str) -> None:
+        """`left`: how long that still takes, where it is known. Raises UserError once the run would
+        have to end."""
         if self._until is not None and time.time() >= self._until:
             raise UserError(
                 f"it is {hours.shown(self._until)} (UNTIL) and the run has not begun, since {why}"
@@ -219,7 +235,7 @@ class _Waiting:
             self._note.tell(why)
             self._terminal.say(f"waiting: {why}")
             self._reported = why
-        self._notice.update()
+        self._notice.update(left)
         time.sleep(QUEUE_POLL_SECONDS)
 
 

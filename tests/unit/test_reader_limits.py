@@ -25,7 +25,7 @@ from launcher.background import Sizes, Spool
 from launcher.machines import inventory, probe
 from launcher.machines.engines import ssh
 from launcher.machines.probes import machine
-from launcher.node import owner, pairprobe
+from launcher.node import owner, pairprobe, tickets
 from launcher.plan import code, requirements
 from launcher.watch import records
 from launcher.watch.attempts import RECORDED
@@ -89,6 +89,7 @@ ELSEWHERE = {
     "recipes": "test_reader_limits.py::test_yaml_is_short",
     "outputs": "launcher/test_pickles.py::test_a_file_of_any_size_takes_little",
     "owners": "launcher/test_engine.py::test_a_command_that_says_too_much_is_left",
+    "queue": "launcher/test_queue.py::test_what_is_no_ticket_stops_nobody",
     "top": "launcher/test_top.py::test_a_machine_that_sends_no_line_or_ends_is_told",
     "links": "launcher/test_links.py::test_whoever_has_no_token_keeps_nobody_waiting",
     "scripts": "launcher/test_script.py::test_what_it_imports_is_looked_for_in_files_that_a_parser_bears",  # noqa: E501
@@ -342,9 +343,17 @@ def a_log(folder, count):
     return show
 
 
+def tickets_of_a_machine(folder, count):
+    folder.chmod(0o1777)
+    for number in range(count // 10):
+        (folder / str(number)).write_text("[")
+    return lambda: tickets.Queue(str(folder)).tickets()
+
+
 GROWING = {
     "outputs": a_listing,
     "owners": what_programs_print,
+    "queue": tickets_of_a_machine,
     "top": what_a_machine_tells,
     "links": a_line_of_a_stranger,
     "scripts: packages": a_list_of_packages,

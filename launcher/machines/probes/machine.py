@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import itertools
 import json
 import os
 import pathlib
@@ -22,8 +21,8 @@ import time
 from contract import layout
 from contract.card import route
 from launcher.node.machine import tree_sha256
+from launcher.node.machine_lock import claims
 
-MOST_RUNS = 100  # that are told
 MOST_PACKAGES = 5000
 SECONDS = 20  # for one command: the control machine waits 30 in all
 
@@ -44,7 +43,7 @@ def main(task, mark):
         "distributions": distributions() if task["distributions"] else {},
         "glibc": glibc(),
         "gpus": gpus(),
-        "runs": runs(),
+        "runs": claims(),
         "paths": {path: pathlib.Path(path).exists() for path in task["paths"]},
         "routes": {peer: route(peer) for peer in task["peers"]},
         "free_ports": free_ports(task["ports"]),
@@ -153,16 +152,6 @@ def has_package(name):
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
-
-
-def runs():
-    """The runs whose guards live on this machine, by the names they claimed (machine_lock.py)."""
-    # Every user of the machine may take any name, of any bytes.
-    names = pathlib.Path("/proc/net/unix").read_text(errors="replace")
-    word = r"/([\w@.+-]+)"
-    claimed = re.finditer(rf" @tandem/(\d{{1,9}}){word}{word}$", names, re.ASCII | re.MULTILINE)
-    found = (match.groups() for match in itertools.islice(claimed, MOST_RUNS))
-    return [{"pid": int(pid), "run": run, "holder": holder} for pid, run, holder in found]
 
 
 def cpu_flags(wanted):

@@ -65,7 +65,7 @@ def cluster(tmp_path, monkeypatch):
             for n, one in enumerate(hosts, 1)
         }
 
-        def check(options, terminal):
+        def check(options, terminal, place):
             taken.append(options)
             nodes = {one.name: one.engine.node(one) for one in hosts}
             machines = preflight.OpenMachines(hosts, nodes, found)
@@ -172,8 +172,6 @@ def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(
     outcomes = [Outcome("failed", busy, 0.0, [], {})] * 2 + [Outcome("stopped", None, 0.0, [], {})]
     monkeypatch.setattr(measure, "watched", lambda *_: outcomes.pop(0))
     monkeypatch.setattr("launcher.run.time.sleep", lambda _: None)
-    # Names of measurements have a second in them; no test waits for it.
-    monkeypatch.setattr(measure, "new_id", lambda _: f"20991122T13000{len(taken)}Z-resnet50-2n")
     assert plan("--measure") == 2
     assert "anna@desk: run r: wait for it (QUEUE=1)" in capsys.readouterr().err
     assert len(taken) == 1

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import json
 import os
 import signal
@@ -26,9 +27,12 @@ from launcher.machines.engines.ssh import SshNode
 from launcher.plan import checks, predictions, preflight
 from launcher.plan.balance import Balance
 from launcher.plan.checks import ReadyRun
+from launcher.queue import Place
 from launcher.run import Run
 from launcher.terminal import Terminal
 from launcher.watch import attempts
+from launcher.watch.failures import Failure
+from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import SETTINGS, build, facts, host
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
@@ -333,6 +337,36 @@ def test_what_a_start_waits_for_is_said_until_a_rank_speaks(start, monkeypatch, 
     assert prefix in before and prefix not in after
 
 
+def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
+    """Two launchers found the same machines free, and another one has them now."""
+    monkeypatch.setattr(folders, "RUNS", tmp_path)
+    earlier = folders.begin(tmp_path, "20261125T090000Z-resnet18-1n")
+    (earlier / "plan.json").write_text("{}")
+    folders.point_latest(earlier)
+    hosts, said = [host(1)], io.StringIO()
+    machines = preflight.OpenMachines(hosts, {}, {"node1": facts(1)})
+    what = preflight.Requirements(Config(), SETTINGS)
+    ready = ReadyRun(Config(), SETTINGS, hosts, machines, what)
+    busy = Failure(host="node1", source="busy", order=0, message="it is in use by ben: run other")
+    outcome = Outcome("failed", busy, 1.0, [], {})
+
+    def attempt(self, plan, reason, _stopper):
+        self.attempts.begin(plan, reason, 0.0)
+        return outcome
+
+    monkeypatch.setattr(run, "check_machines", lambda *_, **__: ready)
+    monkeypatch.setattr(Run, "_attempt", attempt)
+    with pytest.raises(Busy, match="node1: it is in use by ben: run other: wait for it"):
+        run.train_once(Config(), Terminal(said), Place())
+    assert [path.name for path in tmp_path.glob("2*")] == [earlier.name]
+    assert (tmp_path / "latest").resolve() == earlier
+
+
+def test_a_run_that_begins_in_another_s_second_gets_the_next_one(tmp_path):
+    names = [folders.begin(tmp_path, "20261231T235959Z-resnet18-4n").name for _ in range(3)]
+    assert names[1:] == ["20270101T000000Z-resnet18-4n", "20270101T000001Z-resnet18-4n"]
+
+
 def test_a_run_has_one_controller(tmp_path):
     held = folders.lock(tmp_path)
     with pytest.raises(UserError, match=f"is being carried out by process {os.getpid()}"):
@@ -384,7 +418,7 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
 def test_whoever_loses_the_machines_to_another_run_waits_on_if_asked_to(monkeypatch, capsys):
     results = [Busy("node2: in use"), Busy("node1: in use"), 0]
 
-    def once(_options, _terminal):
+    def once(_options, _terminal, _place):
         result = results.pop(0)
         if result == 0:
             return 0
