@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -31,6 +31,7 @@ LOOK_EVERY = 20.0  # seconds between two looks at a machine that takes no part
 LOOKS = 4  # that have to find it free, at least
 PATIENCE = 30.0
 NO_ANSWER = "it does not answer"
+SILENT = "silent"  # no sign of those that a machine may send
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Owners:
         self._changed = time.monotonic()
         self._machines: OpenMachines | None = None
         self._asked: Requirements | None = None
+        self._held: dict[str, Node] = {}  # to machines outside
 
     # ---- before an attempt ----
 
@@ -250,6 +252,7 @@ class Owners:
             over.set()
             if self.optional:
                 thread.join()
+            self._hold(())
 
     def look(self) -> None:
         """Ask the machines outside that may take part by the clock: those with an owner, and those
@@ -262,14 +265,22 @@ class Owners:
             and self._may_join(host)
             and (host.owner.hours is None or host.owner.hours.has(day))
         ]
-        nodes, failures = engine.open_all(hosts)
-        try:
-            for name in failures:
-                self._outside(name, Report())
-            for name, sign in ask(nodes).items():
-                self._seen(nodes[name].host, sign)
-        finally:
-            engine.close_all(nodes)
+        self._hold({host.name for host in hosts})
+        opened, failures = engine.open_all([one for one in hosts if one.name not in self._held])
+        self._held.update(opened)
+        for name in failures:
+            self._outside(name, Report())
+        for name, sign in ask(self._held).items():
+            self._seen(self._held[name].host, sign)
+            if sign == SILENT:
+                self._hold(self._held.keys() - {name})
+
+    def _hold(self, names: Collection[str]) -> None:
+        """Keep the connections to these machines from one look to the next, and no others: each
+        that is opened writes a dozen lines into its owner's journal."""
+        closed = {name: node for name, node in self._held.items() if name not in names}
+        self._held = {name: node for name, node in self._held.items() if name in names}
+        engine.close_all(closed)
 
     def _may_join(self, host: Host) -> bool:
         return bool(host.owner.signs) or host.name not in self._been
@@ -339,5 +350,5 @@ def _ask(node: Node) -> str | None:
         shape = {"sign": One((*owner.signs, ""))}
         found = validate.check(validate.parse(line[len(probe.MARK) :]), shape, "answer")
     except Exception:  # the border of a machine: whatever goes wrong there, it gave no answer
-        return "silent"
+        return SILENT
     return found["sign"] or None

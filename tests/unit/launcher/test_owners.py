@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -245,3 +246,31 @@ def test_one_that_joins_must_go_together_with_the_others(found):
     known._reports["node3"] = Report(free_since=LONG_AGO)
     known._seen(DESKS[2], None)
     assert known._reports["node3"].why.startswith("torch differs between machines")
+
+
+def test_a_machine_outside_is_looked_at_over_one_connection(monkeypatch):
+    """Each one that is opened writes into its owner's journal."""
+    hosts, log, sign = [host(1), host(2, owner=YIELDS)], [], ["seat"]
+
+    def open_all(those):
+        log.extend(f"open {one.name}" for one in those)
+        return {one.name: SimpleNamespace(host=one) for one in those}, {}
+
+    close = lambda nodes: log.extend(f"close {name}" for name in nodes)  # noqa: E731
+    monkeypatch.setattr(owners.engine, "open_all", open_all)
+    monkeypatch.setattr(owners.engine, "close_all", close)
+    monkeypatch.setattr(owners, "ask", lambda nodes: dict.fromkeys(nodes, sign[0]))
+    found = Owners(hosts, None)
+    found.began(OpenMachines(hosts[:1], {}, {}), None)
+    found.look()
+    found.look()
+    assert log == ["open node2"]
+    sign[0] = owners.SILENT
+    found.look()
+    assert log.pop() == "close node2"
+    sign[0] = None
+    found.look()
+    assert log == ["open node2"] * 2
+    found.began(OpenMachines(hosts, {}, {}), None)
+    found.look()
+    assert log[2:] == ["close node2"]
