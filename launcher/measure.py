@@ -104,7 +104,7 @@ def measure(options: Config, terminal: Terminal, place: Place) -> Path:
     """Claim the machines, measure, and release them; returns the folder of what was measured.
     Raises UserError."""
     # Each machine trains by itself, with a whole BATCH.
-    checked = check_machines(dataclasses.replace(options, balance=OFF), terminal, place=place)
+    checked = check_machines(dataclasses.replace(options, balance=OFF), terminal, place)
     try:
         return Measurement(checked, terminal).carry_out()
     finally:

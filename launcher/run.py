@@ -99,7 +99,7 @@ def in_turn(options: Config, terminal: Terminal, once: Callable[[Place], T]) -> 
 def train_once(options: Config, terminal: Terminal, place: Place) -> int:
     """The same, or Busy: two launchers may have found the same machines free. Then nothing is left
     of the run here."""
-    checked = check_machines(options, terminal, place=place)
+    checked = check_machines(options, terminal, place)
     folder, latest = None, folders.latest()
     try:
         folder = folders.begin(folders.RUNS, place.run() or new_id(checked))
@@ -158,7 +158,7 @@ def resume_once(
     place: Place,
 ) -> int:
     """The same, or Busy; then the run is as it was."""
-    checked = check_machines(options, terminal, folder.name, before, place=place)
+    checked = check_machines(options, terminal, place, folder.name, before)
     run = None
     try:
         run = Run(checked, folder, terminal, place)

@@ -66,10 +66,10 @@ class ReadyRun:
 def check_machines(
     options: Config,
     terminal: Terminal,
+    place: Place | None = None,
     run: str | None = None,
     before: Mapping[str, int] | None = None,
     everybody: bool = False,
-    place: Place | None = None,
 ) -> ReadyRun:
     """Check everything and change nothing but `place`, the run's in the queue; `run` is the one to
     continue, and `before` the weights of the machines that it had last, unless others are asked

@@ -15,7 +15,6 @@ import pytest
 from contract.errors import UserError
 from contract.options import Options
 from launcher.machines import probe
-from launcher.machines.probes import machine
 from launcher.node import machine_lock
 from tests.unit.launcher.launcher_values import host
 from trainer.data.folder import ImageFolder
@@ -149,21 +148,21 @@ NAMES = {
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
 def test_a_socket_with_a_strange_name_is_no_run(name):
     """Every user of a machine may take any name that no other has."""
-    others = [one["run"] for one in machine.runs()]
+    others = [one["run"] for one in machine_lock.claims()]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as strange:
         strange.bind(b"\0tandem/" + name)
         with machine_lock.claim(f"own-{os.getpid()}", "ann@desk"):
-            told = [one for one in machine.runs() if one["run"] not in others]
+            told = [one for one in machine_lock.claims() if one["run"] not in others]
     own = {"pid": os.getpid(), "run": f"own-{os.getpid()}", "holder": "ann@desk"}
     assert own in told and all(one["run"] not in ("run", "a", "b") for one in told)
 
 
 def test_of_many_names_some_are_told(monkeypatch):
-    monkeypatch.setattr(machine, "MOST_RUNS", 2)
+    monkeypatch.setattr(machine_lock, "MOST_RUNS", 2)
     with contextlib.ExitStack() as held:
         for number in range(3):
             held.enter_context(machine_lock.claim(f"{os.getpid()}-{number}", "ann@desk"))
-        assert len(machine.runs()) == 2
+        assert len(machine_lock.claims()) == 2
 
 
 def test_threads_that_send_programs_parse_one_after_the_other(monkeypatch):
