@@ -48,6 +48,10 @@ def a_second_later(run: str) -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(begun(run) + 1)) + run[16:]
 
 
+def may_be_a_run(name: str) -> bool:
+    return bool(re.fullmatch(r"\d{8}T\d{6}Z-[A-Za-z0-9_-]+", name))
+
+
 def may_be_of(run: str, model: str) -> bool:
     """Whether a run of this name trained this model, or another with the same short name."""
     return bool(re.fullmatch(rf"\d{{8}}T\d{{6}}Z-{re.escape(in_names(model))}-\d+n", run))

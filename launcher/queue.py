@@ -16,11 +16,13 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from contract import validate
 from contract.errors import UserError
+from contract.runs import may_be_a_run
 from contract.text import seconds
 from contract.validate import Each, Invalid, Match, One
 from launcher import control, folders
@@ -100,7 +102,7 @@ class Place:
         if any(seen.taken for seen in found.values()):
             self.leave()
             raise UserError(f"the run waited as number {self.number}: {TAKEN}")
-        self._renewed.update(dict.fromkeys(found, now))
+        self._renewed.update({name: now for name, seen in found.items() if not seen.problem})
         self._hosts.update({name: node.host for name, node in nodes.items()})
         mine = Ticket(self.number, self.name, "", "", "")
         before = {name: [t for t in seen.waiting if t < mine] for name, seen in found.items()}
@@ -109,7 +111,7 @@ class Place:
     def leave(self) -> None:
         """Give it back, where it is still held."""
         now = time.monotonic()
-        hosts = [host for host in self._hosts.values() if now - self._renewed[host.name] < LEASE]
+        hosts = [self._hosts[name] for name, when in self._renewed.items() if now - when < LEASE]
         self._renewed, self._hosts = {}, {}
         if not hosts:
             return
@@ -191,11 +193,18 @@ def _answer(node: Node, call: str, shape: Any) -> Any:
 
 def left(run: str) -> str:
     """`2 h 5 min to go` of a run that this machine controls and knows so much of; else ""."""
+    # The name is a machine's word.
     folder = folders.RUNS / run
-    if not control.controller(folder):
+    if not may_be_a_run(run) or not control.controller(folder):
         return ""
-    progress = Follower(folder).look()
+    progress = _follower(folder).look()
     return f"{seconds(progress.left)} to go" if progress and progress.left else ""
+
+
+@lru_cache(maxsize=4)
+def _follower(folder: Path) -> Follower:
+    """It reads only what is new since it looked last."""
+    return Follower(folder)
 
 
 def queue(file: str, taken: str | None) -> int:

@@ -162,11 +162,14 @@ def test_one_that_could_not_renew_its_ticket_for_long_keeps_its_number(wait, mon
 
 
 def test_a_machine_without_a_queue_keeps_nobody_waiting(wait, machines, tmp_path, capsys):
-    (tmp_path / "m1").chmod(0o700)
     (tmp_path / "m1").rmdir()
-    assert wait(Place(), 1, "m1", "m2") == {}
+    place = Place()
+    assert wait(place, 1, "m1", "m2") == {}
     assert queue.queue("inventory.ini", None) == 0
     assert f"m1 has no queue: {tmp_path}/m1: No such file" in capsys.readouterr().out
+    (tmp_path / "m1").mkdir()
+    (tmp_path / "m1").chmod(0o1777)
+    assert wait(place, 1, "m1", "m2") == {}  # there it was not taken away
 
 
 def test_who_has_no_ticket_does_not_go_before_those_who_have(wait, machines):
@@ -174,6 +177,12 @@ def test_who_has_no_ticket_does_not_go_before_those_who_have(wait, machines):
     wait(Place(), 1, "m2")
     (problem,) = queue.problems(machines)
     assert problem.busy and problem.text.startswith(f"m2: run {RUN.format(1)} of ")
+
+
+@pytest.mark.parametrize("name", ["..", "/dev", "../x", "", "\0"])
+def test_a_name_that_is_none_of_a_run_is_looked_for_nowhere(machines, monkeypatch, name):
+    monkeypatch.setattr(queue.control, "controller", lambda folder: pytest.fail(str(folder)))
+    assert queue.left(name) == ""
 
 
 def test_the_queue_is_printed_in_its_order_after_who_trains(wait, machines, monkeypatch, capsys):
