@@ -62,6 +62,10 @@ def test_what_finished_but_is_not_all_here_has_a_code_of_its_own():
 def test_a_run_whose_first_files_cannot_be_written_does_not_begin(monkeypatch):
     nowhere = Path("/proc/self")  # where not even root can create files
     monkeypatch.setattr(folders, "RUNS", nowhere)
-    for begin in (folders.begin, folders.lock, folders.point_latest):
+    for begin, where in (
+        (folders.begin, (nowhere, "r")),
+        (folders.lock, (nowhere / "r",)),
+        (folders.point_latest, (nowhere / "r",)),
+    ):
         with pytest.raises(UserError, match=r"/proc/self/.* cannot be written \(.+\): make room"):
-            begin(nowhere / "r")
+            begin(*where)

@@ -304,7 +304,9 @@ def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monke
     machines = preflight.OpenMachines([host(1)], {}, cards)
     monkeypatch.setattr(preflight, "inspect", lambda *_: machines)
     with pytest.raises(UserError, match=r"bf16: NVIDIA GeForce RTX 2080 Ti \(node1\).*leave node1"):
-        checks.check_machines(Config(trainer={"precision": "bf16"}), Terminal(io.StringIO()), "r")
+        checks.check_machines(
+            Config(trainer={"precision": "bf16"}), Terminal(io.StringIO()), run="r"
+        )
 
 
 def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.machines.probes import machine as probe
+from launcher.node import machine_lock
 from tests.unit.launcher.guard_client import environment, wait_until_gone, workers
 
 
@@ -32,13 +32,13 @@ def test_a_run_is_seen_by_others_while_its_guard_lives(guards, tmp_path, mark):
         tmp_path, workers("print('x'); import time; time.sleep(600)"), run=run, holder="a/b c@d"
     )
     guard.wait_for("started")
-    assert [one for one in probe.runs() if one["run"] == run] == [
+    assert [one for one in machine_lock.claims() if one["run"] == run] == [
         {"pid": guard.wait_for("hello")["pid"], "run": run, "holder": "a-b-c@d"}
     ]
     guard.send(type="kill")
     guard.wait_for("exit")
     guard.process.wait(10)
-    assert run not in {one["run"] for one in probe.runs()}
+    assert run not in {one["run"] for one in machine_lock.claims()}
 
 
 STEPS = """
