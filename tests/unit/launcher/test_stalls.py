@@ -303,6 +303,7 @@ GIVES_UP = """
 say(type="worker_exit", rank=%d, exit_code=1, signal=None, first=True, exception=%r)
 end("failed")
 """
+WAITS = "while '\"kill\"' not in sys.stdin.readline(): pass\nend('killed')"
 
 
 @pytest.mark.parametrize(
@@ -320,7 +321,7 @@ def test_the_rank_that_the_others_waited_for_is_the_first_cause(
     monkeypatch.setattr(Ruling, "note", lambda self, *_: None)  # nothing is recorded here
     seen = property(lambda _: hang, lambda *_: None)
     monkeypatch.setattr(Ruling, "hang", seen, raising=False)
-    outcome, _ = watch(tmp_path, [GIVES_UP % (0, exception), "time.sleep(60)"])
+    outcome, _ = watch(tmp_path, [GIVES_UP % (0, exception), WAITS])
     who = ("node2", 1) if source == "hung" else ("node1", 0)
     cause = outcome.cause
     assert (cause.source, cause.host, cause.rank) == (source, *who)
