@@ -32,6 +32,7 @@ def begun(spec):
         for weight in model.parameters():
             weight.add_(world.rank)
     wrap(model, options, world, make(spec, lambda: None))
+    torch.distributed.barrier()  # the first rank has the store by which the others still meet
     flat = torch.cat([weight.detach().reshape(-1) for weight in model.parameters()])
     return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
 
