@@ -202,7 +202,8 @@ class Lines:
         if output:
             name = f"nodes/{host}/rank{rank}.{attempt()}.steps.jsonl"
             self._file = opened(output, name, "a")
-            threading.Thread(target=self._watch, daemon=True, name="stalls").start()
+            self._watcher = threading.Thread(target=self._watch, daemon=True, name="stalls")
+            self._watcher.start()
 
     def add(self, kind: str, timed: bool = True, **fields: Any) -> None:
         """`timed`: the line accounts for all time since the last timed one."""
@@ -232,6 +233,9 @@ class Lines:
     def end(self, **fields: Any) -> None:
         """Write the last line; its `mono` is the time at which the last lap ends."""
         self._over.set()
+        if self._file is not None:
+            # A thread that wakes while Python ends is ended in the middle of what it does.
+            self._watcher.join(LOOK)
         self.add("end", **fields)
         self._waiting[-1][0]["mono"] = time.monotonic()
         # After a failure the device may hang in a collective whose peers are gone.
