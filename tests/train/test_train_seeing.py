@@ -32,4 +32,4 @@ def test_a_slow_copy_to_the_device_is_the_bottleneck(tmp_path):
     assert run_ranks([1], slowly, *argv, quiet=True) == [0]
     step = measure.measure_step(read.read_run(tmp_path), [])
     assert bottleneck.bottleneck(step, bottleneck.Seen()) == "h2d"
-    assert step.h2d == pytest.approx(0.05, rel=0.5)
+    assert step.h2d >= 0.05  # as long as it slept; a busy machine sleeps longer
