@@ -150,7 +150,8 @@ def misspelt(names: Iterable[str]) -> list[str]:
     """What is wrong with a machine's variables that are nearly one of the words: such a machine
     would have no owner, and nobody would ever be asked."""
     wrong = []
-    for name in sorted(set(names) - set(WORDS)):
+    # A name may be anything that JSON has.
+    for name in sorted({str(name) for name in names} - set(WORDS)):
         if near := difflib.get_close_matches(name.lower(), WORDS, n=1, cutoff=NEAR):
             wrong.append(f"{name}= is no word: write {near[0]}=, or call it otherwise.")
     return wrong
