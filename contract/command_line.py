@@ -32,10 +32,10 @@ def parse(argv: Sequence[str]) -> Options:
     after --help."""
     if not {"-h", "--help"}.isdisjoint(argv):
         show(trainer_help())
-    given = trainer_words(argv)
-    if "config" in given:
-        given = {**read_config(given["config"]), **given}
-    return Options(**given)
+    values = trainer_words(argv)
+    if "config" in values:
+        values = {**read_config(values["config"]), **values}
+    return Options(**values)
 
 
 def show(text: str) -> NoReturn:
@@ -45,21 +45,21 @@ def show(text: str) -> NoReturn:
 
 def trainer_words(argv: Sequence[str]) -> Dict[str, Any]:
     """{option of the trainer: the value given to it}. Raises UserError."""
-    words, given = list(argv), {}
+    words, values = list(argv), {}
     while words:
         name, equals, text = words.pop(0).partition("=")
         flag = _underscored(name)
         if flag not in FLAGS:
             raise UserError(_unknown_to_trainer(flag))
         text = text if equals else _value(flag, FLAGS[flag], words, TRAINER)
-        given[flag[2:]] = FLAGS[flag].read(flag, text)
-    return given
+        values[flag[2:]] = FLAGS[flag].read(flag, text)
+    return values
 
 
-def words_for_trainer(given: Mapping[str, Any]) -> List[str]:
+def words_for_trainer(values: Mapping[str, Any]) -> List[str]:
     """Words from which trainer_words makes these values again."""
     words: List[str] = []
-    for name, value in given.items():
+    for name, value in values.items():
         words += [f"--{name}"] if value is True else [f"--{name}", _text(value)]
     return words
 
@@ -106,23 +106,23 @@ def read_config(path: str) -> Dict[str, Any]:
     The launcher reads recipes with it too: so nodes need neither the file nor a YAML reader, and a
     dry run shows every option that matters.
     """
-    found = _loaded(path)
-    if not isinstance(found, dict):
+    options = _loaded(path)
+    if not isinstance(options, dict):
         raise UserError(f"--config {path}: expected lines like `epochs: 90`.")
-    given = {}
-    for name, value in found.items():
+    values = {}
+    for name, value in options.items():
         flag = _underscored(f"--{name}")
         if flag not in FLAGS:
             raise UserError(f"--config {path}: {_unknown_to_trainer(flag)}")
-        values = value if isinstance(value, list) else [value]
+        parts = value if isinstance(value, list) else [value]
         # Lists of lists may be references to one another, and written out fill the memory.
-        plain = not any(isinstance(one, (list, dict, set)) for one in values)
+        plain = not any(isinstance(part, (list, dict, set)) for part in parts)
         text = _text(value) if plain else ""
         if not plain or len(text) > 4096:
             raise UserError(f"--config {path}: {name} is neither a value nor a list of values.")
         if value is not None:
-            given[flag[2:]] = FLAGS[flag].read(flag, text)
-    return given
+            values[flag[2:]] = FLAGS[flag].read(flag, text)
+    return values
 
 
 def _loaded(path: str) -> Any:
@@ -175,41 +175,41 @@ def verb_words(
     --help."""
     row = table or verbs.VERBS[verb]
     assert row is not None  # as a heading is
-    taken = row.variables
-    rest = next((row for row in taken.values() if row.kind in ("run", "words")), None)
-    left, given = list(words), {}  # type: List[str], Dict[str, Any]
+    variables = row.variables
+    rest = next((row for row in variables.values() if row.kind in ("run", "words")), None)
+    left, values = list(words), {}  # type: List[str], Dict[str, Any]
     while left and left[0] != "--":
         if left[0] in ("-h", "--help"):
             show(verb_help(row, program))
-        option, name, text = _word(left, verb, taken, rest, program)
+        option, name, text = _word(left, verb, variables, rest, program)
         if text and option.kind == "words" and name != option.make:
-            given[option.key] = [*given.get(option.key, []), text]
+            values[option.key] = [*values.get(option.key, []), text]
         elif text:
-            given[option.key] = option.read(name, text)
+            values[option.key] = option.read(name, text)
     for word in left[1:]:
-        if rest is None or (rest.kind == "run" and rest.key in given):
+        if rest is None or (rest.kind == "run" and rest.key in values):
             raise UserError(f"{word!r} is no option. See `{program} --help`.")
-        given[rest.key] = word if rest.kind == "run" else [*given.get(rest.key, []), word]
-    return given
+        values[rest.key] = word if rest.kind == "run" else [*values.get(rest.key, []), word]
+    return values
 
 
 def _word(
-    left: List[str], verb: str, taken: Dict[str, Option], rest: Optional[Option], program: str
+    left: List[str], verb: str, variables: Dict[str, Option], rest: Optional[Option], program: str
 ) -> Tuple[Option, str, str]:
     """The option that the next word is about, its name there and the text of its value."""
     word = left.pop(0)
     name, equals, text = word.partition("=")
     if name.startswith("--"):
-        flags = {row.word: row for row in taken.values()}
+        flags = {row.word: row for row in variables.values()}
         name = name.replace("_", "-")
         if name not in flags:
             raise UserError(_unknown(name, flags, program))
         row = flags[name]
         return row, name, text if equals else _value(name, row, left, program, rest is not None)
     if equals and re.fullmatch("[A-Za-z_]*", name):
-        if name not in taken:
-            raise UserError(verbs.not_taken(name, text, [verb], taken))
-        return taken[name], name, text
+        if name not in variables:
+            raise UserError(verbs.refusal_of(name, text, [verb], variables))
+        return variables[name], name, text
     if rest is None or rest is verbs.ARGS:
         after = ": options of the trainer come after `--`" if rest else ""
         raise UserError(f"{word!r} is no option{after}. See `{program} --help`.")

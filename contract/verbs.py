@@ -284,19 +284,19 @@ def did_you_mean(word: str, known: Any) -> str:
     return f": did you mean {by_folded[near[0]]}?" if near else ": `make help` lists them."
 
 
-def not_taken(name: str, value: str, verbs: List[str], taken: Dict[str, Option]) -> str:
+def refusal_of(name: str, value: str, verbs: List[str], variables: Dict[str, Option]) -> str:
     """What to say of a variable that these verbs, which take others, do not."""
     if name in IN_INVENTORY:
         return f"{name}={value}: " + IN_INVENTORY[name].format(value)
-    if "ARGS" in taken and name.lower() in ENTRIES:
+    if "ARGS" in variables and name.lower() in ENTRIES:
         words = shlex.quote(f"--{name.lower()} {value}")
         return f"{name}={value} is an option of the trainer: ARGS={words}"
     every = {option.make for verb in VERBS.values() if verb for option in verb.options}
     verb = " ".join(verbs)
     if name in every:
-        others = " ".join(taken) or "no variable"
+        others = " ".join(variables) or "no variable"
         return f"make {verb} does not take {name}; it takes {others} (make help {verbs[0]})."
-    for known in (taken, every):
+    for known in (variables, every):
         hint = did_you_mean(name, known)
         if hint.endswith("?"):
             return f"there is no variable {name}{hint}"
@@ -306,9 +306,11 @@ def not_taken(name: str, value: str, verbs: List[str], taken: Dict[str, Option])
 def line(verb: str, **words: object) -> str:
     """`make VERB NAME=value ...` without those of the words that are None or empty. Raises KeyError
     for a variable that the verb does not take."""
-    taken = variables_of(verb)
+    variables = variables_of(verb)
     typed = [
-        (name, value) for name, value in words.items() if taken[name] and value not in (None, "")
+        (name, value)
+        for name, value in words.items()
+        if variables[name] and value not in (None, "")
     ]
     return " ".join(["make", verb, *(f"{name}={shlex.quote(str(value))}" for name, value in typed)])
 

@@ -69,7 +69,7 @@ def state(folder: Path) -> str:
 def runs() -> int:
     """All runs, the newest first; before them what waits to become one."""
     found = sorted((p.parent for p in folders.RUNS.glob("*Z-*/plan.json")), reverse=True)
-    for wait in waits.unbegun():
+    for wait in waits.before_runs():
         say(wait.sentence())
     if not found:
         print("no runs yet: `make train` starts one")

@@ -99,7 +99,7 @@ def latest() -> Path | None:
 
 
 def forget(folder: Path, before: Path | None) -> None:
-    """Remove the folder of a run that did not begin; `latest` is what it was before."""
+    """Remove the folder of a run that did not begin; runs/latest points to `before` again."""
     shutil.rmtree(folder, ignore_errors=True)
     if before:
         point_latest(before)

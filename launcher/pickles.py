@@ -32,13 +32,13 @@ def more_than_tensors(path: Path) -> str:
     if path.suffix == ".safetensors":
         return ""
     try:
-        found = [one for one in dict.fromkeys(_named(path)) if not TENSORS.fullmatch(one)]
+        others = [one for one in dict.fromkeys(_named(path)) if not TENSORS.fullmatch(one)]
     except OSError:
         raise
     except Exception:  # pickletools and zipfile raise whatever a damaged file leads to
-        found = [UNSEEN]
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    names = ("".join(filter(str.isprintable, one))[:80] for one in found[:NAMED])
+        others = [UNSEEN]
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    names = ("".join(filter(str.isprintable, one))[:80] for one in others[:NAMED])
     return ", ".join(names) + more
 
 

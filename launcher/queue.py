@@ -144,11 +144,11 @@ def _ask(nodes: Mapping[str, Node], words: Callable[[str], tuple[Any, ...]]) -> 
     def ask(name: str) -> Seen:
         call = ", ".join(map(repr, (probe.MARK, *words(name), folder_of(nodes[name].host))))
         try:
-            told = _answer(nodes[name], f"visit({call})", ANSWER)
+            answer = _answer(nodes[name], f"visit({call})", ANSWER)
         except (OSError, UserError, Invalid) as error:
             return Seen(problem=str(error))
-        found = tuple(Ticket(**one) for one in told["tickets"])
-        return Seen(found, told["taken"], told["problem"])
+        found = tuple(Ticket(**one) for one in answer["tickets"])
+        return Seen(found, answer["taken"], answer["problem"])
 
     with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
         return dict(zip(nodes, pool.map(ask, nodes)))
@@ -170,10 +170,10 @@ def take_away(nodes: Mapping[str, Node], names: Mapping[str, list[str]]) -> dict
     def remove(name: str) -> list[str]:
         try:
             call = f"remove({probe.MARK!r}, {names[name]!r}, {folder_of(nodes[name].host)!r})"
-            told = _answer(nodes[name], call, Each(str))
+            answer = _answer(nodes[name], call, Each(str))
         except (OSError, UserError, Invalid) as error:
             return [str(error)]
-        return [why for why in told.values() if why]
+        return [why for why in answer.values() if why]
 
     with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
         return dict(zip(names, pool.map(remove, names)))
@@ -193,8 +193,7 @@ def _answer(node: Node, call: str, shape: Any) -> Any:
 
 def left(run: str) -> str:
     """`2 h 5 min to go` of a run that this machine controls and knows so much of; else ""."""
-    # The name is a machine's word.
-    folder = folders.RUNS / run
+    folder = folders.RUNS / run  # a machine's word, so no path yet
     if not may_be_a_run(run) or not control.controller(folder):
         return ""
     progress = _follower(folder).look()

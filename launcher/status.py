@@ -20,7 +20,7 @@ from report.text import COLUMNS, section_lines
 
 def status(name: str, as_json: bool = False) -> int:
     """One run: its state, how far it is, its attempts, its machines, the last line of each rank."""
-    unbegun = waits.unbegun()
+    unbegun = waits.before_runs()
     if unbegun and name == "latest" and not as_json and not folders.newest():
         return waiting(unbegun)
     folder = folders.find(name)

@@ -181,7 +181,7 @@ class Top:
                 self._machines = Machines(inventory.load(Path(self._list)))
             found = self._machines.lines(width)
         title = f"tandem  {time.strftime('%H:%M:%S')}  q ends this view, not the run"
-        waiting = [line for wait in waits.unbegun() for line in wrapped(wait.sentence(), width)]
+        waiting = [line for wait in waits.before_runs() for line in wrapped(wait.sentence(), width)]
         return fitting([title, *waiting, *found], width, height)
 
     def _leave_machines(self) -> None:

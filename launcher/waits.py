@@ -35,8 +35,8 @@ class Wait:
 
     def sentence(self) -> str:
         """For people: of a run that has not begun, with its process."""
-        told = f"waits for {seconds(max(0.0, time.time() - self.since))} so far: {self.why}"
-        return told if self.run else f"{self.what} {told} (process {self.pid} on {self.host})"
+        text = f"waits for {seconds(max(0.0, time.time() - self.since))} so far: {self.why}"
+        return text if self.run else f"{self.what} {text} (process {self.pid} on {self.host})"
 
 
 class Note:
@@ -103,5 +103,5 @@ def of(run: str) -> Wait | None:
     return next((wait for wait in everybody() if wait.run == run), None)
 
 
-def unbegun() -> list[Wait]:
+def before_runs() -> list[Wait]:
     return [wait for wait in everybody() if wait.run is None]

@@ -56,13 +56,19 @@ class Queue:
         except FileNotFoundError:  # taken back this moment
             return None
         user = plain(name_of(info.st_uid))
-        found = {"name": plain(name)[:80], "number": 0, "user": user, "holder": "", "dead": DAMAGED}
+        damaged = {
+            "name": plain(name)[:80],
+            "number": 0,
+            "user": user,
+            "holder": "",
+            "dead": DAMAGED,
+        }
         try:
             number, holder, boot, until = self._read(path)
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
-            return found
+            return damaged
         if not NAME.fullmatch(name):
-            return found
+            return damaged
         dead = "" if self.now <= until else SILENT
         dead = dead if boot == self.boot else BEFORE
         if info.st_uid == os.getuid() and (dead == BEFORE or self.now > until + LEASE):

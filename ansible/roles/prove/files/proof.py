@@ -17,12 +17,12 @@ SIDE = 128  # of matrices of -1, 0 and 1, whose products every precision holds e
 
 def precisions(device):
     """{name: type} of those that a device has in hardware; of a CPU only the one that is fast."""
-    found = {"fp32": torch.float32}
+    types = {"fp32": torch.float32}
     if device.type == "cuda":
-        found["fp16"] = torch.float16
+        types["fp16"] = torch.float16
         if torch.cuda.get_device_capability(device) >= (8, 0):
-            found["bf16"] = torch.bfloat16
-    return found
+            types["bf16"] = torch.bfloat16
+    return types
 
 
 def products(device):
