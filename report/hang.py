@@ -89,7 +89,8 @@ def why(record: RankRecord, process: Process) -> str:
         return "waits for a disk"
     if process.busy >= BUSY:
         return "computes"
-    return f"stands in `{record.stall['category']}`" if record.stall else "says nothing"
+    where = record.stall.get("category")
+    return f"stands in `{where}`" if where else "says nothing"
 
 
 def silence(record: RankRecord, now: float) -> float:

@@ -136,6 +136,10 @@ def natural_number(value: object) -> int | None:
     return int(found) if found is not None and found >= 0 else None
 
 
+def category(value: object) -> str | None:
+    return value if isinstance(value, str) and value in CATEGORIES else None
+
+
 def peaks(value: object) -> list[float] | None:
     """The bytes that each rank had at most."""
     every = list(value.values())[:MOST_RANKS] if isinstance(value, dict) else []
@@ -172,7 +176,7 @@ START: Fields = {
     **{"world_size": count, "matrices": matrices, "instructions": instructions},
 }
 END: Fields = {"mono": time_of, "status": text, "peak_memory_bytes": number, "bad_images": number}
-STALL: Fields = {"category": text, "step": natural_number, "idle": time_of}
+STALL: Fields = {"category": category, "step": natural_number, "idle": time_of}
 EVALUATION: Fields = dict.fromkeys(("epoch", "top1", "top5", "loss", "train_loss"), number)
 EXIT: Fields = {"mono_start": time_of, "mono_end": time_of, "peak_memory_bytes": peaks}
 TIMED = tuple(name for name in CATEGORIES if name != "start_stop")  # in the loop

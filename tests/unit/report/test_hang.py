@@ -1,6 +1,7 @@
 """A run that makes no step any more: which rank the others wait for."""
 
 import json
+import math
 import os
 import time
 
@@ -33,6 +34,26 @@ def machine(folder, number, state, ran=0.01):
         for n in range(20)
     ]
     write(folder / f"nodes/node{number + 1}/machine.1.jsonl", samples, 0.0)
+
+
+ODD = (None, True, -1, 1e300, math.nan, "x", [], {}, "T" * 5000, "\x1b[2J")
+
+
+@pytest.mark.parametrize("value", ODD, ids=repr)
+@pytest.mark.parametrize("field", ["category", "idle", "step", "state", "ran", "rank"])
+def test_what_a_machine_lies_of_a_stall_ends_no_view(tmp_path, field, value):
+    """Its own rank is the one that is late, whatever it says of it."""
+    rank(tmp_path, 0, "sync_exposed")
+    machine(tmp_path, 0, "S")
+    stall = {"kind": "stall", "category": "forward", "step": 20, "idle": 5.0, field: value}
+    rank(tmp_path, 1, last=[stall])
+    look = {"ran": 0.1, "state": "S", field: value}
+    looks = {"1": value if field == "rank" else look}
+    samples = [{"kind": "sample", "mono": 1.0 * n, "ranks": looks} for n in range(20)]
+    write(tmp_path / "nodes/node2/machine.1.jsonl", samples, 0.0)
+    progress = Follower(tmp_path).look()
+    said = verdict(progress)
+    assert progress.hang.ranks == [("node2", 1)] and said.isprintable() and len(said) < 100
 
 
 def hang(folder):
