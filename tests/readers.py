@@ -101,7 +101,7 @@ READERS = {
     "verbs": {
         "tools/verbs.py": ("check", "options"),
         "contract/options.py": ("Option.read", "Option._number", "path_of"),
-        "contract/verbs.py": ("not_taken", "did_you_mean"),
+        "contract/verbs.py": ("refusal_of", "did_you_mean"),
     },
     "recipes": {
         "contract/command_line.py": ("parse", "*_words", "read_config", "_loaded", "_u*"),
