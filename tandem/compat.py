@@ -5,9 +5,11 @@ import inspect
 import os
 import pickle
 import re
+from datetime import timedelta
 from typing import Any, BinaryIO, Dict, List, Optional
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -23,6 +25,17 @@ def ddp_has_run(model: DistributedDataParallel) -> bool:
     first."""
     counted = getattr(model, "num_iterations", 0)
     return bool(counted or getattr(model, "_lazy_init_ran", False))
+
+
+def patient_group(meeting: timedelta, later: timedelta) -> Any:
+    """A Gloo group of all ranks that waits for `later`, but while it is formed for five times
+    `meeting` (Gloo's own factor) only: so long does a rank wait for the connection of one that has
+    ended meanwhile. Groups of a torch without `set_timeout` have one timeout. Collective."""
+    if not hasattr(dist, "set_timeout"):
+        return dist.new_group(backend="gloo", timeout=later)
+    group: Any = dist.new_group(backend="gloo", timeout=meeting)
+    dist.set_timeout(later, group)
+    return group
 
 
 def autocast_type(device: torch.device) -> Optional[torch.dtype]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from contract.errors import RankError
 
-from .compat import load_tensors
+from .compat import load_tensors, patient_group
 
 PHASE = timedelta(minutes=30)  # the least time that ranks wait for the slowest one
 LARGEST = 2**24  # bytes of JSON from one rank
@@ -29,7 +29,7 @@ class Exchange:
 
     def __init__(self, timeout: timedelta) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
-        self._group: Any = dist.new_group(backend="gloo", timeout=max(timeout, PHASE))
+        self._group: Any = patient_group(timeout, max(timeout, PHASE))
 
     def json(self, own: Any) -> List[Any]:
         """One value from each rank, in rank order; tuples become lists. Raises RankError for bytes
