@@ -123,7 +123,6 @@ class Facts:
     paths: dict[str, bool]
     routes: dict[str, dict[str, Any]]
     free_ports: tuple[int, ...]
-    code_sha256: str | None
     data: dict[str, Any]
     disk_free: int
     writable: bool
@@ -168,7 +167,6 @@ def shape(task: dict[str, Any]) -> dict[str, Any]:
         "paths": dict.fromkeys(task["paths"], bool),
         "routes": dict.fromkeys(task["peers"], ROUTE),
         "free_ports": [One(frozenset(task["ports"]))],
-        "code_sha256": (SHA256, None),
         "data": {
             "path": One((task["data"],)),
             "exists": bool,
@@ -250,7 +248,8 @@ def read_facts(line: str, task: dict[str, Any]) -> dict[str, Any]:
 
 
 def code_sha256(node: Node, python: str, folder: str) -> str | None:
-    """The hash of the tree that a machine holds in `folder`, None where it cannot be found out."""
+    """The hash of the tree that a machine holds in `folder`, "" where it has no such folder, None
+    where it cannot be found out."""
     source = program("launcher.node.machine", f"show({MARK!r}, {folder!r})")
     try:
         process = node.start([python, "-IB", "-"])

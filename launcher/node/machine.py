@@ -72,5 +72,6 @@ def tree_sha256(root, names=None):
 
 
 def show(mark, folder):
-    """Print the hash of a folder's tree after a mark by which it is found among other output."""
-    print("{}{}".format(mark, tree_sha256(pathlib.Path(folder))))
+    """Print the hash of a folder's tree, "" where there is none, after a mark by which it is found
+    among other output."""
+    print("{}{}".format(mark, tree_sha256(pathlib.Path(folder)) or ""))

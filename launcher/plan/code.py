@@ -35,10 +35,13 @@ from launcher.node.machine import tree_sha256
 
 TRIES = 3
 SECONDS, LEAST = 60.0, 16 << 20  # for each begun LEAST bytes: eight machines may share 1 Gbit/s
-# The old tree is replaced as a whole, so that no file of another version stays.
+# Each version has a folder of its own, which is there whole or not at all: other runs may start or
+# train from another one, and of two that send the same one in a moment the first stays.
+FOLDER = "code"  # below node_dir
 UNPACK = (
-    'rm -rf "$1.new" && mkdir -p "$1.new" && tar --extract --gzip --no-same-owner '
-    '--directory="$1.new" && rm -rf "$1" && mv "$1.new" "$1"'
+    'trap \'rm -rf "$1.$$"\' EXIT; mkdir -p "$1.$$" && '
+    'tar --extract --gzip --no-same-owner --directory="$1.$$" && '
+    '{ mv -T "$1.$$" "$1" || [ -d "$1" ]; }'
 )
 FOLDERS = (
     "trainer",
@@ -65,6 +68,11 @@ class Code:
     git_revision: str | None
     git_diff: str
     tree: Path = CHECKOUT
+
+    @property
+    def folder(self) -> str:
+        """Of this version, below node_dir."""
+        return f"{FOLDER}/{self.sha256[:12]}"
 
 
 @dataclass(frozen=True)
@@ -210,8 +218,8 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
-    """Make `folders[host]` hold exactly the code on these machines. Raises MachineError for those
-    where it failed."""
+    """Make `folders[host]`, where there is none yet, hold the code on these machines. Raises
+    MachineError for those where it failed."""
     archive = packed(code)
     seconds = SECONDS * (1 + len(archive) // LEAST)
 

@@ -196,6 +196,7 @@ class Shared:
     own_ports: dict[str, int]
     weights: tuple[int, ...]  # of the nodes; none for equal parts
     settings: TrainerOptions | Script
+    code: str  # its folder below node_dir
 
 
 def build(
@@ -222,7 +223,10 @@ def build(
     own_ports = _own_ports(hosts, facts) if request.independent else {}
     weights = () if request.independent else request.balance.of(hosts)
     address = hosts[0].address
-    shared = Shared(request, options, address, port, counts, parts, own_ports, weights, settings)
+    shared = Shared(
+        *(request, options, address, port, counts, parts, own_ports, weights, settings),
+        code=code.folder,
+    )
     return Plan(
         run=request.run,
         attempt=request.attempt,
@@ -298,7 +302,7 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         figures = f"{output}/nodes/{host.name}/links.json"
         before = [host.env_python, "-m", "launcher.node.links", figures]
     if isinstance(shared.settings, Script):
-        before = _script(shared.settings, host, folder, output, env)
+        before = _script(shared.settings, host, folder, shared.code, output, env)
     if request.bar and rank == 0:
         env.update(_bar(request.bar, f"[{host.name} {sum(shared.ranks_per_node) - 1}] "))
     first = 0 if shared.own_ports else sum(shared.ranks_per_node[:rank])
@@ -313,7 +317,7 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         interface=card,
         argv=(*before, *_launch(rank, host, shared), *_program(data, output, shared, part)),
         env=env,
-        cwd=f"{folder}/code",
+        cwd=f"{folder}/{shared.code}",
         output=output,
         data=data,
         versions=fact.versions,
@@ -322,11 +326,13 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
     )
 
 
-def _script(script: Script, host: Host, folder: str, output: str, env: dict[str, str]) -> list[str]:
+def _script(
+    script: Script, host: Host, folder: str, code: str, output: str, env: dict[str, str]
+) -> list[str]:
     """The words before the launch of a script of one's own, and to `env` what it finds there."""
-    work, sent = f"{output}/{WORK}/{host.name}", f"{folder}/code/{OWN}"
+    work, sent = f"{output}/{WORK}/{host.name}", f"{folder}/{code}/{OWN}"
     layer = f"{folder}/{FOLDER}/{script.layer.key}" if script.layer else ""
-    paths = [work, f"{folder}/code/{LIBRARY}", layer, env.get("PYTHONPATH", "")]
+    paths = [work, f"{folder}/{code}/{LIBRARY}", layer, env.get("PYTHONPATH", "")]
     env.update(script.environment(), TANDEM_OUTPUT=output)
     env["PYTHONPATH"] = ":".join(filter(None, paths))
     return [host.env_python, "-m", "launcher.node.script", sent, work]

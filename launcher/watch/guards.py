@@ -20,6 +20,7 @@ from launcher.machines.engine import Host, MachineError, Node, Process, talk
 from launcher.machines.owned import SIGNS
 from launcher.node.machine import who
 from launcher.plan import code
+from launcher.plan.code import Code
 from launcher.plan.layer import DAYS, FOLDER, Layer
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.preflight import OpenMachines
@@ -31,49 +32,55 @@ KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
 REASONS = ("finished", "failed", "stopped", "killed", "busy", "lease", "eof", "guard")
 SIGNAL = (Match(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}"), None)
 PROCESSES = [{"pid": int, "command": str}]
-# A layer's age is the time since its last use. None of another run's is in use for so long.
+# Code, and a layer, are as old as their last use. None of another run's is in use for so long.
 USED = 'touch "$1" && find "${1%/*}" -mindepth 1 -maxdepth 1 -mtime "+$2" -exec rm -rf -- "{}" +'
 # What our guard sends once at most: these, and for each of its ranks the two with a rank.
 ONCE = ("hello", "started", "worker", "worker_exit", "exit")
 
 
 def sync_code(plan: Plan, machines: OpenMachines, say: Callable[[str], None]) -> None:
-    """Send the code to machines whose tree differs, and check that it arrived. Raises
-    MachineError."""
+    """Send the code to machines that lack this version. Raises MachineError."""
     now = code.current(plan.own_folder)
-    stale = [h for h in machines.hosts if machines.facts[h.name].code_sha256 != now.sha256]
-    if stale:
-        say(f"code {now.sha256[:12]} goes to {', '.join(host.name for host in stale)}")
-        folders = {node.host: node.cwd for node in plan.nodes}
-        code.send(now, {host.name: machines.nodes[host.name] for host in stale}, folders)
-        check_code(now.sha256, stale, machines.nodes, folders)
+    folders = {node.host: node.cwd for node in plan.nodes}
+    _sync(now, folders, machines, lambda names: say(f"code {now.sha256[:12]} goes to {names}"))
 
 
 def sync_layer(layer: Layer, machines: OpenMachines, say: Callable[[str], None]) -> None:
-    """Send the packages of a script to machines that lack them, and throw old layers away there.
-    Raises MachineError."""
-    nodes, sent = machines.nodes, layer.code()
+    """Send the packages of a script to machines that lack them. Raises MachineError."""
     folders = {
         host.name: f"{machines.facts[host.name].absolute(host.node_dir)}/{FOLDER}/{layer.key}"
         for host in machines.hosts
     }
-    lacking = [host for host in machines.hosts if not _holds(layer, nodes[host.name], folders)]
+    said = f"packages {layer.key} go to"
+    _sync(layer.code(), folders, machines, lambda names: say(f"{said} {names}"))
+
+
+def _sync(
+    sent: Code, folders: dict[str, str], machines: OpenMachines, say: Callable[[str], None]
+) -> None:
+    """Send files to the machines that do not hold them, see that they came, and throw away there
+    what was long not used beside them."""
+    nodes = machines.nodes
+    with ThreadPoolExecutor(max_workers=min(64, len(machines.hosts))) as pool:
+        held = pool.map(lambda host: _holds(sent.sha256, nodes[host.name], folders), machines.hosts)
+        lacking = [host for host, there in zip(machines.hosts, held) if not there]
     if lacking:
-        say(f"packages {layer.key} go to {', '.join(host.name for host in lacking)}")
+        say(", ".join(host.name for host in lacking))
         code.send(sent, {host.name: nodes[host.name] for host in lacking}, folders)
-        check_code(layer.sha256, lacking, nodes, folders)
+        check_code(sent.sha256, lacking, nodes, folders)
 
 
-def _holds(layer: Layer, node: Node, folders: dict[str, str]) -> bool:
-    """Whether the machine has exactly these files; it then removes layers that nobody used."""
+def _holds(sha256: str, node: Node, folders: dict[str, str]) -> bool:
+    """Whether the machine has exactly these files; what was changed in their place goes."""
     host = node.host
     folder = folders[host.name]
-    if probe.code_sha256(node, host.engine.guard_python, folder) != layer.sha256:
-        return False
-    argv = ["sh", "-c", USED, "sh", folder, str(DAYS)]
-    with contextlib.suppress(OSError, UserError):
-        talk(node.start(argv), b"", 20.0)
-    return True
+    there = probe.code_sha256(node, host.engine.guard_python, folder)
+    if there:
+        used = ["sh", "-c", USED, "sh", folder, str(DAYS)]
+        with contextlib.suppress(OSError, UserError):
+            argv = used if there == sha256 else ["rm", "-rf", "--", folder]
+            talk(node.start(argv), b"", 20.0)
+    return there == sha256
 
 
 def check_code(

@@ -135,8 +135,8 @@ def test_missing_data_and_missing_python_are_told_by_machine(provisioned, tmp_pa
 
 
 def test_a_changed_tree_is_sent_and_an_unchanged_one_is_not(provisioned):
-    code = "tandem/code/trainer"
-    provisioned.member(1, f"mkdir -p {code} && echo '# changed' >> {code}/__init__.py")
+    code = "tandem/code/*/trainer/__init__.py"
+    provisioned.member(1, f"for file in {code}; do echo '# changed' >> $file; done")
     mended = launch(provisioned, "train", "--nodes", "1", "--epochs", "1").stdout
     assert "goes to node1" in mended
     again = launch(provisioned, "train", "--nodes", "1", "--epochs", "1").stdout

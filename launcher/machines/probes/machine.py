@@ -20,7 +20,6 @@ import time
 
 from contract import layout
 from contract.card import route
-from launcher.node.machine import tree_sha256
 from launcher.node.machine_lock import claims
 
 MOST_PACKAGES = 5000
@@ -47,7 +46,6 @@ def main(task, mark):
         "paths": {path: pathlib.Path(path).exists() for path in task["paths"]},
         "routes": {peer: route(peer) for peer in task["peers"]},
         "free_ports": free_ports(task["ports"]),
-        "code_sha256": tree_sha256(pathlib.Path(task["node_dir"], "code")),
         "data": data(task["data"], task["node_dir"]),
         "disk_free": disk_free(task["node_dir"]),
         "writable": writable(task["node_dir"]),

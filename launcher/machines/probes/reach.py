@@ -22,19 +22,27 @@ def main(address, listen_port, peers, mark):
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     # Another launcher may look in the same second; both may listen, so neither stops the other.
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        server.bind((address, listen_port))
-    except OSError as error:
-        remedy = ": start again" if error.errno == errno.EADDRINUSE else ""
-        sys.exit(
-            f"it cannot listen on {address}, port {listen_port}: {error.strerror or error}{remedy}"
-        )
-    server.listen(len(peers) + 8)
+    listens = listen(server, address, listen_port)
     failed = [[peer, said] for peer, said in ((p, reach(family, p)) for p in peers) if said]
     print(mark + json.dumps(failed))
     sys.stdout.flush()
     # Others may still be on their way: the control machine ends this by closing stdin.
-    select.select([sys.stdin], [], [], WAIT_SECONDS)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not select.select([sys.stdin], [], [], 0.1)[0] and time.monotonic() < deadline:
+        listens = listens or listen(server, address, listen_port)
+
+
+def listen(server, address, port):
+    """Whether it listens. If not, another user's launcher looks in this moment (they may not share
+    a port as those of one user may), and who reaches that one has reached this machine."""
+    try:
+        server.bind((address, port))
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        sys.exit(f"it cannot listen on {address}, port {port}: {error.strerror or error}")
+    server.listen(64)
+    return True
 
 
 def reach(family, peer):

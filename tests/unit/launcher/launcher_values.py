@@ -67,7 +67,6 @@ def facts(number, **changes):
         "gpus": NO_GPUS,
         "routes": {"192.0.2.1": {"interface": "eno1", "source": "192.0.2.9", "error": None}},
         "free_ports": (29500, 29501, 29502),
-        "code_sha256": None,
         "data": DATA,
         "disk_free": 1 << 40,
         "writable": True,

@@ -42,6 +42,27 @@ def send(target):
     return Path(folder)
 
 
+def test_each_version_stays_beside_others_and_of_two_that_send_one_the_first_stays(
+    checkout, tmp_path
+):
+    """A run may start from it, or train, while another's is sent."""
+
+    def send_anew():
+        code.current.cache_clear()
+        now = code.current()
+        return now, send((one, str(tmp_path / "node1" / now.folder)))
+
+    one = host(1, connection="local", address="127.0.0.1", env_python="/usr/bin/python3")
+    recorded, first = send_anew()
+    before = first.stat().st_ino
+    assert send_anew()[1] == first and first.stat().st_ino == before
+    (checkout / "trainer/loop.py").write_text("rate = 0.2\n")
+    changed, second = send_anew()
+    for now, folder in ((recorded, first), (changed, second)):
+        assert code.tree_sha256(folder) == now.sha256
+    assert sorted(first.parent.iterdir()) == sorted([first, second])
+
+
 def test_what_is_changed_after_the_first_look_does_not_run(checkout, target):
     (checkout / "trainer/loop.py").write_text("rate = 0.2\n")
     recorded = code.current()

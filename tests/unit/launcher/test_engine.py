@@ -101,10 +101,6 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
     found, silent = probe.ask_all(nodes, tasks)
     assert silent == {} and found["node2"].guard_python
 
-    folders = {one.name: f"{one.node_dir}/code" for one in hosts}
-    code.send(code.current(), nodes, folders)
-    guards.check_code(code.current().sha256, hosts, nodes, folders)
-
     listening = {n: facts(n, free_ports=(47410 + n,)) for n in (1, 2)}
     assert probe.check_ways(hosts, nodes, {f"node{n}": one for n, one in listening.items()}) == []
 
@@ -113,6 +109,9 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
     own = {"TANDEM_TEST_SCRIPT": str(script)}
     hosts = [replace(one, env_python=str(STANDIN), env=own) for one in hosts]
     plan = build(hosts, [facts(n, routes={}) for n in (1, 2)], Config(force=True))
+    folders = {node.host: node.cwd for node in plan.nodes}
+    code.send(code.current(), nodes, folders)
+    guards.check_code(code.current().sha256, hosts, nodes, folders)
     run = tmp_path / "run"
     logs = RunLogs(run, Terminal(io.StringIO()), len(hosts))
     processes = guards.start_guards(plan, OpenMachines(hosts, nodes, {}))

@@ -61,13 +61,10 @@ def test_two_launchers_may_look_in_the_same_second(listening):
     assert probe.check_ways(local, {}, {}) == []  # nothing is between them
 
 
-def test_a_port_that_another_program_has_taken_since_is_named(listening):
+def test_a_launcher_of_another_user_that_looks_in_the_same_second_stops_nobody(listening):
+    """Two users may not listen on one port; who reaches that one has reached the machine."""
     listening(("127.0.7.1", 47401), socket.SO_REUSEADDR)
-    (line,) = probe.check_ways(*machines(2, port=47400))
-    assert line == (
-        "node1: its peers could not be tried: it cannot listen on 127.0.7.1, port "
-        "47401: Address already in use: start again."
-    )
+    assert probe.check_ways(*machines(2, port=47400)) == []
 
 
 def test_many_machines_are_tried_in_part_and_all_take_part():

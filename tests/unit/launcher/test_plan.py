@@ -105,7 +105,10 @@ def test_a_loopback_master_is_refused_for_other_machines(address):
 
 def test_paths_lie_below_the_home_of_the_run_user():
     node = build([host(1)], [facts(1)]).nodes[0]
-    assert (node.cwd, node.output) == ("/home/tandem/tandem/code", "/home/tandem/tandem/runs/r")
+    assert (node.cwd, node.output) == (
+        "/home/tandem/tandem/code/c0dec0dec0de",
+        "/home/tandem/tandem/runs/r",
+    )
     assert sent_to_trainer(node)["data"] == "/srv/tandem/data/digits"
     given = build([host(1)], [facts(1)], Config(data="/mnt/imagenet")).nodes[0]
     assert given.data == "/mnt/imagenet"
