@@ -6,10 +6,11 @@ import os
 import pickle
 import re
 from datetime import timedelta
-from typing import Any, BinaryIO, Dict, List, Optional
+from typing import Any, BinaryIO, Dict, List, Optional, cast
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -36,6 +37,14 @@ def patient_group(meeting: timedelta, later: timedelta) -> Any:
     group: Any = dist.new_group(backend="gloo", timeout=meeting)
     dist.set_timeout(later, group)
     return group
+
+
+def timeout_of(group: Any, device: torch.device) -> timedelta:
+    """How long the collectives of a group wait on this device; where it does not say, torch's
+    default."""
+    backend = group._get_backend(device) if hasattr(group, "_get_backend") else group
+    asked = getattr(getattr(backend, "options", None), "_timeout", None)
+    return cast(timedelta, asked or default_pg_timeout)
 
 
 def autocast_type(device: torch.device) -> Optional[torch.dtype]:

@@ -12,7 +12,7 @@ import os
 import sys
 import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ from contract import prices
 from contract.errors import UserError
 from contract.strategies import EXACT, parse
 
-from ..compat import ddp_has_run
+from ..compat import ddp_has_run, timeout_of
 from ..exchange import Exchange
 from ..place import host_name, numbered, place
 from .base import Topology
@@ -47,11 +47,17 @@ class Attached:
         self._ordered = False  # whether a backward has told DDP the order of its buckets
         self._settling = False
 
-    def setup(self, patience: float) -> None:
+    def setup(self, patience: float, machines: Optional[Sequence[int]]) -> None:
         """Collective. Raises UserError."""
         exchange = Exchange(timedelta(seconds=patience))
         self.world, here = exchange.size, place(os.environ)
         machine = host_name(os.environ) if here.node is None else here.node
+        if machines is not None:
+            if len(machines) != self.world:
+                raise UserError(
+                    f"{WHOSE}: machines has {len(machines)} numbers and the run {self.world} ranks."
+                )
+            machine = str(machines[exchange.rank])
         told = exchange.json([machine, self.spec, self.warmup_steps])
         asked = [(spec, steps) for _, spec, steps in told]
         if len(set(asked)) > 1:
@@ -149,12 +155,16 @@ def attach(
     spec: str,
     warmup_steps: int = 0,
     scaler: Any = None,
-    patience: float = 120.0,
+    patience: Optional[float] = None,
+    machines: Optional[Sequence[int]] = None,
 ) -> Attached:
     """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:1.6, powersgd:4, bf16, ...;
     docs/slow-networks.md) from its first forward on. The first `warmup_steps` steps, and the first
     backward, are exact. `scaler`: the GradScaler that scales the loss. An exchange fails where a
-    peer is silent for `patience` seconds. Collective. Raises UserError for what cannot work.
+    peer is silent for `patience` seconds, by default as many as DDP's own sums wait. `machines`:
+    the machine of each rank, by default where it runs; `ef` and `powersgd` are between machines, so
+    range(world size) shows on one PC what they do. Collective. Raises UserError for what cannot
+    work.
 
     `ef` and `powersgd` are for SGD. Adam, and what else divides by the root of a running mean of
     squares, learns less with them: with AdamW and ef:1.6, or ef:2, generated images had 21 points
@@ -163,9 +173,12 @@ def attach(
     there. Rank 0 says so on stderr, since what steps the weights cannot be seen from here."""
     _check(model, spec, warmup_steps)
     attached = Attached(model, spec, warmup_steps, scaler)
-    attached.setup(patience)
-    if dist.get_rank() == 0 and (told := about_adam(attached.carried_out)):
-        print(told, file=sys.stderr, flush=True)
+    if patience is None:
+        patience = timeout_of(model.process_group, model.device).total_seconds()
+    attached.setup(patience, machines)
+    lines = about_machines(spec, attached), about_adam(attached.carried_out)
+    if dist.get_rank() == 0 and any(lines):
+        print(*filter(None, lines), sep="\n", file=sys.stderr, flush=True)
     try:
         model.register_comm_hook(None, attached.hook)
     except RuntimeError as error:
@@ -175,6 +188,16 @@ def attach(
         ) from error
     ATTACHED[model] = weakref.ref(attached)  # which holds the model; its hook is DDP's
     return attached
+
+
+def about_machines(spec: str, attached: Attached) -> Optional[str]:
+    """A line on a strategy between machines where all ranks are on one."""
+    if attached.carried_out == spec or attached.world == 1:
+        return None
+    return (
+        f"{WHOSE}: all {attached.world} ranks are on one machine, where {spec} sums exactly; "
+        f"machines=range({attached.world}) makes a machine of each, to try it."
+    )
 
 
 def about_adam(spec: str) -> Optional[str]:
@@ -206,6 +229,12 @@ def _check(model: Any, spec: str, warmup_steps: int) -> None:
             "ddp = torch.nn.parallel.DistributedDataParallel(model), and give it ddp."
         )
     parse(spec, WHOSE)
+    for name, part in model.named_modules():
+        if getattr(part, "sparse", False) is True:
+            raise UserError(
+                f"{WHOSE}: {name.removeprefix('module.')} has sparse gradients, which no strategy "
+                "sums: make it with sparse=False."
+            )
     if type(warmup_steps) is not int or warmup_steps < 0:
         raise UserError(f"{WHOSE}: warmup_steps is a whole number from 0, not {warmup_steps!r}.")
     own, every = dist.get_world_size(model.process_group), dist.get_world_size()

@@ -72,6 +72,8 @@ def attachments():
     yield "no DDP", lambda: sync.attach(net, "ef:2")
     yield "FSDP", lambda: sync.attach(FSDPModule(), "ef:2")
     yield "no strategy", lambda: sync.attach(DistributedDataParallel(net), "ef:3")
+    rare = torch.nn.Sequential(torch.nn.Embedding(2, 2, sparse=True))
+    yield "sparse gradients", lambda: sync.attach(DistributedDataParallel(rare), "ef:2")
     yield "no steps", lambda: sync.attach(DistributedDataParallel(net), "ef:2", -1)
     yield "it has run", lambda: sync.attach(late, "ef:2")
     yield "another hook", lambda: sync.attach(with_hook, "ef:2")

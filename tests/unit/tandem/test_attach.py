@@ -197,6 +197,22 @@ def test_a_damaged_state_is_refused_in_a_sentence_and_changes_nothing(spec):
         assert loaded >= 0 and refused > 20, (loaded, refused)
 
 
+def patience_and_machines():
+    """The seconds that the exchange waits, and the strategy that is carried out, with ranks where
+    they run and as machines of their own."""
+    loop.joined()  # with 60 s
+    found = []
+    for machines in (None, [0, 1]):
+        attached = sync.attach(loop.wrapped(torch.nn.Linear(2, 2)), SPEC, machines=machines)
+        found.append((attached.sync.patience, attached.carried_out))
+    return found
+
+
+def test_it_waits_as_long_as_ddp_and_on_one_machine_sums_exactly_but_for_a_trial():
+    for found in run_ranks([2], patience_and_machines):
+        assert found == [(60.0, "allreduce"), (60.0, SPEC)]
+
+
 def test_ranks_that_ask_for_different_things_are_refused():
     for group, ranks in run_ranks([1, 1], refusals):
         assert "has 1 of 2 ranks" in group
