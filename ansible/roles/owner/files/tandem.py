@@ -115,8 +115,10 @@ def away():
             os.close(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except OSError as error:
             return refused(path, error)
-    told = "A run that is here saves and leaves within about 20 s" if runs() else "No run is here"
-    print("{}, and none comes until you say `tandem back`.".format(told))
+    leaves = "The run that is here saves and leaves, within 10 s as a rule and 45 s in any case"
+    print(
+        "{}: none comes until you say `tandem back`.".format(leaves if runs() else "No run is here")
+    )
     return 0
 
 
