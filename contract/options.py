@@ -524,6 +524,13 @@ class Config:
     keep: Optional[str] = resumable(
         None, "MiB a file may keep: log=256,steps=1024,output=4096 ...", make="KEEP"
     )
+    notify: Optional[str] = resumable(
+        None,
+        "a command on this machine at the run's end, like 'mail -s {run}:{status} anna' "
+        "(docs/launcher.md)",
+        make="NOTIFY",
+        stored=False,
+    )
     at: Optional[int] = resumable(
         None, "begin at this time of day, like 19:00", make="AT", kind="time"
     )

@@ -58,7 +58,10 @@ TRAINERS = tuple(row for row in ENTRIES.values() if row.make)
 WHAT = (INVENTORY, NODES, *TRAINERS)
 START = tuple(
     RUN_OPTIONS[name]
-    for name in ("max_restarts", "min_nodes", "balance", "detach", "port", "queue", "force", "keep")
+    for name in (
+        *("max_restarts", "min_nodes", "balance", "detach", "notify", "port", "queue", "force"),
+        "keep",
+    )
 )
 HOURS = (RUN_OPTIONS["at"], RUN_OPTIONS["until"])
 RESUME = RUN_OPTIONS["resume"]

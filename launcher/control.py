@@ -24,6 +24,7 @@ from contract.text import clean
 from launcher import background, folders, terminal, waits
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
+from launcher.notify import top1
 from report.files import open_record, read_object
 
 LOOK_EVERY = 0.2
@@ -76,12 +77,10 @@ def runs() -> int:
         return 0
     print(f"{'run':<38} {'state':<10} {'nodes':>5} {'top-1':>8}")
     for folder in found:
-        nodes, top1 = "?", "-"
+        nodes = "?"
         with contextlib.suppress(KeyError, TypeError):
             nodes = str(len(read(folder / "plan.json")["nodes"]))
-        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
-            top1 = f"{100 * read(folder / 'summary.json')['final_top1']:.2f} %"
-        say(f"{folder.name:<38} {state(folder):<10} {nodes:>5} {top1:>8}")
+        say(f"{folder.name:<38} {state(folder):<10} {nodes:>5} {top1(folder):>8}")
         if own := waits.of(folder.name):
             say(f"  {own.sentence()}")
     return 0

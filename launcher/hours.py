@@ -52,16 +52,17 @@ def shown(unix: int) -> str:
     return then.strftime("%H:%M" if today else "%H:%M on %A")
 
 
-def wait(at: int | None, terminal: Terminal, note: Note) -> None:
-    """Until that time; at once where it is over."""
+def wait(at: int | None, terminal: Terminal, note: Note) -> bool:
+    """Until that time; False where it is over."""
     if at is None or time.time() >= at:
-        return
+        return False
     left = timedelta(seconds=round(at - time.time()))
     note.tell(f"its time is {shown(at)} (AT)")
     terminal.say(f"waits until {shown(at)} ({left} from now): Ctrl-C takes it back")
     with awake(f"a run begins at {shown(at)}", terminal):
         while (left_seconds := at - time.time()) > 0:
             time.sleep(min(LOOK_EVERY, left_seconds))
+    return True
 
 
 @contextlib.contextmanager

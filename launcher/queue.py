@@ -76,10 +76,11 @@ class Seen:
 
 
 class Place:
-    """A run's place in the queues of its machines: none until `take`."""
+    """A run's place in the queues of its machines: none until `take`. `waited`: what has waited to
+    begin, for these machines, their owners or a time of day; "" where nothing has."""
 
     def __init__(self) -> None:
-        self.name, self.number, self._run = "", 0, ""
+        self.name, self.number, self._run, self.waited = "", 0, "", ""
         self._renewed: dict[str, float] = {}  # when, by machine
         self._hosts: dict[str, Host] = {}
 

@@ -19,6 +19,7 @@ from launcher.background import MIB, Sizes
 from launcher.folders import relative
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
+from launcher.notify import Facts, Notify, of_run
 from launcher.options import STORED, WORD, read, resumed, script_resumed, with_trainer
 from launcher.owners import Owners
 from launcher.plan import checks, preflight
@@ -82,7 +83,7 @@ def train(options: Config) -> int:
 def in_turn(options: Config, terminal: Terminal, once: Callable[[Place], T]) -> T:
     """What `once` returns, after others have left the machines if QUEUE=1 was given. Raises
     Busy."""
-    place = Place()
+    place, notify = Place(), Notify(options.notify, terminal)
     try:
         while True:
             try:
@@ -92,6 +93,11 @@ def in_turn(options: Config, terminal: Terminal, once: Callable[[Place], T]) -> 
                     raise
                 terminal.say(f"waiting: {error}")
                 time.sleep(QUEUE_POLL_SECONDS)
+    except UserError as error:
+        if place.waited:  # nobody need be there to read it
+            place.leave()
+            notify.send(Facts(place.waited, "failed", why=str(error)))
+        raise
     finally:
         place.leave()
 
@@ -219,6 +225,7 @@ class Run:
         self.machines, self.owners = checked.machines, checked.owners
         self.folder = folder
         self.terminal = terminal
+        self.notify = Notify(checked.options.notify, terminal)
         self.attempts = Attempts(folder)
         # Of a run that is resumed.
         self.before, self.earlier = self.attempts.status, len(self.attempts.list)
@@ -232,6 +239,19 @@ class Run:
         self._lock.close()
 
     def carry_out(self, plan: Plan, reason: str) -> int:
+        """All attempts, the files and the report, and NOTIFY's command. Returns the exit code."""
+        self.place.waited = ""
+        try:
+            outcome, whole = self._carry_out(plan, reason)
+        except UserError as error:
+            if not isinstance(error, Busy):
+                self.notify.send(of_run(self.folder, "failed", str(error)))
+            raise
+        cause = self.attempts.list[-1]["first_cause"] if outcome.cause else None
+        self.notify.send(of_run(self.folder, outcome.status, cause and cause["message"]))
+        return exit_code(outcome, whole)
+
+    def _carry_out(self, plan: Plan, reason: str) -> tuple[Outcome, bool]:
         self.terminal.keep_in(self.folder / "controller.log", self.sizes.log * MIB)
         folders.point_latest(self.folder)
         until = self.checked.options.until
@@ -269,7 +289,7 @@ class Run:
         if outcome.status != "finished":
             self.terminal.say(how)
         self.terminal.drain()
-        return exit_code(outcome, whole)
+        return outcome, whole
 
     def _refused(self, outcome: Outcome) -> bool:
         """Whether nothing was done since the run was resumed, so that it is as it was before."""
@@ -330,7 +350,7 @@ class Run:
         saved = self.script is None and self.attempts.saved(self.folder)
         with (
             waiting(self.terminal, "finding out which machines answer"),
-            Note(asked.subject, old.run) as note,
+            Note(asked.subject, old.run, self.notify.wait(old.run)) as note,
         ):
             self.machines = attempts.survivors(
                 self.owners, asked, limits, stopper, self.terminal, note, saved

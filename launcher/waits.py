@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -40,10 +41,13 @@ class Wait:
 
 
 class Note:
-    """Shown while the body runs, from the first `tell` on. Raises UserError where it cannot be
-    written."""
+    """Shown while the body runs, from the first `tell` on. `look`: is called at each `tell`, too.
+    Raises UserError where it cannot be written."""
 
-    def __init__(self, what: str, run: str | None = None):
+    def __init__(
+        self, what: str, run: str | None = None, look: Callable[[str], None] = lambda _why: None
+    ):
+        self.look = look
         self._what, self._run, self._since = what, run, time.time()
         self._path = folders.RUNS / FOLDER / f"{socket.gethostname()}-{os.getpid()}"
         self._file: TextIO | None = None
@@ -60,6 +64,7 @@ class Note:
             file.truncate()
             file.write(json.dumps(asdict(note)))
             file.flush()
+        self.look(why)
 
     def __exit__(self, *_: object) -> None:
         if self._file:

@@ -19,6 +19,7 @@ from launcher import hours, queue, waits
 from launcher.background import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
+from launcher.notify import Notify
 from launcher.options import for_trainer, trainer_settings, with_trainer
 from launcher.owners import Owners
 from launcher.plan import balance as balancing
@@ -131,13 +132,17 @@ def _fit(
     are busy are waited for, and with AT= that time. Those that their owners use are left out, as
     are, with MIN_NODES, those that do not answer or are busy. Raises UserError."""
     what = f"{in_names(asked.subject)} on {counted(len(owners.hosts), 'machine')}"
+    place = place or Place()
     with waits.Note(what, asked.run) as note:
-        hours.wait(asked.options.at, terminal, note)
+        if hours.wait(asked.options.at, terminal, note):
+            place.waited = what
+        note.look = Notify(asked.options.notify, terminal).wait(what)
         waiter = _Waiting(terminal, note, asked)
         while True:
-            found = _look(asked, owners, terminal, everybody, place or Place())
+            found = _look(asked, owners, terminal, everybody, place)
             if isinstance(found, OpenMachines):
                 return found
+            place.waited = what
             waiter.wait(*found)
             if len(owners.here()) < owners.least:
                 owners.look()
@@ -232,9 +237,9 @@ class _Waiting:
                 f"it is {hours.shown(self._until)} (UNTIL) and the run has not begun, since {why}"
             )
         if why != self._reported:
-            self._note.tell(why)
             self._terminal.say(f"waiting: {why}")
             self._reported = why
+        self._note.tell(why)
         self._notice.update(left)
         time.sleep(QUEUE_POLL_SECONDS)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from contract.errors import UserError
-from launcher import folders, waits
+from launcher import folders, notify, waits
 from launcher.machines import inventory
 from launcher.options import config_of
 from launcher.plan import checks, preflight
@@ -64,6 +64,14 @@ def test_busy_machines_are_not_waited_for_beyond_the_end(ready):
     with pytest.raises(UserError, match=r"\(UNTIL\) and the run has not begun.*ann") as caught:
         ready({"gpus": BUSY}, {"gpus": BUSY}, queue=True, until=int(begun) - 1)
     assert ready.slept == [] and "Traceback" not in str(caught.value)
+
+
+def test_who_waits_for_an_hour_is_told_of_once(ready, monkeypatch, tmp_path):
+    monkeypatch.setattr(notify.time, "monotonic", lambda: 1300.0 * len(ready.slept))
+    tell = f"sh -c 'echo $TANDEM_RUN $TANDEM_STATUS $TANDEM_WHY >>{tmp_path}/told'"
+    assert ready(*[{"gpus": BUSY}] * 9, {"gpus": gpus(1)}, queue=True, notify=tell).hosts
+    (line,) = (tmp_path / "told").read_text().splitlines()
+    assert line.startswith("resnet18 on 2 machines waits ") and "ann: python x" in line
 
 
 def test_what_waiting_does_not_mend_is_said_before_it(ready):

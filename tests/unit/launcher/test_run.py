@@ -135,6 +135,27 @@ def test_the_first_cause_ends_all_and_gives_the_exit_code(start):
     assert said.splitlines()[-1].startswith("tandem: this run cannot be continued")
 
 
+@pytest.mark.parametrize(
+    ("script", "end"), [("", [0, "finished", "-"]), ("sys.exit(41)", [41, "failed", "node"])]
+)
+def test_its_end_is_told_by_notify_whatever_becomes_of_that(start, tmp_path, script, end):
+    tell = """sh -c 'echo "$@" >>"$0"; exit 7' {} {{run}} {{status}} {{why}}"""
+    code, said, folder = start(script, nodes=1, notify=tell.format(tmp_path / "told"))
+    run, status, why = (tmp_path / "told").read_text().split(maxsplit=2)
+    assert (run, [code, status, why[:4].strip()]) == (folder.name, end)
+    assert "tandem: NOTIFY: sh failed with exit code 7: " in said.splitlines()[-1]
+
+
+def test_a_run_that_cannot_begin_is_told_of(start, monkeypatch, tmp_path):
+    def full(*_):
+        raise UserError("node1: its disk is full: make room.")
+
+    monkeypatch.setattr(run, "sync_code", full)
+    with pytest.raises(UserError):
+        start("", notify=f"sh -c 'echo $TANDEM_STATUS $TANDEM_WHY >>{tmp_path}/told'")
+    assert (tmp_path / "told").read_text() == "failed node1: its disk is full: make room.\n"
+
+
 @pytest.mark.parametrize("before", ["stopped", "finished"])
 def test_a_run_that_is_resumed_in_vain_stays_what_it_was(start, before):
     refusal = "print('trainer: another data set', file=sys.stderr); sys.exit(2)"
