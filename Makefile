@@ -62,6 +62,7 @@ usb: machines
 	@$(with_options) ansible-playbook ansible/playbooks/usb.yml -e usb_terminal=$(terminal)
 
 imagenet: env
+	@tools/venv.sh imagenet
 	@$(PYTHON_ENV) -m tools.imagenet $(words)
 
 check: ansible-env machines
@@ -112,7 +113,8 @@ test test-lab test-all: known
 test-gpu: known
 	@$(with_options) tools/test-gpu.sh
 
-snapshots: env
+snapshots: known
+	@tools/venv.sh dev
 	@TANDEM_SNAPSHOTS=write $(PYTHON_ENV) -m pytest --quiet -k reviewed tests/messages tests/unit/ansible
 
 mutants: known
@@ -130,9 +132,12 @@ bench: known
 bench-gpu: known
 	@$(with_options) tools/test-gpu.sh bench
 
+lock_311 := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 lock: known
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header requirements/control.in --output-file requirements/control.txt
-	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header requirements/dev.in --output-file requirements/dev.txt --constraint requirements/control.txt
+	$(lock_311) requirements/control.in --output-file requirements/control.txt
+	$(lock_311) requirements/torch.in --output-file requirements/torch.txt --constraint requirements/control.txt
+	$(lock_311) requirements/imagenet.in --output-file requirements/imagenet.txt --constraint requirements/torch.txt
+	$(lock_311) requirements/dev.in --output-file requirements/dev.txt --constraint requirements/control.txt --constraint requirements/torch.txt --constraint requirements/imagenet.txt
 	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header requirements/core2.16.in --output-file requirements/core2.16.txt
 
 endif

@@ -76,7 +76,7 @@ SCRIPT = (
 # In the order of `make help`; None starts a new paragraph.
 VERBS: Dict[str, Optional[Verb]] = {
     "help": Verb("print this list; `make help VERB` says what VERB takes"),
-    "env": Verb("make .venv with everything the control machine needs"),
+    "env": Verb("install what this machine needs (torch: when it first trains here)"),
     "demo": Verb(
         "train the digits on four local nodes: no root, no other machine",
         (*WHAT[1:], *START, ARGS),

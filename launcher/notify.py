@@ -48,10 +48,9 @@ class Facts:
 
     def words(self) -> dict[str, str]:
         """Each as one line that may also stand in quotes in JSON."""
-        plain = str.maketrans("\\\"\n\t", "/'  ")
+        plain = str.maketrans('\\"\n\t', "/'  ")
         return {
-            name: clean(value).translate(plain)[:LONGEST]
-            for name, value in asdict(self).items()
+            name: clean(value).translate(plain)[:LONGEST] for name, value in asdict(self).items()
         }
 
 

@@ -23,7 +23,7 @@ from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import FIRST_PORT
 from launcher.options import for_trainer, trainer_settings
-from launcher.plan import preflight
+from launcher.plan import models, preflight
 from launcher.plan.checks import instruction_limits
 from launcher.plan.plan import check_batch
 from launcher.plan.problems import data_problems
@@ -82,7 +82,12 @@ def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) ->
     machines = preflight.inspect([here], asked)
     machines.close()
     facts = machines.facts[here.name]
-    problems = [*preflight.model(machines, settings.model), *data_problems(here, facts)]
+    problems = data_problems(here, facts)
+    if models.torch_is_here():
+        problems = [*preflight.model(machines, settings.model), *problems]
+    else:
+        said = "torch is not on this machine, so whether there is such a model was not checked"
+        terminal.show(f"MODEL={settings.model}: {said}", sys.stdout)
     if problems:
         raise UserError(*(problem.text for problem in problems))
     there = machines_of_slurm()

@@ -1,18 +1,30 @@
 #!/bin/sh
-# Makes an environment from a locked list: tools/venv.sh control|dev makes .venv, core2.16 makes .venv-core2.16 (another
-# Ansible, for machines with an old Python). Does nothing if it exists already.
+# Installs a locked list, requirements/$1.txt. In .venv: control (what provisions, launches, watches and reports), torch
+# (what trains on this machine), imagenet, dev (all of these, and what tests need). In .venv-core2.16: another Ansible,
+# for machines with an old Python. Does nothing where the list is installed already. From PIP_INDEX_URL or pip's own
+# settings, or the `mirror` of group_vars/all.yml that is not `world`.
 set -eu
 cd "$(dirname "$0")/.."
-list=requirements/$1.txt
-case $1 in
-control | dev) folder=.venv fits='>= 3.11' good='sys.version_info >= (3, 11)' ;;
-core2.16) folder=.venv-$1 fits='3.10 to 3.12' good='(3, 10) <= sys.version_info < (3, 13)' ;;
+folder=.venv fits='>= 3.11' good='sys.version_info >= (3, 11)'
+case $1 in # MB on the disk, and how long by a line of 1 Gbit/s
+control) whole=360 takes='half a minute' ;;
+torch) whole=5600 takes='two minutes' ;;
+imagenet) whole=220 takes='some seconds' ;;
+dev) whole=6200 takes='three minutes' ;;
+core2.16)
+    folder=.venv-$1 whole=320 takes='half a minute'
+    fits='3.10 to 3.12' good='(3, 10) <= sys.version_info < (3, 13)'
+    ;;
 *)
     echo "tandem: there is no environment $1: CORE may be 2.16, or be left out" >&2
     exit 1
     ;;
 esac
-stamp=$folder/.$1-$(sha256sum "$list" | cut -c1-12)
+list=requirements/$1.txt
+stamp_of() {
+    echo "$folder/.$1-$(sha256sum "requirements/$1.txt" | cut -c1-12)"
+}
+stamp=$(stamp_of "$1")
 if [ -e "$stamp" ]; then exit 0; fi
 
 python=
@@ -38,21 +50,30 @@ if [ ! -x "$folder/bin/python" ] || ! "$folder/bin/python" -c '' 2>/dev/null; th
     rm -rf "$folder"
     "$python" -m venv "$folder"
 fi
-if [ "$folder" = .venv ]; then whole=6200; else whole=320; fi # MB
-echo "tandem: installing $list into $folder (once; about $whole MB)"
+echo "tandem: installing $list into $folder (once; about $whole MB, $takes on a fast line)"
+
+settings=group_vars/all.yml
+mirror=$(sed -n 's/^mirror: *\([A-Za-z0-9_-]*\).*/\1/p' $settings)
+if [ -z "${PIP_INDEX_URL:-}" ] && [ "$mirror" != world ]; then
+    PIP_INDEX_URL=$(sed -n "/^  $mirror:/,/^  [^ ]/s/^    pip: *//p" $settings)
+    export PIP_INDEX_URL
+fi
+if [ -n "${PIP_INDEX_URL:-}" ]; then echo "tandem: from $PIP_INDEX_URL"; fi
 
 # pip unpacks here rather than in /tmp, which may be memory; this also lets its progress be measured.
 scratch=$PWD/$folder/.installing
 rm -rf "$scratch"
-mkdir "$scratch"
 megabytes() {
     du -sm "$1" 2>/dev/null | cut -f1
 }
+before=$(megabytes "$folder")
+mkdir "$scratch"
 say_how_far() { # until this script ends
     begun=$(date +%s)
     while sleep 10 >/dev/null 2>&1 && kill -0 $$ 2>/dev/null; do
         here=$(megabytes "$folder") fetched=$(megabytes "$scratch")
-        echo "tandem: installing, $(($(date +%s) - begun)) s: $fetched MB downloaded, $((here - fetched)) of $whole MB unpacked"
+        unpacked=$((here > fetched + before ? here - fetched - before : 0))
+        echo "tandem: installing, $(($(date +%s) - begun)) s: $fetched MB downloaded, $unpacked of $whole MB unpacked"
     done
 }
 say_how_far &
@@ -65,6 +86,6 @@ TMPDIR=$scratch "$folder/bin/pip" install --quiet --disable-pip-version-check --
 # machines as text. What does not compile is for another Python, or a template.
 "$folder/bin/python" -m compileall -q -q -j 0 -x ansible_collections "$folder/lib" || :
 touch "$stamp"
-if [ "$1" = dev ]; then # dev.txt holds all of control.txt
-    touch ".venv/.control-$(sha256sum requirements/control.txt | cut -c1-12)"
+if [ "$1" = dev ]; then # dev.txt holds all of the others
+    touch "$(stamp_of control)" "$(stamp_of torch)" "$(stamp_of imagenet)"
 fi

@@ -15,7 +15,7 @@ from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import in_names, run_id
 from contract.text import counted
-from launcher import hours, queue, waits
+from launcher import here, hours, queue, waits
 from launcher.background import Sizes
 from launcher.machines import inventory
 from launcher.machines.engine import Host
@@ -78,6 +78,7 @@ def check_machines(
     Sizes.of(options.keep)  # said before anything is asked
     if options.script:
         hosts = _hosts(options)
+        here.add_torch(hosts, terminal)
         script = read_script(options)
         asked = Requirements(options, script, run)
         owners = Owners(hosts, options.min_nodes)
@@ -90,14 +91,36 @@ def check_machines(
     settings = trainer_settings(options)
     hosts = _hosts(options)
     balancing.check(options.balance, len(hosts))
-    with waiting(terminal, "building the model here once"):
-        notes = models.try_out(settings, ranks_share=len(hosts) > 1)
-    for note in notes:
-        terminal.say(note)
+    here.add_torch(hosts, terminal)
+    trial = models.Trial.of(settings, ranks_share=len(hosts) > 1)
+    if trial and models.torch_is_here():
+        with waiting(terminal, "building the model here once"):
+            notes = trial.here()
+        _say(notes, terminal)
     asked = Requirements(options, settings, run, begun=run is not None)
     owners = Owners(hosts, options.min_nodes)
     machines = _fit(asked, owners, terminal, everybody, place)
+    if trial and not models.torch_is_here():
+        _try_there(trial, machines, terminal)
     return decide(asked, owners, machines, automatic, before, terminal)
+
+
+def _say(notes: list[str], terminal: Terminal) -> None:
+    for note in notes:
+        terminal.say(note)
+
+
+def _try_there(trial: models.Trial, machines: OpenMachines, terminal: Terminal) -> None:
+    """Build one's own model on the first machine. Raises UserError."""
+    first = machines.hosts[0]
+    folder = machines.facts[first.name].absolute(first.node_dir)
+    try:
+        with waiting(terminal, f"building the model once on {first.name}"):
+            notes = trial.there(machines.nodes[first.name], folder)
+    except UserError:
+        machines.close()
+        raise
+    _say(notes, terminal)
 
 
 def gather(options: Config, terminal: Terminal) -> Path:

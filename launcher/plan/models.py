@@ -1,23 +1,28 @@
 """Whether a model of the given name exists, found out without importing torch; and whether one's
-own can be trained, by building it here before any machine is asked."""
+own can be trained, by building it: here before any machine is asked, or where torch is not here on
+the first machine."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import difflib
+import importlib.util
 import json
 import re
+import secrets
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from contract.errors import UNTRIED, UserError
 from contract.options import DEFAULT_MODEL, path_of
 from contract.options import Options as TrainerOptions
-from launcher.machines.engine import Host
+from launcher.machines.engine import Host, Node, talk
 from launcher.machines.inventory import CHECKOUT
 from launcher.machines.probe import Facts
+from launcher.plan import code
 from launcher.plan.code import OWN, loaded_by, parsed
 
 TRY_SECONDS = 120.0
@@ -67,28 +72,65 @@ def folder(name: str) -> Path | None:
     return Path(name.rpartition(":")[0]).parent if is_path(name) else None
 
 
-def try_out(settings: TrainerOptions, ranks_share: bool) -> list[str]:
-    """Build one's own model here and compute with it once; returns what is worth saying. Raises
-    UserError in words of make. `ranks_share`: the run has several ranks."""
-    name = settings.model
-    if ":" not in name or name == DEFAULT_MODEL:
-        return []
-    asked = {
-        "image_size": settings.image_size,
-        "find_unused_parameters": settings.find_unused_parameters or not ranks_share,
-    }
-    argv = [sys.executable, "-m", "trainer.models", name, json.dumps(asked)]
-    try:
-        done = subprocess.run(
-            argv, cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=TRY_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        return [f"MODEL={name}: it was not tried out here, which takes over {TRY_SECONDS:.0f} s"]
-    if done.returncode == UNTRIED:  # the machines may have the package that is missing here
-        return [_in_words_of_make(done.stderr)]
-    if done.returncode:
-        raise UserError(_in_words_of_make(done.stderr or "the trial of the model was killed"))
-    return [_in_words_of_make(line) for line in done.stdout.splitlines() if line]
+def torch_is_here() -> bool:
+    return importlib.util.find_spec("torch") is not None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Building one's own model, and computing with it once: `words` are those of trainer.models.
+    `here` and `there` return what is worth saying, and raise UserError in words of make."""
+
+    name: str
+    words: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: TrainerOptions, ranks_share: bool) -> Trial | None:
+        """None for a model that is known to work. `ranks_share`: the run has several ranks."""
+        name = settings.model
+        if ":" not in name or name == DEFAULT_MODEL:
+            return None
+        asked = {
+            "image_size": settings.image_size,
+            "find_unused_parameters": settings.find_unused_parameters or not ranks_share,
+        }
+        return cls(name, ("-m", "trainer.models", name, json.dumps(asked)))
+
+    def here(self) -> list[str]:
+        """By this process's own environment, before any machine is asked."""
+        argv = [sys.executable, *self.words]
+        try:
+            done = subprocess.run(
+                argv, cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=TRY_SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return self._late("here")
+        return self._result(done.returncode, done.stdout, done.stderr)
+
+    def there(self, node: Node, below: str) -> list[str]:
+        """On a machine, from a folder of its own `below` that of the runs."""
+        host, place = node.host, f"{below}/trial-{secrets.token_hex(4)}"
+        sent = code.current(folder(self.name))
+        code.send(sent, {host.name: node}, {host.name: place})
+        run = 'cd "$1" && shift && "$@" 2>&1; status=$?; rm -rf "$PWD"; exit $status'
+        own = [f"TANDEM_MODEL_FOLDER={code.OWN}"] if is_path(self.name) else []
+        argv = ["sh", "-c", run, "sh", place, "env", *own, host.env_python, *self.words]
+        output, _, status = talk(node.start(argv), b"", TRY_SECONDS)
+        if status is None:
+            return self._late(f"on {host.name}")
+        said = output.decode(errors="replace")
+        return self._result(status, said, said)
+
+    def _late(self, where: str) -> list[str]:
+        long = f"{TRY_SECONDS:.0f} s"
+        return [f"MODEL={self.name}: it was not tried out {where}, which takes over {long}"]
+
+    def _result(self, status: int, output: str, errors: str) -> list[str]:
+        if status == UNTRIED:  # the machines may have the package that is missing here
+            return [_in_words_of_make(errors)]
+        if status:
+            raise UserError(_in_words_of_make(errors or "the trial of the model was killed"))
+        return [_in_words_of_make(line) for line in output.splitlines() if line]
 
 
 def _in_words_of_make(text: str) -> str:

@@ -86,6 +86,6 @@ ENGINE = Engine(
     node=LocalNode,
     is_local=True,
     guard_python=sys.executable,
-    repair_hint="run `make env`",
+    repair_hint="run `tools/venv.sh torch`",
     data_hint="`make data/digits` writes the digits; for your own images give DATA=<folder>",
 )

@@ -3,6 +3,7 @@
 import io
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +28,9 @@ def ready(monkeypatch, tmp_path):
 
         def look(hosts, _asked):
             return OpenMachines(
-                hosts, {}, {"node1": facts(1, gpus=gpus(1)), "node2": facts(2, **next(found))}
+                hosts,
+                make.nodes,
+                {"node1": facts(1, gpus=gpus(1)), "node2": facts(2, **next(found))},
             )
 
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
@@ -43,7 +46,7 @@ def ready(monkeypatch, tmp_path):
         slept.append(seconds)
         make.noted += [wait.why for wait in waits.everybody()]
 
-    slept, said, make.noted = [], io.StringIO(), []
+    slept, said, make.noted, make.nodes = [], io.StringIO(), [], {}
     make.slept, make.said = slept, said.getvalue
     return make
 
@@ -64,6 +67,28 @@ def test_busy_machines_are_not_waited_for_beyond_the_end(ready):
     with pytest.raises(UserError, match=r"\(UNTIL\) and the run has not begun.*ann") as caught:
         ready({"gpus": BUSY}, {"gpus": BUSY}, queue=True, until=int(begun) - 1)
     assert ready.slept == [] and "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("torch", [True, False])
+def test_where_torch_is_not_here_a_model_is_tried_out_on_the_first_machine(
+    ready, monkeypatch, torch
+):
+    class Trial:
+        def here(self):
+            raise UserError("MODEL=net.py:body: tried out here")
+
+        def there(self, node, below):
+            raise UserError(f"MODEL=net.py:body: tried out in {below} by {node}")
+
+    monkeypatch.setattr(checks.models, "torch_is_here", lambda: torch)
+    monkeypatch.setattr(checks.models.Trial, "of", lambda *_, **__: Trial())
+    monkeypatch.setattr(checks.queue, "problems", lambda _nodes: [])
+    ready.nodes["node1"] = SimpleNamespace(close=lambda: closed.append(1))
+    closed = []
+    where = "here" if torch else "in /home/tandem/tandem by namespace"
+    with pytest.raises(UserError, match=f"tried out {where}"):
+        ready({"gpus": gpus(1)})
+    assert len(closed) == (not torch)
 
 
 def test_who_waits_for_an_hour_is_told_of_once(ready, monkeypatch, tmp_path):

@@ -190,13 +190,32 @@ def body():
 """
 
 
+@pytest.fixture(params=["here", "on a machine"])
+def tried(request, tmp_path):
+    """tried(source, ...) -> what the trial of net.py's `body` returns."""
+
+    def tried(source, name=None, **asked):
+        (tmp_path / "mine").mkdir(exist_ok=True)
+        (tmp_path / "mine/net.py").write_text(source)
+        name = name or f"{tmp_path}/mine/net.py:body"
+        trial = models.Trial.of(TrainerOptions(model=name), **asked)
+        if request.param == "here":
+            return trial.here()
+        local = host(1, connection="local", env_python=sys.executable)
+        try:
+            return trial.there(local.engine.node(local), str(tmp_path / "node"))
+        finally:
+            assert [*(tmp_path / "node").iterdir()] == []  # nothing is left there
+
+    return tried
+
+
 @pytest.mark.long
-def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tmp_path):
-    (tmp_path / "net.py").write_text(UNUSED)
-    name = f"{tmp_path}/net.py:body"
-    asked = TrainerOptions(model=name)
+def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tried, tmp_path):
     with pytest.raises(UserError) as told:
-        models.try_out(asked, ranks_share=True)
+        tried(UNUSED, ranks_share=True)
+    name = f"{tmp_path}/mine/net.py:body"
     assert str(told.value).startswith(f"MODEL={name}: ") and "idle.weight" in str(told.value)
     assert str(told.value).endswith("or give ARGS=--find_unused_parameters")
-    assert models.try_out(asked, ranks_share=False) == []
+    assert tried(UNUSED, ranks_share=False) == []
+    assert tried("", "examples.own_backbone:small_resnet18", ranks_share=True) == []

@@ -15,15 +15,33 @@ def checkout_without_python(tmp_path):
     """A copy of the tools, and a PATH that has everything they need except a Python."""
     shutil.copytree(ROOT / "tools", tmp_path / "tools")
     shutil.copytree(ROOT / "requirements", tmp_path / "requirements")
+    shutil.copytree(ROOT / "group_vars", tmp_path / "group_vars")
     (tmp_path / "bin").mkdir()
     for name in ("sh", "dirname", "sha256sum", "cut", "cat"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
     return tmp_path
 
 
-def run_venv(checkout, environment="control"):
-    argv, env = [checkout / "tools/venv.sh", environment], {"PATH": str(checkout / "bin")}
+def run_venv(checkout, environment="control", **env):
+    argv, env = [checkout / "tools/venv.sh", environment], {"PATH": str(checkout / "bin"), **env}
     return subprocess.run(argv, env=env, capture_output=True, text=True)
+
+
+def stand_in(checkout, pip):
+    """A stand-in for Python, whose venv has this pip."""
+    for name in ("date", "du", "rm", "mkdir", "touch", "sed", "grep", "sleep"):
+        (checkout / "bin" / name).symlink_to(shutil.which(name))
+    python = checkout / "bin" / "python3"
+    python.write_text(
+        "#!/bin/sh\n"
+        '[ "$2" = venv ] || exit 0\n'
+        "mkdir -p $3/bin\n"
+        f"cat > $3/bin/pip <<'END'\n#!/bin/sh\n{pip}END\n"
+        f"cp {python} $3/bin/python\n"
+        f"{shutil.which('chmod')} +x $3/bin/pip\n"
+    )
+    (checkout / "bin/cp").symlink_to(shutil.which("cp"))
+    python.chmod(0o755)
 
 
 def test_without_a_python_that_is_new_enough_it_says_how_to_get_one(checkout_without_python):
@@ -42,29 +60,20 @@ def test_without_a_python_that_is_new_enough_it_says_how_to_get_one(checkout_wit
 def test_installing_says_how_far_it_is_and_leaves_nothing(checkout_without_python):
     """A stand-in for Python and pip: pip ends when two lines on the way were printed."""
     checkout = checkout_without_python
-    for name in ("date", "du", "rm", "mkdir", "touch", "mkfifo"):
-        (checkout / "bin" / name).symlink_to(shutil.which(name))
-    sleep, python = checkout / "bin" / "sleep", checkout / "bin" / "python3"
+    stand_in(
+        checkout,
+        "echo data > $TMPDIR/torch.whl\n"
+        f"until [ -e {checkout}/enough ]; do {shutil.which('sleep')} 0.1; done\n",
+    )
     # The third sleep begins when the second line is printed.
+    sleep = checkout / "bin" / "sleep"
+    sleep.unlink()
     sleep.write_text(
         f"#!/bin/sh\necho >> {checkout}/slept\n"
         f"[ $(cat {checkout}/slept | grep -c '') -ge 3 ] && touch {checkout}/enough\n"
         f"exec {shutil.which('sleep')} 0.1\n"
     )
-    pip = (
-        "#!/bin/sh\necho data > $TMPDIR/torch.whl\n"
-        f"until [ -e {checkout}/enough ]; do {shutil.which('sleep')} 0.1; done\n"
-    )
-    python.write_text(
-        "#!/bin/sh\n"
-        '[ "$2" = venv ] || exit 0\n'
-        "mkdir -p $3/bin\n"
-        f"cat > $3/bin/pip <<'END'\n{pip}END\n"
-        f"{shutil.which('chmod')} +x $3/bin/pip\n"
-    )
-    (checkout / "bin" / "grep").symlink_to(shutil.which("grep"))
-    for made in (sleep, python):
-        made.chmod(0o755)
+    sleep.chmod(0o755)
     done = run_venv(checkout)
     assert done.returncode == 0, done.stderr
     first, *others = done.stdout.splitlines()
@@ -72,6 +81,45 @@ def test_installing_says_how_far_it_is_and_leaves_nothing(checkout_without_pytho
     assert len(others) >= 2
     assert all(len(line) <= 80 and "MB downloaded" in line for line in others)
     assert not (checkout / ".venv" / ".installing").exists()
+
+
+@pytest.fixture
+def installed(checkout_without_python):
+    """installed(layer, ...) -> what it said, and the lists that pip has had so far, from where."""
+    checkout = checkout_without_python
+    stand_in(checkout, f'for word; do :; done; echo "$word" "$PIP_INDEX_URL" >>{checkout}/had\n')
+
+    def installed(layer, **env):
+        done = run_venv(checkout, layer, **env)
+        assert done.returncode == 0, done.stderr
+        had = (checkout / "had").read_text().splitlines()
+        return done.stdout, [line.removeprefix("requirements/").split(" ") for line in had]
+
+    installed.checkout = checkout
+    return installed
+
+
+def test_torch_is_a_layer_of_its_own_which_comes_once_and_says_its_size_before(installed):
+    said, had = installed("control")
+    assert had == [["control.txt", ""]] and "about 360 MB" in said
+    said, had = installed("torch")
+    assert had[1:] == [["torch.txt", ""]] and "about 5600 MB, two minutes" in said
+    assert installed("torch") == ("", had)
+
+
+def test_what_tests_need_holds_all_layers(installed):
+    _, had = installed("dev")
+    assert had == [["dev.txt", ""]]
+    assert all(installed(layer) == ("", had) for layer in ("control", "torch", "imagenet", "dev"))
+
+
+@pytest.mark.parametrize("own", ["", "https://pypi.example.org/simple"])
+def test_a_mirror_counts_from_the_first_command_on(installed, own):
+    settings = installed.checkout / "group_vars/all.yml"
+    settings.write_text(settings.read_text().replace("\nmirror: world", "\nmirror: china"))
+    said, had = installed("control", PIP_INDEX_URL=own)
+    assert had == [["control.txt", own or "https://pypi.tuna.tsinghua.edu.cn/simple"]]
+    assert f"from {had[0][1]}\n" in said
 
 
 def test_a_job_in_the_background_of_a_script_can_be_interrupted():
