@@ -19,6 +19,8 @@ MACHINES = "TANDEM_MACHINES"
 
 
 class Verb(NamedTuple):
+    """`example`: what works as typed in a checkout, some on the machines of its inventory."""
+
     help: str
     options: Tuple[Option, ...] = ()
     example: str = ""
@@ -73,16 +75,25 @@ SCRIPT = (
     *(RUN_OPTIONS[name] for name in ("output", "resume_args", "resume_from")),
 )
 
-# In the order of `make help`; None starts a new paragraph.
+# In the order of `make help`, by what one wants; None begins a group.
 VERBS: Dict[str, Optional[Verb]] = {
-    "help": Verb("print this list; `make help VERB` says what VERB takes"),
-    "env": Verb("install what this machine needs (torch: when it first trains here)"),
+    "First": None,
+    "help": Verb(
+        "print this list; `make help VERB` says what VERB takes",
+        (),
+        "make help train",
+    ),
+    "env": Verb(
+        "install what this machine needs (torch: once it trains here)",
+        (),
+        "make env",
+    ),
     "demo": Verb(
         "train the digits on four local nodes: no root, no other machine",
         (*WHAT[1:], *START, ARGS),
         "make demo EPOCHS=3",
     ),
-    "The machines": None,
+    "Machines": None,
     "bootstrap": Verb(
         "let this control machine into new machines",
         (
@@ -92,15 +103,17 @@ VERBS: Dict[str, Optional[Verb]] = {
             _row("KEEP_SUDO", "1: write no sudo rule", "switch"),
             CORE,
         ),
-        "make bootstrap LIMIT=pc3 LOGIN=anna",
+        "make bootstrap LIMIT=node3 LOGIN=anna",
     ),
     "check": Verb(
         "report how machines are and what is wrong; changes nothing",
         (INVENTORY, JSON, ASK_SUDO, CORE),
+        "make check INVENTORY=examples/demo.ini",
     ),
     "dry-provision": Verb(
         "print what `make provision` would install where",
         (INVENTORY, _row("FACTS", "a file of facts instead of machines (examples/machines/)")),
+        "make dry-provision FACTS=examples/machines/2080ti-ubuntu2204.json",
     ),
     "provision": Verb(
         "make the machines of inventory.ini a cluster",
@@ -115,27 +128,23 @@ VERBS: Dict[str, Optional[Verb]] = {
             ASK_SUDO,
             CORE,
         ),
+        "make provision LIMIT=node3 TAGS=network",
     ),
     "verify": Verb(
-        "check that machines are still as provisioned; changes nothing", (INVENTORY, ASK_SUDO, CORE)
+        "check that machines are still as provisioned; changes nothing",
+        (INVENTORY, ASK_SUDO, CORE),
+        "make verify",
     ),
     "upgrade": Verb(
         "upgrade kernel, driver and stack, machine by machine",
         (INVENTORY, LIMIT, STOP_DISPLAY, ASK_SUDO, CORE),
+        "make upgrade LIMIT=node3",
     ),
-    "poweroff": Verb(
-        "switch off the machines if no run uses them; asks once",
-        (
-            INVENTORY,
-            LIMIT,
-            _row("YES", "1: do not ask", "switch", flag="-e poweroff_sure"),
-            ASK_SUDO,
-            CORE,
-        ),
-        "make poweroff LIMIT=pc2,pc3",
+    "accept": Verb(
+        "measure the network between machines, their disks and cards",
+        (INVENTORY,),
+        "make accept",
     ),
-    "wake": Verb("switch them on again over the network (wake_on_lan: true)", (INVENTORY, LIMIT)),
-    "accept": Verb("measure the network between machines, their disks and cards", (INVENTORY,)),
     "bundle": Verb(
         "gather what machines without internet need",
         (
@@ -148,6 +157,7 @@ VERBS: Dict[str, Optional[Verb]] = {
             ),
             *PACKAGES,
         ),
+        "make bundle FORCE=1",
     ),
     "usb": Verb(
         "put an ssh server on a USB stick, for machines that have none",
@@ -158,6 +168,7 @@ VERBS: Dict[str, Optional[Verb]] = {
         ),
         'make usb TO=/media/anna/STICK RELEASES="bookworm jammy"',
     ),
+    "Train": None,
     "imagenet": Verb(
         "make class folders from the archives of ILSVRC2012",
         (
@@ -166,7 +177,6 @@ VERBS: Dict[str, Optional[Verb]] = {
         ),
         "make imagenet SRC=/media/anna/ILSVRC2012",
     ),
-    "Training": None,
     "plan": Verb(
         "predict the next run; measures first if nothing is known",
         (
@@ -184,32 +194,59 @@ VERBS: Dict[str, Optional[Verb]] = {
             _row("ALL", "1: each strategy and number of machines", "switch"),
             ARGS,
         ),
-        "make plan MODEL=resnet50 BATCH=64",
+        "make plan GPU=2080ti LINK=1gbit MODEL=resnet50 BATCH=64",
+    ),
+    "dry-run": Verb(
+        "print exactly what `make train` would run on each machine",
+        (*WHAT, *SCRIPT, *START, ARGS),
+        "make dry-run INVENTORY=examples/demo.ini NODES=2",
     ),
     "train": Verb(
         "start a run",
         (*WHAT, RESUME, *SCRIPT, *START, *HOURS, ARGS),
-        "make train NODES=4 MODEL=resnet50 DATA=imagenet EPOCHS=90 BATCH=64",
+        "make train INVENTORY=examples/demo.ini NODES=2 EPOCHS=3",
     ),
-    "dry-run": Verb(
-        "print exactly what `make train` would run on each machine", (*WHAT, *SCRIPT, *START, ARGS)
+    "stop": Verb(
+        "end a run; its workers save a checkpoint first",
+        (RUN,),
+        "make stop RUN=latest",
     ),
-    "slurm": Verb("write the same run as a batch script for a Slurm cluster", (*WHAT, ARGS)),
-    "status": Verb("say how far a run is, what holds it up, how its machines are", (RUN, JSON)),
-    "top": Verb(
-        "the same on a live screen; between runs, how the machines are",
-        (INVENTORY, _row("RUN", "a run (default: the one under way, if any)")),
-    ),
-    "attach": Verb("show a run that is under way", (RUN,)),
-    "stop": Verb("end a run; its workers save a checkpoint first", (RUN,)),
-    "runs": Verb("list all runs, newest first"),
     "queue": Verb(
         "list who has the machines, and who waits for them (QUEUE=1)",
         (INVENTORY, _row("REMOVE", "take a run out of it: its number, or the run")),
+        "make queue INVENTORY=examples/demo.ini",
     ),
+    "slurm": Verb(
+        "write the same run as a batch script for a Slurm cluster",
+        (*WHAT, ARGS),
+        "make slurm INVENTORY=examples/demo.ini NODES=2",
+    ),
+    "Watch": None,
+    "top": Verb(
+        "the same on a live screen; between runs, how the machines are",
+        (INVENTORY, _row("RUN", "a run (default: the one under way, if any)")),
+        "make top INVENTORY=examples/demo.ini",
+    ),
+    "status": Verb(
+        "say how far a run is, what holds it up, how its machines are",
+        (RUN, JSON),
+        "make status JSON=1",
+    ),
+    "attach": Verb(
+        "show a run that is under way",
+        (RUN,),
+        "make attach RUN=latest",
+    ),
+    "runs": Verb(
+        "list all runs, newest first",
+        (),
+        "make runs",
+    ),
+    "Compare": None,
     "report": Verb(
         "make the report of a run from its files",
         (RUN, _row("JSON", "1: print summary.json instead", "switch")),
+        "make report JSON=1",
     ),
     "compare": Verb(
         "set runs side by side: what differs, and what came of it",
@@ -219,7 +256,6 @@ VERBS: Dict[str, Optional[Verb]] = {
         ),
         'make compare RUNS="latest latest~1"',
     ),
-    "tensorboard": Verb("write a run's figures for TensorBoard, and show them", (RUN,)),
     "sweep": Verb(
         "try each combination of settings in short runs, and compare",
         (
@@ -230,9 +266,31 @@ VERBS: Dict[str, Optional[Verb]] = {
             _row("FORCE", "1: though it takes more than a day", "switch"),
             ARGS,
         ),
-        """make sweep SWEEP="SYNC=allreduce,ef:1.6 ARGS='--sync_bn|'" BATCH=64""",
+        'make sweep INVENTORY=examples/demo.ini SWEEP="BATCH=32,64" EPOCHS=2',
     ),
-    "For changing the code": None,
+    "tensorboard": Verb(
+        "write a run's figures for TensorBoard, and show them",
+        (RUN,),
+        "make tensorboard RUN=latest",
+    ),
+    "Office": None,
+    "wake": Verb(
+        "switch them on again over the network (wake_on_lan: true)",
+        (INVENTORY, LIMIT),
+        "make wake LIMIT=node2,node3",
+    ),
+    "poweroff": Verb(
+        "switch off the machines if no run uses them; asks once",
+        (
+            INVENTORY,
+            LIMIT,
+            _row("YES", "1: do not ask", "switch", flag="-e poweroff_sure"),
+            ASK_SUDO,
+            CORE,
+        ),
+        "make poweroff LIMIT=node2,node3",
+    ),
+    "Develop": None,
     "test": Verb(
         "run linters, unit tests and some training: minutes, no root",
         (ONLY,),
@@ -253,16 +311,36 @@ VERBS: Dict[str, Optional[Verb]] = {
         (_row("DEVICE", "cpu: only cases that need no GPU", choices=DEVICES),),
         "make test-gpu DEVICE=cpu",
     ),
-    "snapshots": Verb("write the sentences that users meet anew: tests/messages/"),
-    "mutants": Verb("change rules of the product: do the tests notice? (root, hours)"),
-    "lint": Verb("run every linter"),
-    "bench": Verb("measure figures, by the methods of bench/README.md (root)"),
+    "snapshots": Verb(
+        "write the sentences that users meet anew: tests/messages/",
+        (),
+        "make snapshots",
+    ),
+    "mutants": Verb(
+        "change rules of the product: do the tests notice? (root, hours)",
+        (),
+        "make mutants",
+    ),
+    "lint": Verb(
+        "run every linter",
+        (),
+        "make lint",
+    ),
+    "bench": Verb(
+        "measure figures, by the methods of bench/README.md (root)",
+        (),
+        "make bench",
+    ),
     "bench-gpu": Verb(
         "measure our steps beside others': docs/performance.md (a GPU)",
         (_row("DEVICE", "cpu: a tiny version, to try it", choices=DEVICES),),
         "make bench-gpu DEVICE=cpu",
     ),
-    "lock": Verb("make requirements/*.txt anew from *.in (needs uv)"),
+    "lock": Verb(
+        "make requirements/*.txt anew from *.in (needs uv)",
+        (),
+        "make lock",
+    ),
 }
 # Said in the list of machines, of one machine.
 IN_INVENTORY = {
@@ -343,7 +421,7 @@ def keeping(text: str) -> str:
 def help_text(verb: Optional[str] = None, width: int = 80) -> str:
     """What `make help` and `make help VERB` print."""
     if verb is None:
-        lines = ["make VERB NAME=value ...", ""]
+        lines = ["make VERB NAME=value ..."]
         for name, one in VERBS.items():
             lines += ["", f"{name}:"] if one is None else [f"  {name:<14} {one.help}"]
         return "\n".join(

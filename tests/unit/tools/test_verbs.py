@@ -534,3 +534,18 @@ def test_a_sentence_is_wrapped_and_its_command_is_not(width):
     assert any(command in line for line in lines)
     assert any("ARGS='--lr 0.1 --seed 3'" in line for line in lines)
     assert " ".join(line.strip() for line in lines) == said
+
+
+@pytest.mark.parametrize("verb", verbs.names())
+def test_the_example_of_a_verb_can_be_typed_on_the_shipped_files(verb):
+    make, named, *words = shlex.split(verbs.VERBS[verb].example)
+    assert (make, named) == ("make", verb)
+    if verb == "help":
+        assert words == ["train"]
+        return
+    given = dict(word.split("=", 1) for word in words)
+    assert tool.check([verb], list(given), given) == []
+    for name in {"INVENTORY", "FACTS", "SCRIPT"} & set(given):
+        assert (ROOT / given[name]).is_file()
+    listed = re.findall(r"^(\w+) ", (ROOT / "inventory.ini").read_text(), re.MULTILINE)
+    assert set(given.get("LIMIT", "node1").split(",")) <= set(listed)
