@@ -94,6 +94,15 @@ VERBS: Dict[str, Optional[Verb]] = {
         "make demo EPOCHS=3",
     ),
     "Machines": None,
+    "find": Verb(
+        "look for machines in this LAN: lines for inventory.ini",
+        (
+            INVENTORY,
+            _row("NET", "the addresses to ask on port 22: 192.168.1.0/24, at most a /22"),
+            _row("WRITE", "1: add the lines to the list, keeping what is there", "switch"),
+        ),
+        "make find NET=192.168.56.0/24",
+    ),
     "bootstrap": Verb(
         "let this control machine into new machines",
         (

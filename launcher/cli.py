@@ -18,7 +18,10 @@ from launcher import terminal
 USAGE_ERROR = 2
 PROGRAM = "python -m launcher"
 # The verbs of make that this program carries out, and two that only the Makefile types.
-VERBS = ("plan", "train", "dry-run", "slurm", "status", "top", "attach", "stop", "runs", "queue")
+VERBS = (
+    *("find", "plan", "train", "dry-run", "slurm", "status", "top", "attach", "stop", "runs"),
+    "queue",
+)
 ROWS: dict[str, verbs.Verb] = {
     **{name: row for name in VERBS if (row := verbs.VERBS[name])},
     "inventory": verbs.Verb(
@@ -89,6 +92,10 @@ def _carry_out(verb: str, given: dict[str, Any], argv: list[str]) -> int:
         return inventory.refuse(Path(file), given.get("limit"))
     if verb == "gather":
         return _gather(given)
+    if verb == "find":
+        from launcher import find
+
+        return find.find(given.get("net"), file, given.get("write", False))
     if verb == "status":
         from launcher import status
 

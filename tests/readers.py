@@ -151,6 +151,7 @@ KINDS = {
     "a stick, which is trusted (docs/security.md)": "ansible/bundling/manifest.py",
     "archives, by their sums": """
         ansible/bundling/fetch.py ansible/library/toolkit_archive.py tools/imagenet.py""",
+    "greetings of 255 bytes at most, by a pattern: test_find.py": "launcher/find.py",
     "names of sockets: test_guard_machine_lock.py": "launcher/node/machine_lock.py",
 }
 OWN = {file: why for why, files in KINDS.items() for file in files.split()}

@@ -1,0 +1,147 @@
+"""`make find`: what is asked, what is proposed, and what becomes of the list of machines."""
+
+import contextlib
+import socket
+import threading
+import time
+from ipaddress import IPv4Interface
+
+import paramiko
+import pytest
+
+from contract.errors import UserError
+from launcher import cli, find
+from launcher.machines import inventory
+from launcher.machines.engines import ssh
+
+NET = "127.18.0.0/28"
+INVENTORY = """# ours
+[cluster]
+node1 ansible_host=127.18.0.1   # the first
+# node9 is being mended
+
+[cluster:vars]
+ansible_user=anna
+"""
+
+
+class Server:
+    """An ssh server, or what says something else."""
+
+    def __init__(self, address, port, key=None, says=b""):
+        self.key, self.says, self.listener = key, says, socket.create_server((address, port))
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self):
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            while True:
+                line, _ = self.listener.accept()
+                if self.key is None:
+                    line.sendall(self.says)
+                    continue
+                transport = paramiko.Transport(line)
+                transport.add_server_key(self.key)
+                transport.start_server(event=threading.Event(), server=paramiko.ServerInterface())
+
+
+@pytest.fixture
+def lan(tmp_path, monkeypatch):
+    """lan(*words) -> exit code of `find` among servers; `lan.list` is the list of machines."""
+    keys = [paramiko.ECDSAKey.generate() for _ in range(3)]
+    with socket.create_server(("127.18.0.14", 0)) as free:
+        port = free.getsockname()[1]
+    servers = [Server(f"127.18.0.{n}", port, key) for n, key in enumerate(keys, 1)]
+    servers.append(Server("127.18.0.5", port, says=b"220 mail.example.org ESMTP\r\n"))
+    servers.append(Server("127.18.0.6", port, says=b"SSH-2.0-" + b"x" * 9999))
+    servers.append(Server("127.18.0.7", port, says=b"SSH-2.0-\x1b[2Jevil\r\n"))
+    servers.append(Server("127.18.0.8", port))  # it never greets
+    known = "".join(
+        f"{names} {key.get_name()} {key.get_base64()}\n"
+        for names, key in zip(("127.18.0.1,node1", "192.0.2.9,gauss"), keys)
+    )
+    (tmp_path / "known_hosts").write_text(known)
+    (tmp_path / "pcs.ini").write_text(INVENTORY)
+    monkeypatch.setattr(ssh, "KNOWN_HOSTS", (tmp_path / "known_hosts",))
+    monkeypatch.setattr(find, "PORT", port)
+    monkeypatch.setattr(find, "SECONDS", 0.5)
+    monkeypatch.setattr(find, "KEY_SECONDS", 20.0)
+    monkeypatch.setattr(find, "mdns", lambda _address: "")
+    monkeypatch.setattr(find, "own_interfaces", lambda: [IPv4Interface("127.18.0.4/24")])
+    ssh.known_hosts.cache_clear()
+
+    def run(*words):
+        return cli.main(["find", f"INVENTORY={tmp_path / 'pcs.ini'}", *words])
+
+    run.list = tmp_path / "pcs.ini"
+    yield run
+    ssh.known_hosts.cache_clear()
+    for server in servers:
+        server.listener.close()
+
+
+def test_ours_are_proposed_strangers_shown_and_the_list_stays(lan, capsys):
+    assert lan(f"NET={NET}") == 0
+    said = capsys.readouterr().out
+    lines = [line.partition("  #")[0] for line in said.splitlines() if "ansible_host=" in line]
+    assert lines == [
+        "gauss ansible_host=127.18.0.2",  # by its key, though its address is another one now
+        "#pc3 ansible_host=127.18.0.3",
+        "#pc7 ansible_host=127.18.0.7",
+    ]
+    assert "node1 of" in said and "\x1b" not in said
+    assert lan.list.read_text() == INVENTORY
+
+
+def test_written_lines_come_below_what_is_there_once(lan, capsys):
+    for _ in range(2):
+        assert lan(f"NET={NET}", "WRITE=1") == 0
+        capsys.readouterr()
+        before, _, rest = lan.list.read_text().partition("# node9 is being mended\n")
+        assert before == INVENTORY.partition("# node9")[0]
+        assert rest.startswith("gauss ansible_host=127.18.0.2  # ours")
+        assert rest.endswith("\n\n[cluster:vars]\nansible_user=anna\n")
+        assert [host.name for host in inventory.load(lan.list)] == ["node1", "gauss"]
+    assert [lan.list.read_text().count(name) for name in ("gauss", "#pc3", "#pc7")] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("net", "why"),
+    [
+        ("", "NET is missing: name the addresses to ask (this machine is in 127.18.0.0/24)"),
+        ("pc3", "write it like NET=192.168.1.0/24"),
+        ("127.16.0.0/12", "has 1,048,576 addresses: ask 1,024 at most, a /22"),
+        ("192.168.7.0/24", "only this machine's own network is asked"),
+        ("8.8.8.0/24", "only this machine's own network is asked"),
+    ],
+)
+def test_what_is_not_this_lan_is_refused_before_any_address_is_asked(lan, monkeypatch, net, why):
+    monkeypatch.setattr(find, "ask", None)
+    monkeypatch.setattr(cli.terminal, "show", lambda text, _stream: told.append(text))
+    told = []
+    assert lan(f"NET={net}") == 2
+    assert why in told[0]
+
+
+def test_addresses_that_are_silent_are_asked_at_once(monkeypatch):
+    """64 of them: whatever each takes, all together take little more."""
+    asked, now, most = [], set(), []
+
+    def connect(address, _seconds):
+        asked.append(address)
+        now.add(address)
+        most.append(len(now))
+        time.sleep(0.05)
+        now.remove(address)
+        raise TimeoutError
+
+    monkeypatch.setattr(find.socket, "create_connection", connect)
+    monkeypatch.setattr(find, "own_interfaces", lambda: [IPv4Interface("10.7.0.1/16")])
+    monkeypatch.setattr(find.inventory, "load", lambda _path: [])
+    assert find.find("10.7.4.0/22", "inventory.ini", False) == 0
+    assert len(asked) == len({*asked}) == 1022 and {port for _, port in asked} == {22}
+    assert 32 < max(most) <= 64
+
+
+def test_a_list_without_the_group_is_left_alone(tmp_path):
+    with pytest.raises(UserError, match=r"no line \[cluster\]"):
+        find.with_lines("all:\n  hosts:\n", ["pc1"], tmp_path / "pcs.yml")
