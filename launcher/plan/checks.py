@@ -176,6 +176,7 @@ def _look(
 ) -> OpenMachines | tuple[str, str]:
     """The same now, or what is waited for, and how long that still takes."""
     options = asked.options
+    queues = options.queue and not everybody  # what starts nothing waits for nobody
     name = run_id(asked.subject, len(owners.hosts), time.time())
     with waiting(terminal, f"asking {counted(len(owners.hosts), 'machine')} what is there"):
         machines = owners.strict(asked) if everybody else owners.present(asked)
@@ -187,20 +188,21 @@ def _look(
             problems = preflight.check(machines, asked)
         if not (options.queue or everybody):
             problems += queue.problems(machines.nodes)
-        busy = [problem for problem in problems if problem.busy and options.queue]
+        busy = [problem for problem in problems if problem.busy and (queues or everybody)]
         # What waiting cannot fix is reported before the waiting begins.
         passed = preflight.refuse_or_warn([p for p in problems if p not in busy], options.force)
-        before = place.take(machines.nodes, asked.run or name) if options.queue else {}
+        before = place.take(machines.nodes, asked.run or name) if queues else {}
     except UserError:
         machines.close()
         raise
-    if busy or before:
+    if (busy and queues) or before:
         machines.close()
         runs = [one["run"] for facts in machines.facts.values() for one in facts.runs]
         left = next(filter(None, map(queue.left, runs)), "")
         return busy[0].text if busy else queue.ahead(before), left
     out = {} if everybody else owners.absent()
-    for text in [*(f"{name} takes no part: {why}" for name, why in out.items()), *passed]:
+    apart = [f"{name} takes no part: {why}" for name, why in out.items()]
+    for text in [*apart, *(problem.text for problem in busy), *passed]:
         terminal.say(text)
     return machines
 

@@ -258,23 +258,28 @@ def packed(code: Code) -> bytes:
 @dataclass(frozen=True)
 class Loaded:
     """`packages`: their names, without the standard library; `texts`: the sources that were
-    read."""
+    read; `broken`: what is no Python in those that were not, a clause each."""
 
     packages: set[str]
     texts: list[str]
+    broken: list[str]
 
 
 def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
     """What `file` imports as it is loaded, and the modules below `roots` in their turn."""
     left, seen = [file], set[Path]()
-    packages, texts = set[str](), list[str]()
+    packages, texts, broken = set[str](), list[str](), list[str]()
     while left:
         file = left.pop()
         if file in seen or not file.is_file():
             continue
         seen.add(file)
-        with contextlib.suppress(SyntaxError, OSError, ValueError):
-            text, body = parsed(file)
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                text, body = parsed(file)
+            except SyntaxError as error:
+                broken.append(f"{file.name}, line {error.lineno}: {error.msg}")
+                continue
             texts.append(text)
             for module in _imported(body):
                 beside = [root / module.replace(".", "/") for root in roots]
@@ -283,11 +288,16 @@ def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
                 top = module.partition(".")[0]
                 if not any(_holds(root, top) for root in roots):
                     packages.add(top)
-    return Loaded(packages - sys.stdlib_module_names, texts)
+    return Loaded(packages - sys.stdlib_module_names, texts, broken)
 
 
 def _holds(root: Path, top: str) -> bool:
     return (root / top).is_dir() or (root / f"{top}.py").is_file()
+
+
+def first_line(file: Path) -> str:
+    with file.open("rb") as start:
+        return start.readline(200).decode(errors="replace").strip()
 
 
 def parsed(file: Path) -> tuple[str, list[ast.stmt]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -221,6 +223,8 @@ def _imports(machines: OpenMachines, script: Script) -> list[Problem]:
     except UserError as error:
         return [Problem(text) for text in error.problems]
     own, found = layer.modules() if layer else set(), []
+    if script.broken and any(map(_reads_no_more, machines.facts.values())):
+        return [Problem(f"SCRIPT={script.words[-1]}: {script.broken[0]}: correct it.")]
     for host in machines.hosts:
         there = machines.facts[host.name].packages
         missing = [name for name in script.imports if not there.get(name) and name not in own]
@@ -232,6 +236,12 @@ def _imports(machines: OpenMachines, script: Script) -> list[Problem]:
             )
             found.append((host, Problem(text)))
     return together(found)
+
+
+def _reads_no_more(facts: Facts) -> bool:
+    """Whether its Python is not newer than ours, by which the script was read."""
+    minor = re.match(r"(\d{1,4})\.(\d{1,4})", str(facts.versions["python"]))
+    return minor is None or (int(minor[1]), int(minor[2])) <= sys.version_info[:2]
 
 
 def _of_trainer(

@@ -23,6 +23,8 @@ LAST = "{last}"  # in RESUME_ARGS: the newest checkpoint in OUTPUT
 TRAINERS = (*VARIABLES, "balance")
 COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements")
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+NAMED = re.compile(r"\{\w+\}")  # meant for a value, as {latest}
+SHELLS = (".sh", ".bash", ".zsh")
 # A parser's declaration of the option by which torch.distributed.launch gave the local rank.
 LOCAL_RANK = re.compile(r"""add_argument\([^)]*?["'](--local[-_]rank)["']""")
 
@@ -32,7 +34,7 @@ class Script:
     """What SCRIPT= and its companions ask for. `words` are what launch starts, a file below
     `folder` or -m and a module; `local_rank` is the option by which the script wants its local
     rank, as it spells it; `imports` are the packages that it loads in any case, by the names that
-    they are imported by."""
+    they are imported by, `broken` says which of its files our Python cannot read."""
 
     words: tuple[str, ...]
     folder: Path
@@ -42,6 +44,7 @@ class Script:
     resume_from: str | None
     local_rank: str | None
     imports: tuple[str, ...]
+    broken: tuple[str, ...] = ()
     requirements: Path | None = None
     layer: Layer | None = None  # of its packages, once the machines are known
     # One process for each GPU, or for each machine without one.
@@ -58,7 +61,9 @@ class Script:
         """What follows launch's own arguments. `last` is the checkpoint that an attempt goes on
         from, None in one that begins anew."""
         resume = [word.replace(LAST, last) for word in self.resume] if last is not None else []
-        return [*self.words, *self.arguments, *resume]
+        *module, name = self.words
+        # Without --, launch takes --d for a beginning of options of its own.
+        return [*module, "--", name, *self.arguments, *resume]
 
     def environment(self) -> dict[str, str]:
         """By this option a process is told its local rank (launcher/node/supervisor.py)."""
@@ -110,7 +115,8 @@ def by_path(script: str, folder: str | None) -> tuple[str, str]:
 
 def _words(script: str) -> list[str]:
     try:
-        words = shlex.split(script)
+        # Of a name with spaces, quotes would have to come through two shells.
+        words = [script] if path_of("SCRIPT", script).is_file() else shlex.split(script)
     except ValueError:
         words = []
     if len(words) == 2 and words[0] == "-m" and MODULE.fullmatch(words[1]):
@@ -144,7 +150,17 @@ def read(options: Config) -> Script:
             f"SCRIPT={options.script}: {inside} is not sent, since git ignores it, a part of its "
             "name begins with a dot, or it is a link."
         )
+    if shell := _shell(file):
+        raise UserError(
+            f"SCRIPT={options.script}: it is a program of {shell}, and torch's launcher starts "
+            "Python: give the file that it starts, as SCRIPT=train.py, and its options as ARGS=."
+        )
     outputs, resume = _outputs(options.output), _split("RESUME_ARGS", options.resume_args)
+    if other := next((w[0] for word in resume for w in NAMED.finditer(word) if w[0] != LAST), None):
+        raise UserError(
+            f"RESUME_ARGS={options.resume_args}: {other} would reach the script as it stands: "
+            f"{LAST} is the newest checkpoint in OUTPUT."
+        )
     if any(LAST in word for word in resume) and not outputs:
         raise UserError(
             f"RESUME_ARGS={options.resume_args}: {LAST} is the newest checkpoint in OUTPUT: give "
@@ -166,7 +182,15 @@ def read(options: Config) -> Script:
         resume_from=options.resume_from,
         local_rank=next((match[1] for match in declared if match), None),
         imports=tuple(sorted(found.packages - {"tandem"})),
+        broken=tuple(found.broken),
     )
+
+
+def _shell(file: Path) -> str | None:
+    """The program that another one than Python is for, by its name or its first line."""
+    first = code.first_line(file)
+    named = first[2:].strip() if first.startswith("#!") and "python" not in first else ""
+    return named or ("a shell" if file.suffix in SHELLS else None)
 
 
 def _file(root: Path, typed: list[str]) -> Path:

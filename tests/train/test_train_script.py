@@ -38,7 +38,7 @@ def test_a_script_trains_its_steps_are_timed_and_what_it_wrote_comes_here(script
     ):
         assert source.count(old) == 1
         source = source.replace(old, new)
-    words = ("--lr", "0.2", "--epochs", "2")
+    words = ("--l", "0.2", "--epochs", "2")  # as short as its own parser allows
     said, code, run = train(script(source), "--output=checkpoints", arguments=words)
     assert code == 0, said
     assert "[node1 0] epoch 1: loss" in said

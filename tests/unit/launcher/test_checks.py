@@ -23,7 +23,7 @@ BUSY = gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])
 def ready(monkeypatch, tmp_path):
     """ready(changes of node2's facts at the first look, at the second, ...) -> call of prepare."""
 
-    def make(*looks, until=None, **options):
+    def make(*looks, until=None, everybody=False, **options):
         found = iter(looks)
 
         def look(hosts, _asked):
@@ -40,7 +40,7 @@ def ready(monkeypatch, tmp_path):
         monkeypatch.setattr(folders, "RUNS", tmp_path)
         monkeypatch.setattr(checks.time, "sleep", sleep)
         config = replace(config_of(options), until=until)
-        return checks.check_machines(config, Terminal(said))
+        return checks.check_machines(config, Terminal(said), everybody=everybody)
 
     def sleep(seconds):
         slept.append(seconds)
@@ -111,6 +111,14 @@ def test_without_queue_busy_machines_are_refused_unless_forced(ready):
         ready({"gpus": BUSY})
     assert ready({"gpus": BUSY}, force=True)
     assert "ann: python x" in ready.said()
+
+
+@pytest.mark.parametrize("queue", [False, True])
+def test_what_starts_nothing_needs_no_machine_for_itself(ready, queue):
+    """A dry run: that others have the machines is said, and neither refused nor waited for."""
+    assert ready({"gpus": BUSY}, queue=queue, everybody=True).hosts == [host(1), host(2)]
+    assert "ann: python x" in ready.said()
+    assert ready.slept == []
 
 
 @pytest.mark.parametrize("limit", ["AVX2", None])

@@ -21,7 +21,7 @@ from launcher.plan import checks, code, plan, preflight, script
 from launcher.plan.preflight import OpenMachines
 from launcher.terminal import Terminal
 from launcher.watch import failures
-from tests.unit.launcher.launcher_values import CODE, facts, gpus, host
+from tests.unit.launcher.launcher_values import CODE, VERSIONS, facts, gpus, host
 
 SOURCE = """
 import argparse, os
@@ -100,6 +100,9 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
         (["--script", "train.py", "--output", "/etc"], "is not below the folder"),
         (["--script", "train.py", "--resume-args", "--r {last}"], "give OUTPUT="),
         (["--script", "train.py", "--resume-args", "'"], "a quote is not closed"),
+        (["--script", "train.py", "--resume-args", "-r {latest}"], "{latest} would reach the scr"),
+        (["--script", "run.sh"], "it is a program of /bin/sh"),
+        (["--script", "other.sh"], "it is a program of a shell"),
         (["--script", "train.py", "--resume-from", "self"], "give RESUME_ARGS="),
         (["--script", "train.py", "--resume-from", "node1"], "choose self, or leave it out"),
         (["--script", "train.py", "--max-restarts", "2"], "RESUME_ARGS='--resume {last}'"),
@@ -114,6 +117,8 @@ def test_what_cannot_be_meant_is_refused_before_any_machine_is_asked(
         raise AssertionError("a machine was asked")
 
     (project / ".hidden.py").write_text("")
+    (project / "run.sh").write_text("#!/bin/sh\ntrue\n")
+    (project / "other.sh").write_text("true\n")
     monkeypatch.chdir(project)
     monkeypatch.setattr(inventory, "load", lambda _path: [host(1)])
     monkeypatch.setattr(preflight, "inspect", ask)
@@ -133,7 +138,7 @@ def test_the_processes_are_started_as_torchrun_starts_them(project):
         *(node.argv[0], "-m", "launcher.node.script"),
         *(f"{node.cwd}/own", work),
     )
-    assert node.argv[-4:] == ("--use_env", "train.py", "--lr", "0.1 2")
+    assert node.argv[-5:] == ("--use_env", "--", "train.py", "--lr", "0.1 2")
     assert "--nproc_per_node=2" in node.argv
     assert "--master_addr=192.0.2.1" in node.argv
     assert node.env["PYTHONPATH"] == f"{work}:{node.cwd}/library"
@@ -147,7 +152,7 @@ def test_the_processes_are_started_as_torchrun_starts_them(project):
 
 def test_a_module_starts_as_a_module(project):
     found = read(project, "-m package.train")
-    assert planned(found).nodes[0].argv[-3:] == ("--use_env", "-m", "package.train")
+    assert planned(found).nodes[0].argv[-4:] == ("--use_env", "-m", "--", "package.train")
     assert found.imports == ("scipy", "torch")
     assert found.name == "train"
 
@@ -175,6 +180,28 @@ def test_what_it_imports_is_asked_of_every_machine_and_named(project):
     (problem,) = preflight._imports(machines, found)
     assert problem.text.startswith("node2 (192.0.2.2): SCRIPT=train.py imports pandas, missing")
     assert problem.fatal
+
+
+def test_what_no_machine_can_read_is_named_before_the_run(project):
+    """A module of its own, too. A machine whose Python is newer may know what ours does not."""
+    (project / "helpers.py").write_text("import yaml\ndef f(:\n")
+    found, hosts = read(project), [host(1), host(2)]
+    for ours, wrong in (("9.9.1", 0), ("3.9.2", 1)):
+        there = [facts(1, versions={**VERSIONS, "python": "9.9.1"})]
+        there += [facts(2, versions={**VERSIONS, "python": ours})]
+        machines = OpenMachines(hosts, {}, {one.host: one for one in there})
+        texts = [one.text for one in preflight._imports(machines, found)]
+        said = [text for text in texts if text.startswith("SCRIPT=train.py: helpers.py, line 2: ")]
+        assert len(said) == wrong
+
+
+def test_a_path_may_have_spaces(project):
+    folder = project.parent / "my project"
+    project.rename(folder)
+    file = folder / "my train.py"
+    file.write_text("import torch\n")
+    assert script.by_path(str(file), None) == (str(file), str(folder))
+    assert read(folder, "my train.py").words == ("my train.py",)
 
 
 def test_a_later_attempt_goes_on_by_the_scripts_own_way(project):
