@@ -232,6 +232,8 @@ RULES: Dict[str, Rule] = {
     )
 }
 EXACT = "allreduce"
+# The first key of what tandem.sync.attach keeps for a rank: no script goes on from that alone.
+ATTACHED = "tandem.sync.attach"
 # What was there once, and earned its place in no cell of bench/accuracy/README.md; what to take.
 GONE = dict.fromkeys(("localsgd", "overlap", "diloco"), "ef:1.6")
 

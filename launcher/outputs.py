@@ -1,5 +1,5 @@
-"""What a script of the user's wrote into its OUTPUT= folders: brought here at the end, and the
-newest checkpoint given to every machine of the next attempt.
+"""What a script of the user's wrote into its OUTPUT= folders, brought here at the end; and the
+trainer's newest checkpoint, handed on to a machine that had no part.
 
 Here the names come from the machines, too. So they are checked as what they send is (collect.py):
 a name leads nowhere but below the machine's own part of the run's folder, and files have a number
@@ -32,7 +32,6 @@ from launcher.collect import (
 from launcher.collect import newest as newest_step
 from launcher.folders import disk_free
 from launcher.machines.engine import Node, place_of, talk
-from launcher.pickles import more_than_tensors
 from launcher.plan.script import WORK
 
 MOST_FILES = 2000  # of a machine
@@ -43,8 +42,6 @@ LIST = (
 )
 WRITTEN = re.compile(r"(\d{1,12})\.?\d* (\d{1,15}) ([^\t]+)\t([^\t]+)")
 PUT = 'mkdir -p "$(dirname "$1")" && cat > "$1.part" && mv "$1.part" "$1"'
-SAFE = ".safetensors"  # holds tensors alone
-CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", SAFE)
 
 
 @dataclass(frozen=True)
@@ -153,80 +150,6 @@ def _bring(node: Node, source: str, folder: Path, name: str, limit: int) -> int:
             )
         move_in(scratch / "file", folder / name)
     return size
-
-
-def held_by(
-    nodes: dict[str, Node], there: dict[str, str], folders: tuple[str, ...]
-) -> dict[str, list[Written]]:
-    """Each machine's checkpoints, the newest first, in the order of `there`: clocks of machines are
-    not compared. Of two that have one name but for their ends, the one that runs no code when it is
-    loaded comes first."""
-    found = {}
-    for host, folder in there.items():
-        try:
-            files = listing(nodes[host], folder, folders)
-        except NotHere:
-            files = []
-        kept = [file for file in files if file.name.endswith(CHECKPOINTS)]
-        times: dict[str, int] = {}
-        for file in kept:
-            times.setdefault(_stem(file), file.unix)
-        kept.sort(key=lambda file: (-times[_stem(file)], not file.name.endswith(SAFE)))
-        found[host] = kept
-    return found
-
-
-def _stem(file: Written) -> str:
-    return str(PurePosixPath(file.name).with_suffix(""))
-
-
-def own(held: dict[str, list[Written]]) -> str | None:
-    """The newest checkpoint that every machine has of its own; None where none has any. Raises
-    UserError."""
-    first, *others = ([file.name for file in files] for files in held.values())
-    found = next((name for name in first if all(name in names for names in others)), None)
-    if found is None and any(held.values()):
-        lack = [host for host, files in held.items() if not files]
-        why = f"{', '.join(lack)} has none" if lack else "no name is on all machines"
-        raise UserError(
-            f"RESUME_FROM=self: each machine goes on from a checkpoint of its own, and {why}: "
-            "leave it out, so that one file goes to all of them, or let the script save on every "
-            "machine."
-        )
-    return found
-
-
-def spread(
-    held: dict[str, list[Written]],
-    nodes: dict[str, Node],
-    there: dict[str, str],
-    folder: Path,
-    room: int,
-    say: Callable[[str], None],
-) -> str | None:
-    """Give the first machine's newest checkpoint, or the next one's where it does not arrive here,
-    to all machines. Returns its name, None where none arrived. Raises UserError, Unwritable."""
-    for source, file in ((host, files[0]) for host, files in held.items() if files):
-        with staging(folder) as scratch:
-            fresh = scratch / PurePosixPath(file.name).name
-            name = f"{there[source]}/{WORK}/{source}/{file.name}"
-            try:
-                size = receive(nodes[source], name, fresh, room)
-            except NotHere:
-                continue
-            if not size or size > room:
-                continue
-            others = [host for host in there if host != source]
-            if others and (more := more_than_tensors(fresh)):
-                say(
-                    f"{file.name} of {source} holds more than tensors ({more}): whoever loads it "
-                    "runs what was put there, and it goes to all machines (docs/security.md): save "
-                    "it as .safetensors, or so that torch.load(weights_only=True) takes it"
-                )
-            for host in others:
-                put(nodes[host], fresh, size, f"{there[host]}/{WORK}/{host}/{file.name}")
-            return file.name
-    return None
 
 
 def hand_on(

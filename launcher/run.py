@@ -14,7 +14,7 @@ from contract.errors import BAD_INPUT, UserError
 from contract.options import Config
 from contract.text import clean, counted
 from contract.validate import NATURAL, Each, Maybe
-from launcher import collect, folders, hours, outputs
+from launcher import checkpoints, collect, folders, hours, outputs
 from launcher.background import MIB, Sizes
 from launcher.folders import relative
 from launcher.machines.engine import Busy, MachineError
@@ -229,6 +229,7 @@ class Run:
         self.attempts = Attempts(folder)
         # Of a run that is resumed.
         self.before, self.earlier = self.attempts.status, len(self.attempts.list)
+        self.last: str | None = None  # the checkpoint that a script goes on from
         self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
         self.sizes = Sizes.of(checked.options.keep)
         settings = checked.settings
@@ -379,20 +380,23 @@ class Run:
         if not any(LAST in word for word in self.script.resume):
             return ""
         before = self.attempts.list[-1]["nodes"] if self.attempts.list else []
-        found = self._folders(self.machines)
-        there = {name: found[name] for name in sorted(found, key=lambda one: one not in before)}
+        own = self._folders(self.machines)
+        there = {name: own[name] for name in sorted(own, key=lambda one: one not in before)}
         nodes, say = self.machines.nodes, self.terminal.say
         with waiting(self.terminal, "looking for the newest checkpoint"):
-            held = outputs.held_by(nodes, there, self.script.outputs)
-        if self.script.resume_from:
-            name = outputs.own(held)
-        else:
-            room = max(0, folders.disk_free() - collect.DISK_LEFT)
-            with waiting(self.terminal, "giving the newest checkpoint to all machines"):
-                try:
-                    name = outputs.spread(held, nodes, there, self.folder, room, say)
-                except collect.Unwritable as error:
-                    raise UserError(not_copied(self.folder, error)) from None
+            held = checkpoints.held_by(nodes, there, self.script.outputs)
+        unfit = self.attempts.unfit(self.folder)
+        found = checkpoints.Candidates(held, nodes, there, self.folder, say, unfit)
+        room = max(0, folders.disk_free() - collect.DISK_LEFT)
+        try:
+            if self.script.resume_from:
+                name = found.own()
+            else:
+                with waiting(self.terminal, "giving the newest checkpoint to all machines"):
+                    name = found.spread(room)
+        except collect.Unwritable as error:
+            raise UserError(not_copied(self.folder, error)) from None
+        self.last = name
         names = ", ".join(self.script.outputs)
         nothing = f"no checkpoint was found in {names}: the script begins anew"
         self.terminal.say(f"the script goes on from {name}" if name else nothing)
@@ -412,7 +416,7 @@ class Run:
             f"run {plan.run}, attempt {plan.attempt}: {counted(len(plan.nodes), 'node')}, "
             f"{counted(plan.world_size, 'process')}"
         )
-        self.attempts.begin(plan, reason, time.time())
+        self.attempts.begin(plan, reason, time.time(), self.last)
         logs = RunLogs(self.folder, self.terminal, plan.world_size, self.sizes.log * MIB)
         asked = dataclasses.replace(self.checked.asked, run=plan.run)
         self.owners.began(self.machines, asked)

@@ -70,7 +70,8 @@ READERS = {
     },
     "outputs": {
         "launcher/collect.py": ("receive", "_content", "checkpoints", "newest", "cut_to_lines"),
-        "launcher/outputs.py": ("listing", "_listed", "_read", "held_by", "_stem", "own"),
+        "launcher/outputs.py": ("listing", "_listed", "_read"),
+        "launcher/checkpoints.py": ("held_by", "_checkpoints", "_[pbnlws][a-z]*", "flaw", "_piece"),
         "launcher/pickles.py": ("*",),
     },
     "owners": {

@@ -36,6 +36,7 @@ FILES = {
         "code_sha256": str, "master_port": int,
         "started_unix": NUMBER, "wall_seconds": MAYBE, "reason": str, "status": str,
         "resumed_samples": MAYBE, "first_cause": (dict, NULL), "to_resume": TEXT,
+        "went_on_from": TEXT,
     },
     "attempts.json first_cause": {
         "host": TEXT, "rank": (int, NULL), "exit_code": (int, NULL), "signal": (str, int, NULL),

@@ -42,8 +42,10 @@ ATTEMPT = {
     **{"attempt": NATURAL, "nodes": [str], "ranks": Each([NATURAL]), "status": str, "reason": str},
     **{"master_port": One(range(1 << 16)), "wall_seconds": (None, float)},
     "balance": Maybe(Each(NATURAL)),
+    "went_on_from": Maybe(str),
 }
 RECORDED: dict[str, object] = {"status": str, "attempts": [ATTEMPT]}
+STEP = {"kind": One(("step",))}
 CHECKPOINT = {"kind": One(("checkpoint",)), "file": str}
 LARGEST_DIVISOR = 64
 # Machines are given this long to come back when fewer than MIN_NODES answer.
@@ -74,7 +76,8 @@ class Attempts:
         """Ports of earlier attempts: a machine that thaws must not find the run at its old port."""
         return frozenset(attempt["master_port"] for attempt in self.list)
 
-    def begin(self, plan: Plan, reason: str, unix: float) -> None:
+    def begin(self, plan: Plan, reason: str, unix: float, last: str | None = None) -> None:
+        """`last`: the checkpoint that a script goes on from."""
         self.list.append(
             {
                 "attempt": plan.attempt,
@@ -91,6 +94,7 @@ class Attempts:
                 "resumed_samples": 0,
                 "first_cause": None,
                 "to_resume": None,
+                "went_on_from": last,
             }
         )
         with contextlib.suppress(OSError):  # there is little room: reported when it matters
@@ -137,6 +141,19 @@ class Attempts:
         """Whether any rank whose records are here wrote a checkpoint."""
         paths = folder.glob("nodes/*/rank*.steps.jsonl")
         return any(line["file"] for path in paths for line in lines_of(path, CHECKPOINT))
+
+    def unfit(self, folder: Path) -> frozenset[str]:
+        """Checkpoints of a script from which its last attempts went on: a rank of each failed by
+        itself, and before any step that was timed."""
+        found = set()
+        for attempt in reversed(self.list):
+            name, cause = attempt.get("went_on_from"), attempt.get("first_cause") or {}
+            paths = folder.glob(f"nodes/*/rank*.{attempt['attempt']}.steps.jsonl")
+            stepped = any(True for path in paths for _ in lines_of(path, STEP))
+            if not name or cause.get("rank") is None or not cause.get("exit_code") or stepped:
+                break
+            found.add(name)
+        return frozenset(found)
 
     def close(self, status: str) -> None:
         self._write(status)

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from contract import prices
 from contract.errors import UserError
+from contract.strategies import ATTACHED as WHOSE
 from contract.strategies import EXACT, parse
 
 from ..compat import ddp_has_run, timeout_of
@@ -29,8 +30,6 @@ from .base import Topology
 from .kinds import carried_out, make
 
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
-WHOSE = "tandem.sync.attach"
-
 
 # What is attached to which model, for `tandem.timings`.
 ATTACHED: "weakref.WeakKeyDictionary[Any, weakref.ref[Attached]]" = weakref.WeakKeyDictionary()
@@ -115,6 +114,7 @@ class Attached:
         """What this rank keeps, tensors and plain containers: to be saved in a file of its own. It
         fits a run whose ranks are spread in the same way."""
         return {
+            WHOSE: 1,  # first of all, by which the launcher knows such a file
             "spec": self.spec,
             "nodes": list(self.sync.topology.nodes),
             "steps": self.steps,

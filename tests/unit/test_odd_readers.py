@@ -19,7 +19,7 @@ from contract.command_line import GONE, parse, verb_words
 from contract.errors import UserError
 from contract.text import clean
 from contract.validate import One, Row
-from launcher import collect, control, folders, outputs, owners, status, top
+from launcher import checkpoints, collect, control, folders, outputs, owners, status, top
 from launcher.machines import engine
 from launcher.machines.owned import SIGNS, Owner
 from launcher.machines.probes import machine
@@ -72,9 +72,11 @@ def test_of_any_listing_files_below_its_folders_are_taken(said, wrong):
         patch.setattr(outputs, "talk", lambda *_: next(answers, (b"", "", 1)))
         if wrong == "an error of ours":
             patch.setattr(outputs, "_read", raising(ZeroDivisionError("planted")))
-        held = outputs.held_by(nodes, dict.fromkeys(nodes, "/there"), ("out",))
+        patch.setattr(checkpoints, "flaw", lambda *_: None)
+        there, folder = dict.fromkeys(nodes, "/there"), Path(tempfile.gettempdir())
+        held = checkpoints.held_by(nodes, there, ("out",))
         try:
-            own = outputs.own(held)
+            own = checkpoints.Candidates(held, nodes, there, folder, print).own()
         except UserError:
             own = None
     for files in held.values():

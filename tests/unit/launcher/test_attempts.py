@@ -12,7 +12,7 @@ from launcher.watch import attempts
 from launcher.watch.attempts import Limits, exit_code
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
-from tests.unit.launcher.launcher_values import host
+from tests.unit.launcher.launcher_values import build, facts, host
 
 
 def ended(status="failed", **cause):
@@ -69,3 +69,26 @@ def test_a_run_whose_first_files_cannot_be_written_does_not_begin(monkeypatch):
     ):
         with pytest.raises(UserError, match=r"/proc/self/.* cannot be written \(.+\): make room"):
             begin(*where)
+
+
+@pytest.mark.parametrize(
+    ("last", "unfit"),
+    [
+        ({"exit_code": 1}, {"2.pt", "3.pt"}),
+        ({"exit_code": 1, "stepped": True}, set()),
+        ({"signal": "SIGKILL"}, set()),
+        ({"source": "gone", "rank": None}, set()),
+    ],
+)
+def test_a_checkpoint_from_which_a_script_makes_no_step_is_not_taken_again(tmp_path, last, unfit):
+    """Whoever is killed, or has made a step, has read it."""
+    kept, names = attempts.Attempts(tmp_path), (None, "4.pt", "2.pt", "3.pt")
+    for number, name in enumerate(names, 1):
+        kept.begin(build([host(1)], [facts(1)], attempt=number), "again", 0.0, name)
+        cause = dict(last) if number == len(names) else {"exit_code": 1}
+        steps = tmp_path / f"nodes/node1/rank0.{number}.steps.jsonl"
+        steps.parent.mkdir(parents=True, exist_ok=True)
+        stepped = cause.pop("stepped", False) or number < 3
+        steps.write_text('{"kind": "start"}\n' + stepped * '{"kind": "step"}\n')
+        kept.end(ended(**cause))
+    assert attempts.Attempts(tmp_path).unfit(tmp_path) == unfit

@@ -1,15 +1,17 @@
 """What a script wrote into its OUTPUT= folders, as a machine lists and sends it."""
 
+import io
 import os
 import pickle
 import shutil
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from contract.errors import UserError
-from launcher import outputs
+from launcher import checkpoints, outputs
 from launcher.machines.engines.local import LocalNode
 from tests.unit.launcher.launcher_values import host
 
@@ -40,7 +42,7 @@ def run(tmp_path):
 def wrote(there, name, path, text="x", at=0):
     file = Path(there[name], "work", name, path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
     os.utime(file, (at, at))
 
 
@@ -49,13 +51,23 @@ def here(run):
 
 
 def names(nodes, there):
-    held = outputs.held_by(nodes, there, ("out",))
+    held = checkpoints.held_by(nodes, there, ("out",))
     return {host: [file.name for file in files] for host, files in held.items()}
 
 
-def spread(nodes, there, run, room, say=lambda said: None):
-    held = outputs.held_by(nodes, there, ("out",))
-    return outputs.spread(held, nodes, there, run, room, say)
+def candidates(nodes, there, run, say=lambda said: None, unfit=()):
+    held = checkpoints.held_by(nodes, there, ("out",))
+    return checkpoints.Candidates(held, nodes, there, run, say, unfit)
+
+
+def spread(nodes, there, run, room=1 << 20, *more):
+    return candidates(nodes, there, run, *more).spread(room)
+
+
+def safe(size=4):
+    """A .safetensors with one tensor."""
+    head = b'{"w":{"dtype":"F32","shape":[%d],"data_offsets":[0,%d]}}' % (size // 4, size)
+    return len(head).to_bytes(8, "little") + head + bytes(size)
 
 
 def test_the_folders_that_were_named_come_from_every_machine(nodes, there, run):
@@ -149,7 +161,7 @@ def test_whatever_a_reader_of_one_machine_raises_the_other_s_files_come(
     outputs.bring(nodes, there, ("out",), run, 1 << 20)
     assert here(run) == ["work/node1/out/a.pt", "work/node2/out/a.pt"]
     calls.clear()
-    assert outputs.held_by(nodes, there, ("out",))["node2"]
+    assert checkpoints.held_by(nodes, there, ("out",))["node2"]
 
 
 def test_more_files_than_a_run_takes_are_counted(nodes, there, run, monkeypatch):
@@ -191,9 +203,9 @@ def test_a_machine_that_cannot_take_it_is_named(nodes, there, run):
 
 def test_a_file_that_runs_no_code_is_taken_where_there_is_one_of_the_same_step(nodes, there, run):
     for number, end in enumerate((".safetensors", ".pt", ".ckpt")):
-        wrote(there, "node1", f"out/2{end}", end, at=5 + number)
-    wrote(there, "node1", "out/1.safetensors", at=1)
-    wrote(there, "node1", "out/parts/2.safetensors", at=2)
+        wrote(there, "node1", f"out/2{end}", safe(), at=5 + number)
+    wrote(there, "node1", "out/1.safetensors", safe(), at=1)
+    wrote(there, "node1", "out/parts/2.safetensors", safe(), at=2)
     assert spread(nodes, there, run, 1000) == "out/2.safetensors"
     assert names(nodes, there)["node1"][-1] == "out/1.safetensors"
     wrote(there, "node1", "out/3.pt", "newer", at=9)
@@ -218,18 +230,112 @@ def test_a_checkpoint_that_is_code_is_said_before_it_goes_to_another_machine(
 
 def test_each_machine_may_go_on_from_a_file_of_its_own(nodes, there, run):
     """The newest that all have: of the last one a machine may have written half."""
-    assert outputs.own(outputs.held_by(nodes, there, ("out",))) is None
+    assert candidates(nodes, there, run).own() is None
     for number in (1, 2):
         wrote(there, "node1", f"out/{number}.pt", "one", at=number)
     with pytest.raises(UserError, match="node2 has none"):
-        outputs.own(outputs.held_by(nodes, there, ("out",)))
+        candidates(nodes, there, run).own()
     wrote(there, "node2", "out/3.pt", "two", at=3)
-    with pytest.raises(UserError, match="no name is on all machines"):
-        outputs.own(outputs.held_by(nodes, there, ("out",)))
+    with pytest.raises(UserError, match="no intact one is on all machines"):
+        candidates(nodes, there, run).own()
+    wrote(there, "node2", "out/2.pt", archive()[:-30], at=2)
     wrote(there, "node2", "out/1.pt", "two", at=1)
-    assert outputs.own(outputs.held_by(nodes, there, ("out",))) == "out/1.pt"
+    assert candidates(nodes, there, run).own() == "out/1.pt"
     assert Path(there["node1"], "work/node1/out/1.pt").read_text() == "one"
     assert Path(there["node2"], "work/node2/out/1.pt").read_text() == "two"
+
+
+def archive():
+    """As torch.save writes it, with one value."""
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as file:
+        file.writestr("archive/data.pkl", pickle.dumps({"step": 7}, protocol=2))
+        file.writestr("archive/data/0", bytes(4000))
+    return whole.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "whole", "half"),
+    [
+        ("out/7.pt", archive(), archive()[:-30]),
+        ("out/7.pt", b"x", b""),
+        ("out/7.safetensors", safe(), safe()[:-1]),
+        ("out/7.safetensors", safe(), safe()[:20]),
+    ],
+)
+def test_the_newest_that_is_whole_is_taken(nodes, there, run, name, whole, half):
+    """Half a file beside an older one would end each further attempt."""
+    wrote(there, "node1", "out/6.safetensors", safe(), at=6)
+    for content, taken in ((half, "out/6.safetensors"), (whole, name)):
+        wrote(there, "node1", name, content, at=7)
+        said = []
+        assert spread(nodes, there, run, 1 << 20, said.append) == taken
+        assert any(one.startswith(f"node1: {name} ") for one in said) == (content == half)
+
+
+def test_a_copy_that_is_whole_is_taken_from_another_machine(nodes, there, run):
+    for name, size in (("node1", 3), ("node2", 4)):
+        wrote(there, name, "out/7.safetensors", safe()[: len(safe()) - 4 + size], at=7)
+    wrote(there, "node1", "out/6.pt", at=6)
+    assert spread(nodes, there, run) == "out/7.safetensors"
+    assert Path(there["node1"], "work/node1/out/7.safetensors").read_bytes() == safe()
+
+
+def accelerates(there, node, name, files, at):
+    for file in files:
+        wrote(there, node, f"out/{name}/{file}", safe() if "model" in file else "x", at=at)
+
+
+STATE = ("model.safetensors", "optimizer.bin", "random_states_0.pkl")
+
+
+@pytest.mark.parametrize(("older", "newer"), [("checkpoint_1", "checkpoint_2"), ("a", "b")])
+def test_a_folder_that_is_a_checkpoint_is_taken_whole(nodes, there, run, older, newer):
+    """As Accelerate's save_state writes it: each rank its random state, on its own machine."""
+    accelerates(there, "node1", older, STATE, at=1)
+    accelerates(there, "node1", newer, STATE, at=2)
+    accelerates(there, "node2", newer, ("random_states_1.pkl",), at=2)
+    wrote(there, "node1", "out/log.txt", at=3)
+    assert spread(nodes, there, run) == f"out/{newer}"
+    other = Path(there["node2"], "work/node2/out", newer)
+    assert sorted(file.name for file in other.iterdir()) == sorted((*STATE, "random_states_1.pkl"))
+    accelerates(there, "node1", "checkpoint_3", STATE[:2], at=3)  # killed before the last file
+    assert spread(nodes, there, run) == f"out/{newer}"
+
+
+def test_folders_that_hold_checkpoints_are_none(nodes, there, run):
+    wrote(there, "node1", "out/version_0/checkpoints/epoch=1-step=9.ckpt", at=1)
+    wrote(there, "node1", "out/run_2/last.pth.tar", at=2)
+    wrote(there, "node1", "out/step_3/notes.txt", at=3)
+    kept = ["out/run_2/last.pth.tar", "out/version_0/checkpoints/epoch=1-step=9.ckpt"]
+    assert names(nodes, there)["node1"] == kept
+
+
+def test_what_a_rank_keeps_for_its_sums_is_no_checkpoint(nodes, there, run):
+    torch = pytest.importorskip("torch")
+    attach = pytest.importorskip("tandem.sync.attach")
+    kept = attach.Attached.__new__(attach.Attached)
+    topology = SimpleNamespace(nodes=[0, 1])
+    sync = SimpleNamespace(topology=topology, state_dict=lambda: {"error": torch.zeros(9)})
+    kept.spec, kept.steps, kept.sync = "ef:1.6", 3, sync
+    folder = Path(there["node1"], "work/node1/out")
+    torch.save({"model": {}, "kept": kept.state_dict()}, folder / "6.pt")
+    os.utime(folder / "6.pt", (6, 6))
+    for zipped in (True, False):
+        torch.save(kept.state_dict(), folder / "ef-rank0.pt", _use_new_zipfile_serialization=zipped)
+        said = []
+        assert spread(nodes, there, run, 1 << 20, said.append) == "out/6.pt"
+        assert said == []
+        assert not Path(there["node2"], "work/node2/out/ef-rank0.pt").exists()
+
+
+def test_from_what_a_script_could_not_go_on_it_goes_on_last(nodes, there, run):
+    for number in (1, 2, 3):
+        wrote(there, "node1", f"out/{number}.pt", at=number)
+    unfit = []
+    for taken in ("out/3.pt", "out/2.pt", "out/1.pt", "out/3.pt"):
+        assert spread(nodes, there, run, 1 << 20, lambda said: None, unfit) == taken
+        unfit.append(taken)
 
 
 def test_the_newest_that_arrives_is_handed_on(tmp_path, nodes, run, monkeypatch):

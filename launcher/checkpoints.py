@@ -1,0 +1,249 @@
+"""Which of the checkpoints that a script saved its next attempt goes on from ({last} of
+RESUME_ARGS), and how every machine comes to have it.
+
+A checkpoint is a file, or a folder as a whole, as Accelerate's save_state, the Trainer of
+transformers and torch.distributed.checkpoint write it. Names come from the machines and are checked
+as any (outputs.py); whether a file is whole is seen by its beginning and its end, before it is
+sent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from contract.errors import UserError
+from contract.strategies import ATTACHED
+from launcher.collect import NotHere, receive, staging
+from launcher.machines.engine import Node
+from launcher.outputs import Written, listing, put
+from launcher.pickles import more_than_tensors
+from launcher.plan.script import WORK
+
+SAFE = ".safetensors"  # holds tensors alone
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", SAFE)
+WITHIN = (*CHECKPOINTS, ".bin", ".distcp")  # what a folder has to have one of
+# A folder that is a checkpoint, by its own name or by that of a file in it.
+FOLDER = re.compile(
+    r".*(check-?point|ckpt|step|epoch|iter|iteration)[-_=. ]?\d+|.*\.(ckpt|pth?)", re.I | re.S
+)
+INSIDE = re.compile(r"random_states_\d+\.pkl|trainer_state\.json|\.metadata")
+HEAD, TAIL = 1 << 16, 1 << 10  # bytes of a file that are looked at
+LONGEST = 100 << 20  # the header of a .safetensors
+ZIP, ZIP_END = b"PK\3\4", b"PK\5\6"
+OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,15}\s*,\s*(\d{1,15})\s*\]')
+# A pickled dictionary whose first key is this one.
+FIRST = rb"\x80[\x02-\x05](\x95.{8})?\}(q\x00|\x94)?\((X.{4}|\x8c.)"
+OWN_STATE = re.compile(FIRST + re.escape(ATTACHED.encode()), re.S)
+MOST_TRIES = 50
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Its name below the folder that the script ran in, what it consists of, and when the last of
+    that was written, by its machine's word."""
+
+    name: str
+    files: tuple[Written, ...]
+    unix: int
+
+
+def held_by(
+    nodes: dict[str, Node], there: dict[str, str], folders: tuple[str, ...]
+) -> dict[str, list[Checkpoint]]:
+    """Each machine's checkpoints, the newest first, in the order of `there`: clocks of machines are
+    not compared. Of two that have one name but for their ends, the one that runs no code when it is
+    loaded comes first."""
+    found = {}
+    for host, folder in there.items():
+        try:
+            files = listing(nodes[host], folder, folders)
+        except NotHere:
+            files = []
+        kept = _whole(list(_checkpoints(files, folders)))
+        times: dict[str, int] = {}
+        for one in kept:
+            times[_stem(one)] = max(one.unix, times.get(_stem(one), 0))
+        kept.sort(key=lambda one: (-times[_stem(one)], not one.name.endswith(SAFE)))
+        found[host] = kept
+    return found
+
+
+def _checkpoints(files: list[Written], folders: tuple[str, ...]) -> Iterator[Checkpoint]:
+    names = {file.name for file in files}
+    inside = {str(PurePosixPath(one).parent) for one in names if INSIDE.fullmatch(_last(one))}
+    groups: dict[str, list[Written]] = {}
+    for file in files:
+        groups.setdefault(_place(file.name, folders, inside), []).append(file)
+    for name, some in groups.items():
+        ends = CHECKPOINTS if name in names else WITHIN
+        if any(file.name.endswith(ends) for file in some):
+            yield Checkpoint(name, tuple(some), max(file.unix for file in some))
+
+
+def _place(name: str, folders: tuple[str, ...], inside: set[str]) -> str:
+    """The outermost folder that is a checkpoint with this file in it, or the file itself."""
+    above = [str(one) for one in PurePosixPath(name).parents][-2::-1]  # without "."
+    own = (one for one in above if one in inside or (_below(one, folders) and _named(one)))
+    return next(own, name)
+
+
+def _below(name: str, folders: tuple[str, ...]) -> bool:
+    return any(name.startswith(f"{one}/") for one in folders)
+
+
+def _named(name: str) -> bool:
+    return FOLDER.fullmatch(_last(name)) is not None
+
+
+def _last(name: str) -> str:
+    return PurePosixPath(name).name
+
+
+def _whole(found: list[Checkpoint]) -> list[Checkpoint]:
+    """Without folders that have fewer files than the one before them: a rank that was killed has
+    not written the rest."""
+    ordered = sorted(found, key=lambda one: -one.unix)
+
+    def lacks(one: Checkpoint, older: list[Checkpoint]) -> bool:
+        parent = PurePosixPath(one.name).parent
+        alike = (p for p in older if PurePosixPath(p.name).parent == parent and is_folder(p))
+        return is_folder(one) and len(one.files) < len(next(alike, one).files)
+
+    return [one for n, one in enumerate(ordered) if not lacks(one, ordered[n + 1 :])]
+
+
+def is_folder(one: Checkpoint) -> bool:
+    return one.files[0].name != one.name
+
+
+def _stem(one: Checkpoint) -> str:
+    return one.name if is_folder(one) else str(PurePosixPath(one.name).with_suffix(""))
+
+
+class Candidates:
+    """The checkpoints that machines hold, those last from which an attempt went on that made no
+    step. `held`: of each machine, `there` their folders of the run, `folder` the run's own here."""
+
+    def __init__(
+        self,
+        held: dict[str, list[Checkpoint]],
+        nodes: dict[str, Node],
+        there: dict[str, str],
+        folder: Path,
+        say: Callable[[str], None],
+        unfit: Collection[str] = (),
+    ):
+        self._held, self._nodes, self._there = held, nodes, there
+        self._folder, self._say, self._unfit = folder, say, unfit
+
+    def own(self) -> str | None:
+        """The newest intact checkpoint that every machine has of its own; None where none has any.
+        Raises UserError, Unwritable."""
+        hosts = list(self._held)
+        for name in self._names():
+            if all(self._of(host, name) and self._intact(host, name) for host in hosts):
+                return name
+        if any(self._held.values()):
+            lack = [host for host, files in self._held.items() if not files]
+            why = f"{', '.join(lack)} has none" if lack else "no intact one is on all machines"
+            raise UserError(
+                f"RESUME_FROM=self: each machine goes on from a checkpoint of its own, and {why}: "
+                "leave it out, so that one file goes to all of them, or let the script save on "
+                "every machine."
+            )
+        return None
+
+    def spread(self, room: int) -> str | None:
+        """Give the first machine's newest intact checkpoint, or the next one where it does not
+        arrive here, to all machines. Returns its name, None where none arrived. Raises UserError,
+        Unwritable."""
+        for name in self._names():
+            for host in self._held:
+                one = self._of(host, name)
+                if one and self._intact(host, name) and self._give(host, one, room):
+                    return name
+        return None
+
+    def _names(self) -> list[str]:
+        every = dict.fromkeys(one.name for some in self._held.values() for one in some)
+        return sorted(every, key=lambda name: name in self._unfit)[:MOST_TRIES]
+
+    def _of(self, host: str, name: str) -> Checkpoint | None:
+        return next((one for one in self._held[host] if one.name == name), None)
+
+    def _source(self, host: str, name: str) -> str:
+        return f"{self._there[host]}/{WORK}/{host}/{name}"
+
+    def _intact(self, host: str, name: str) -> bool:
+        one = self._of(host, name)
+        for file in one.files if one else ():
+            with staging(self._folder) as scratch:
+                try:
+                    wrong = flaw(self._nodes[host], self._source(host, file.name), file, scratch)
+                except NotHere:
+                    return False
+            if wrong == ATTACHED and file.name != name:  # beside others, of a rank
+                continue
+            if wrong:
+                if wrong != ATTACHED:
+                    self._say(f"{host}: {file.name} is passed over: {wrong}")
+                return False
+        return one is not None
+
+    def _give(self, source: str, one: Checkpoint, room: int) -> bool:
+        """Whether it arrived, and all others have it."""
+        with staging(self._folder) as scratch:
+            fresh: dict[str, tuple[int, Path]] = {}
+            for number, file in enumerate(one.files):
+                (scratch / str(number)).mkdir()
+                path = scratch / str(number) / _last(file.name)
+                left = room - sum(size for size, _ in fresh.values())
+                try:
+                    size = receive(self._nodes[source], self._source(source, file.name), path, left)
+                except NotHere:
+                    return False
+                if size is None or size > left or not (size or is_folder(one)):
+                    return False
+                fresh[file.name] = size, path
+            others = [host for host in self._there if host != source]
+            for name, (_, path) in fresh.items():
+                if others and name.endswith(CHECKPOINTS) and (more := more_than_tensors(path)):
+                    self._say(
+                        f"{name} of {source} holds more than tensors ({more}): whoever loads it "
+                        "runs what was put there, and it goes to all machines (docs/security.md): "
+                        "save it as .safetensors, or so that torch.load(weights_only=True) takes it"
+                    )
+            for host in others:
+                for name, (size, path) in fresh.items():
+                    put(self._nodes[host], path, size, self._source(host, name))
+        return True
+
+
+def flaw(node: Node, source: str, file: Written, scratch: Path) -> str | None:
+    """Why this file of a machine is none to go on from; None for one that seems whole. ATTACHED:
+    what tandem.sync keeps for a rank. Raises NotHere, OSError."""
+    head = _piece(node, source, scratch / "head", HEAD, 0)
+    if OWN_STATE.search(head):
+        return ATTACHED
+    if not head:
+        return "it is empty" if file.name.endswith(CHECKPOINTS) else None
+    if head.startswith(ZIP):
+        tail = _piece(node, source, scratch / "tail", TAIL, max(0, file.size - TAIL))
+        return None if ZIP_END in tail else "its end is missing"
+    if file.name.endswith(SAFE):
+        size = int.from_bytes(head[:8], "little")
+        if size > min(LONGEST, file.size):
+            return "its header is damaged"
+        header = head[8:] if size <= HEAD - 8 else _piece(node, source, scratch / "more", size, 8)
+        ends = map(int, OFFSETS.findall(header[:size]))
+        return None if 8 + size + max(ends, default=0) <= file.size else "its end is missing"
+    return None
+
+
+def _piece(node: Node, source: str, target: Path, most: int, begin: int) -> bytes:
+    if receive(node, source, target, most, begin) is None:
+        raise NotHere("it is gone")
+    return target.read_bytes()[:most]
