@@ -19,6 +19,7 @@ from report.overtime import first_per_host, recorded
 from report.rerun import train_line
 from report.verdict import step_words
 from report.view import (
+    UNKNOWN,
     Bar,
     Bars,
     Charts,
@@ -37,6 +38,7 @@ from report.view import (
     View,
     table,
 )
+from report.ways import in_samples
 from report.windows import Points
 
 MOST_RANKS = 16  # rows of a chart
@@ -84,11 +86,14 @@ def view_of(analysis: Analysis) -> View:
         missing_section,
     )
     sections = [made for make in makers if (made := make(analysis)).items]
+    told = facts(analysis)
+    if analysis.run.plan.get("script"):
+        sections, told = in_samples(sections), in_samples(told)
     return View(
         brand="Tandem run",
         title=analysis.run.folder.resolve().name,
         setup=setup(analysis),
-        facts=facts(analysis),
+        facts=told,
         sections=sections,
         state=analysis.summary["status"],
         bad=analysis.summary["status"] == "failed",
@@ -409,7 +414,12 @@ RESIDENT = (
 
 def memory_section(analysis: Analysis) -> Section:
     """Peak memory and bad images, by machine."""
-    rows = table("Memory of each machine", tables.MEMORY, analysis.memory)
+    known = [
+        column  # no script says how many images it could not read
+        for column in tables.MEMORY
+        if any(column.words(use) != UNKNOWN for use in analysis.memory)
+    ]
+    rows = table("Memory of each machine", known, analysis.memory)
     aside = "of the process that took most; on a GPU what torch allocated"
     return Section("Memory", [rows] if rows.rows else [], aside)
 

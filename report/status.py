@@ -21,9 +21,11 @@ from report.measure import Step, images_per_second, slowest, step_of_ranks
 from report.network import grown, one_machine
 from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Fields, Machine, RankRecord, Reader, natural_number
+from report.read import ranks as numbers_of_ranks
 from report.verdict import step_words, wait_words
 from report.view import Column, Item, Say, Section, table
 from report.waits import ENOUGH, WORDS, most_in_excess, ruling_cause, slower_one
+from report.ways import in_samples
 
 # Seconds: what a run does now is what it did in them. A verdict needs ENOUGH of them in steps; a
 # fault that began a minute ago is all that is seen in them.
@@ -55,6 +57,7 @@ class Figures:
     received: float | None = None
     again: float | None = None  # TCP segments a second that were sent again
     dropped: float | None = None  # packets a second
+    alone: list[int] = field(default_factory=list)  # ranks of a script that have met no other
     gpus: list[list[Any]] = field(
         default_factory=list
     )  # index, percent, bytes, Celsius, watts, MHz
@@ -98,6 +101,7 @@ class Progress:
     ruling: Ruling | None  # None: too early to say
     hang: Hang | None  # None while steps come
     machines: list[Figures]
+    script: bool = False  # of the user's own, which has samples and no images
 
     @property
     def cause(self) -> str | None:
@@ -152,6 +156,7 @@ class Follower:
             ruling=ruling_of(recent, records, full, one_machine(run)) if whole else None,
             hang=hang,
             machines=machines,
+            script=bool(run.plan.get("script")),
         )
 
 
@@ -201,7 +206,8 @@ def sample_of(line: Entry) -> Entry:
     """The counters and levels of a line, those of the card among them."""
     card = line.get("card")
     counted = only(dict.fromkeys(CARD, number), card) if isinstance(card, dict) else {}
-    return {**only(SAMPLE, line), **counted, "ranks": line.get("ranks")}
+    told = {name: line.get(name) for name in ("ranks", "alone")}
+    return {**only(SAMPLE, line), **counted, **told}
 
 
 def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
@@ -238,6 +244,7 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
         sent=rate("tx_bytes"),
         received=rate("rx_bytes"),
         again=rate("tcp_retransmits"),
+        alone=numbers_of_ranks(last.get("alone")),
         dropped=None if lost == (None, None) else sum(one or 0.0 for one in lost),
         gpus=[
             [natural_number(card.get("index")), *(number(card.get(name)) for name in GPU)]
@@ -270,7 +277,9 @@ def section_of(progress: Progress, running: bool) -> Section:
     now."""
     place, figures = place_of(progress, running), figures_of(progress, running)
     said = [*(", ".join(part) for part in (place, figures) if part), verdict(progress, running)]
-    return Section("", [Say(line) for line in said] + machines_of(progress.machines, running))
+    made = Section("", [Say(line) for line in said] + machines_of(progress.machines, running))
+    found: Section = in_samples(made) if progress.script else made
+    return found
 
 
 def place_of(progress: Progress, running: bool) -> list[str]:
@@ -384,11 +393,17 @@ def megabytes(rate: float | None) -> str:
     return "-" if rate is None else f"{rate / 1e6:.1f}"
 
 
+def named_ranks(numbers: list[int]) -> str:
+    return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:5]))}"
+
+
 def troubles(one: Figures, running: bool = True) -> list[str]:
     """What is wrong with a machine, in short sentences."""
     found = []
     if running and one.age > STALE:
         found.append(f"silent for {seconds(one.age)}")
+    if running and one.alone:
+        found.append(f"{named_ranks(one.alone)} met no other: no process group was made there")
     hot = most(one.gpus, 3)
     if hot is not None and hot >= HOT_GPU:
         found.append(f"a GPU has {hot:.0f} C and may slow down: clean fans, give it air")

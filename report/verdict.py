@@ -85,7 +85,7 @@ def warm_up(step: Step) -> list[str]:
             f"Every step was warm-up: {step.asked.spec} never began, and what is said here is of "
             f"exact sums, as allreduce's are. It begins {step.ways.warmed_up}."
         ]
-    if not step.warm_steps or step.strategy is None:
+    if not step.warm_steps or step.strategy is None or not step.warm_seconds:
         return []
     share = step.warm_steps * step.warm_seconds
     share /= share + (step.steps - step.warm_steps) * step.seconds

@@ -1,9 +1,13 @@
 """How what a report says to do is done: by our trainer's variables of make, or in the lines of a
-script of one's own, which has no such variables."""
+script of one's own, which has no such variables, and whose batches are of samples."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+import re
+from typing import Any, NamedTuple
+
+from report.view import Choice, Command, Facts, Log
 
 
 class Ways(NamedTuple):
@@ -33,3 +37,25 @@ SCRIPT = Ways(
     saving="save half as often",
     memory="Fewer loader processes (its DataLoader's num_workers), a smaller batch",
 )
+
+
+def in_samples(shown: Any) -> Any:
+    """A part of a view with samples for images, but in what is typed and what was printed."""
+    if isinstance(shown, (Command, Facts, Log)):
+        return shown
+    if isinstance(shown, str):
+        return re.sub(r"\b([Ii])mage(s?)\b", _sample, shown)
+    if isinstance(shown, Choice):
+        return shown._replace(text=in_samples(shown.text))
+    if isinstance(shown, tuple) and hasattr(shown, "_fields"):
+        return type(shown)(*map(in_samples, shown))
+    if isinstance(shown, (list, tuple)):
+        return type(shown)(map(in_samples, shown))
+    if dataclasses.is_dataclass(shown) and not isinstance(shown, type):
+        names = [field.name for field in dataclasses.fields(shown)]
+        return dataclasses.replace(shown, **{n: in_samples(getattr(shown, n)) for n in names})
+    return shown
+
+
+def _sample(match: re.Match[str]) -> str:
+    return ("S" if match[1] == "I" else "s") + "ample" + match[2]

@@ -52,7 +52,7 @@ class Guard:
         self.troubles, self.signals = set(), set()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = Stage.WAITING, None
-        self.meet_by = None
+        self.meet_by, self.met = None, set()
         self.next_beat = self.next_record = self.mono_start
         self.selector = selectors.DefaultSelector()
 
@@ -98,7 +98,7 @@ class Guard:
 
     def patience(self):
         """Seconds until something is due."""
-        due = [self.next_beat, self.kill_at, self.meet_by]
+        due = [self.next_beat, self.kill_at]
         if self.output is not None:
             due.append(self.output.next_poll)
         if self.recorder is not None:
@@ -146,7 +146,9 @@ class Guard:
             if self.stage is not Stage.DONE:
                 # Launch ends after its workers: their reports have arrived and say why.
                 self.output.pass_on()
-            self.end(self.reason or ("finished" if self.launch_status == 0 else "failed"))
+            alone = self.alone() if self.launch_status == 0 else None
+            whole = "alone" if alone else "finished"
+            self.end(self.reason or (whole if self.launch_status == 0 else "failed"), alone)
 
     def note_ended(self, statuses):
         if self.launch is not None and self.launch.pid in statuses:
@@ -168,12 +170,11 @@ class Guard:
             self.beat()
             self.next_beat = now + (self.task.beat if self.task else DEFAULTS["beat"])
             self.look_at_owner()
+            self.look_for_group()
         if self.recorder is not None and now >= self.next_record:
             self.recorder.tick()
             self.tail.send(self.frames)
             self.next_record = max(self.next_record + INTERVAL, now)
-        if self.meet_by is not None and now >= self.meet_by:
-            self.look_for_group()
         if self.kill_at is not None and now >= self.kill_at:
             self.end(self.reason)
 
@@ -268,15 +269,30 @@ class Guard:
             self.frames.send("trouble", what=what, message=message)
 
     def look_for_group(self):
-        """Say which ranks have not met the others: a script may never ask for a process group."""
-        self.meet_by = None
-        running = self.workers.running()
-        alone = [one.rank for one in running if not group.is_connected(one.pid, self.task.port)]
-        if alone:
-            ranks = "rank{} {}".format("s" * (len(alone) > 1), ", ".join(map(str, alone)))
-            told = "{} met no other in {:.0f} s: a script that never calls "
-            told += "torch.distributed.init_process_group trains on each GPU by itself"
-            self.trouble("group", told.format(ranks, self.task.meet_within))
+        """Note which ranks meet the others: a script may never ask for a process group."""
+        if self.meet_by is None:
+            return
+        port = self.task.port
+        left = [one for one in self.workers.running() if one.rank not in self.met]
+        self.met.update(one.rank for one in left if group.is_connected(one.pid, port))
+        told = self.alone()
+        if told:
+            self.trouble("group", told)
+        if self.recorder is not None:
+            self.recorder.sampler.alone = self.not_met() if told else []
+
+    def not_met(self):
+        return [one.rank for one in self.workers.members if one.rank not in self.met]
+
+    def alone(self):
+        """What is said of ranks that have met no other for long; None where all have."""
+        alone = self.not_met() if self.meet_by is not None else []
+        if not alone or time.monotonic() < self.meet_by:
+            return None
+        ranks = "rank{} {}".format("s" * (len(alone) > 1), ", ".join(map(str, alone)))
+        told = "{} met no other in {:.0f} s: a script that never calls "
+        told += "torch.distributed.init_process_group trains on each GPU by itself"
+        return told.format(ranks, self.task.meet_within)
 
     def worker_ended(self, worker):
         """Report it; the first failure starts the clock for the rest of the node."""

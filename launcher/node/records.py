@@ -115,6 +115,7 @@ class Sampler:
         self.folder, self.pids = folder, pids
         self.trouble = trouble or (lambda what, why: None)
         self.gpus, self.peers, self.schedules = Gpus(), Peers(), {}
+        self.alone = []  # ranks that have met no other
         self.disks = (time.monotonic(), read_disks())
         self.parts = {
             "processors": self.processors,
@@ -172,7 +173,8 @@ class Sampler:
             schedule.look()
             ran, waited = round(schedule.ran, 3), round(schedule.waited, 3)
             ranks[str(rank)] = {"ran": ran, "waited": waited, "state": schedule.state()}
-        return {"ranks": ranks} if ranks else {}
+        alone = {"alone": self.alone} if self.alone else {}
+        return dict(alone, ranks=ranks) if ranks else {}
 
     def card(self):
         dev, snmp = text_of("/proc/net/dev"), text_of("/proc/net/snmp")

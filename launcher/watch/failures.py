@@ -52,7 +52,8 @@ class Failure:
     `source`: worker (a rank failed), launch (launch failed), gone (the machine, or the connection
     to it), guard (its guard was killed, or sends what no guard does), busy (another run has the
     machine), paused (the control machine did not run, so the lease ended), hung (a rank for which
-    the others waited until they gave up). `script`: the ranks run
+    the others waited until they gave up), alone (all ranks returned 0, and some have met no
+    other). `script`: the ranks run
     a script of the user's, whose exit codes and options are not the trainer's.
     """
 
@@ -242,7 +243,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         remedy=READ_BELOW,
     ),
     # No process says another.
-    FailureKind(_from("busy", "paused", "gone", "guard", "hung"), exit_code=1),
+    FailureKind(_from("busy", "paused", "gone", "guard", "hung", "alone"), exit_code=1),
     FailureKind(
         _from("busy"),
         rank=Rank.BUSY,
@@ -266,6 +267,13 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         script="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); with "
         "RESUME_ARGS= and MAX_RESTARTS=3 a run starts again",
         reason="{who} hung",
+    ),
+    FailureKind(
+        _from("alone"),
+        sentence="{host}: {message}",
+        remedy="call init_process_group before the model is made, and wrap it in "
+        "DistributedDataParallel; NODES=1 on a machine with one GPU needs neither",
+        restart=Restart.SAME_AGAIN,
     ),
     FailureKind(
         _from("gone"),

@@ -29,7 +29,7 @@ LEASE = 16.0
 LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
 GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard
 KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
-REASONS = ("finished", "failed", "stopped", "killed", "busy", "lease", "eof", "guard")
+REASONS = ("finished", "alone", "failed", "stopped", "killed", "busy", "lease", "eof", "guard")
 SIGNAL = (Match(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}"), None)
 PROCESSES = [{"pid": int, "command": str}]
 # Code, and a layer, are as old as their last use. None of another run's is in use for so long.

@@ -36,6 +36,7 @@ EXITS_WITHIN = 10.0
 LONGEST_TURN = 5.0
 # How long frames of one machine are taken in a turn; the rest of them waits for the next.
 SLICE = 0.1
+WHOLE = ("finished", "alone")  # why a guard ends whose workers all returned 0
 STATUS_WITHIN = 1.0  # how long a guard that has closed its stream may take to end
 
 
@@ -428,9 +429,12 @@ class Watch:
     def _outcome(self) -> Outcome:
         exits = {host: guard.exit for host, guard in self._guards.items() if guard.exit}
         gone = [host for host, guard in self._guards.items() if guard.gone]
-        finished = len(exits) == len(self._guards) and all(
-            frame["reason"] == "finished" for frame in exits.values()
-        )
+        whole = len(exits) == len(self._guards)
+        finished = whole and all(one["reason"] in WHOLE for one in exits.values())
+        for host, frame in exits.items() if finished else ():
+            if frame["reason"] == "alone":  # only now: the others were to end by themselves
+                finished = False
+                self._fail(self._failure(host, "alone", message=frame["message"]))
         status = "finished" if finished else "stopped" if self._asked else "failed"
         return Outcome(
             status=status,

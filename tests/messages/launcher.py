@@ -57,6 +57,7 @@ FAILURES = {
     "paused": machine("paused", message="the control machine did not run for 40 s"),
     "gone": machine("gone", message="no heartbeat for 15 s"),
     "hung": worker(source="hung", message="no step for 120 s: its process is stopped"),
+    "alone": machine("alone", message="rank 1 met no other in 60 s: no group", script=True),
     "guard": machine("guard", message="it was killed after 7 s"),
     "diverged": worker(exit_code=errors.DIVERGED, last_lines=("trainer: the loss is NaN",)),
     "diverged without a word": worker(exit_code=errors.DIVERGED),

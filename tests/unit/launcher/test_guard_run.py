@@ -234,3 +234,21 @@ def test_ranks_that_meet_no_other_are_named_after_a_while(guards, tmp_path):
         guard.start(tmp_path, workers(MEETS, 2), ranks=[0, 1], **options)
         told = guard.wait_for("trouble", what="group")["message"]
     assert told.startswith("rank 1 met no other in 1 s")
+
+
+@pytest.mark.parametrize(("meets", "reason"), [("0", "finished"), ("none", "alone")])
+def test_ranks_that_all_return_0_and_met_no_other_have_not_finished(
+    guards, tmp_path, meets, reason
+):
+    """One that has met the others once may leave the group and work on by itself."""
+    source = MEETS.replace('"0"', repr(meets)).replace("time.sleep(600)", "time.sleep(2.5)\n")
+    source = source.replace('print("ready"', 'time.sleep(2.5); held = None; print("ready"')
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        port = store.getsockname()[1]
+        guard = guards()
+        options = {"env": {"PORT": str(port)}, "port": port, "meet_within": 1.0}
+        guard.start(tmp_path, workers(source), record=True, **options)
+        assert guard.wait_for("exit")["reason"] == reason
+    (file,) = tmp_path.glob("nodes/*/machine.*.jsonl")
+    lines = map(json.loads, file.read_text().splitlines())
+    assert any(line.get("alone") == [0] for line in lines) == (reason == "alone")
