@@ -82,14 +82,15 @@ def analyse(folder: Path) -> Analysis:
     start: Entry = next((record.start for record in records if record.start), {})
     accounting = account(run)
     summary = summarise(run, accounting, step, start)
-    short = too_short(run, step, summary["epochs"])
     seen = Seen(
         uses_in_attempt(step, disks),
         uses_in_attempt(step, shares),
         [] if one_machine(run) else uses_in_attempt(step, networks),
         uses_in_attempt(step, machines),
     )
-    cause = "none" if short else bottleneck(step, seen)
+    cause = bottleneck(step, seen)
+    short = too_short(run, step, summary["epochs"], cause)
+    cause = "none" if short else cause
     summary["bottleneck"] = cause
     advice = NONE if short else advise(step, cause, start, seen, balance_of(run))
     summary["advice"] = [told(run, one) for one in (*advice.remedies, advice.together) if one]

@@ -155,7 +155,10 @@ def run_sentences(name: str, step: Step) -> tuple[str, ...]:
     return (sentence, SHARED) if step.shared_machine else (sentence,)
 
 
-SHARED = "There the nodes shared one machine's cores: alone, each is faster."
+SHARED = (
+    "They were processes of one PC, where more of them gain nothing. What follows is of so many "
+    "PCs like it with a link between them; with its cores to itself each is faster."
+)
 
 
 def node_batch(start: Entry, step: Step) -> int:

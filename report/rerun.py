@@ -13,6 +13,7 @@ from contract.options import DEFAULT_INVENTORY, DEFAULT_MODEL
 from contract.text import seconds
 from report.measure import Step
 from report.read import Run, natural_number
+from report.waits import ENOUGH, enough
 
 # The variables that are said below, or were of this run alone; all others are kept.
 OWN = ("NODES", "ARGS", "RESUME", "DETACH", "PORT", "AT", "UNTIL")
@@ -48,8 +49,6 @@ def own_args(run: Run) -> list[str]:
     return list(map(str, options.get("trainer") or ())) if isinstance(options, dict) else []
 
 
-# In a shorter run caches, clocks and connections still warm up, and one disturbance decides.
-ENOUGH = 30.0
 # The longer run aims at twice as much: it may well be faster.
 AIM = 60.0
 # ResNet-50's gradients and arithmetic are those of real work; the demo's network has 1/250 of them.
@@ -65,12 +64,12 @@ class TooShort:
     command: str
 
 
-def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
-    """What to say of a run that is too short; None where enough was measured. `epochs`: how many
-    were trained."""
-    measured = step.seconds * step.counted if step else ENOUGH
-    if measured >= ENOUGH:
+def too_short(run: Run, step: Step | None, epochs: int, cause: str) -> TooShort | None:
+    """What to say of a run that is too short for this cause; None where enough was measured.
+    `epochs`: how many were trained."""
+    if step is None or step.seconds * step.counted >= enough(cause, step.one_machine):
         return None
+    measured = step.seconds * step.counted
     because = f"Less than {seconds(ENOUGH)} is mostly warming up. This one says more"
     if trained_the_demo(run):
         because += " (only its times count: ResNet-50 learns little of the digits)"
@@ -91,14 +90,14 @@ def longer(run: Run, epochs: int, measured: float) -> str:
     """The same run for long enough; for the demo's network one whose cost is that of real work."""
     if run.plan.get("script"):
         return "the same script, for longer by its own options (ARGS=)"
-    words: dict[str, object] = {"EPOCHS": enough(epochs, measured)}
+    words: dict[str, object] = {"EPOCHS": epochs_enough(epochs, measured)}
     args: list[str] | None = None
     if trained_the_demo(run):
         words, args = {**LONG_ENOUGH}, []
     line = train_line(run, words, args)
-    return line or f"python -m trainer ... --epochs {enough(epochs, measured)}"
+    return line or f"python -m trainer ... --epochs {epochs_enough(epochs, measured)}"
 
 
-def enough(epochs: int, measured: float) -> int:
+def epochs_enough(epochs: int, measured: float) -> int:
     """How many epochs take long enough for a verdict."""
     return max(epochs + 1, math.ceil(max(1, epochs) * AIM / max(measured, 0.1)))

@@ -24,10 +24,10 @@ from report.read import Fields, Machine, RankRecord, Reader, natural_number
 from report.read import ranks as numbers_of_ranks
 from report.verdict import step_words, wait_words
 from report.view import Column, Item, Say, Section, table
-from report.waits import ENOUGH, WORDS, most_in_excess, ruling_cause, slower_one
+from report.waits import WORDS, enough, most_in_excess, ruling_cause, slower_one
 from report.ways import in_samples
 
-# Seconds: what a run does now is what it did in them. A verdict needs ENOUGH of them in steps; a
+# Seconds: what a run does now is what it did in them. A verdict needs enough of them in steps; a
 # fault that began a minute ago is all that is seen in them.
 RECENT = 40.0
 NOW = 5.0  # of a machine
@@ -169,12 +169,12 @@ def ruling_of(
         if not some or any(len(record.steps) < 2 for record in some):
             continue
         step = step_of_ranks(list(some))
-        if step.seconds * step.counted >= ENOUGH:
-            own = {rank.rank: rank.own for rank in step.ranks}
-            slower = slower_one(own) if len(own) > 1 else None
+        own = {rank.rank: rank.own for rank in step.ranks}
+        slower = slower_one(own) if len(own) > 1 else None
+        kind = ruling_cause(parts(step), slower is not None, queued > 0, one_pc)
+        if step.seconds * step.counted >= enough(kind, one_pc):
             last, _ = slowest(step)
             work = most_in_excess(last.seconds, [rank.seconds for rank in step.ranks])
-            kind = ruling_cause(parts(step), slower is not None, queued > 0, one_pc)
             late = work if slower is not None else None
             return Ruling(step, some is recent, kind, slower, late, queued)
     return None

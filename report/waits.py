@@ -14,6 +14,8 @@ WORK = 0.5
 SLOWER = 1.15
 # Seconds of steps. In less, caches, clocks and connections still warm up.
 ENOUGH = 30.0
+# That processes of one PC have too few processors the kernel counts, whatever warms up.
+ENOUGH_QUEUED = 10.0
 # What is said of a step that waits.
 WORDS = {
     "network": "network",
@@ -49,6 +51,11 @@ def ruling_cause(
     if crowded and (cause in ("compute", None) or (one_machine and cause in SUMS)):
         return "cpu_oversubscribed"
     return cause
+
+
+def enough(cause: str | None, one_machine: bool) -> float:
+    """Seconds of steps of which that can be said."""
+    return ENOUGH_QUEUED if cause == "cpu_oversubscribed" and one_machine else ENOUGH
 
 
 SUMS = ("network", "straggler")  # waits of ranks for each other

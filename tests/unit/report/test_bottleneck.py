@@ -9,6 +9,7 @@ from contract.strategies import Payload, parse
 from report.analysis import analyse
 from report.bottleneck import Seen, bottleneck
 from report.measure import RankWork, Step
+from report.status import Follower
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, change_lines
 
 STEP = Step(
@@ -68,6 +69,23 @@ RUNS = [
 def test_each_bottleneck_is_told_from_its_run(tmp_path, settings, cause):
     analysis = analyse(RunBuilder(tmp_path / "run", **settings).write())
     assert analysis.summary["bottleneck"] == cause
+
+
+@pytest.mark.parametrize(
+    ("seconds", "connection", "cause"),
+    [(12, "local", "cpu_oversubscribed"), (8, "local", "none"), (12, "ssh", "none")],
+)
+def test_that_processes_of_one_pc_want_more_processors_is_seen_soon(
+    tmp_path, seconds, connection, cause
+):
+    """Of the demo, which ends before anything else can be judged."""
+    step = {"forward": 0.02, "backward": 0.03, "sync_exposed": 0.07}
+    more = {"step": step, "machine": FULL, "connection": connection}
+    steps = round(seconds / sum(RunBuilder(tmp_path / "one", **more).step.values()))
+    made = RunBuilder(tmp_path / "run", steps=steps, **more).write()
+    assert analyse(made).summary["bottleneck"] == cause
+    ruling = Follower(made).look().ruling
+    assert (ruling.kind if ruling else "none") == cause
 
 
 def test_images_that_are_late_on_one_machine_are_its_own_disk_s(tmp_path):
