@@ -125,7 +125,7 @@ READERS = {
 KINDS = {
     "the checkout's own files": """
         ansible/bundling/debs.py ansible/bundling/table.py ansible/planning/offline.py
-        ansible/role_readmes.py ansible/stacks_page.py contract/prices.py launcher/plan/devices.py
+        ansible/stacks_page.py contract/prices.py launcher/plan/devices.py
         tandem/standalone.py tools/rings.py""",
     "the kernel's files": """
         contract/card.py launcher/node/group.py launcher/node/processes.py launcher/node/records.py
