@@ -247,7 +247,7 @@ WRITES = """
 
 
 @pytest.mark.parametrize("program", ["ansible-playbook", "bootstrap"])
-def test_what_is_typed_without_make_takes_no_path_for_a_machine(tmp_path, program):
+def test_without_make_a_path_is_no_machine(tmp_path, program):
     """Ansible itself would write a file beside the folder that a play names."""
     (tmp_path / "play.yml").write_text(WRITES)
     (tmp_path / "machines.ini").write_text("[cluster]\n../x ansible_connection=local\n")
