@@ -19,7 +19,7 @@ from report.read import Machine, RankRecord
 
 SHORTEST, STEPS = 15.0, 5  # seconds, median steps without one, before it is a hang
 STEADY = 10  # samples, one a second, for which a process has to be as it is
-BUSY = 0.5  # of a processor: it computes
+BUSY = 0.5  # of a processor, had or waited for: it computes
 LONG = ("evaluate", "checkpoint")  # categories that may take as long as they want
 WAITS = "sync_exposed"
 
@@ -46,7 +46,7 @@ class Hang:
 @dataclass(frozen=True)
 class Process:
     """A rank's processes, as their machine saw them in its last seconds: the state in which they
-    stayed ("" where it changed) and what they had of a processor."""
+    stayed ("" where it changed) and what they wanted of a processor."""
 
     state: str = ""
     busy: float = 0.0
@@ -111,10 +111,10 @@ def process_of(machine: Machine | None, rank: int) -> Process:
         return Process()
     (since, first), (until, last) = samples[0], samples[-1]
     states = {sample.get("state") for _, sample in samples}
-    ran = last.get("ran", 0.0) - first.get("ran", 0.0)
+    wanted = sum(last.get(name, 0.0) - first.get(name, 0.0) for name in ("ran", "waited"))
     return Process(
         state=str(states.pop() or "") if len(states) == 1 else "",
-        busy=ran / max(1e-3, until - since),
+        busy=wanted / max(1e-3, until - since),
     )
 
 
@@ -122,4 +122,7 @@ def look(line: Entry, rank: int) -> Entry:
     """What a machine's line says of a rank."""
     ranks = line.get("ranks")
     entry = ranks.get(str(rank)) if isinstance(ranks, dict) else None
-    return only({"ran": time_of, "state": text}, entry) if isinstance(entry, dict) else {}
+    return only(LOOK, entry) if isinstance(entry, dict) else {}
+
+
+LOOK = {"ran": time_of, "waited": time_of, "state": text}

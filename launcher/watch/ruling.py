@@ -20,6 +20,7 @@ from report.waits import WORDS
 LOOK_EVERY = 5.0  # seconds
 # Two looks so far apart share no step (report.status.RECENT); they have to agree.
 APART = 45.0
+LEAVING = 30.0  # seconds that ranks may take to end
 STEADY = 0.1  # of its share by which a wait may differ between them
 
 
@@ -33,6 +34,7 @@ class Ruling:
         self._since: tuple[float, str, float] | None = None  # when first seen, kind, share
         self.hang: Hang | None = None  # as it was seen last
         self._step: int | None = None  # after which it hangs
+        self._seen = 0.0  # when that was seen last
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="ruling")
 
@@ -53,7 +55,7 @@ class Ruling:
                 return
             if progress is not None:
                 self.judge(time.monotonic(), None if progress.hang else progress.ruling)
-                self.note(progress.hang, progress.step)
+                self.note(progress.hang, progress.step, time.monotonic())
 
     def judge(self, now: float, ruling: Judgement | None) -> None:
         """Say what rules if it did APART seconds ago, too."""
@@ -71,9 +73,16 @@ class Ruling:
             of = wait_words(ruling.step, kind)
             self._say(f"{WORDS[kind]}: {of}; `make report` says what to do")
 
-    def note(self, hang: Hang | None, step: int | None) -> None:
-        """Say that it hangs, again where other ranks are waited for, and that steps come again."""
-        before, self.hang = self.hang, hang
+    def note(self, hang: Hang | None, step: int | None, now: float) -> None:
+        """Say that it hangs, again where other ranks are waited for, and that steps come again.
+        Ranks that give up end their records before their processes: a hang is known a little
+        longer than it is seen, unless a step has come."""
+        before = self.hang
+        if hang is not None:
+            self._seen = now
+        elif before is not None and step == self._step and now - self._seen < LEAVING:
+            return
+        self.hang = hang
         if hang is not None and (before is None or hang.ranks != before.ranks):
             self._step = step
             self._say(hang.sentence)

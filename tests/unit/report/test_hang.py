@@ -27,12 +27,12 @@ def rank(folder, number, stall=None, step=1.0, steps=20, last=(), silent=SILENT)
     write(folder / name, [*own, *last], silent)
 
 
-def machine(folder, number, state, ran=0.01):
-    """Its lines go on; its rank had `ran` of a processor a second."""
-    samples = [
-        {"kind": "sample", "mono": 100.0 + n, "ranks": {number: {"ran": ran * n, "state": state}}}
-        for n in range(20)
-    ]
+def machine(folder, number, state, ran=0.01, waited=0.0):
+    """Its lines go on; its rank had `ran` of a processor a second, and waited so long for one."""
+    samples = []
+    for n in range(20):
+        look = {"ran": ran * n, "waited": waited * n, "state": state}
+        samples.append({"kind": "sample", "mono": 100.0 + n, "ranks": {number: look}})
     write(folder / f"nodes/node{number + 1}/machine.1.jsonl", samples, 0.0)
 
 
@@ -40,7 +40,7 @@ ODD = (None, True, -1, 1e300, math.nan, "x", [], {}, "T" * 5000, "\x1b[2J")
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)
-@pytest.mark.parametrize("field", ["category", "idle", "step", "state", "ran", "rank"])
+@pytest.mark.parametrize("field", ["category", "idle", "step", "state", "ran", "waited", "rank"])
 def test_what_a_machine_lies_of_a_stall_ends_no_view(tmp_path, field, value):
     """Its own rank is the one that is late, whatever it says of it."""
     rank(tmp_path, 0, "sync_exposed")
@@ -68,6 +68,7 @@ def hang(folder):
         ("data", "S", 0.01, "waits for its images"),
         ("forward", "D", 0.01, "waits for a disk"),
         ("other", "R", 1.0, "computes"),
+        ("other", "R", (0.2, 0.8), "computes"),  # where many want a processor
         ("other", "S", 0.01, "stands in `other`"),
         (None, "S", 0.01, "says nothing"),
     ],
@@ -76,7 +77,7 @@ def test_the_rank_that_does_not_come_is_named_and_why(tmp_path, stall, state, ra
     rank(tmp_path, 0, "sync_exposed")
     rank(tmp_path, 1, stall)
     machine(tmp_path, 0, "S")
-    machine(tmp_path, 1, state, ran)
+    machine(tmp_path, 1, state, *(ran if isinstance(ran, tuple) else (ran,)))
     seen = hang(tmp_path)
     assert (seen.ranks, seen.why) == ([("node2", 1)], why)
     assert seen.seconds == pytest.approx(SILENT + (5 if stall else 0), abs=5)
