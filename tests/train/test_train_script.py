@@ -123,10 +123,42 @@ def test_it_goes_on_from_its_newest_checkpoint_after_a_kill():
     assert began[0]["first_cause"]["signal"] == "SIGKILL"
 
 
-def is_rank(pid):
+def is_rank(pid, script=b"train.py"):
     """Whether it is the script itself."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    return b"train.py" in words and b"-u" in words and not any(b"supervisor" in w for w in words)
+    return script in words and b"-u" in words and not any(b"supervisor" in w for w in words)
+
+
+def losses(said):
+    """{step: what was printed of it, each thing once}."""
+    found = {}
+    for step, loss in re.findall(r"\[node1 0\] step (\d+): loss (\S+)", said):
+        found.setdefault(int(step), set()).add(loss)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("more", [(), ("--sync", "ef:1.6")])
+def test_a_language_model_that_was_killed_learns_what_one_that_was_not_does(more):
+    """To the bit; with a strategy that keeps something for each rank by that state, too."""
+    model = EXAMPLE.with_name("language_model.py")
+    arguments = ("--steps", "40", "--save-every", "10", *more)
+    said, code, _ = train(model, "--output=checkpoints", arguments=arguments)
+    assert code == 0, said
+    whole = losses(said)
+    assert sorted(whole) == list(range(40))
+    words = ("--output=checkpoints", "--resume-args=--resume {last}", "--max-restarts=1")
+    run = start(model, *words, arguments=arguments)
+    until_it_says(run, "] step 25: loss")
+    name = (CHECKOUT / "runs/latest").resolve().name
+    pids = left(f"node2/runs/{name}")
+    (victim,) = (pid for pid in pids if is_rank(pid, b"language_model.py"))
+    os.kill(victim, signal.SIGKILL)
+    said, code, _ = ended(run)
+    assert code == 0, said
+    assert re.search(r"the script goes on from checkpoints/step-0000[23]0\.pt", said), said
+    again = losses(said)
+    assert max(again) == 39 and again == {step: whole[step] for step in again}
 
 
 GOES_ON = """
