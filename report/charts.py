@@ -80,6 +80,10 @@ def curve(item: Curve) -> str:
                     f'<circle class="d-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
                     for x, y in places
                 ]
+    for mark in item.marks:
+        x = LEFT + min(1.0, mark.x / length / end) * (WIDTH - LEFT - RIGHT)
+        anchor, beside = ("end", x - 5) if x > WIDTH / 2 else ("start", x + 5)
+        marks += [rule("mark", x, x, base - height, base), text(beside, 30, anchor, mark.words)]
     if values[-1] > ceiling:
         marks.append(
             text(WIDTH - RIGHT, 36, "end", f"the highest of all: {three_digits(values[-1])}")

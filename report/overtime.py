@@ -5,17 +5,46 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping
+from dataclasses import replace
 
+from contract.text import seconds
 from report.analysis import Analysis, Use, uses_in_attempt
 from report.devices import GpuUse
-from report.view import Curve, Line
+from report.files import Entry
+from report.hang import SHORTEST
+from report.measure import longest_attempt
+from report.view import Curve, Line, Mark
 from report.windows import Points
 
 
 def recorded(analysis: Analysis) -> list[Curve]:
     """The charts of which there is something: a line needs two points."""
     every = [*step_charts(analysis), *machine_charts(analysis), *gpu_charts(analysis)]
-    return [curve for curve in every if curve.lines]
+    marks = marks_of(analysis)
+    return [replace(curve, marks=marks) for curve in every if curve.lines]
+
+
+def marks_of(analysis: Analysis) -> tuple[Mark, ...]:
+    """A restart, stalls and a failure, by seconds of the loop that is drawn."""
+    records = longest_attempt(analysis.run.ranks)
+    if not records:
+        return ()
+    attempt = records[0].attempt
+    found = [Mark(0.0, "restart")] if attempt > 1 else []
+    longest: dict[int, tuple[float, float]] = {}  # of all ranks, which stand at about one time
+    for clock, idle in (one for record in records for one in record.stalls):
+        _, before = longest.get(round(clock / NEAR), (0.0, 0.0))
+        if idle >= max(SHORTEST, before):
+            longest[round(clock / NEAR)] = clock, idle
+    found += [Mark(clock, f"no step for {seconds(idle)}") for clock, idle in longest.values()]
+    entry: Entry = next((e for e in analysis.run.attempts if e["attempt"] == attempt), {})
+    if entry.get("status") == "failed":
+        found.append(Mark(max(record.clock for record in records), "failure"))
+    return tuple(sorted(found)[:MOST_MARKS])
+
+
+NEAR = 10.0  # seconds
+MOST_MARKS = 8
 
 
 def curve(
@@ -115,8 +144,8 @@ def as_csv(analysis: Analysis) -> str:
     write(("what", "of", "seconds", "value", "unit"))
     for curve in recorded(analysis):
         for name, _, points in curve.lines:
-            for seconds, value in points:
-                write((curve.title, name, f"{seconds:.3f}", f"{value:.6g}", curve.unit))
+            for at, value in points:
+                write((curve.title, name, f"{at:.3f}", f"{value:.6g}", curve.unit))
     for epoch in analysis.curve:
         scores = (("top-1", epoch.top1), ("loss, training", epoch.train_loss))
         for what, score in (*scores, ("loss, validation", epoch.loss)):

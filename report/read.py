@@ -237,6 +237,7 @@ class RankRecord:
     # Lines that are no steps: the loop's clock at their end, seconds by category.
     beside: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     stall: Entry = field(default_factory=dict)  # where it stands, if that is its last line
+    stalls: list[tuple[float, float]] = field(default_factory=list)  # since when, and how long
     unix: float = field(default=0.0, repr=False)  # when the file here grew, by this machine's clock
     epoch: int | None = None  # of the last step, from 0
     loss: float | None = None  # of the last log point, and its top-1
@@ -465,6 +466,10 @@ def fold(record: RankRecord, line: Entry) -> None:
     kind = line.get("kind")
     record.stall = only(STALL, line) if kind == "stall" else {}
     if kind == "stall":
+        if record.stalls and record.stalls[-1][0] == record.clock:
+            del record.stalls[-1]
+        del record.stalls[MOST_BESIDE - 1 :]
+        record.stalls.append((record.clock, float(record.stall.get("idle", 0.0))))
         return
     if kind == "start":
         record.start = only(START, line)

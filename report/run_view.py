@@ -33,6 +33,7 @@ from report.view import (
     Key,
     Line,
     Log,
+    Mark,
     Say,
     Section,
     View,
@@ -321,14 +322,22 @@ def evaluation_section(analysis: Analysis) -> Section:
         Line("in training", "data", train),
         Line("on validation images", "forward", validation),
     ]
+    marks = restarts(analysis)
     curves = [
-        Curve("Top-1", "%", [Line("top-1", "forward", top1)], "epochs", 100.0),
-        Curve("Loss", "", losses, "epochs", steady=True),
+        Curve("Top-1", "%", [Line("top-1", "forward", top1)], "epochs", 100.0, marks=marks),
+        Curve("Loss", "", losses, "epochs", steady=True, marks=marks),
     ]
     drawn = [one for one in curves if any(len(line.points) > 1 for line in one.lines)]
     shown = epochs if len(epochs) <= 10 else [*epochs[:4], *epochs[-6:]]
     rows = table("Top-1 and loss after each epoch", tables.EPOCHS, shown, 1)
     return Section("Evaluation", [Charts(drawn), rows], "exact, over the images of all ranks")
+
+
+def restarts(analysis: Analysis) -> tuple[Mark, ...]:
+    """After how many epochs later attempts went on."""
+    images = number(analysis.start.get("train_images"))
+    begun = [number(entry.get("resumed_samples")) or 0.0 for entry in analysis.run.attempts[1:]]
+    return tuple(Mark(one / images, "restart") for one in begun) if images else ()
 
 
 def curve_of(points: list[tuple[int, float | None]]) -> Points:

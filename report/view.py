@@ -108,6 +108,13 @@ class Line(NamedTuple):
     points: Points
 
 
+class Mark(NamedTuple):
+    """Something that happened at `x`."""
+
+    x: float
+    words: str
+
+
 @dataclass(frozen=True)
 class Curve:
     """Lines over time or epochs. `top`: the upper edge, where that is fixed. `steady`: a few points
@@ -120,6 +127,7 @@ class Curve:
     top: float | None = None
     note: str = ""
     steady: bool = False
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from contract.records import CATEGORIES
 from report import charts
 from report.__main__ import main
 from report.analysis import analyse
-from report.overtime import recorded
+from report.overtime import marks_of, recorded
 from report.page import bound
+from report.run_view import restarts
 from report.view import Bar, Bars, Curve, Key, Line
 from tests.unit.report.report_runs import (
     BOTTLENECKS,
@@ -235,3 +236,28 @@ def test_what_is_drawn_is_in_a_file_for_scripts(tmp_path):
     assert all((run / name).exists() for name in linked)
     assert "2023-11-14 22:13 UTC" in page
     assert "0.29.2" in page
+
+
+def test_a_restart_stalls_and_a_failure_are_marked_in_the_charts(tmp_path):
+    builder = RunBuilder(tmp_path / "run")
+    builder.attempt = 2
+    made = builder.write()
+    path = made / "nodes/node2/rank1.2.steps.jsonl"
+    lines = path.read_text().splitlines()
+    stalls = [{"kind": "stall", "category": "backward", "idle": idle} for idle in (5, 20, 40)]
+    lines[100:100] = map(json.dumps, stalls)
+    lines[50:50] = [json.dumps(stalls[0])]  # too short for a mark
+    path.write_text("\n".join(lines) + "\n")
+    begun = {"attempt": 1, "status": "failed", "nodes": ["node1"]}
+    samples = builder.per_epoch * builder.batch * 4
+    later = {"attempt": 2, "status": "failed", "resumed_samples": samples / 2}
+    change(made / "attempts.json", status="failed", attempts=[begun, {**begun, **later}])
+    analysis = analyse(made)
+    *some, failed = marks_of(analysis)
+    assert [some[0].x, failed.words] == [0.0, "failure"]
+    (stall,) = some[1:]
+    assert "40 s" in stall.words and 0 < stall.x < failed.x
+    assert [mark.x for mark in restarts(analysis)] == [0.5]
+    page = page_of(analysis)
+    drawn = [page.count(f">{mark.words}</text>") for mark in (*some, failed)]
+    assert min(drawn) == len(recorded(analysis)) and page.count('class="mark"') == sum(drawn)
