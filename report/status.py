@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,7 @@ class Progress:
     ruling: Ruling | None  # None: too early to say
     hang: Hang | None  # None while steps come
     machines: list[Figures]
+    leaving: bool = False  # a rank has ended its records
     script: bool = False  # of the user's own, which has samples and no images
 
     @property
@@ -113,6 +114,7 @@ class Follower:
 
     def __init__(self, folder: Path):
         self._reader = Reader(folder)
+        self.machines: Mapping[str, Machine] = {}  # as they were seen last
 
     def look(self) -> Progress | None:
         """None where nothing was recorded."""
@@ -120,6 +122,7 @@ class Follower:
             run = self._reader.read(recent=True)
         except UserError:
             return None
+        self.machines = run.machines
         attempt = max(
             [*(r.attempt for r in run.ranks), *(e["attempt"] for e in run.attempts)] or [1]
         )
@@ -156,6 +159,7 @@ class Follower:
             ruling=ruling_of(recent, records, full, one_machine(run)) if whole else None,
             hang=hang,
             machines=machines,
+            leaving=any(record.end for record in records),
             script=bool(run.plan.get("script")),
         )
 

@@ -20,7 +20,6 @@ from report.waits import WORDS
 LOOK_EVERY = 5.0  # seconds
 # Two looks so far apart share no step (report.status.RECENT); they have to agree.
 APART = 45.0
-LEAVING = 30.0  # seconds that ranks may take to end
 STEADY = 0.1  # of its share by which a wait may differ between them
 
 
@@ -34,7 +33,6 @@ class Ruling:
         self._since: tuple[float, str, float] | None = None  # when first seen, kind, share
         self.hang: Hang | None = None  # as it was seen last
         self._step: int | None = None  # after which it hangs
-        self._seen = 0.0  # when that was seen last
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="ruling")
 
@@ -55,7 +53,7 @@ class Ruling:
                 return
             if progress is not None:
                 self.judge(time.monotonic(), None if progress.hang else progress.ruling)
-                self.note(progress.hang, progress.step, time.monotonic())
+                self.note(progress.hang, progress.step, progress.leaving)
 
     def judge(self, now: float, ruling: Judgement | None) -> None:
         """Say what rules if it did APART seconds ago, too."""
@@ -73,16 +71,13 @@ class Ruling:
             of = wait_words(ruling.step, kind)
             self._say(f"{WORDS[kind]}: {of}; `make report` says what to do")
 
-    def note(self, hang: Hang | None, step: int | None, now: float) -> None:
+    def note(self, hang: Hang | None, step: int | None, leaving: bool) -> None:
         """Say that it hangs, again where other ranks are waited for, and that steps come again.
-        Ranks that give up end their records before their processes: a hang is known a little
-        longer than it is seen, unless a step has come."""
-        before = self.hang
-        if hang is not None:
-            self._seen = now
-        elif before is not None and step == self._step and now - self._seen < LEAVING:
+        `leaving`: a rank has ended its records, its last steps among them, and not yet its process:
+        what it waited for until then stays known."""
+        if leaving:
             return
-        self.hang = hang
+        before, self.hang = self.hang, hang
         if hang is not None and (before is None or hang.ranks != before.ranks):
             self._step = step
             self._say(hang.sentence)

@@ -7,7 +7,7 @@ import pytest
 
 from contract.errors import UserError
 from launcher.watch import ruling
-from launcher.watch.ruling import APART, LEAVING, LOOK_EVERY, STEADY, Ruling
+from launcher.watch.ruling import APART, LOOK_EVERY, STEADY, Ruling
 from report.analysis import analyse
 from report.hang import Hang
 from report.status import Follower
@@ -97,13 +97,12 @@ def test_what_rules_the_whole_run_but_not_its_last_steps_is_not_said(run):
 def test_a_hang_is_said_once_and_that_steps_come_again(run):
     hang = Hang(15.0, [("node2", 1)], "computes")
     for seen, step in ((hang, 8), (replace(hang, seconds=20.0), 8), (None, 9)):
-        run.ruling.note(seen, step, 0.0)
+        run.ruling.note(seen, step, False)
     assert len(run.said) == 2 and run.said[0] == hang.sentence
-    run.ruling.note(hang, 9, 1.0)
-    run.ruling.note(None, 9, 2.0)  # a rank has given up: its record ends before its process
+    assert run.ruling.hang is None
+    run.ruling.note(hang, 9, False)
+    run.ruling.note(None, 12, True)  # a rank has given up: its last steps come with its end
     assert len(run.said) == 3 and run.ruling.hang == hang
-    run.ruling.note(None, 9, 2.0 + LEAVING)
-    assert len(run.said) == 3 and run.ruling.hang is None
 
 
 @pytest.fixture
