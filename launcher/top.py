@@ -23,7 +23,7 @@ from contract.text import clean, counted
 from launcher import control, folders, waits
 from launcher.machines import engine, inventory, probe
 from launcher.machines.engine import Host, Node, Process
-from report import status
+from report import live, status
 from report.files import last_of, object_in
 from report.read import Machine
 from report.status import STALE, Figures, Follower
@@ -34,6 +34,7 @@ EVERY = 1.0  # seconds
 PIECE = 1 << 16  # bytes of a machine's lines that are looked at in one turn
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # a screen of its own, no cursor
 HOME, END_OF_LINE, BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+SLOW, USUAL = "\x1b[33m", "\x1b[0m"  # colours
 QUIT = b"qQ\x03\x1b"
 HEAD = 1 << 14  # bytes of controller.log whose last lines are shown
 
@@ -133,14 +134,18 @@ def _started(node: Node, host: Host, program: bytes) -> Process:
     return process
 
 
-def run_lines(folder: Path, follower: Follower, width: int) -> list[str]:
+def run_lines(folder: Path, follower: Follower, width: int) -> tuple[list[str], set[str]]:
+    """What is shown of a run, and the machines that the others wait for."""
     state, wait = control.state(folder), waits.of(folder.name)
     running = state == "running"
     found = [f"  {folder.name}: {state}", *(wrapped(wait.sentence(), width) if wait else ())]
     progress = follower.look()
     if progress is None:
-        return [*found, "  nothing was told of its steps yet"]
-    return [*found, *section_lines(status.section_of(progress, running), width)]
+        return [*found, "  nothing was told of its steps yet"], set()
+    found += section_lines(status.section_of(progress, running), width)
+    blocks = (sys.stdout.encoding or "").lower().startswith("utf")
+    found += live.wide_lines(progress, follower.machines, width, blocks) if running else []
+    return found, live.slow_hosts(progress) if running else set()
 
 
 def tail(folder: Path, count: int) -> list[str]:
@@ -164,16 +169,23 @@ class Top:
         self._folder: Path | None = None
         self._follower: Follower | None = None
         self._machines: Machines | None = None
+        self._slow: set[str] = set()
+
+    def coloured(self, line: str) -> str:
+        """The row of a machine that the others wait for stands out, unless NO_COLOR forbids it."""
+        first = (line.split() or [""])[0]
+        plain = first not in self._slow or os.environ.get("NO_COLOR")
+        return line if plain else f"{SLOW}{line}{USUAL}"
 
     def lines(self, width: int, height: int) -> list[str]:
         """At most so many lines of at most so many columns."""
-        folder = self._named or newest_running()
+        folder, self._slow = self._named or newest_running(), set()
         if folder is not None:
             self._leave_machines()
             if folder != self._folder:
                 self._folder, self._follower = folder, Follower(folder)
             assert self._follower is not None
-            found = run_lines(folder, self._follower, width)
+            found, self._slow = run_lines(folder, self._follower, width)
             if (room := height - len(found) - 2) > 2:
                 found += ["", *tail(folder, room)]
         else:
@@ -239,7 +251,7 @@ def top(name: str | None, machines: str) -> int:
             while not pressed(EVERY):
                 size = shutil.get_terminal_size()
                 shown = view.lines(size.columns, size.lines)
-                text = "\r\n".join(line + END_OF_LINE for line in shown)
+                text = "\r\n".join(view.coloured(line) + END_OF_LINE for line in shown)
                 sys.stdout.write(HOME + text + BELOW)
                 sys.stdout.flush()
         return 0

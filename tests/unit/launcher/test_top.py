@@ -17,7 +17,7 @@ from launcher import folders, top
 from launcher.top import PIECE, Idle, Top, fitting
 from report import status
 from tests.unit.launcher.launcher_values import host
-from tests.unit.report.report_runs import RunBuilder
+from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = "20261122T142755Z-resnet50-1n"
@@ -50,6 +50,26 @@ def test_what_is_under_way_is_shown_without_a_name(run, monkeypatch):
     held = folders.lock(run)
     assert RUN in Top(None, "inventory.ini").lines(80, 24)[1]
     held.close()
+
+
+@pytest.mark.parametrize(("width", "drawn"), [(160, True), (80, False)])
+def test_a_wide_screen_draws_the_step_and_the_machines_and_the_slow_row_stands_out(
+    run, monkeypatch, width, drawn
+):
+    RunBuilder(run, **BOTTLENECKS["straggler"]).write()
+    held = folders.lock(run)
+    view = Top(run.name, "inventory.ini")
+    found = view.lines(width, 60)
+    held.close()
+    assert max(map(len, found)) <= width
+    bars = [line for line in found if re.fullmatch(r"  [a-z ]+ +[<\d]+ %  [█@]+", line)]
+    sparks = [line for line in found if re.fullmatch(r"  node\d +([▁-█ ]|[ .:=+*#@-])+", line)]
+    assert (len(bars) >= 2, len(sparks) == 4) == (drawn, drawn)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = {line.split()[0] for line in found if view.coloured(line) != line}
+    assert coloured == view._slow and len(coloured) == 1
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert all(view.coloured(line) == line for line in found)
 
 
 def test_what_does_not_fit_is_counted():
