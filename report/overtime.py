@@ -32,11 +32,11 @@ def marks_of(analysis: Analysis) -> tuple[Mark, ...]:
     attempt = records[0].attempt
     found = [Mark(0.0, "restart")] if attempt > 1 else []
     longest: dict[int, tuple[float, float]] = {}  # of all ranks, which stand at about one time
-    for clock, idle in (one for record in records for one in record.stalls):
+    for clock, length in (one for record in records for one in record.stalls):
         _, before = longest.get(round(clock / NEAR), (0.0, 0.0))
-        if idle >= max(SHORTEST, before):
-            longest[round(clock / NEAR)] = clock, idle
-    found += [Mark(clock, f"no step for {seconds(idle)}") for clock, idle in longest.values()]
+        if length >= max(SHORTEST, before):
+            longest[round(clock / NEAR)] = clock, length
+    found += [Mark(clock, f"no step for {seconds(length)}") for clock, length in longest.values()]
     entry: Entry = next((e for e in analysis.run.attempts if e["attempt"] == attempt), {})
     if entry.get("status") == "failed":
         found.append(Mark(max(record.clock for record in records), "failure"))

@@ -237,7 +237,8 @@ class RankRecord:
     # Lines that are no steps: the loop's clock at their end, seconds by category.
     beside: list[tuple[float, dict[str, float]]] = field(default_factory=list)
     stall: Entry = field(default_factory=dict)  # where it stands, if that is its last line
-    stalls: list[tuple[float, float]] = field(default_factory=list)  # since when, and how long
+    stands: bool = False  # its time has not come yet
+    stalls: list[tuple[float, float]] = field(default_factory=list)  # since when, how long
     unix: float = field(default=0.0, repr=False)  # when the file here grew, by this machine's clock
     epoch: int | None = None  # of the last step, from 0
     loss: float | None = None  # of the last log point, and its top-1
@@ -466,16 +467,15 @@ def fold(record: RankRecord, line: Entry) -> None:
     kind = line.get("kind")
     record.stall = only(STALL, line) if kind == "stall" else {}
     if kind == "stall":
-        if record.stalls and record.stalls[-1][0] == record.clock:
-            del record.stalls[-1]
-        del record.stalls[MOST_BESIDE - 1 :]
-        record.stalls.append((record.clock, float(record.stall.get("idle", 0.0))))
+        record.stands = True
         return
     if kind == "start":
         record.start = only(START, line)
         return
     seconds = clean_seconds(line.get("seconds"))
     add(record.seconds, seconds)
+    if record.stands:
+        fold_stall(record, kind, time_of(line.get("longest")), sum(seconds.values()))
     if kind == "step":
         fold_step(record, line, seconds)
         return
@@ -488,6 +488,17 @@ def fold(record: RankRecord, line: Entry) -> None:
             record.evaluations.append({**scores, "clock": record.clock})
     if kind == "end":
         record.end = only(END, line)
+
+
+def fold_stall(record: RankRecord, kind: object, longest: float | None, spent: float) -> None:
+    """Adds a stall once a line has its time: steps that ended before it may come first."""
+    length = spent if longest is None else longest
+    if length >= STALLED and kind in ("step", "end") and len(record.stalls) < MOST_BESIDE:
+        record.stalls.append((record.clock - length, length))
+    record.stands = length < STALLED and kind == "step"
+
+
+STALLED = 5.0  # seconds, after which a rank writes where it stands
 
 
 def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> None:

@@ -244,9 +244,12 @@ def test_a_restart_stalls_and_a_failure_are_marked_in_the_charts(tmp_path):
     made = builder.write()
     path = made / "nodes/node2/rank1.2.steps.jsonl"
     lines = path.read_text().splitlines()
-    stalls = [{"kind": "stall", "category": "backward", "idle": idle} for idle in (5, 20, 40)]
-    lines[100:100] = map(json.dumps, stalls)
-    lines[50:50] = [json.dumps(stalls[0])]  # too short for a mark
+    for place, length in ((100, 39.0), (50, 9.0)):  # one is too short for a mark
+        step = json.loads(lines[place])
+        step["seconds"]["sync_exposed"] += length
+        step.pop("longest", None)
+        stall = {"kind": "stall", "category": "sync_exposed", "idle": 5.0}
+        lines[place : place + 1] = [json.dumps(stall), json.dumps(step)]
     path.write_text("\n".join(lines) + "\n")
     begun = {"attempt": 1, "status": "failed", "nodes": ["node1"]}
     samples = builder.per_epoch * builder.batch * 4
@@ -256,7 +259,7 @@ def test_a_restart_stalls_and_a_failure_are_marked_in_the_charts(tmp_path):
     *some, failed = marks_of(analysis)
     assert [some[0].x, failed.words] == [0.0, "failure"]
     (stall,) = some[1:]
-    assert "40 s" in stall.words and 0 < stall.x < failed.x
+    assert "39 s" in stall.words and 0 < stall.x < failed.x
     assert [mark.x for mark in restarts(analysis)] == [0.5]
     page = page_of(analysis)
     drawn = [page.count(f">{mark.words}</text>") for mark in (*some, failed)]
