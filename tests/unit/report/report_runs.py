@@ -146,6 +146,7 @@ class RunBuilder:
             "resumed_samples": 0,
             "first_cause": None,
             "to_resume": None,
+            "went_on_from": None,
         }
         document = {"status": "finished", "attempts": [{**entry, **changes}]}
         document["status"] = document["attempts"][0]["status"]
