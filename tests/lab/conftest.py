@@ -20,6 +20,7 @@ PAIRS = itertools.count(1)
 # and the tests of other files that are marked long.
 LONG = {
     "test_accept.py",
+    "test_balance.py",
     "test_chaos_trainer.py",
     "test_guard_orphans.py",
     "test_lab_leftovers.py",
@@ -55,7 +56,6 @@ LONG = {
 }
 # Files whose tests share machines, by the fixture that starts these once for all.
 SHARED = {
-    "test_balance.py": "bare",
     "test_lab_faults.py": "lab",
     "test_lab_machines.py": "lab",
     "test_site.py": "bare",

@@ -60,7 +60,7 @@ def test_parts_by_measured_speeds_come_near_the_ideal(unlike):
     by_hand, _ = trained(unlike, "--balance", best)
     rates = [run["images_per_second"] for run in (equal, balanced, by_hand)]
     print("images/s in equal parts, by measured speeds, by hand:", *map(round, rates))
-    assert rates[1] >= 0.85 * rates[0] * IDEAL / (3 * SPEEDS["node3"])
+    assert rates[1] >= 0.8 * rates[0] * IDEAL / (3 * SPEEDS["node3"])
     assert rates[1] >= 0.9 * rates[2]
 
 

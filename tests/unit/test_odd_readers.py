@@ -4,6 +4,7 @@ it or refuse it in a sentence. Other readers have their fuzzers in their own fil
 
 import json
 import os
+import pickle
 import socket
 import tempfile
 import time
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from contract.command_line import GONE, parse, verb_words
 from contract.errors import UserError
+from contract.strategies import ATTACHED
 from contract.text import clean
 from contract.validate import One, Row
 from launcher import checkpoints, collect, control, folders, outputs, owners, status, top
@@ -86,6 +88,50 @@ def test_of_any_listing_files_below_its_folders_are_taken(said, wrong):
             assert name.parts[0] == "out" and ".." not in name.parts and str(name).isprintable()
             assert not set(name.parents) & set(names)
     assert own is None or all(own in [f.name for f in files] for files in held.values())
+
+
+TORCH = b"PK\3\4" + bytes(90) + b"PK\5\6" + bytes(18)
+HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+TENSORS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
+OF_A_RANK = pickle.dumps({ATTACHED: 1})
+LONG = (70_000).to_bytes(8, "little") + bytes(70_000)
+INTACT = [
+    ("a.pt", TORCH, len(TORCH)),
+    ("a.safetensors", TENSORS, len(TENSORS)),
+    ("a.safetensors", LONG, len(LONG)),
+]
+
+
+@many(300)
+@example("a.pt", None, 9)
+@example("a.pt", b"", 9)
+@example("a.pt", OF_A_RANK, 9)
+@example(*INTACT[0])
+@example(*INTACT[1])
+@example(*INTACT[2])
+@example("a.safetensors", (1 << 40).to_bytes(8, "little"), 99)
+@given(
+    st.sampled_from(["a.pt", "a.safetensors", "b/random_states_0.pkl"]),
+    st.sampled_from([TORCH, TENSORS, OF_A_RANK]).flatmap(damaged) | st.binary(max_size=99),
+    st.integers(0, 1 << 40),
+)
+def test_any_file_is_whole_or_has_a_flaw(name, content, size):
+    def receive(_node, _source, target, most, begin=0):
+        if content is None:
+            return None
+        target.write_bytes(content[begin : begin + most])
+        return len(content)
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as scratch:
+        patch.setattr(checkpoints, "receive", receive)
+        file = outputs.Written(name, size, 1)
+        try:
+            wrong = checkpoints.flaw(None, name, file, Path(scratch))
+        except collect.NotHere:
+            assert content is None
+            return
+    assert wrong is None or wrong.isprintable()
+    assert wrong is None or (name, content, size) not in INTACT
 
 
 class Sends:

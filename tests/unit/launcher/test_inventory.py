@@ -178,6 +178,7 @@ def test_a_bad_variable_is_named(variables, words):
 @example("node1", {**HOST, **OWNER})
 @example("node1", {**HOST, **OWNER, "hours": "24:30-25:00"})
 @example("node1", {**HOST, True: "a key that is no text"})
+@example("node1", {**HOST, "idle_minutes": 10})
 @given(
     st.from_regex(machines.NAME, fullmatch=True),
     fuzz.odd(

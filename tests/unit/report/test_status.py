@@ -188,6 +188,7 @@ FULL = {
     "disks": {"sda": {"util": 3.0, "rkB/s": 9.0}, "sdb": {"util": 9.0}},
     "gpus": [{"index": 0, "utilization": 9, "memory_used": 9, "temperature": 9, "power": 9.0}],
     "card": dict.fromkeys((*status.CARD, "peers"), 7),
+    "alone": [0, 1],
 }
 
 
