@@ -232,7 +232,7 @@ VERBS: Dict[str, Optional[Verb]] = {
     ),
     "Watch": None,
     "top": Verb(
-        "the same on a live screen; between runs, how the machines are",
+        "show a run on a live screen; between runs, how the machines are",
         (INVENTORY, _row("RUN", "a run (default: the one under way, if any)")),
         "make top INVENTORY=examples/demo.ini",
     ),
@@ -284,7 +284,7 @@ VERBS: Dict[str, Optional[Verb]] = {
     ),
     "Office": None,
     "wake": Verb(
-        "switch them on again over the network (wake_on_lan: true)",
+        "switch machines on over the network (wake_on_lan: true)",
         (INVENTORY, LIMIT),
         "make wake LIMIT=node2,node3",
     ),
