@@ -93,7 +93,7 @@ def test_of_any_listing_files_below_its_folders_are_taken(said, wrong):
 TORCH = b"PK\3\4" + bytes(90) + b"PK\5\6" + bytes(18)
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 TENSORS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
-OF_A_RANK = pickle.dumps({ATTACHED: 1})
+OF_A_RANK = pickle.dumps({ATTACHED: 1, "spec": "ef:2"})
 LONG = (70_000).to_bytes(8, "little") + bytes(70_000)
 INTACT = [
     ("a.pt", TORCH, len(TORCH)),

@@ -63,7 +63,11 @@ def whole(tmp_path_factory):
     predicted = {"images_per_second": 100.0, "made_unix": 1.0}
     change(folder / "plan.json", options=options, predicted=predicted)
     path = folder / "nodes/node1/rank0.1.steps.jsonl"
-    change_lines(path, lambda line: {**line, "exact": True} if line["kind"] == "step" else line)
+    more = {"exact": True, "longest": 20.0}
+    change_lines(path, lambda line: {**line, **more} if line["kind"] == "step" else line)
+    stall = json.dumps({"kind": "stall", "category": "forward", "step": 3, "idle": 6.0})
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:-2], stall, *lines[-2:], ""]))
     return folder
 
 
