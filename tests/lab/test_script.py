@@ -166,6 +166,20 @@ def test_a_machine_is_killed_and_named_and_nothing_is_left(cluster, gathered, tm
         run.close()
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["newest", "its own"])
+def test_code_in_a_machine_s_checkpoint_is_named_and_goes_nowhere_by_itself(cluster, tmp_path, own):
+    lab, inventory = cluster
+    came = f"/tmp/{uuid.uuid4().hex}"
+    words = {"SCRIPT": HERE / "scripts/taken_over.py", "OUTPUT": "out", "NODES": 2}
+    words |= {"ARGS": f"--came {came}", "RESUME_ARGS": "--resume {last}", "MAX_RESTARTS": 1}
+    words |= {"RESUME_FROM": "self"} if own else {}
+    said, _ = make(lab, "train", INVENTORY=inventory(tmp_path), **words)
+    print(said)
+    assert re.search(r"out/1\.pt of node1 holds more than tensors \(posix\.system\)", said) or own
+    reached = [bool(lab.ssh(n, f"cat {came} || true").strip()) for n in (1, 2)]
+    assert reached == [True, not own]
+
+
 TWO_LINES = [
     ("from torch import distributed", "from tandem import sync, timings\n\\g<0>"),
     (r"in loader:", "in timings.timed(loader, model):"),
