@@ -47,8 +47,9 @@ class Facts:
     folder: str = "-"
 
     def words(self) -> dict[str, str]:
-        """Each as one line that may also stand in quotes in JSON."""
-        plain = str.maketrans('\\"\n\t', "/'  ")
+        """Each as one line that may also stand in quotes in JSON, and that is no command to a shell
+        that the user's own line starts (`sh -c`): parts of it are a machine's words."""
+        plain = str.maketrans('\\"\n\t$`;|&<>()', "/'   ',/+[][]")
         return {
             name: clean(value).translate(plain)[:LONGEST] for name, value in asdict(self).items()
         }

@@ -51,14 +51,9 @@ def test_what_machines_say_is_one_word_and_no_command(record, tmp_path):
     ((words, told),) = noted()
     assert said == "" and not [name for name in "abc" if (tmp_path / name).exists()]
     assert words[:2] == [f"r:{told['TANDEM_WHY']}", "-"]
-    assert (
-        json.loads(words[2])["text"]
-        == told["TANDEM_WHY"]
-        == evil.translate(
-            {ord(old): new for old, new in {"\n": " ", '"': "'", "\\": "/"}.items()}
-        ).partition("\x1b")[0]
-    )
-    assert (told["TANDEM_RUN"], told["TANDEM_STATUS"]) == ("r", "failed")
+    assert json.loads(words[2])["text"] == told["TANDEM_WHY"]
+    send("sh -c 'echo {why}'", Facts("r", "failed", why=evil))
+    assert not [name for name in "abc" if (tmp_path / name).exists()]
 
 
 @pytest.mark.parametrize(
