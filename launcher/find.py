@@ -48,7 +48,7 @@ class Server:
 
 def network_of(text: str | None, own: list[IPv4Interface]) -> IPv4Network:
     """The addresses that NET names. Raises UserError where they are too many or not this LAN's."""
-    mine = ", ".join(str(one.network) for one in own)
+    mine = ", ".join(str(interface.network) for interface in own) or "no network"
     if not text:
         raise UserError(f"NET is missing: name the addresses to ask (this machine is in {mine}).")
     try:
@@ -92,7 +92,12 @@ def ask(address: IPv4Address) -> Server | None:
         except OSError:
             return None
         said = re.match(rb"SSH-[0-9.]+-([^\r\n]*)\r?\n", first)
-        return said and Server(address, said[1].decode(errors="replace"), _key(line))
+        if said is None:
+            return None
+        # Only what prints: it goes to the terminal and into the list of machines, where a form feed
+        # would begin a line, and so a machine.
+        program = "".join(filter(str.isprintable, said[1].decode(errors="replace")))
+        return Server(address, program, _key(line))
 
 
 def _key(line: socket.socket) -> bytes | None:
@@ -146,7 +151,7 @@ def proposal(server: Server, taken: Collection[str]) -> tuple[str, str]:
 
 def with_lines(text: str, lines: list[str], path: Path) -> str:
     """The list of machines with more lines at the end of its group `cluster`. Raises UserError."""
-    every = text.splitlines()
+    every = text.removesuffix("\n").split("\n")
     heads = [index for index, line in enumerate(every) if line.startswith("[")]
     start = next((index for index in heads if every[index].strip() == "[cluster]"), None)
     if start is None:

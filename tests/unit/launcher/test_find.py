@@ -53,7 +53,7 @@ def lan(tmp_path, monkeypatch):
     servers = [Server(f"127.18.0.{n}", port, key) for n, key in enumerate(keys, 1)]
     servers.append(Server("127.18.0.5", port, says=b"220 mail.example.org ESMTP\r\n"))
     servers.append(Server("127.18.0.6", port, says=b"SSH-2.0-" + b"x" * 9999))
-    servers.append(Server("127.18.0.7", port, says=b"SSH-2.0-\x1b[2Jevil\r\n"))
+    servers.append(Server("127.18.0.7", port, says=b"SSH-2.0-\x1b[2Jevil\fpc9 ansible_host=127.0.0.1\r\n"))
     servers.append(Server("127.18.0.8", port))  # it never greets
     known = "".join(
         f"{names} {key.get_name()} {key.get_base64()}\n"
@@ -101,7 +101,9 @@ def test_written_lines_come_below_what_is_there_once(lan, capsys):
         assert rest.startswith("gauss ansible_host=127.18.0.2  # ours")
         assert rest.endswith("\n\n[cluster:vars]\nansible_user=anna\n")
         assert [host.name for host in inventory.load(lan.list)] == ["node1", "gauss"]
-    assert [lan.list.read_text().count(name) for name in ("gauss", "#pc3", "#pc7")] == [1, 1, 1]
+    text = lan.list.read_text()
+    assert [text.count(name) for name in ("gauss", "#pc3", "#pc7")] == [1, 1, 1]
+    assert "\x1b" not in text and "\f" not in text
 
 
 @pytest.mark.parametrize(
