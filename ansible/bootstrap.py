@@ -174,8 +174,9 @@ def is_confirmed(machine, key, expected, ask):
     if expected is not None:
         return expected.get(machine.name) == key.fingerprint
     print(f"\n{machine.name}, {machine.address}")
-    print(f"  The host key that answers there:  {key.fingerprint}")
-    print("  On that machine's own screen:     ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
+    # Each fits into 80 columns, since a fingerprint in two lines is hard to compare.
+    print(f"  Its host key:   {key.fingerprint}")
+    print("  On its screen:  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
     try:
         return ask("  Are the two the same? [yes/no] ").strip().lower() in ("y", "yes")
     except EOFError:
