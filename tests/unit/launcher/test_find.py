@@ -36,8 +36,10 @@ class Server:
         with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             while True:
                 line, _ = self.listener.accept()
-                if self.key is None:
+                if self.says:
                     line.sendall(self.says)
+                    line.close()
+                if self.key is None:
                     continue
                 transport = paramiko.Transport(line)
                 transport.add_server_key(self.key)
