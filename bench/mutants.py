@@ -52,7 +52,7 @@ CRITICAL = (
     *("launcher/plan/balance.py", "contract/validate.py", "contract/machines.py"),
     *("launcher/machines/engines/ssh.py", "ansible/planning/firewall.py", "tandem/compat.py"),
     *("ansible/planning/border.py", "ansible/planning/share.py", "launcher/node/machine_lock.py"),
-    *("launcher/node/frames.py", "launcher/watch/guards.py", "launcher/plan/script.py"),
+    *("launcher/node/link.py", "launcher/watch/guards.py", "launcher/plan/script.py"),
 )
 # Rooms much of whose work is done by processes that the tests start, where nothing is recorded.
 SPAWNING = ("launcher/node/", "trainer/", "tandem/")

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.background import Sizes, Spool
-from launcher.node.frames import FrameWriter
-from launcher.node.records import Recorder, Sampler
-from launcher.node.tail import Tail
+from launcher.node.link import FrameWriter
+from launcher.node.records import Recorder, Sampler, Tail
 from launcher.node.task import read_task
 from launcher.watch.guards import Frames
 from launcher.watch.records import Records

@@ -1,8 +1,6 @@
 """The records of a run: files of nodes/<host>/ that grow by whole lines (docs/run-directory.md)."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
+from typing import Iterable, List
 
 # Of a rank's time, in the order of a step. A rank is in one of them at each moment.
 CATEGORIES = (
@@ -17,7 +15,7 @@ CATEGORIES = (
     "checkpoint",
     "other",
 )
-PIECE = 1 << 15  # bytes of a file that a guard sends at once (launcher/node/tail.py)
+PIECE = 1 << 15  # bytes of a file that a guard sends at once (launcher/node/records.py)
 
 
 def machine(attempt: int) -> str:
@@ -30,6 +28,6 @@ def steps(rank: int, attempt: int) -> str:
     return f"rank{rank}.{attempt}.steps.jsonl"
 
 
-def names(attempt: int, ranks: Iterable[int]) -> list[str]:
+def names(attempt: int, ranks: Iterable[int]) -> List[str]:
     """All files of a node in an attempt in which it has these ranks."""
     return [machine(attempt), *(steps(rank, attempt) for rank in ranks)]

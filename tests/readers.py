@@ -128,10 +128,10 @@ KINDS = {
         ansible/stacks_page.py contract/prices.py launcher/plan/devices.py
         tandem/standalone.py tools/rings.py""",
     "the kernel's files": """
-        contract/card.py launcher/node/group.py launcher/node/processes.py launcher/node/records.py
+        contract/card.py launcher/node/processes.py launcher/node/records.py
         launcher/node/sockets.py tandem/timings.py""",
     "files that are copied or hashed, and not taken apart": """
-        launcher/node/machine.py launcher/node/script.py launcher/node/tail.py""",
+        launcher/node/machine.py launcher/node/prepare.py""",
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py launcher/background.py
         launcher/waits.py
@@ -139,7 +139,7 @@ KINDS = {
         report/events.py report/measurements.py trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
     "what the control machine sends to its own programs": """
-        launcher/node/frames.py launcher/node/links.py launcher/node/slurm.py trainer/models.py
+        launcher/node/link.py launcher/node/slurm.py trainer/models.py
         ansible/planning/network.py ansible/module_utils/commands.py""",
     "what a machine finds on itself, which is checked here (border.py)": """
         ansible/library/driver_facts.py ansible/library/health_facts.py

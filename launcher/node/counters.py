@@ -3,7 +3,8 @@
 import os
 import re
 
-TICK = 1.0 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of /proc/stat
+from launcher.node.processes import TICK
+
 PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes; the unit of /proc/vmstat
 SECTOR = 512  # bytes; the unit of /proc/diskstats whatever the disk
 DISK_COUNTERS = (
@@ -148,17 +149,6 @@ def cifs_read_bytes(stats):
     return found
 
 
-def shares_read(mounts, text_of):
-    """Bytes read from all of the mounts that `shares` found; `text_of` reads a file of /proc."""
-    nfs = nfs_read_bytes(text_of("/proc/self/mountstats"))
-    cifs = cifs_read_bytes(text_of("/proc/fs/cifs/Stats"))
-    read = [
-        cifs.get(share_of(source)) if kind == "cifs" else nfs.get(point)
-        for point, (source, kind) in mounts.items()
-    ]
-    return sum(filter(None, read))
-
-
 def share_of(source):
     """//server/share of a mount's source (which may be a folder below), for cifs_read_bytes."""
     return "/".join(source.lower().split("/")[:4])
@@ -176,7 +166,8 @@ def disks(diskstats):
 
 
 def disk_rates(old, new, seconds):
-    """One device in an iostat report (its names and units) from two readings of diskstats."""
+    """The columns of iostat, by its names and in its units, that the report reads: of one device,
+    from two readings of diskstats."""
     grown = {name: new[name] - old[name] for name in new}
     reads, writes = grown["reads"], grown["writes"]
     read_kb = grown["sectors_read"] * SECTOR / 1024
@@ -186,38 +177,8 @@ def disk_rates(old, new, seconds):
         "w/s": round(writes / seconds, 2),
         "rkB/s": round(read_kb / seconds, 2),
         "wkB/s": round(write_kb / seconds, 2),
-        "rrqm/s": round(grown["reads_merged"] / seconds, 2),
-        "wrqm/s": round(grown["writes_merged"] / seconds, 2),
         "r_await": round(grown["ms_reading"] / reads, 2) if reads else 0.0,
         "w_await": round(grown["ms_writing"] / writes, 2) if writes else 0.0,
-        "rareq-sz": round(read_kb / reads, 2) if reads else 0.0,
-        "wareq-sz": round(write_kb / writes, 2) if writes else 0.0,
         "aqu-sz": round(grown["ms_weighted"] / 1000 / seconds, 2),
         "util": round(min(100.0, grown["ms_busy"] / 10 / seconds), 2),
     }
-
-
-def gpu(line, mono):
-    """One line of nvidia-smi (gpus.QUERY) as a record has it; None for any other line."""
-    fields = [field.strip() for field in line.split(",")]
-    if len(fields) != 6 or not fields[0].isdigit():
-        return None
-    values = [quantity(field) for field in fields[1:]]
-    memory = None if values[1] is None else int(values[1] * 1024 * 1024)
-    return {
-        "mono": mono,
-        "index": int(fields[0]),
-        "utilization": values[0],
-        "memory_used": memory,
-        "temperature": values[2],
-        "power": values[3],
-        "clock_sm": values[4],
-    }
-
-
-def quantity(text):
-    """A figure of nvidia-smi, or None for `[N/A]` and the like."""
-    try:
-        return float(text)
-    except ValueError:
-        return None

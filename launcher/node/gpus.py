@@ -6,7 +6,6 @@ import signal
 import subprocess
 import time
 
-from launcher.node import counters
 from launcher.node.processes import die_with_parent
 
 QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
@@ -40,10 +39,36 @@ class Gpus:
         except BlockingIOError:
             return []
         *lines, self.partial = self.partial.split("\n")
-        found = [counters.gpu(line, time.monotonic()) for line in lines]
+        found = [card_of(line, time.monotonic()) for line in lines]
         return [one for one in found if one is not None]
 
     def stop(self):
         if self.process is not None:
             self.process.kill()
             self.process.wait()
+
+
+def card_of(line, mono):
+    """One line of nvidia-smi (QUERY) as a record has it; None for any other line."""
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) != 6 or not fields[0].isdigit():
+        return None
+    values = [number(field) for field in fields[1:]]
+    memory = None if values[1] is None else int(values[1] * 1024 * 1024)
+    return {
+        "mono": mono,
+        "index": int(fields[0]),
+        "utilization": values[0],
+        "memory_used": memory,
+        "temperature": values[2],
+        "power": values[3],
+        "clock_sm": values[4],
+    }
+
+
+def number(text):
+    """A figure of nvidia-smi, or None for `[N/A]` and the like."""
+    try:
+        return float(text)
+    except ValueError:
+        return None

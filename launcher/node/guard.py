@@ -12,18 +12,16 @@ import signal
 import tempfile
 import time
 
-from launcher.node import group, machine_lock, owner, wardens
-from launcher.node.launch import start_launch
+from launcher.node import machine_lock, owner, sockets
 from launcher.node.link import Link
 from launcher.node.machine import cause_of, identity
-from launcher.node.output import Output
 from launcher.node.processes import become_subreaper, end_descendants, reap
-from launcher.node.records import INTERVAL, Recorder, exit_entry, leftovers
-from launcher.node.tail import Tail
+from launcher.node.records import INTERVAL, Recorder, Tail, exit_entry, leftovers
 from launcher.node.task import DEFAULTS, BadTask, read_task
-from launcher.node.workers import Workers, describe
+from launcher.node.workers import Output, Workers, describe, start_launch
 
 PROTOCOL = 2
+WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1)  # USR1: the process above has ended
 MACHINE_STOP = 3.0  # seconds the workers get when systemd stops the guard (which itself has 4)
 
 
@@ -80,9 +78,9 @@ class Guard:
         for fd in (wake_reader, self.wake_writer):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self.wake_writer)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGUSR1):
+        for number in WATCHED:
             signal.signal(number, lambda received, _frame: self.signals.add(received))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, wardens.WATCHED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's; the control side decides
             signal.signal(number, signal.SIG_IGN)
         self.selector.register(wake_reader, selectors.EVENT_READ)
@@ -274,7 +272,7 @@ class Guard:
             return
         port = self.task.port
         left = [one for one in self.workers.running() if one.rank not in self.met]
-        self.met.update(one.rank for one in left if group.is_connected(one.pid, port))
+        self.met.update(one.rank for one in left if sockets.is_connected(one.pid, port))
         told = self.alone()
         if told:
             self.trouble("group", told)

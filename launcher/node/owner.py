@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 
-from launcher.node.processes import PROC, die_with_parent
+from launcher.node.processes import PROC, die_with_parent, stat_of
 
 LOOK_EVERY = 2.0  # seconds
 CARDS_EVERY = 10.0  # nvidia-smi takes a second
@@ -24,7 +24,6 @@ WINDOW = 10.0  # over which the use of processors is a mean
 PROCESSORS, CARD = 0.5, 10  # how much is use: of one processor; percent of a card
 # Users that are no persons: those of the system, nobody, and those that systemd makes for services.
 FIRST_PERSON, NO_PERSONS = 1000, (65534, *range(61184, 65520))
-TICKS = os.sysconf("SC_CLK_TCK")
 SEAT = ("Seat", "Class", "Active", "IdleHint", "LockedHint")
 
 
@@ -86,12 +85,9 @@ def spent():
     for entry in PROC.iterdir():
         if not entry.name.isdigit() or not is_other(owner_of(entry.name)):
             continue
-        try:
-            text = (entry / "stat").read_text(errors="replace")
-        except OSError:
-            continue
-        fields = text[text.rindex(")") + 2 :].split()
-        found[entry.name, fields[19]] = (int(fields[11]) + int(fields[12])) / TICKS
+        stat = stat_of(entry.name)
+        if stat is not None:
+            found[entry.name, stat.start] = stat.seconds
     return found
 
 

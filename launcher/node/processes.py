@@ -1,5 +1,6 @@
 """Finding and ending processes by descent, and the kernel settings that make descent complete."""
 
+import collections
 import ctypes
 import os
 import pathlib
@@ -9,6 +10,7 @@ import time
 LIBC = ctypes.CDLL(None, use_errno=True)  # loaded now: a forked child should not load libraries
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 PROC = pathlib.Path("/proc")
+TICK = 1.0 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of its counters
 
 
 def prctl(option, value):
@@ -30,8 +32,13 @@ def die_with_parent(number, parent):
         os.kill(os.getpid(), number)
 
 
+# Its parent's pid, its state as the kernel writes it, whether it lives, the tick of its start, and
+# the seconds of processors that it has had.
+Stat = collections.namedtuple("Stat", "parent state alive start seconds")
+
+
 def stat_of(pid):
-    """(parent's pid, whether it lives) of a process, or None when it is gone.
+    """The Stat of a process, or None when it is gone.
 
     A process whose first thread has ended shows that thread's state, Z, while other threads go on:
     one that hangs in the kernel, in a call to a GPU or a share, still holds its resources.
@@ -41,7 +48,9 @@ def stat_of(pid):
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the command, in brackets, may hold anything
-    return int(fields[1]), fields[0] not in "ZX" or int(fields[17]) > 1
+    alive = fields[0] not in "ZX" or int(fields[17]) > 1
+    seconds = (int(fields[11]) + int(fields[12])) * TICK
+    return Stat(int(fields[1]), fields[0], alive, fields[19], seconds)
 
 
 def command_of(pid):
@@ -59,9 +68,9 @@ def descendants(ancestor):
     children = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():
-            found = stat_of(entry.name)
-            if found is not None and found[1]:
-                children.setdefault(found[0], []).append(int(entry.name))
+            stat = stat_of(entry.name)
+            if stat is not None and stat.alive:
+                children.setdefault(stat.parent, []).append(int(entry.name))
     result, queue = [], [ancestor]
     while queue:
         mine = children.get(queue.pop(), [])

@@ -10,20 +10,21 @@ import os
 import pathlib
 import time
 
+from contract import records
 from launcher.node import counters
 from launcher.node.gpus import Gpus
 from launcher.node.machine import disk_free
-from launcher.node.processes import decode_status, descendants
+from launcher.node.processes import decode_status, descendants, stat_of
 from launcher.node.sockets import Peers
 
 INTERVAL = 1.0  # seconds between two lines
+LAST = 1 << 18  # bytes of all files after the last process has ended
+BEHIND = 1 << 16  # bytes that wait for the reader: then nothing is added
 THINNED = 20000  # lines: after so many only every second sample is taken, then every fourth, ...
 LOOKED_FOR = 10  # samples between two searches for a rank's other processes
 MOST_THREADS = 512  # of a rank that are read
 # Sensors of processors, as their drivers call themselves in /sys/class/hwmon.
 PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-# Of iostat's columns, those that the report reads.
-DISK_RATES = ("r/s", "w/s", "rkB/s", "wkB/s", "r_await", "w_await", "aqu-sz", "util")
 FAILS = (OSError, ValueError, KeyError, IndexError)  # of a file of the kernel's
 
 
@@ -71,7 +72,8 @@ class Schedule:
     def state(self):
         """How the kernel says its processes are: T where one is stopped, else D where one waits for
         a disk or a file server, else that of the first; "" where it is gone."""
-        states = [state_of(text_of("/proc/{}/stat".format(pid))) for pid in self.pids]
+        stats = map(stat_of, self.pids)
+        states = [stat.state if stat is not None else "" for stat in stats]
         return next((bad for bad in "TD" if bad in states), states[0])
 
     def look(self):
@@ -90,11 +92,6 @@ class Schedule:
             self.ran += max(0.0, ran - before[0])
             self.waited += max(0.0, waited - before[1])
         self.threads = now
-
-
-def state_of(stat):
-    """The state in a text of /proc/PID/stat, which stands behind the name in parentheses."""
-    return stat.rpartition(")")[2].strip()[:1]
 
 
 def threads_of(pid):
@@ -200,8 +197,7 @@ class Sampler:
         rates = {}
         for name, counted in now[1].items():
             if name in old and (name == self.data_disk or counted != old[name]):
-                every = counters.disk_rates(old[name], counted, passed)
-                rates[name] = {column: every[column] for column in DISK_RATES}
+                rates[name] = counters.disk_rates(old[name], counted, passed)
         known = {} if self.data_disk is None else {"data_disk": self.data_disk}
         return dict(known, disks=rates)
 
@@ -253,7 +249,7 @@ class Recorder:
 
     def __init__(self, task, folder, trouble, pids=dict):
         self.task, self.trouble = task, trouble
-        self.file = Lines(folder / "machine.{}.jsonl".format(task.attempt))
+        self.file = Lines(folder / records.machine(task.attempt))
         self.sampler = Sampler(task.interface, task.data, folder, pids, trouble)
         self.lines, self.ticks, self.every = 0, 0, 1  # of how many ticks one is a line
 
@@ -328,3 +324,52 @@ def stream():
             print(json.dumps(sampler.sample(), separators=(",", ":")), flush=True)
     except OSError:
         sampler.gpus.stop()
+
+
+class Tail:
+    """Sends what grows in the record files of an attempt, so that the control machine's copies grow
+    with them: a little a second, and nothing that anybody waits for. What is missing at the end is
+    fetched from where the copy ends (launcher/collect.py)."""
+
+    def __init__(self, folder, task):
+        self.folder = folder
+        self.sent = dict.fromkeys(records.names(task.attempt, task.ranks), 0)  # bytes
+
+    def send(self, frames):
+        """The next piece of each file, unless the reader is behind. Returns the bytes of all."""
+        total = 0
+        for name, offset in self.sent.items():
+            if frames.size > BEHIND:
+                break
+            piece = self.read(name, offset)
+            if piece:
+                frames.send("record", piece, file=name, offset=offset)
+                self.sent[name] += len(piece)
+                total += len(piece)
+        return total
+
+    def rest(self, frames):
+        """What is left, as far as it goes quickly."""
+        total = 0
+        while total < LAST:
+            sent = self.send(frames)
+            if not sent:
+                return
+            total += sent
+
+    def read(self, name, offset):
+        """Whole lines from there on; b"" where there are none."""
+        try:
+            # What is no file there must not hold up the guard.
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
+            descriptor = os.open(str(self.folder / name), flags)
+        except OSError:  # not there yet, or the disk fails, which its rank says
+            return b""
+        try:
+            piece = os.pread(descriptor, records.PIECE, offset)
+        except OSError:
+            return b""
+        finally:
+            os.close(descriptor)
+        end = piece.rfind(b"\n") + 1
+        return piece[:end] if end or len(piece) < records.PIECE else piece

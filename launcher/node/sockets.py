@@ -1,11 +1,16 @@
-"""What TCP sent to whom and for how long, from the kernel's socket diagnostics, as `ss -ti` reads.
+"""The machine's TCP connections: what was sent to whom and for how long, from the kernel's socket
+diagnostics, as `ss -ti` reads; and whether a process takes part in the run, seen from outside.
 
 The formats are those of linux/netlink.h, linux/inet_diag.h and struct tcp_info of linux/tcp.h. They
 grow at the end only; bytes and times of sending are there since Linux 4.10.
 """
 
+import os
+import re
 import socket
 import struct
+
+from launcher.node.processes import PROC, descendants
 
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, DONE, ERROR = 4, 20, 3, 2
 REQUEST_DUMP, WITH_INFO, INFO, ESTABLISHED = 0x301, 1 << 1, 2, 1 << 1
@@ -97,3 +102,43 @@ class Peers:
         most = sorted(self.sums, key=lambda peer: -self.sums[peer]["sent"])[:MOST_PEERS]
         self.sums = {peer: self.sums[peer] for peer in most}
         return {peer: dict(one) for peer, one in self.sums.items()}
+
+
+# proc(5): number, own address:port, the peer's, state, two queues, timer, retransmits, user,
+# timeout, inode.
+LINE = re.compile(
+    r"^\s*\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:([0-9A-F]{4}) ([0-9A-F]{2})"
+    r" \S+ \S+ \S+ +\d+ +\d+ (\d+)",
+    re.M,
+)
+
+
+def sockets(port):
+    """The inodes of this machine's connections from or to the port, as links in /proc name them."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            text = (PROC / "net" / name).read_text()
+        except OSError:
+            continue
+        for own, peer, state, inode in LINE.findall(text):
+            if state == "01" and port in (int(own, 16), int(peer, 16)):
+                found.add("socket:[{}]".format(inode))
+    return found
+
+
+def is_connected(pid, port):
+    """Whether this process, or one that it started, has a connection from or to the port."""
+    wanted = sockets(port)
+    for one in [pid, *descendants(pid)] if wanted else []:
+        try:
+            held = list((PROC / str(one) / "fd").iterdir())
+        except OSError:
+            continue
+        for path in held:
+            try:
+                if os.readlink(str(path)) in wanted:  # noqa: PTH115 (Path.readlink needs Python 3.9)
+                    return True
+            except OSError:
+                continue
+    return False

@@ -6,11 +6,19 @@ docs/guard-protocol.md, "How nothing is left behind".
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
 
-from launcher.node import guard, wardens
+from launcher.node import guard
+from launcher.node.processes import (
+    become_subreaper,
+    decode_status,
+    die_with_parent,
+    end_descendants,
+    reap,
+)
 
 CODE = pathlib.Path(__file__).resolve().parent
 SERVICE_MARK = "TANDEM_GUARD_SERVICE"  # in the environment of a guard that is a service already
@@ -19,6 +27,8 @@ PROPERTIES = ["KillMode=control-group", "TimeoutStopSec=4", "TasksMax=infinity"]
 # ends the guard unreported. By the second systemd-oomd spares the run when memory is short, which
 # it heeds on a user's services from 252 on (systemd.resource-control(5)); role base helps before.
 SINCE = {"OOMPolicy=continue": 243, "ManagedOOMPreference=omit": 248}
+WARDENS = 2  # processes above the guard that only wait
+ORDERLY = 5  # seconds the guard gets to end the run itself
 JOURNAL_SECONDS = 2.0  # in which the journal has what was said of a service's end
 
 
@@ -31,7 +41,7 @@ def main(arguments):
         command = service_command("tandem-{}-{}".format(unit, os.getpid()))
     except NoService as error:
         why = str(error)
-        return wardens.guarded(lambda: guard.serve("wardens", why))
+        return guarded(lambda: guard.serve("wardens", why))
     code = subprocess.call(command)  # stdin and stdout go on as they are
     if code != 0 and ended_by_oomd("tandem-{}-{}".format(unit, os.getpid())):
         print("systemd-oomd ended this service, for lack of memory", file=sys.stderr)
@@ -118,3 +128,40 @@ def attempt(command):
         return str(error)
     lines = done.stderr.strip().splitlines()
     return None if done.returncode == 0 else (lines or ["exit code {}".format(done.returncode)])[-1]
+
+
+def guarded(run):
+    """Call `run` in a grandchild. Returns the exit code, in each of the three processes. Each is a
+    subreaper: whichever survives inherits what the others left behind."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's; the control side decides
+        signal.signal(number, signal.SIG_IGN)
+    for _ in range(WARDENS):
+        become_subreaper()
+        parent = os.getpid()
+        child = os.fork()
+        if child:
+            return wait_for(child)
+        die_with_parent(signal.SIGUSR1, parent)
+        os.setsid()  # whoever ends the control side's process group must not reach these
+    return run()
+
+
+def wait_for(child):
+    """Wait until the child ends or an end is ordered; then end all descendants."""
+    code = 1
+    while True:
+        signals = signal.sigwaitinfo(guard.WATCHED).si_signo
+        if signals == signal.SIGCHLD:
+            statuses = reap()
+            if child in statuses:
+                code = decode_status(statuses[child])[0]
+                break
+        elif signals == signal.SIGTERM:
+            os.kill(child, signal.SIGTERM)
+        else:
+            os.kill(child, signal.SIGUSR1)
+            signal.sigtimedwait([signal.SIGCHLD], ORDERLY)
+            break
+    end_descendants()
+    return 1 if code is None else code

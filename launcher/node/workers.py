@@ -1,12 +1,23 @@
-"""The workers of this node as the guard sees them: their output and how they ended."""
+"""The workers of this node as the guard sees them: how launch starts them, what they print on its
+way to the control side, and how they ended."""
 
 import fcntl
 import os
+import pathlib
 import re
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+import time
 
-from launcher.node.frames import LineReader
-from launcher.node.processes import decode_status
+from launcher.node.link import LineReader
+from launcher.node.machine import PATH, who
+from launcher.node.processes import decode_status, die_with_parent
 
+OPEN_FILES = 65536  # data loaders pass tensors as descriptors; 1024, the usual limit, is too few
+POLL = 0.05  # seconds between two reads of output that keeps coming: one read takes many lines
 CHUNK = 1 << 16
 PIPE_SIZE = 1 << 20  # the most an ordinary user may have: room for a burst between two looks
 TAIL = 16384  # bytes of stderr that are kept to find the exception
@@ -126,3 +137,102 @@ def exception_in(tail):
 def describe(worker):
     """The fields of a `worker_exit` frame."""
     return dict(worker.outcome(), rank=worker.rank, first=worker.first)
+
+
+def start_launch(task, workers, mono_start, scratch):
+    """Start it in a session of its own: a signal to its group spares the guard. `scratch` is a
+    folder for temporary files that is the run user's alone. Raises OSError."""
+    guard = os.getpid()
+    stdout, stderr = workers.launch
+    return subprocess.Popen(
+        task.argv,
+        cwd=task.cwd,
+        env=environment(task, workers, mono_start, scratch),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout.writer,
+        stderr=stderr.writer,
+        start_new_session=True,
+        preexec_fn=lambda: prepare_child(guard),
+    )
+
+
+def environment(task, workers, mono_start, scratch):
+    """The whole environment of launch. Only HOME comes from the guard's own, so no shell startup
+    file matters."""
+    name, home = who()
+    here = pathlib.Path(__file__).resolve().parent
+    values = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", home)}
+    values.update(USER=name, LOGNAME=name, TMPDIR=scratch)
+    values.update(task.env)
+    values.update(TANDEM_NODE=task.host, TANDEM_ATTEMPT=str(task.attempt))
+    values.update(TANDEM_GUARD_MONO=repr(mono_start))
+    values.update(PYTHON_EXEC=str(here / "worker"), TANDEM_GUARD_PIPES=workers.address())
+    values.update(TANDEM_WORKER_PYTHON=task.argv[0], TANDEM_GUARD_PYTHON=sys.executable)
+    return values
+
+
+def prepare_child(guard):
+    """In the forked child, before launch takes over."""
+    die_with_parent(signal.SIGKILL, guard)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
+class Output:
+    """Passes output and news on; `ended(worker)` is called at the end of each worker."""
+
+    def __init__(self, workers, link, selector, ended):
+        self.workers, self.link, self.selector, self.ended = workers, link, selector, ended
+        self.next_poll = None  # None: woken by the next byte
+
+    def poll(self):
+        """Every POLL seconds while there is something, else when woken."""
+        now = time.monotonic()
+        if self.next_poll is not None and now < self.next_poll:
+            return
+        busy = self.pass_on()
+        self.listen(not busy)
+        self.next_poll = now + POLL if busy else None
+
+    def listen(self, wanted):
+        """Be woken by output, or not."""
+        readers = [stream.reader for stream in self.workers.all_streams()]
+        for fd in [*readers, self.workers.reports.fd]:
+            known = fd in self.selector.get_map()
+            if wanted and not known:
+                self.selector.register(fd, selectors.EVENT_READ)
+            elif known and not wanted:
+                self.selector.unregister(fd)
+
+    def pass_on(self):
+        """Send news, and a worker's output before its end. Returns whether more may follow."""
+        frames = self.link.frames
+        news = self.workers.news()
+        busy = frames.full or self.pass_on_output()
+        for event, worker in news:
+            if event == "start":
+                frames.send("worker", rank=worker.rank, pid=worker.pid)
+            else:
+                self.ended(worker)
+        return busy
+
+    def pass_on_output(self):
+        """Send what the workers wrote. Returns whether there was anything."""
+        frames, found = self.link.frames, False
+        for stream in self.workers.all_streams():
+            data = stream.read()
+            while data:
+                found = True
+                frames.send("log", data, rank=stream.rank, stream=stream.name)
+                data = b"" if frames.full else stream.read()
+        return found
+
+    def pass_on_the_rest(self):
+        """All writers are dead: what is in the pipes now is the rest."""
+        self.pass_on()
+        while self.link.frames.full and self.link.deliverable():
+            self.link.wait_for_reader()
+            self.pass_on()

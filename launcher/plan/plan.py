@@ -300,7 +300,7 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
     if host.name in request.timetables:
         env["TANDEM_LINKS"] = json.dumps(request.timetables[host.name])
         figures = f"{output}/nodes/{host.name}/links.json"
-        before = [host.env_python, "-m", "launcher.node.links", figures]
+        before = [host.env_python, "-m", "launcher.node.prepare", "links", figures]
     if isinstance(shared.settings, Script):
         before = _script(shared.settings, host, folder, shared.code, output, env)
     if request.bar and rank == 0:
@@ -335,7 +335,7 @@ def _script(
     paths = [work, f"{folder}/{code}/{LIBRARY}", layer, env.get("PYTHONPATH", "")]
     env.update(script.environment(), TANDEM_OUTPUT=output)
     env["PYTHONPATH"] = ":".join(filter(None, paths))
-    return [host.env_python, "-m", "launcher.node.script", sent, work]
+    return [host.env_python, "-m", "launcher.node.prepare", "folder", sent, work]
 
 
 def _bar(columns: int, label: str) -> dict[str, str]:

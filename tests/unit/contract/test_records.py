@@ -18,7 +18,7 @@ from contract.records import names
 from launcher import collect, folders, run
 from launcher.background import Sizes
 from launcher.machines import probe
-from launcher.node import counters, records
+from launcher.node import counters, gpus, records
 from launcher.node.task import Task, read_task
 from launcher.options import document, with_trainer
 from launcher.plan import plan as planning
@@ -185,7 +185,7 @@ def rates(made):
 
 
 def cards(made):
-    line = counters.gpu("0, 50, 1024, 60, 100.5, 1500", 1.0)
+    line = gpus.card_of("0, 50, 1024, 60, 100.5, 1500", 1.0)
     known = {"index", *devices.FIGURES, *status.GPU}
     return lost(dict.fromkeys(known, number), line)
 
@@ -374,13 +374,13 @@ def machine(made):
 # Who writes, who reads, and the function that gives what of the record is lost on the way.
 CASES = [
     ("launcher/node/guard.py", "launcher/watch/guards.py", frames),
-    ("launcher/node/tail.py", "launcher/watch/guards.py", sent),
+    ("launcher/node/records.py", "launcher/watch/guards.py", sent),
     ("launcher/node/records.py, exit", "report/read.py", exits),
     ("launcher/node/records.py, card", "report/network.py", networks),
     ("launcher/node/records.py, peers", "report/network.py", peers),
     ("launcher/node/records.py, disks", "report/uses.py", disks),
     ("launcher/node/records.py, rates", "report/disk.py", rates),
-    ("launcher/node/counters.py, cards", "report/devices.py", cards),
+    ("launcher/node/gpus.py, cards", "report/devices.py", cards),
     ("launcher/node/records.py, mounts", "report/disk.py", shares),
     ("launcher/node/records.py, processors", "report/machines.py", loads),
     ("launcher/node/records.py", "report/status.py", shown),

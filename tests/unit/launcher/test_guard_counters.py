@@ -1,6 +1,6 @@
 """Counters: the kernel's texts in, plain values out."""
 
-from launcher.node import counters
+from launcher.node import counters, gpus
 
 NET_DEV = """\
 Inter-|   Receive                                                |  Transmit
@@ -112,12 +112,8 @@ def test_disk_rates_are_those_of_iostat():
         "w/s": 0.0,
         "rkB/s": 10240.0,  # 40960 sectors of 512 bytes in 2 s
         "wkB/s": 0.0,
-        "rrqm/s": 0.0,
-        "wrqm/s": 0.0,
         "r_await": 2.0,
         "w_await": 0.0,
-        "rareq-sz": 102.4,
-        "wareq-sz": 0.0,
         "aqu-sz": 0.5,
         "util": 50.0,
     }
@@ -169,7 +165,7 @@ def test_processors_memory_swap_and_pressure(monkeypatch):
 
 
 def test_gpu_lines():
-    line = counters.gpu("1, 97, 10842, 74, 249.81, 1905", 5.5)
+    line = gpus.card_of("1, 97, 10842, 74, 249.81, 1905", 5.5)
     assert line == {
         "mono": 5.5,
         "index": 1,
@@ -179,5 +175,5 @@ def test_gpu_lines():
         "power": 249.81,
         "clock_sm": 1905.0,
     }
-    assert counters.gpu("0, 3, 5, 40, [N/A], [Not Supported]", 1.0)["power"] is None
-    assert counters.gpu("Unable to determine the device handle", 1.0) is None
+    assert gpus.card_of("0, 3, 5, 40, [N/A], [Not Supported]", 1.0)["power"] is None
+    assert gpus.card_of("Unable to determine the device handle", 1.0) is None

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 NODE = ROOT / "launcher" / "node"
 # What runs where there is no environment yet (contract/frozen.py has what 3.6 lacks).
-TABLE = ("command_line", "errors", "options", "prices", "strategies", "verbs")
+TABLE = ("command_line", "errors", "options", "prices", "records", "strategies", "verbs")
 BEFORE = [ROOT / "tools/verbs.py", *(ROOT / f"contract/{name}.py" for name in TABLE)]
 FILES = [*sorted(NODE.glob("*.py")), NODE.parent / "__init__.py", *BEFORE]
 YOUNGER = {"contextvars", "dataclasses", "graphlib", "tomllib", "zoneinfo"}  # than Python 3.6

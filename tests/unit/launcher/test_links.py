@@ -51,7 +51,7 @@ def test_a_port_must_be_free_everywhere():
 
 def run(tables, folder, command=("-c", "print('then this')")):
     """What each machine prints, and its figures; 127.0.0.x stand for machines."""
-    argv = [sys.executable, "-m", "launcher.node.links"]
+    argv = [sys.executable, "-m", "launcher.node.prepare", "links"]
     running = {
         name: subprocess.Popen(
             [*argv, str(folder / name / "links.json"), sys.executable, *command],

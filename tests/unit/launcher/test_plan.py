@@ -160,8 +160,8 @@ def test_machines_that_are_measured_are_worlds_of_their_own():
     made = build(hosts, found, Config(data=""), independent=True, timetables=tables)
     assert [node.ranks for node in made.nodes] == [(0, 1), (0,)]
     for node, count in zip(made.nodes, (2, 1)):
-        assert node.argv[1:3] == ("-m", "launcher.node.links")
-        assert node.argv[3] == f"{node.output}/nodes/{node.host}/links.json"
+        assert node.argv[1:4] == ("-m", "launcher.node.prepare", "links")
+        assert node.argv[4] == f"{node.output}/nodes/{node.host}/links.json"
         own = ("--nnodes=1", "--node_rank=0", f"--nproc_per_node={count}")
         assert {*own, f"--master_addr={node.address}"} <= set(node.argv)
         assert json.loads(node.env["TANDEM_LINKS"]) == {"token": "t"}

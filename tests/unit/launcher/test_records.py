@@ -16,9 +16,8 @@ from contract.validate import Invalid
 from launcher import collect
 from launcher.background import MIB, Sizes, Spool
 from launcher.machines.engines.local import LocalNode, LocalProcess
-from launcher.node import tail
-from launcher.node.frames import FrameWriter
-from launcher.node.tail import Tail
+from launcher.node.link import FrameWriter
+from launcher.node.records import BEHIND, Tail
 from launcher.watch import failures, records
 from launcher.watch.guards import Frames
 from launcher.watch.lines import RunLogs
@@ -92,7 +91,6 @@ def test_the_copies_grow_by_whole_lines_and_are_the_files_in_the_end(way):
 
 def test_both_sides_have_the_same_names_and_sizes():
     assert set(Tail(None, TASK).sent) == set(names(1, [0])) == {STEPS, MACHINE}
-    assert tail.PIECE == PIECE
 
 
 def test_a_line_without_end_comes_in_pieces_and_half_a_line_waits(way):
@@ -107,7 +105,7 @@ def test_while_the_reader_is_behind_nothing_is_added_but_beats(way):
     way.write(STEPS, lines(20000))
     for _ in range(100):
         way.tail.send(way.writer)
-    assert way.writer.size <= tail.BEHIND + 2 * PIECE
+    assert way.writer.size <= BEHIND + 2 * PIECE
     way.writer.send("beat", unix=0.0, running=[])
     assert way.writer.pending
 

@@ -15,8 +15,7 @@ from contract.errors import OUT_OF_MEMORY, STOPPED, UserError
 from contract.options import Config
 from launcher import cli, options
 from launcher.machines import inventory
-from launcher.node import script as own_folder
-from launcher.node import supervisor
+from launcher.node import prepare, supervisor
 from launcher.plan import checks, code, plan, preflight, script
 from launcher.plan.preflight import OpenMachines
 from launcher.terminal import Terminal
@@ -134,8 +133,8 @@ def test_the_processes_are_started_as_torchrun_starts_them(project):
     assert (made.world_size, made.model, made.sync, made.precision) == (4, None, None, None)
     node = made.nodes[1]
     work = f"{node.output}/work/node2"
-    assert node.argv[:5] == (
-        *(node.argv[0], "-m", "launcher.node.script"),
+    assert node.argv[:6] == (
+        *(node.argv[0], "-m", "launcher.node.prepare", "folder"),
         *(f"{node.cwd}/own", work),
     )
     assert node.argv[-5:] == ("--use_env", "--", "train.py", "--lr", "0.1 2")
@@ -232,14 +231,14 @@ def test_each_run_has_its_own_copy_which_keeps_what_it_wrote(tmp_path):
     sent, work = tmp_path / "own", tmp_path / "runs/r/work/node1"
     (sent / "parts").mkdir(parents=True)
     (sent / "parts/a.py").write_text("1")
-    own_folder.copy(sent, work)
+    prepare.copy(sent, work)
     (work / "out").mkdir()
     (work / "out/last.pt").write_text("saved")
     (sent / "parts/a.py").write_text("2")
-    own_folder.copy(sent, work)
+    prepare.copy(sent, work)
     assert (work / "parts/a.py").read_text() == "2"
     assert (work / "out/last.pt").read_text() == "saved"
-    argv = [sys.executable, "-m", "launcher.node.script", str(sent), str(work)]
+    argv = [sys.executable, "-m", "launcher.node.prepare", "folder", str(sent), str(work)]
     show = [sys.executable, "-c", "import os; print(os.getcwd())"]
     done = subprocess.run([*argv, *show], capture_output=True, text=True, check=True)
     assert done.stdout == f"{work}\n"
