@@ -1,6 +1,5 @@
 """Readers of what a machine, another user or a file gives, each with what is generated: they read
-it or refuse it in a sentence. Other readers have their fuzzers in their own files of tests
-(tests/readers.py has all of them)."""
+it or refuse it in a sentence. Other readers have their fuzzers in their own files of tests."""
 
 import json
 import os
@@ -16,25 +15,23 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract.command_line import GONE, parse, verb_words
+from contract.command_line import parse, verb_words
 from contract.errors import UserError
 from contract.strategies import ATTACHED
 from contract.text import clean
-from contract.validate import One, Row
 from launcher import checkpoints, collect, control, folders, outputs, owners, status, top
 from launcher.machines import engine
 from launcher.machines.owned import SIGNS, Owner
-from launcher.machines.probes import machine
 from launcher.node import owner, pairprobe
 from launcher.plan import code, layer, models, requirements
-from planning import PlanError, border, network_netplan, wake
+from planning import PlanError, network_netplan
 from report.comparing import read_cells
 from report.text import section_lines
 from report.view import Section
 from tests.fuzz import damaged, many, odd
 from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.launcher_values import host
-from tools import sweep, verbs
+from tools import sweep
 
 WORDS = st.sampled_from(["", "a", "out", "..", "/", "\x1b[2J", "\ud800", "é", "9" * 30, "x" * 300])
 TEXT = st.text(max_size=30) | WORDS
@@ -453,27 +450,6 @@ def test_a_foreign_run_is_shown_as_text(ended, said, pid):
         assert [clean(text) for text in shown] == shown
 
 
-WOKEN = {"inventory": "/here/inventory.ini", "mac": "00:11:22:33:44:55", "address": "192.0.2.1"}
-WOKEN["port"] = 22
-WAKE = load("ansible/wake.py")
-
-
-@many(200)
-@example(b"[" * 2000, "pc1")
-@example(json.dumps(WOKEN).encode(), "pc9")
-@given(odd(WOKEN) | damaged(json.dumps(WOKEN).encode()), st.just("pc1"))
-def test_a_damaged_record_wakes_nothing_or_is_named(made, limit):
-    with tempfile.TemporaryDirectory() as name:
-        content = made if isinstance(made, bytes) else json.dumps(made).encode()
-        (Path(name) / "pc1.json").write_bytes(content)
-        try:
-            found, damaged_ones = WAKE.records(Path(name), Path(WOKEN["inventory"]), [limit])
-        except WAKE.WakeError:
-            return
-        assert all(len(WAKE.packet(row["mac"])) == 102 for row in found.values())
-        assert all("is damaged (" in said for said in damaged_ones)
-
-
 CARD = {"match": {"name": "eno1", "macaddress": "00:11"}, "addresses": ["192.0.2.1/24", {"a": 1}]}
 CARD.update({"set-name": "lan", "nameservers": {"addresses": []}, "routes": [{"to": "default"}]})
 NETPLAN = {"network": {"version": 2, "ethernets": {"eno1": CARD, "renderer": "networkd"}}}
@@ -492,58 +468,6 @@ def test_any_file_of_netplan_s_is_looked_through_or_named(made):
         network_netplan._read("/etc/netplan/x.yaml", text, {"host": "node1"})
     except PlanError as error:
         assert "node1: /etc/netplan/x.yaml is no file of netplan's: " in str(error)
-
-
-WAKES = "\tSupports Wake-on: pumbg\n\tWake-on: g\n"
-UP = ["enabled", "active"]
-
-
-@many(200)
-@example(WAKES, ["disabled", "x" * 99], b"")
-@example(WAKES, UP, json.dumps(WOKEN).encode())
-@example(WAKES, UP, b"[" * 2000)
-@given(st.just(WAKES) | TEXT, st.just(UP), damaged(json.dumps(WOKEN).encode()))
-def test_whether_a_machine_wakes_is_known_or_said(printed, service, kept):
-    said = wake.wake_verdict(printed, service, kept.decode(errors="replace"), WOKEN)
-    assert isinstance(said, str) and len(said) < 200
-
-
-PROOF = {"names": ["RTX"], "precisions": ["fp16"]}
-
-
-@many(100)
-@example({"rc": 0, "stdout": json.dumps(PROOF)})
-@given(odd({"rc": 0, "stdout": json.dumps(PROOF)}))
-def test_what_a_machine_says_of_its_products_is_a_proof_or_none(done):
-    found = border.proven([{"inventory_hostname": "node1", "prove_cards": done}])
-    assert all(one["host"] == "node1" for one in found)
-
-
-@many(100)
-@given(st.none() | st.integers() | TEXT)
-def test_how_many_cards_take_part_is_a_number_or_refused(gpus):
-    try:
-        assert border.counted(gpus, "node1") in (None, *range(10_000))
-    except PlanError as error:
-        assert "write a number, 0 for none" in str(error)
-
-
-@pytest.mark.hypothesis
-@pytest.mark.parametrize(("value", "shape"), [([1, "x"], Row((int, int))), ("x", One(("a",)))])
-def test_the_part_that_has_not_its_shape_is_named(value, shape):
-    with pytest.raises(PlanError, match="was expected"):
-        border.read(value, shape, "it")
-
-
-@many(100)
-@example("ARGS", "'")
-@example("FOLDER", "~nosuch/x")
-@given(st.sampled_from(["ARGS", "FOLDER", "OUTPUT"]), TEXT)
-def test_any_word_is_taken_or_refused(name, text):
-    try:
-        assert isinstance(verbs.options("train", [name], {name: text}), list)
-    except UserError as error:
-        assert str(error)
 
 
 TYPED = st.sampled_from(["NODES=2", "ARGS=--lr 1", "--", "--lr", "x", "--nodes", "--help", "LR=3"])
@@ -580,20 +504,6 @@ def test_any_word_is_the_trainer_s_or_is_refused(word):
         assert len(str(error)) < 5000
     except SystemExit:
         assert word in ("-h", "--help")
-
-
-@pytest.mark.hypothesis
-def test_what_is_no_file_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "recipe.yaml")
-    with pytest.raises(UserError, match="no regular file"):
-        parse(["--config", str(tmp_path / "recipe.yaml")])
-    with pytest.raises(UserError, match="is no longer there"):
-        parse([f"--{next(iter(GONE))}", "1"])
-    (tmp_path / "good.yaml").write_text("epochs: 3")
-    assert parse(["--config", str(tmp_path / "good.yaml")]).epochs == 3
-    assert parse(["--epochs", "3"]).epochs == 3
-    (tmp_path / "gone.png").symlink_to("nowhere.png")
-    assert machine.size(tmp_path / "gone.png") is None
 
 
 REQUEST = b'{"token": "secret", "host": "node2", "test": "ring"}\n'

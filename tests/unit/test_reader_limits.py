@@ -7,6 +7,7 @@ import fnmatch
 import io
 import itertools
 import json
+import os
 import re
 import time
 import tracemalloc
@@ -395,12 +396,14 @@ def test_four_times_as_much_takes_no_ten_times_as_long(tmp_path, name):
     assert seconds[1] < 10 * seconds[0], seconds
 
 
-@pytest.mark.parametrize("name", ["/dev/zero", "sparse"])
+@pytest.mark.parametrize("name", ["/dev/zero", "sparse", "pipe"])
 def test_what_is_larger_is_refused(tmp_path, name):
     path = tmp_path / name  # an absolute name stays
     if name == "sparse":
         with path.open("wb") as file:
             file.truncate(1 << 40)
+    elif name == "pipe":
+        os.mkfifo(path)  # it would be waited for
     for read in (
         lambda: read_text(path),
         lambda: folders.recorded(path, RECORDED),

@@ -182,7 +182,3 @@ def test_the_table_of_cards_fits_80_columns():
     assert max(len(line) for line in lines) <= 80
     assert "12.4/13.4" in lines[1] and "530/616" in lines[1] and "3x16" in lines[1]
     assert lines[-1] == "all-reduce of 102 MB over NCCL: 1.30 s, floor 1.20 s"
-
-
-def test_every_known_card_names_its_source():
-    assert all(row["source"] and row["copy"] and row["fp32"] for row in KNOWN.values())

@@ -378,28 +378,6 @@ def test_a_verbs_variables_are_refused_or_become_options(data):
         assert all(isinstance(word, str) for word in words)
 
 
-NAMES = st.one_of(
-    st.sampled_from(["NODES", "nodes", "NODS", "GPUS", "LR", "EPOCH", "PYTHON", "x", "", "CORE"]),
-    st.text(max_size=8),
-)
-
-
-@many(100)
-@given(
-    st.lists(st.sampled_from([*verbs.VERBS, "trian", "known", "²"]), max_size=2),
-    st.dictionaries(NAMES, WORDS, max_size=3),
-    st.booleans(),
-)
-def test_any_words_after_make_are_refused_or_known(typed, environment, given_there):
-    given_there = list(environment) if given_there else []
-    try:
-        ignored = tool.check(typed, given_there, environment)
-    except UserError as error:
-        assert str(error)
-    else:
-        assert all(isinstance(line, str) for line in ignored)
-
-
 def test_a_path_of_nobody_is_one_sentence():
     with pytest.raises(UserError, match=r"^TO=~nosuchuser/x is no path: "):
         tool.options("usb", ["TO"], {"TO": "~nosuchuser/x"})

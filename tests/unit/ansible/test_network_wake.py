@@ -153,7 +153,7 @@ def test_only_machines_of_this_inventory_that_were_asked_for_are_woken(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("damage", "said"),
     [
         ({"mac": "3c:7c"}, "3c:7c"),
         ({"mac": 7}, "TypeError"),
@@ -161,14 +161,16 @@ def test_only_machines_of_this_inventory_that_were_asked_for_are_woken(tmp_path)
         ({"port": 70000}, "70000"),
         ({"port": "22"}, "'22'"),
         ({"inventory": None}, "TypeError"),
-        ({}, "JSONDecodeError"),
+        ("{", "JSONDecodeError"),
+        ("[" * 200_000, "RecursionError"),
     ],
 )
 def test_a_damaged_record_is_named_and_the_others_are_woken(
-    tmp_path, monkeypatch, capsys, change, said
+    tmp_path, monkeypatch, capsys, damage, said
 ):
     inventory = tmp_path / "inventory.ini"
-    text = json.dumps({**json.loads(good(inventory)), **change}) if change else "{"
+    record = json.loads(good(inventory))
+    text = damage if isinstance(damage, str) else json.dumps({**record, **damage})
     (tmp_path / "pc1.json").write_text(text)
     (tmp_path / "pc2.json").write_text(good(inventory))
     monkeypatch.setattr(wake, "RECORDS", tmp_path)

@@ -316,20 +316,6 @@ def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):
     server.shutdown()
 
 
-def test_what_is_said_to_be_installed_by_the_roles_is_in_their_lists():
-    """A fresh Ubuntu has no python3-venv, a fresh Debian no rsync."""
-    wanted = {}
-    for role, file in (("base", "main"), ("python_env", "venv")):
-        folder = ROOT / "ansible/roles" / role
-        listed = yaml.safe_load((folder / "vars/main.yml").read_text())[f"{role}_packages"]
-        for task in yaml.safe_load((folder / f"tasks/{file}.yml").read_text()):
-            asked = task.get("vars", {}).get("packages_wanted", "").strip("{ }").partition(".")[2]
-            names = listed.get(asked, []) if isinstance(listed, dict) else listed
-            wanted |= dict.fromkeys(names, task.get("when"))
-    assert {"rsync", "python3-venv"} <= wanted.keys()
-    assert wanted["rsync"] is None is wanted["python3-venv"]
-
-
 @pytest.mark.parametrize(
     ("changes", "setting"),
     [
