@@ -1,6 +1,6 @@
 """What fuzzers of readers share: documents with odd parts, and damaged bytes, always the same ones.
 
-`python -m tests.readers` makes all of them, `make test` an eighth. `python -m pytest tests/unit
+`make test` makes an eighth of them, `make test-all ONLY=fuzzers` all. `python -m pytest tests/unit
 --hypothesis-seed=N` tries others.
 """
 

@@ -132,7 +132,7 @@ def ring_all(only: str) -> list[Part]:
     ours, forty = {"PYTHON": PYTHON}, {"TANDEM_CHAOS_TRIALS": "40"}
     parts += [
         pytest("40 faults", *hour, "tests/lab/test_chaos.py", env=forty),
-        Part("fuzzers", (PYTHON, "-m", "tests.readers")),
+        pytest("fuzzers", "-m", "hypothesis", "tests/unit", env={"TANDEM_FUZZ": "1"}),
         Part("test-gpu on the CPU", ("tools/test-gpu.sh", "--device=cpu"), env=ours),
         pytest("40 verdicts", *hour, "bench/verdict"),
     ]

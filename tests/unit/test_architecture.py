@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from bench import house
-from tests import readers
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {"contract", "tandem", "trainer", "launcher", "report", "lab"}
@@ -66,45 +65,6 @@ def test_the_contract_needs_nothing_but_the_standard_library():
     assert (ROOT / "contract/__init__.py").read_text() == ""
 
 
-def arrows():
-    """The table of docs/architecture.md."""
-    lines = ["| room | of other rooms it imports | it never imports |", "|---|---|---|"]
-    for room in sorted(NEVER):
-        files = (ROOT / room).rglob("*.py")
-        others = {name.split(".")[0] for file in files for name in imported(file)} & ROOMS - {room}
-        told = [
-            ", ".join(f"`{name}`" for name in sorted(names)) or "nothing"
-            for names in (others, NEVER[room])
-        ]
-        lines.append(f"| `{room}/` | {told[0]} | {told[1]} |")
-    return "\n".join(lines)
-
-
-def test_the_page_has_these_arrows():
-    page = (ROOT / "docs/architecture.md").read_text()
-    assert arrows() in page, f"docs/architecture.md needs this table:\n{arrows()}"
-
-
-def way_of(thing):
-    """The files of that list in docs/architecture.md."""
-    part = (ROOT / "docs/architecture.md").read_text().split(f"## The way of {thing}\n", 1)[1]
-    steps = re.findall(r"^\d+\. (.*(?:\n   .*)*)", part.split("\n## ", 1)[0], re.M)
-    return [re.match(r"`([^`]+)`", step)[1] for step in steps]
-
-
-@pytest.mark.parametrize(
-    ("thing", "first", "last"),
-    [
-        ("a record", "tandem/timings.py", "report/read.py"),
-        ("an option", "contract/options.py", "trainer/__main__.py"),
-    ],
-)
-def test_the_files_that_it_crosses_are_there(thing, first, last):
-    way = way_of(thing)
-    assert (way[0], way[-1]) == (first, last) and len(way) > 5
-    assert all((ROOT / path).is_file() for path in way)
-
-
 def test_relative_imports_do_not_leave_their_room():
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
@@ -147,15 +107,63 @@ def reads(path):
     return False
 
 
+# Modules that open files, receive bytes, read folders or take JSON or YAML apart, by what it is.
+# The first turn what a machine, another user or a file gives into values that the rest trusts.
+READS = {
+    "what others give, with a fuzzer": """
+        ansible/bootstrap.py ansible/dry_provision.py ansible/planning/network_netplan.py
+        ansible/planning/stacks.py ansible/planning/wake.py ansible/roles/owner/files/tandem.py
+        ansible/wake.py contract/command_line.py contract/layout.py contract/runs.py
+        contract/text.py contract/validate.py launcher/checkpoints.py launcher/collect.py
+        launcher/control.py launcher/folders.py launcher/machines/engines/ssh.py
+        launcher/machines/inventory.py launcher/machines/probe.py
+        launcher/machines/probes/machine.py launcher/node/owner.py launcher/node/pairprobe.py
+        launcher/node/tickets.py launcher/outputs.py launcher/pickles.py launcher/plan/code.py
+        launcher/plan/layer.py launcher/plan/models.py launcher/plan/requirements.py
+        launcher/queue.py launcher/status.py launcher/top.py launcher/watch/attempts.py
+        launcher/watch/records.py report/files.py report/older.py tandem/compat.py
+        tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py
+        trainer/resume.py trainer/writer.py""",
+    "the checkout's own files": """
+        ansible/bundling/debs.py ansible/bundling/table.py ansible/planning/offline.py
+        ansible/stacks_page.py contract/prices.py launcher/plan/devices.py tandem/standalone.py
+        tools/rings.py""",
+    "the kernel's files": """
+        contract/card.py launcher/node/processes.py launcher/node/records.py
+        launcher/node/sockets.py tandem/timings.py""",
+    "files that are copied or hashed, and not taken apart": """
+        launcher/node/machine.py launcher/node/prepare.py""",
+    "what it has written itself, or its like": """
+        ansible/bundle.py ansible/bundling/wheels.py ansible/check.py launcher/background.py
+        launcher/waits.py launcher/cli.py launcher/node/supervisor.py report/__main__.py
+        report/cli.py report/events.py report/measurements.py trainer/export.py
+        ansible/roles/cuda/files/relocate.py""",
+    "what the control machine sends to its own programs": """
+        launcher/node/link.py launcher/node/slurm.py trainer/models.py
+        ansible/planning/network.py ansible/module_utils/commands.py""",
+    "what a machine finds on itself, which is checked here (border.py)": """
+        ansible/library/driver_facts.py ansible/library/health_facts.py
+        ansible/library/machine_facts.py ansible/module_utils/kernels.py
+        ansible/roles/accept/files/diskprobe.py""",
+    "a method of that name, of no file": """
+        launcher/machines/engine.py launcher/measure.py launcher/plan/checks.py
+        launcher/slurm.py launcher/watch/watch.py""",
+    "members, who trust each other (docs/security.md)": """
+        tandem/exchange.py trainer/world.py""",
+    "a stick, which is trusted (docs/security.md)": "ansible/bundling/manifest.py",
+    "archives, by their sums": """
+        ansible/bundling/fetch.py ansible/library/toolkit_archive.py tools/imagenet.py""",
+    "greetings of 255 bytes at most, by a pattern: test_find.py": "launcher/find.py",
+    "names of sockets: test_guard_machine_lock.py": "launcher/node/machine_lock.py",
+}
+
+
 def test_what_comes_from_elsewhere_is_read_in_listed_modules_alone():
-    """Whoever opens, receives or lists anything in another one says in tests/readers.py what it
-    is: a reader, with its fuzzer, or why it needs none."""
+    """Whoever opens, receives or lists anything in another one says what it is."""
     rooms = ("ansible", "contract", "launcher", "report", "tandem", "tools", "trainer")
     paths = {path for room in rooms for path in (ROOT / room).rglob("*.py") if reads(path)}
-    found = {path.relative_to(ROOT).as_posix() for path in paths}
-    fuzzed = {file for modules in readers.READERS.values() for file in modules}
-    assert found - fuzzed == set(readers.OWN), "see OWN of tests/readers.py"
-    assert not fuzzed & set(readers.OWN)
+    listed = {file for files in READS.values() for file in files.split()}
+    assert {path.relative_to(ROOT).as_posix() for path in paths} == listed, "see READS"
 
 
 def test_ssh_is_called_where_it_is_said_how():

@@ -1,5 +1,6 @@
 """The pages: each is reachable from README, and each link leads to something."""
 
+import dataclasses
 import re
 import unicodedata
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract import verbs
+from contract.options import Options
 
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -56,14 +58,23 @@ def test_every_part_that_a_page_names_is_there():
 
 
 def test_every_test_that_a_page_names_is_there():
+    """A file, or file::test, the latter also as `::test` after a file."""
     rooms = (ROOT / "tests", ROOT / "bench")
-    there = {path.name for room in rooms for path in room.rglob("test_*.py")}
-    named = {
-        (page.name, name)
-        for page in pages()
-        for name in re.findall(r"\btest_\w+\.py\b", page.read_text())
-    }
-    assert {one for one in named if one[1] not in there} == set()
+    there = [path for room in rooms for path in room.rglob("test_*.py")]
+    defined = re.findall(r"^def (test_\w+)\(", "\n".join(map(Path.read_text, there)), re.MULTILINE)
+    text = "\n".join(page.read_text() for page in pages())
+    assert set(re.findall(r"\btest_\w+\.py\b", text)) <= {path.name for path in there}
+    assert set(re.findall(r"::(test_\w+)", text)) <= set(defined)
+
+
+def test_every_file_and_option_that_a_page_names_is_there():
+    """Of the rooms; an option of the trainer is on its page."""
+    text = "\n".join(page.read_text() for page in pages())
+    named = re.findall(r"`((?:ansible|contract|launcher|report|tandem|trainer)/[\w./]+\.py)`", text)
+    assert len(named) > 50 and {one for one in named if not (ROOT / one).is_file()} == set()
+    options = re.findall(r"(?<![\w-])--([a-z0-9_]+)", (ROOT / "docs/trainer.md").read_text())
+    known = {field.name for field in dataclasses.fields(Options)} | {"help", "best"}
+    assert len(options) > 30 and set(options) <= known
 
 
 def columns(line):

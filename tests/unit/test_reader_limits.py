@@ -1,14 +1,11 @@
 """What readers of outside values take: memory of at most 30 times what they read, which is bounded,
 and no time that grows faster than it."""
 
-import ast
 import contextlib
-import fnmatch
 import io
 import itertools
 import json
 import os
-import re
 import time
 import tracemalloc
 from pathlib import Path
@@ -34,7 +31,6 @@ from launcher.watch.guards import Frames
 from planning import PlanError, stacks
 from report.read import read_run
 from report.status import Follower
-from tests import readers
 from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.test_validate import ANSWER, HELLO, KNOWN, TASK, wire
 from tests.unit.report.report_runs import RunBuilder
@@ -81,56 +77,7 @@ EACH = {
     ),
     "foreign runs": (control.read, array),
 }
-# Where another test measures it. What is typed is as long as a system's command line.
-ELSEWHERE = {
-    "facts": "launcher/test_validate.py::test_memory_is_bounded_by_what_came",
-    "records": "report/test_odd_files.py::test_a_large_file_takes_neither_much_memory_nor_long",
-    "checkpoints": "trainer/test_odd_checkpoints.py::test_a_small_file_does_not_fill_the_memory",
-    "data sets": "trainer/test_data_folder.py::test_a_small_file_of_many_pixels_takes_little_memory",  # noqa: E501
-    "recipes": "test_reader_limits.py::test_yaml_is_short",
-    "outputs": "launcher/test_pickles.py::test_a_file_of_any_size_takes_little",
-    "owners": "launcher/test_engine.py::test_a_command_that_says_too_much_is_left",
-    "queue": "launcher/test_queue.py::test_what_is_no_ticket_stops_nobody",
-    "top": "launcher/test_top.py::test_a_machine_that_sends_no_line_or_ends_is_told",
-    "links": "launcher/test_links.py::test_whoever_has_no_token_keeps_nobody_waiting",
-    "scripts": "launcher/test_script.py::test_what_it_imports_is_looked_for_in_files_that_a_parser_bears",  # noqa: E501
-    "inventories": "test_reader_limits.py::test_lines_of_known_hosts_and_words_take_what_they_are",
-    "verbs": "test_reader_limits.py::test_lines_of_known_hosts_and_words_take_what_they_are",
-}
-
-
-def test_each_reader_has_its_test():
-    assert readers.READERS.keys() <= EACH.keys() | ELSEWHERE.keys()
-    grown = {name.partition(":")[0] for name in GROWING} | EACH.keys()
-    assert readers.READERS.keys() <= grown
-    for file, name in (test.split("::") for test in ELSEWHERE.values()):
-        assert f"\ndef {name}(" in (Path(__file__).parent / file).read_text(), name
-
-
-def defined(node, inside=""):
-    """The names of a module's functions and methods, as coverage has them."""
-    for one in ast.iter_child_nodes(node):
-        if isinstance(one, (ast.FunctionDef, ast.ClassDef)):
-            name = f"{inside}{one.name}"
-            yield from [name] if isinstance(one, ast.FunctionDef) else ()
-            yield from defined(one, f"{name}.")
-
-
-def test_each_reader_is_where_it_is_looked_for():
-    named = [pair for modules in readers.READERS.values() for pair in modules.items()]
-    for file, patterns in named:
-        there = list(defined(ast.parse((readers.ROOT / file).read_text())))
-        for pattern in patterns:
-            assert any(fnmatch.fnmatchcase(name, pattern) for name in there), (file, pattern)
-    for file, begin in readers.UNREACHED:
-        lines = (readers.ROOT / file).read_text().splitlines()
-        assert any(line.strip().startswith(begin) for line in lines), (file, begin)
-
-
-def test_what_no_fuzzer_reaches_names_tests_that_are_there():
-    tests = {path.name for path in Path(__file__).parents[1].rglob("test_*.py")}
-    named = re.findall(r"test_\w+\.py", " ".join(readers.UNREACHED.values()))
-    assert len(named) > 5 and not set(named) - tests
+# Others are measured in their own files of tests.
 
 
 def taken(read, *what):

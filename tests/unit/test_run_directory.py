@@ -1,6 +1,5 @@
 """docs/run-directory.md, tests/run_directory.py and the report agree on the contract."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from contract.records import CATEGORIES
 from report.__main__ import main
 from tests import run_directory
 from tests.run_directory import FILES, LINES, MACHINE, PARTS, WHERE_KNOWN
-from tests.unit.report.report_runs import RunBuilder, change_lines
+from tests.unit.report.report_runs import RunBuilder
 
 PAGE = run_directory.documented(
     (Path(__file__).parents[2] / "docs/run-directory.md").read_text(encoding="utf-8")
@@ -55,42 +54,16 @@ def test_a_reported_run_keeps_the_contract(tmp_path):
     assert run_directory.problems(run) == []
 
 
-@pytest.mark.parametrize("kind", LINES)
-def test_a_line_without_a_field_is_noticed(tmp_path, kind):
-    run = RunBuilder(tmp_path / "run").write()
-    path = run / "nodes/node1/rank0.1.steps.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines.append({"kind": "stall", "category": "data", "step": 1, "idle": 1.0})
-    for line in lines:
-        if line["kind"] == kind:
-            del line[next(iter(LINES[kind]))]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert any("is missing" in problem for problem in run_directory.problems(run))
-
-
-@pytest.mark.parametrize("kind", MACHINE)
-def test_a_machine_s_line_without_a_field_is_noticed(tmp_path, kind):
-    run = RunBuilder(tmp_path / "run").write()
-    gone = next(iter(MACHINE[kind]))
-    path = run / "nodes/node1/machine.1.jsonl"
-    change_lines(
-        path, lambda line: line["kind"] == kind and {n: v for n, v in line.items() if n != gone}
-    )
-    assert any(f"{gone} is missing" in problem for problem in run_directory.problems(run))
-
-
-@pytest.mark.parametrize("name", ["exit.json", "net.jsonl", "rank0.steps.jsonl", "machine.jsonl"])
-def test_a_file_of_before_is_noticed(tmp_path, name):
-    run = RunBuilder(tmp_path / "run").write()
-    (run / "nodes/node1" / name).write_text("{}\n")
-    assert any(f"{name} is no file" in problem for problem in run_directory.problems(run))
-
-
-def test_half_a_last_line_is_allowed_and_half_a_line_before_it_is_not(tmp_path):
-    run = RunBuilder(tmp_path / "run").write()
-    path = run / "nodes/node1/machine.1.jsonl"
-    whole = path.read_text()
-    path.write_text(whole + '{"kind": "sample", "mo')
-    assert run_directory.problems(run) == []
-    path.write_text('{"kind": "sample", "mo\n' + whole)
-    assert any("does not parse" in problem for problem in run_directory.problems(run))
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("rank0.1.steps.jsonl", lambda text: text.replace('"epoch"', '"epok"'), "epoch is missing"),
+        ("machine.1.jsonl", lambda text: text.replace('"cpu_busy"', '"x"'), "cpu_busy is missing"),
+        ("machine.1.jsonl", lambda text: '{"kind": "sample", "mo\n' + text, "does not parse"),
+        ("exit.json", lambda text: "{}\n", "exit.json is no file"),  # of before
+    ],
+)
+def test_what_breaks_the_contract_is_noticed(tmp_path, name, change, problem):
+    path = RunBuilder(tmp_path / "run").write() / "nodes/node1" / name
+    path.write_text(change(path.read_text() if path.exists() else ""))
+    assert any(problem in one for one in run_directory.problems(tmp_path / "run"))

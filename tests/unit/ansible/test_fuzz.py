@@ -1,7 +1,7 @@
 """Odd facts, texts, files and settings: whatever comes is used or refused in a sentence.
 
 Each reader gets a thing as a good machine or user gives it, in which parts were changed at random,
-so that it comes past the first look. `python -m tests.readers` sees that they reach every line.
+so that it comes past the first look.
 """
 
 import copy
