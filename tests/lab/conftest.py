@@ -27,7 +27,6 @@ LONG = {
     "test_lab_mixed.py",
     "test_lab_vm.py",
     "test_live.py",
-    "test_long_run.py",
     "test_many.py",
     "test_plan.py",
     "test_poweroff.py",

@@ -147,13 +147,6 @@ def test_the_control_side_is_killed(start, way):
     assert wait_until_gone(run.mark, 10) == []
 
 
-def test_the_cable_is_cut(start, machine):
-    run = start("own manager")
-    run.client.send(type="lease")
-    machine("cut", "1")
-    assert wait_until_gone(run.mark, 20) == []
-
-
 def test_a_frozen_machine_thaws(start, machine):
     run = start("wardens")
     machine("freeze", "1")
@@ -164,38 +157,8 @@ def test_a_frozen_machine_thaws(start, machine):
     assert run.client.wait_for("exit", renew=False)["reason"] == "lease"
 
 
-def test_a_stall_of_8_seconds_ends_nothing(start, machine):
-    run = start()
-    machine("cut", "1")
-    run.renew_for(8)
-    machine("mend", "1")
-    run.renew_for(12)
-    assert len(alive(run.mark)) == 4
-    run.client.send(type="kill")
-    assert run.client.wait_for("exit")["reason"] == "killed"
-
-
 def test_the_machine_is_shut_down(start, machine):
     """A worker that does not exit must not make systemd wait for 90 s."""
     run = start()
     run.lab.ssh(1, "systemctl --user stop 'tandem-*'")
     assert wait_until_gone(run.mark, 10) == []
-
-
-def test_a_full_disk_neither_hangs_nor_hides(machine):
-    machine.ssh(
-        1,
-        "mkdir -p full && sudo mount -t tmpfs -o size=64k,uid=$(id -u) tmpfs full"
-        " && head -c 100000 /dev/zero > full/fill; df --output=avail full | tail -1",
-    )
-    line = "exec /usr/bin/python3 -IB tandem/code/launcher/node test-2"
-    client = Client(machine.argv("exec", "--", "ssh", f"tandem@{ADDRESS}", line))
-    script = "import time; time.sleep(2); print('trained')"
-    client.start("full", ["/usr/bin/python3", LAUNCH, "1", script], record=True)
-    end = client.wait_for("exit")
-    client.close()
-    machine.ssh(1, "sudo umount full")
-    assert (end["reason"], end["workers"]["0"]["exit_code"]) == ("finished", 0)
-    assert client.output[0, "stdout"] == b"trained\n"
-    troubles = {f["what"]: f["message"] for f in client.frames if f["type"] == "trouble"}
-    assert "No space left on device" in troubles["records"]

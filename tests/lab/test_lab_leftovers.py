@@ -109,12 +109,6 @@ def test_down_ends_what_runs_on_the_control_machine(before, start_lab):
     assert before.left() == []
 
 
-def test_down_twice_says_that_there_is_nothing(before, start_lab):
-    lab = start_lab("ends", "--nodes", "1", "--no-bundle")
-    lab("down")
-    assert lab("down").stderr == f"lab: there is no lab {lab.name}: nothing to end\n"
-
-
 def interrupt(lab, number: int, begun, *options: str) -> tuple[int, str]:
     """Sends `up` a signal as soon as `begun()`; its exit code and all that it said, to the end."""
     process = subprocess.Popen(
@@ -148,19 +142,6 @@ def test_up_that_is_ended_leaves_nothing(before, new_lab, stage, number):
     code, said = interrupt(lab, number, Path(STAGES[stage].format(lab.name)).exists)
     assert code == (130 if number == signal.SIGINT else -number)
     assert said == ("lab: interrupted\n" if number == signal.SIGINT else "")
-    assert before.left() == []
-
-
-def test_emulated_machines_that_boot_are_ended_too(before, new_lab):
-    lab = new_lab("ends")
-    processes = cgroup.of(lab.name, "node2") / "cgroup.procs"
-
-    def emulating():
-        pids = processes.read_text().split() if processes.exists() else []
-        return any("qemu" in command_of(Path("/proc", pid)) for pid in pids)
-
-    code, _ = interrupt(lab, signal.SIGKILL, emulating, "--vm")
-    assert code == -signal.SIGKILL
     assert before.left() == []
 
 

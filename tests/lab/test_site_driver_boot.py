@@ -8,8 +8,7 @@ import pytest
 from lab import base
 from lab.plan import System
 from tests.lab import driver_standins as standins
-from tests.lab.site_plays import changed_tasks, changes, failures, play, said
-from tests.unit.ansible.driver_machines import ENDED
+from tests.lab.site_plays import changes, failures, play, said
 
 OLD, NEW = "535.261.03", "535.300.01"
 STEPS = ("mokutil --import /var/lib/dkms/mok.pub", "Enroll MOK", "Run the same command here again")
@@ -120,44 +119,6 @@ def versions(lab):
     """The machine's packages: {name: version}."""
     shown = lab.ssh(1, "dpkg-query --show --showformat '${Package} ${Version}\\n'")
     return dict(line.split() for line in shown.splitlines())
-
-
-def test_a_branch_that_has_ended_is_held_and_never_taken_for_the_driver(machine, tmp_path):
-    """Packages of 570, with a version of their own, beside those of 580 that they lead to."""
-    lab, words = machine
-    wanted = [*words, "-e", "stack=cu132"]
-    lab.ssh(1, "sudo touch /opt/standin/secure-boot; sudo systemctl restart standin-kernel")
-    offer_signed(lab, tmp_path / "matched", SIGNED)
-    before = versions(lab)
-    # By the names of 570 alone apt chooses nvidia-dkms-580-open, whose module nobody trusts.
-    driver = "linux-modules-nvidia-580-open-standin nvidia-driver-580-open"
-    ended = {"linux-modules-nvidia-570-open-standin", "nvidia-driver-570-open"}
-    ended |= {"libnvidia-compute-570", "nvidia-kernel-common-570"}
-    install = "apt-get -q -y install --no-install-recommends linux-image-standin"
-    lab.ssh(1, f"sudo {install} {driver} {' '.join(sorted(ended))}; sudo modprobe nvidia")
-    came = {name: found for name, found in versions(lab).items() if name not in before}
-    assert "dkms" not in " ".join(came)
-    assert {came[name] for name in ended} == {ENDED}
-    assert {found for name, found in came.items() if "nvidia-" in name and "580" in name
-            and not name.startswith("linux-")} == {SIGNED}  # fmt: skip
-    since = "cat /proc/driver/nvidia/version; stat --format=%y /proc/driver/nvidia/version"
-    loaded = lab.ssh(1, since)
-
-    checked = play(lab, "--check", *wanted)
-    planned = re.findall(r"((?:linux|nvidia)-[a-z0-9.-]+)=[0-9]", said(checked))
-    simulated = lab.ssh(1, f"apt-get --simulate --no-install-recommends install {driver}")
-    assert planned == re.findall(r"^(?:Inst|Remv) (\S+)", simulated, re.MULTILINE) == []
-    for done in (checked, play(lab, *wanted)):
-        assert "driver : Say what will be done" not in changed_tasks(done), done.stdout
-    assert lab.ssh(1, since) == loaded and "580.173.02" in loaded
-
-    came = {name: found for name, found in came.items() if not name.startswith("linux-")}
-    assert set(lab.ssh(1, "apt-mark showhold").split()) == set(came)
-    pins = lab.ssh(1, "cat /etc/apt/preferences.d/tandem-driver*")
-    pinned = re.findall(r"^Package: (.*)\nPin: version (\S+)$", pins, re.MULTILINE)
-    assert {name: found for names, found in pinned for name in names.split()} == came
-    assert "580.173.02 stays until" in pins
-    assert changes(play(lab, *wanted)) == {"node1": 0}
 
 
 def test_an_upgrade_asks_first_and_boots_without_the_desktop(machine, tmp_path):

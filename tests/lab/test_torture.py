@@ -207,14 +207,6 @@ def network(machines):
     switch(True, check=False)  # a test that failed may have left it off
 
 
-def test_a_network_that_is_away_for_8_seconds_ends_nothing(start, network):
-    run = trains(start(15))
-    network(False)
-    time.sleep(8)
-    network(True)
-    finished(run)
-
-
 def test_a_network_that_is_away_ends_a_run_that_goes_on_later(start, network):
     run = trains(start(30, "--", "--checkpoint_every", "2"))
     cut_at = time.monotonic()
@@ -240,16 +232,6 @@ def ends(run):
     line = f"tail -qn 1 tandem/runs/{run.name}/nodes/*/machine.1.jsonl"
     found = [json.loads(run.lab.ssh(node, line)) for node in range(1, NODES + 1)]
     return [last for last in found if last["kind"] == "exit"]
-
-
-def test_of_two_controllers_one_begins(start):
-    runs = [start(5), start(5)]
-    codes = sorted(run.end() for run in runs)
-    assert codes == [0, 2], [run.said() for run in runs]
-    (refused,) = [run for run in runs if run.process.returncode == 2]
-    assert "it is in use by " in refused.said()
-    assert "Traceback" not in refused.said()
-    assert all(map(clean, (run for run in runs if ", attempt 1" in run.said())))
 
 
 def test_of_two_that_resume_one_goes_on(start, tmp_path):
