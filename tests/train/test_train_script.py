@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from tests import run_directory
 from tests.train.script_runs import (
     CHECKOUT,
     EXAMPLE,
-    STARTED,
     ended,
     left,
     start,
@@ -200,32 +197,6 @@ def test_two_runs_of_a_script_at_a_time_do_not_meet(script):
     assert [len(some) for some in ports] == [1, 1] and ports[0] != ports[1]
 
 
-WRITES = """
-import os
-from torch import distributed
-distributed.init_process_group("gloo")
-print("the first line", flush=True)
-for number in range(48 << 10):
-    os.write(1, b"%07d %s\\n" % (number, b"x" * 1015))
-print("the last line", flush=True)
-"""
-
-
-@pytest.mark.long
-def test_a_log_without_end_keeps_its_beginning_and_its_end_and_the_run_goes_on(script):
-    """48 MiB of each rank, of which 4 may stay: as with 10 GB and the usual 256."""
-    said, code, run = train(script(WRITES), "--keep=log=4")
-    assert code == 0, said[-2000:]
-    for rank in (0, 1):
-        files = list(run.glob(f"nodes/node{rank + 1}/rank{rank}.log*"))
-        assert (3 << 20) < sum(path.stat().st_size for path in files) <= (4 << 20) + (64 << 10)
-        texts = {path.name: path.read_text() for path in files}
-        assert texts[f"rank{rank}.log.first"].startswith("the first line\n")
-        assert texts[f"rank{rank}.log"].endswith("the last line\n")
-    controllers = sum(path.stat().st_size for path in run.glob("controller.log*"))
-    assert controllers <= (4 << 20) + (64 << 10)
-
-
 FIXED = """
 import socket, time
 from torch import distributed
@@ -266,44 +237,3 @@ def test_a_script_that_makes_no_process_group_is_told_after_a_while_and_has_not_
     summary = json.loads((CHECKOUT / "runs/latest/summary.json").read_text())
     assert (summary["status"], summary["first_cause"]["host"]) == ("failed", "node1")
     assert "init_process_group" in summary["first_cause"]["remedy"]
-
-
-def verb(*words):
-    argv = [sys.executable, "-m", "launcher", *words]
-    done = subprocess.run(
-        argv, cwd=CHECKOUT, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
-    return done.returncode, done.stdout + done.stderr
-
-
-@pytest.mark.long
-def test_the_verbs_of_a_run_that_goes_on_without_a_terminal(script):
-    """Attach, status and stop, and a second one that waits for its turn."""
-    said, code, run = ended(start(script(GOES_ON), "--detach"))
-    assert code == 0, said
-    attach = [sys.executable, "-m", "launcher", "attach", run.name]
-    STARTED.append(subprocess.Popen(
-        attach, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    ))  # fmt: skip
-    view = STARTED[-1]
-    for _ in range(2):
-        until_it_says(view, "it runs as rank")
-    code, said = verb("status", run.name)
-    assert code == 0, said
-    assert f"run {run.name}: running, carried out by process" in said
-    assert "it runs as rank 1" in said
-    assert json.loads(verb("status", run.name, "--json")[1])["state"] == "running"
-    second = start(script("print('it is its turn')\n"))
-    until_it_says(second, "waiting for machines: ")
-    assert second.poll() is None and len(left(f"runs/{run.name}/work")) >= 2
-    code, said = verb("stop", run.name)
-    assert code == 0, said
-    assert left(f"runs/{run.name}/work") == []
-    assert json.loads((run / "attempts.json").read_text())["status"] == "stopped"
-    said, code, _ = ended(view)
-    assert "stopped" in said and code == 0
-    assert verb("stop", run.name)[0] == 2  # it is not under way
-    said, code, other = ended(second)
-    assert code == 0, said
-    assert other.name != run.name and "it is its turn" in said

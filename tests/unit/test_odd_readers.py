@@ -266,7 +266,8 @@ def test_what_others_claim_is_shown_as_text(claimed, said_no):
 SAMPLE = {
     **{"kind": "sample", "mono": 20.0, "cores": 4, "cpu_busy": 2.0, "memory_total": 9},
     **{"card": {"tx_bytes": 5, "rx_dropped": 1}, "gpus": [{"index": 0, "utilization": 9}]},
-    **{"disks": {"sda": {"util": 9.0}}, "swap_total": 9, "swap_free": 1, "disk_free": 9},
+    **{"disks": {"sda": {"util": 9.0, "rkB/s": 9.0}, "sdb": {"util": 3.0}}, "alone": [0, 1]},
+    **{"swap_total": 9, "swap_free": 1, "disk_free": 9, "temperature": 95.0, "memory_available": 1},
 }
 LINE = json.dumps(SAMPLE).encode() + b"\n"
 

@@ -42,7 +42,7 @@ def test_text_stays_within_80_columns_of_ascii(tmp_path, cause):
 
 def test_page_is_one_small_offline_file_with_a_text_for_every_chart_and_table(tmp_path):
     settings = {**BOTTLENECKS["network"], "step": {"sync_exposed": 0.2}}
-    run = RunBuilder(tmp_path / "run", nodes=16, steps=2000, epochs=100, gpu=True, **settings)
+    run = RunBuilder(tmp_path / "run", nodes=16, steps=800, epochs=100, gpu=True, **settings)
     page = page_of(analyse(run.write()))
     assert len(page.encode()) < 300_000
     assert not re.search(r"https?://|<script|<link|@import|url\(", page)

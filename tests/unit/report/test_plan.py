@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from bench import link_table
 from contract import prices
 from contract.runs import prediction_path, run_id
 from contract.strategies import MIB, Payload, parse, ring_bytes, usual
@@ -257,10 +256,3 @@ def test_no_column_of_the_table_is_cut(tmp_path, capsys, monkeypatch):
     rows = [line for line in lines if line.split()[:1] in (["1"], ["4"])]
     assert all(line.endswith((" h", " min")) and len(line) == len(head) for line in rows)
     assert any(" experim. " in line for line in rows) and any(" samples " in x for x in rows)
-
-
-def test_the_page_of_slow_links_says_how_far_off_todays_plan_is():
-    """As `python -m bench.link_table` writes it of the committed measurements."""
-    page = (link_table.DOCS / "slow-links.md").read_text()
-    rows = json.loads((link_table.DOCS / "slow-links.json").read_text())["rows"]
-    assert link_table.sentences(rows) in page

@@ -3,20 +3,15 @@
 import json
 import os
 import time
-from collections import deque
 
 import pytest
-from hypothesis import given
 
 from contract.records import machine, steps
 from launcher import folders
 from launcher import status as verb
 from report import status
-from report.read import Machine
-from report.status import Follower, figures
-from report.text import COLUMNS, section_lines
-from report.view import Section
-from tests.fuzz import many, odd
+from report.status import Follower
+from report.text import section_lines
 
 RUN = "20260101T000000Z-resnet18-2n"
 HOSTS = ("node1", "node2")
@@ -180,41 +175,6 @@ def test_what_a_runs_files_hold_is_not_trusted(folder, capsys, one):
     assert verb.status(folder.name) == verb.status(folder.name, as_json=True) == 0
     out = capsys.readouterr().out
     json.loads(out[out.index("\n{") :])
-
-
-FULL = {
-    **{"cpu_busy": 1.0, "swap_total": 2 << 30, "swap_free": 1 << 30, "temperature": 50.0},
-    **{"memory_total": 8 << 30, "memory_available": 4 << 30, "disk_free": 10**9, "cores": 4},
-    "disks": {"sda": {"util": 3.0, "rkB/s": 9.0}, "sdb": {"util": 9.0}},
-    "gpus": [{"index": 0, "utilization": 9, "memory_used": 9, "temperature": 9, "power": 9.0}],
-    "card": dict.fromkeys((*status.CARD, "peers"), 7),
-    "alone": [0, 1],
-}
-
-
-@pytest.mark.hypothesis
-def test_odd_values_of_a_machine_are_printed_or_unknown():
-    """Whatever any field of its lines holds."""
-    good = [{"kind": "sample", "mono": 100.0 + n, **FULL, **SICK} for n in range(7)]
-    for n, line in enumerate(good):
-        line["card"] = {**FULL["card"], "tx_dropped": 3 * n}
-
-    @many(400)
-    @given(odd(good))
-    def each(made):
-        lines = made if isinstance(made, list) else []
-        recent = deque(one for one in lines if isinstance(one, dict))
-        one = figures(Machine("node1", recent=recent, unix=time.time() - 60))
-        json.dumps([vars(one), status.troubles(one)], allow_nan=False)
-        said = [
-            line
-            for running in (True, False)
-            for line in section_lines(Section("", status.machines_of([one], running)))
-        ]
-        assert all(len(line) <= COLUMNS for line in said)
-        assert all(line.isprintable() for line in said)
-
-    each()
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(folder, tmp_path):

@@ -255,18 +255,6 @@ def test_a_jpeg_of_many_pixels_takes_300_mib_or_is_refused(tmp_path, name):
 
 
 @pytest.mark.hypothesis
-def test_odd_pixels_are_decoded_or_refused(tmp_path, monkeypatch):
-    """Holes in a palette, a turn that is none, and more than may be held."""
-    holes = make(tmp_path / "holes.png", (8, 8), "P", transparency=0)
-    assert read_image(holes).mode == "RGB"
-    turned = make(tmp_path / "0.jpg", (8, 4), exif=b"Exif\0\0II*\0" + b"\xff" * 20)
-    assert read_image(turned).size == (8, 4)
-    monkeypatch.setattr(decode, "LARGEST", holes.stat().st_size + 100)
-    with pytest.raises(BadImage, match="its pixels take"):
-        read_image(holes)
-
-
-@pytest.mark.hypothesis
 def test_the_scans_of_a_jpeg_are_told_apart(tmp_path):
     """One scan of all components holds no coefficients; a scan of each holds them all."""
     whole = make(tmp_path / "0.jpg", (32, 32), subsampling=2).read_bytes()
