@@ -76,10 +76,10 @@ def drop_output() -> None:
 
 def report_main(argv: list[str]) -> int:
     """Makes and prints one report."""
-    given = verb_words("report", argv, "python -m report")
-    analysis = analyse(find_run(given.get("run", verbs.RUN.default)))
+    words = verb_words("report", argv, "python -m report")
+    analysis = analyse(find_run(words.get("run", verbs.RUN.default)))
     text = write_report(analysis)
-    if given.get("json"):
+    if words.get("json"):
         print(summary_json(analysis), end="")
     else:
         print(embolden(text) if wants_colour() else text, end="")

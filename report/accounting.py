@@ -50,15 +50,15 @@ def account(run: Run) -> Accounting:
         records = uses_in_attempt.get(attempt, [])
         attempt_wall = wall_seconds(run, attempt, records)
         wall += attempt_wall
-        found = [
+        times = [
             RankTime(attempt, record.host, record.rank, rank_seconds(run, record), attempt_wall)
             for record in records
         ]
-        found += unstarted(run, attempt, {time.rank for time in found}, attempt_wall)
-        for time in found:
+        times += unstarted_ranks(run, attempt, {time.rank for time in times}, attempt_wall)
+        for time in times:
             for category in CATEGORIES:
-                seconds[category] += time.seconds[category] / len(found)
-        ranks += found
+                seconds[category] += time.seconds[category] / len(times)
+        ranks += times
     return Accounting(ranks, seconds, wall)
 
 
@@ -101,24 +101,24 @@ def rank_seconds(run: Run, record: RankRecord) -> dict[str, float]:
     if began is not None and loop is not None:
         seconds["start_stop"] += max(0.0, loop - began)
     ended = time_of(record.end.get("mono"))
-    left = time_of(run.exits.get((record.host, record.attempt), {}).get("mono_end"))
-    if ended is not None and left is not None:
-        seconds["start_stop"] += max(0.0, left - ended)
+    exit_time = time_of(run.exits.get((record.host, record.attempt), {}).get("mono_end"))
+    if ended is not None and exit_time is not None:
+        seconds["start_stop"] += max(0.0, exit_time - ended)
     return seconds
 
 
-def unstarted(run: Run, attempt: int, known: set[int], wall: float) -> list[RankTime]:
+def unstarted_ranks(run: Run, attempt: int, started: set[int], wall: float) -> list[RankTime]:
     """Ranks that never reached the loop: all that their guard saw counts as start and stop."""
-    found = []
+    ranks = []
     for (host, which), entry in sorted(run.exits.items(), key=str):
         seconds = span(entry)
         if which != attempt or seconds is None:
             continue
         for rank in ranks_of(run, host, entry):
-            if rank not in known:
+            if rank not in started:
                 times = dict.fromkeys(CATEGORIES, 0.0) | {"start_stop": seconds}
-                found.append(RankTime(attempt, host, rank, times, wall))
-    return found
+                ranks.append(RankTime(attempt, host, rank, times, wall))
+    return ranks
 
 
 def ranks_of(run: Run, host: str, entry: dict[str, Any]) -> list[int]:

@@ -15,7 +15,7 @@ from contract import prices, strategies
 from contract.options import OPTIMIZERS
 from contract.split import weights_of
 from report import formulas
-from report.bottleneck import Seen, late_hosts, one_is_slower, parts
+from report.bottleneck import Evidence, has_straggler, late_hosts, parts
 from report.files import Entry, number
 from report.measure import Step, own_speeds, slowest
 from report.network import slow_link
@@ -87,30 +87,30 @@ NONE = Advice(0.0)
 
 
 def advise(
-    step: Step | None, cause: str, start: Entry, seen: Seen, balance: str | None = None
+    step: Step | None, cause: str, start: Entry, evidence: Evidence, balance: str | None = None
 ) -> Advice:
-    """`start`: a rank's start line; `balance`: what was asked for by that name."""
+    """`start`: a rank's start line; `balance`: the run's BALANCE."""
     if step is None or step.seconds <= 0:
         return NONE
     now = situation(step, cause)
-    found: list[Remedy] = []
+    remedies: list[Remedy] = []
     if step.world > 1 and not step.shared_machine:
-        found += network_advice(step, now, start)
-        found += link_advice(step, now, seen)
-        found += fewer_nodes(step, now) + straggler_advice(step, now, cause)
-        found += balance_advice(step, now, cause, balance)
-    found += data_advice(step, now, cause, start, seen) + checkpoint_advice(step, now, start)
-    worth = [one for one in found if one.predicted > WORTH * now.images_per_second]
+        remedies += network_advice(step, now, start)
+        remedies += link_advice(step, now, evidence)
+        remedies += fewer_nodes(step, now) + straggler_advice(step, now, cause)
+        remedies += balance_advice(step, now, cause, balance)
+    remedies += data_advice(step, now, cause, start, evidence) + checkpoint_advice(step, now, start)
+    worth = [remedy for remedy in remedies if remedy.predicted > WORTH * now.images_per_second]
     if step.own_script:
-        worth = [untyped(one) for one in worth]
-    ranked = sorted(worth, key=lambda one: (one.money, -one.predicted))
+        worth = [untyped(remedy) for remedy in worth]
+    ranked = sorted(worth, key=lambda remedy: (remedy.money, -remedy.predicted))
     return together(Advice(now.images_per_second, tuple(ranked), now.saving > 0), now)
 
 
-def untyped(one: Remedy) -> Remedy:
+def untyped(remedy: Remedy) -> Remedy:
     """Without what is typed for our trainer; how many machines is for make to say in any case."""
-    kept = {name: value for name, value in one.words.items() if name == "NODES"}
-    return replace(one, words=kept, args=())
+    words = {name: value for name, value in remedy.words.items() if name == "NODES"}
+    return replace(remedy, words=words, args=())
 
 
 def situation(step: Step, cause: str) -> Situation:
@@ -131,22 +131,22 @@ def situation(step: Step, cause: str) -> Situation:
 def together(advice: Advice, now: Situation) -> Advice:
     """With the best free remedy of each part, where two or more of them add up."""
     best: dict[str, tuple[int, Remedy]] = {}
-    for place, one in enumerate(advice.remedies, 1):
-        if one.changed is not None and not one.money:
-            best.setdefault(one.part, (place, one))
+    for place, remedy in enumerate(advice.remedies, 1):
+        if remedy.changed is not None and not remedy.money:
+            best.setdefault(remedy.part, (place, remedy))
     words: dict[str, object]
     args: tuple[str, ...]
     then, words, args = now, {}, ()
-    for _, one in best.values():
-        assert one.changed is not None
-        then = one.changed(then)
-        words.update(one.words)
-        args += one.args
-    most = max((one.predicted for _, one in best.values()), default=0.0)
+    for _, remedy in best.values():
+        assert remedy.changed is not None
+        then = remedy.changed(then)
+        words.update(remedy.words)
+        args += remedy.args
+    most = max((remedy.predicted for _, remedy in best.values()), default=0.0)
     if len(best) < 2 or then.images_per_second < WORTH * most:
         return advice
     places = tuple(place for place, _ in best.values())
-    typed = all(one.words or one.args for _, one in best.values())
+    typed = all(remedy.words or remedy.args for _, remedy in best.values())
     change = f"{', '.join(map(str, places[:-1]))} and {places[-1]} together"
     if not typed:
         words, args = {}, ()
@@ -154,7 +154,7 @@ def together(advice: Advice, now: Situation) -> Advice:
     return replace(advice, together=sum_of)
 
 
-def remedy(now: Situation, change: str, part: str, changed: Changed, **more: object) -> Remedy:
+def propose(now: Situation, change: str, part: str, changed: Changed, **more: object) -> Remedy:
     predicted = changed(now).images_per_second
     return Remedy(change, part, predicted, changed, **more)  # type: ignore[arg-type]
 
@@ -163,19 +163,19 @@ def network_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
     """Another strategy, a faster link, a larger batch between two exchanges."""
     if step.network <= 0 or not step.payload.bytes or step.strategy is None:
         return []
-    found: list[Remedy] = []
+    remedies: list[Remedy] = []
     if step.rate and not step.one_machine:
-        found += strategy_advice(step, now, family_of(step, start))
+        remedies += strategy_advice(step, now, family_of(step, start))
         for mbit, name in LINKS:
             rate = formulas.goodput(mbit)
             if rate > 1.5 * step.rate:
                 wait = calibrated(step, step.wait(step.strategy, step.nodes, rate) or 0.0)
                 change = f"network cards and switch of {name}"
-                found.append(remedy(now, change, "network", waiting(wait), money=True))
+                remedies.append(propose(now, change, "network", waiting(wait), money=True))
     batch = round((number(start.get("global_batch")) or step.images) / step.nodes)
     change = f"{step.ways.batch}: half as many exchanges"
-    found.append(remedy(now, change, "batch", twice_the_batch, words={"BATCH": 2 * batch}))
-    return found
+    remedies.append(propose(now, change, "batch", twice_the_batch, words={"BATCH": 2 * batch}))
+    return remedies
 
 
 def waiting(seconds: float) -> Changed:
@@ -201,16 +201,15 @@ def calibrated(step: Step, wait: float) -> float:
     the rate that follows from the wait is bounded by what the card can do and was seen to do."""
     if step.strategy is None or not step.rate:
         return wait
-    said = step.wait(step.strategy, step.nodes, step.rate)
-    return wait * step.network / said if said else wait
+    formula = step.wait(step.strategy, step.nodes, step.rate)
+    return wait * step.network / formula if formula else wait
 
 
 def family_of(step: Step, start: Entry) -> str | None:
     """Of the run's optimizer; None where a script's own is not known."""
     if step.own_script:
         return None
-    options = start.get("options")
-    name = options.get("optimizer") if isinstance(options, dict) else None
+    name = str(start.get("options", {}).get("optimizer"))
     return OPTIMIZERS[name].family if name in OPTIMIZERS else prices.SGD
 
 
@@ -228,7 +227,7 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
     ]
     if not waits:
         return []
-    if step.asked is None:
+    if step.pending is None:
         phases, exact = step.phases, step.wait(strategies.parse(strategies.EXACT), step.nodes, rate)
     else:
         phases, exact = replace(step.phases, warmup=0), 0.0
@@ -239,7 +238,7 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
     seconds, best = min(means, key=lambda pair: pair[0])
     how = step.ways.sync.format(best.spec)
     args: tuple[str, ...] = ()
-    if step.asked is not None and best.rule.warms:
+    if step.pending is not None and best.rule.warms:
         how += f" {step.ways.warmed_up}"
         args = ("--sync_warmup", "0")
     label = prices.label_of(best, family or prices.SGD)
@@ -247,7 +246,7 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
         label += f" with SGD; with Adam {prices.with_adam(best)}"
     change = f"{how}: {best.rule.text} (accuracy: {label})"
     wait = waiting(seconds - rest)
-    return [remedy(now, change, "network", wait, words={"SYNC": best.spec}, args=args)]
+    return [propose(now, change, "network", wait, words={"SYNC": best.spec}, args=args)]
 
 
 def fewer_nodes(step: Step, now: Situation) -> list[Remedy]:
@@ -273,20 +272,20 @@ def nodes_rate(step: Step, now: Situation, nodes: int) -> float:
     return replace(now, images=images, network=waited, peers=0.0).images_per_second
 
 
-def link_advice(step: Step, now: Situation, seen: Seen) -> list[Remedy]:
+def link_advice(step: Step, now: Situation, evidence: Evidence) -> list[Remedy]:
     """One slow link as fast as the others."""
-    found = slow_link(seen.networks)
-    if found is None or step.strategy is None:
+    slow = slow_link(evidence.networks)
+    if slow is None or step.strategy is None:
         return []
-    host, _, rate = found
+    host, _, rate = slow
     wait = step.wait(step.strategy, step.nodes, rate)
     if wait is None:
         return []
     change = f"repair the link of {host} (cable, port of the switch, card)"
-    return [remedy(now, change, "network", waiting(min(wait, step.network)))]
+    return [propose(now, change, "network", waiting(min(wait, step.network)))]
 
 
-def balance_advice(step: Step, now: Situation, cause: str, asked: str | None) -> list[Remedy]:
+def balance_advice(step: Step, now: Situation, cause: str, balance: str | None) -> list[Remedy]:
     """Parts of the images by the machines' speeds, where it is they that differ. A run that had
     asked for them did not know these speeds yet; the next one does."""
     speeds = own_speeds(step)
@@ -300,14 +299,14 @@ def balance_advice(step: Step, now: Situation, cause: str, asked: str | None) ->
         return []
     spent = now.images / sum(speeds.values())
     change, words = "BALANCE=auto", {"BALANCE": "auto"}
-    if asked == "auto":
+    if balance == "auto":
         change, words = "start it again", {}
     change += ": each machine's images in proportion to its speed in this run"
 
     def shared(then: Situation) -> Situation:
         return replace(then, work=spent, data=0.0, loader=0.0, peers=0.0)
 
-    return [remedy(now, change, "peers", shared, words=words)]
+    return [propose(now, change, "peers", shared, words=words)]
 
 
 MENDED = {
@@ -319,51 +318,55 @@ MENDED = {
 def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
     """The machine that the others wait for as fast as they are, or left out."""
     last, others = slowest(step)
-    if step.shared_machine or not one_is_slower(step):
+    if step.shared_machine or not has_straggler(step):
         return []
-    found: list[Remedy] = []
+    remedies: list[Remedy] = []
     if not cause.startswith("data"):
         change = f"{last.host} {MENDED.get(cause, 'repaired or upgraded')}: as fast as the others"
 
         def level(then: Situation) -> Situation:
             return replace(then, work=others, data=0.0, peers=0.0)
 
-        found.append(remedy(now, change, "peers", level))
-    kept = step.world - sum(rank.host == last.host for rank in step.ranks)
-    if step.nodes < 3 or kept <= 0:
-        return found
+        remedies.append(propose(now, change, "peers", level))
+    world = step.world - sum(rank.host == last.host for rank in step.ranks)
+    if step.nodes < 3 or world <= 0:
+        return remedies
     own = max(rank.own for rank in step.ranks if rank.host != last.host)
-    images = now.images * kept / step.world
+    images = now.images * world / step.world
     then = replace(now, images=images, work=own, data=0.0, loader=0.0, peers=0.0)
-    return [*found, Remedy(f"train without {last.host}", "", then.images_per_second)]
+    return [*remedies, Remedy(f"train without {last.host}", "", then.images_per_second)]
 
 
-def data_advice(step: Step, now: Situation, cause: str, start: Entry, seen: Seen) -> list[Remedy]:
+def data_advice(
+    step: Step, now: Situation, cause: str, start: Entry, evidence: Evidence
+) -> list[Remedy]:
     """Smaller copies of large images; more loaders; images on each node's own disk."""
     if not cause.startswith("data"):
         return []
-    found: list[Remedy] = []
+    remedies: list[Remedy] = []
     if (number(start.get("image_size")) or 0) >= 128:
         factor = SMALL_COPY_DECODES if cause == "data_decode" else SMALL_COPY_READS
         change = "copy the images once with a short side of 256 pixels (taken to be 500x375 now)"
-        found.append(remedy(now, change, "data", loading(factor)))
+        remedies.append(propose(now, change, "data", loading(factor)))
     if cause == "data_decode":
-        found += loader_advice(step, now, number(start.get("workers")), seen)
+        remedies += loader_advice(step, now, number(start.get("workers")), evidence)
     if cause == "data_disk":
         change = "an SSD in the place of a hard disk, if that is what it is, and it keeps up"
-        found.append(
-            remedy(now, change, "data", lambda then: replace(then, loader=0.0), money=True)
+        remedies.append(
+            propose(now, change, "data", lambda then: replace(then, loader=0.0), money=True)
         )
     if cause == "data_share":
         change = "images on each machine's own disk instead of the share, if that disk keeps up"
-        found.append(remedy(now, change, "data", lambda then: replace(then, loader=0.0)))
-    return found
+        remedies.append(propose(now, change, "data", lambda then: replace(then, loader=0.0)))
+    return remedies
 
 
-def loader_advice(step: Step, now: Situation, workers: float | None, seen: Seen) -> list[Remedy]:
+def loader_advice(
+    step: Step, now: Situation, workers: float | None, evidence: Evidence
+) -> list[Remedy]:
     """More loader processes, where processors are idle that they could take, or nobody says so."""
     hosts = late_hosts(step)
-    idle = [use.cores * (1 - use.busy) for use in seen.machines if use.host in hosts]
+    idle = [use.cores * (1 - use.busy) for use in evidence.machines if use.host in hosts]
     if workers == 0:
         more = min(4, int(min(idle, default=1.0)))
         change = f"loader processes beside training (--workers {more})"
@@ -372,12 +375,12 @@ def loader_advice(step: Step, now: Situation, workers: float | None, seen: Seen)
         def beside(then: Situation) -> Situation:
             return replace(then, loader=step.data / more)
 
-        return [remedy(now, change, "data", beside, args=args)] if more else []
+        return [propose(now, change, "data", beside, args=args)] if more else []
     if min(idle, default=math.inf) < max(1.0, workers or 1.0):
         return []
     typed = ("--workers", f"{2 * workers:.0f}") if workers else ()
     sure = "" if idle else ", if that many cores are idle"
-    return [remedy(now, f"{step.ways.workers}{sure}", "data", loading(2), args=typed)]
+    return [propose(now, f"{step.ways.workers}{sure}", "data", loading(2), args=typed)]
 
 
 def loading(factor: float) -> Changed:
@@ -389,14 +392,11 @@ def checkpoint_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
     """Saving half as often."""
     if not now.saving:
         return []
-    every = number(start.get("options", {}).get("checkpoint_every")) or start.get("steps_per_epoch")
-    args = ("--checkpoint_every", f"{2 * every:.0f}") if every else ()
-    return [
-        remedy(
-            now,
-            step.ways.saving,
-            "saving",
-            lambda then: replace(then, saving=then.saving / 2),
-            args=args,
-        )
-    ]
+    options = start.get("options", {})
+    steps = number(options.get("checkpoint_every")) or start.get("steps_per_epoch")
+    args = ("--checkpoint_every", f"{2 * steps:.0f}") if steps else ()
+
+    def half(then: Situation) -> Situation:
+        return replace(then, saving=then.saving / 2)
+
+    return [propose(now, step.ways.saving, "saving", half, args=args)]

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
-from report.bottleneck import Seen, bottleneck
+from report.bottleneck import Evidence, bottleneck
 from report.devices import GpuUse, MemoryUse, gpu_joules, memory_use
 from report.disk import DiskUse, ShareUse
 from report.files import Entry, dicts, last_of, number
@@ -34,13 +34,7 @@ Use = TypeVar("Use", DiskUse, ShareUse, NetworkUse, MachineUse)
 LAST_LINES = 12
 # The fields of a first cause, as attempts.json has them.
 NO_CAUSE: Entry = {
-    "host": None,
-    "rank": None,
-    "exit_code": None,
-    "signal": None,
-    "exception": None,
-    "message": None,
-    "remedy": None,
+    **dict.fromkeys(("host", "rank", "exit_code", "signal", "exception", "message", "remedy")),
     "last_lines": [],
 }
 
@@ -82,19 +76,21 @@ def analyse(folder: Path) -> Analysis:
     start: Entry = next((record.start for record in records if record.start), {})
     accounting = account(run)
     summary = summarise(run, accounting, step, start)
-    seen = Seen(
+    evidence = Evidence(
         uses_in_attempt(step, disks),
         uses_in_attempt(step, shares),
         [] if one_machine(run) else uses_in_attempt(step, networks),
         uses_in_attempt(step, machines),
     )
-    cause = bottleneck(step, seen)
+    cause = bottleneck(step, evidence)
     short = too_short(run, step, summary["epochs"], cause)
     cause = "none" if short else cause
     summary["bottleneck"] = cause
-    advice = NONE if short else advise(step, cause, start, seen, balance_of(run))
-    summary["advice"] = [told(run, one) for one in (*advice.remedies, advice.together) if one]
-    summary["predicted"] = predicted_of(run)
+    balance = run.plan.get("options", {}).get("balance")
+    advice = NONE if short else advise(step, cause, start, evidence, balance)
+    remedies = filter(None, (*advice.remedies, advice.together))
+    summary["advice"] = [remedy_entry(run, remedy) for remedy in remedies]
+    summary["predicted"] = run.plan.get("predicted")  # by `make plan`, as the launcher recorded it
     gpus = uses.gpus
     joules, (images, _) = gpu_joules(run, gpus), trained(run.ranks)
     summary["gpu_joules"] = None if joules is None else round(joules)
@@ -107,7 +103,7 @@ def analyse(folder: Path) -> Analysis:
         start=start,
         accounting=accounting,
         step=step,
-        verdict=UNTIMED if run.untimed else None if short else verdict(cause, step, seen),
+        verdict=UNTIMED if run.untimed else None if short else verdict(cause, step, evidence),
         failure=failure,
         to_resume=run.attempts[-1].get("to_resume") if failure and run.attempts else None,
         too_short=short,
@@ -126,14 +122,7 @@ def analyse(folder: Path) -> Analysis:
     )
 
 
-def balance_of(run: Run) -> str | None:
-    """What was asked for as BALANCE=."""
-    options = run.plan.get("options")
-    found = options.get("balance") if isinstance(options, dict) else None
-    return found if isinstance(found, str) else None
-
-
-def told(run: Run, remedy: Remedy) -> Entry:
+def remedy_entry(run: Run, remedy: Remedy) -> Entry:
     """A remedy in summary.json."""
     typed = remedy.words or remedy.args
     line = train_line(run, remedy.words, [*own_args(run), *remedy.args]) if typed else None
@@ -143,13 +132,6 @@ def told(run: Run, remedy: Remedy) -> Entry:
         "command": line,
         "costs_money": remedy.money,
     }
-
-
-def predicted_of(run: Run) -> Entry | None:
-    """What `make plan` had predicted, as the launcher recorded it in plan.json."""
-    said = run.plan.get("predicted")
-    known = isinstance(said, dict) and number(said.get("images_per_second"))
-    return said if known else None
 
 
 def uses_in_attempt(step: Step | None, uses: list[Use]) -> list[Use]:
@@ -165,7 +147,7 @@ def summarise(run: Run, accounting: Accounting, step: Step | None, start: Entry)
     per_epoch = number(start.get("steps_per_epoch"))
     speed = images_per_second(run.ranks)
     hosts = last_hosts(run)
-    sent = step.bytes_sent if step else None
+    bytes_sent = step.bytes_sent if step else None
     return {
         "status": status_of(run),
         "nodes": len(hosts),
@@ -179,7 +161,7 @@ def summarise(run: Run, accounting: Accounting, step: Step | None, start: Entry)
         "images_per_second": None if speed is None else round(speed, 2),
         "wall_seconds": round(accounting.wall, 3),
         "seconds": {name: round(value, 4) for name, value in accounting.seconds.items()},
-        "bytes_sent_per_step": None if sent is None else round(sent),
+        "bytes_sent_per_step": None if bytes_sent is None else round(bytes_sent),
         "sync": start.get("sync") or run.plan.get("sync"),
     }
 
@@ -190,9 +172,9 @@ def status_of(run: Run) -> str:
     if run.status in ("finished", "failed", "stopped", "running"):
         return run.status
     newest = max((record.attempt for record in run.ranks), default=None)
-    said = [record.end.get("status") for record in run.ranks if record.attempt == newest]
+    ends = [record.end.get("status") for record in run.ranks if record.attempt == newest]
     for status in ("finished", "stopped"):
-        if said and all(one == status for one in said):
+        if ends and all(end == status for end in ends):
             return status
     return "failed"
 
@@ -240,8 +222,7 @@ def first_cause(run: Run) -> Entry | None:
     for record in run.ranks:
         if record.end.get("status") == "failed":
             lines = log_tail(run, record.host, record.rank)
-            found = {"host": record.host, "rank": record.rank, "last_lines": lines}
-            return {**NO_CAUSE, **found}
+            return {**NO_CAUSE, "host": record.host, "rank": record.rank, "last_lines": lines}
     return None
 
 

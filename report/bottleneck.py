@@ -14,7 +14,7 @@ from report.disk import DiskUse, ShareUse
 from report.machines import MachineUse
 from report.measure import RankWork, Step, slowest
 from report.network import NetworkUse, slow_link
-from report.waits import most_in_excess, ruling_cause, slower_one
+from report.waits import most_in_excess, ruling_cause, slower_rank
 
 # A disk with requests outstanding for this fraction of the time is what a late loader waits for.
 DISK_BUSY = 60.0
@@ -22,14 +22,14 @@ DISK_BUSY = 60.0
 SHARE_READS = 0.5
 # Bytes a second that come back from swap, and the share of the time in which processes wait for
 # memory; of a kernel that does not say that, the share of memory that is taken.
-SWAPPED, PRESSED, TAKEN = 0.5e6, 0.03, 0.9
+SWAPPED, PRESSED, MEMORY_FULL = 0.5e6, 0.03, 0.9
 # Other programs make a rank slow where its longer waiting for a processor is at least this part of
 # what it is slower by, and they keep this share of the processors busy.
 EXPLAINED, OTHERS = 0.6, 0.2
 
 
 @dataclass(frozen=True)
-class Seen:
+class Evidence:
     """What was recorded beside the steps, in the attempt that they are of."""
 
     disks: Sequence[DiskUse] = ()
@@ -51,11 +51,11 @@ def parts(step: Step) -> dict[str, float]:
         "straggler": step.peers,
         "checkpoint": step.checkpoint,
     }
-    whole = step.training
-    return {name: value / whole if whole > 0 else 0.0 for name, value in seconds.items()}
+    total = step.training
+    return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
 
 
-def bottleneck(step: Step | None, seen: Seen) -> str:
+def bottleneck(step: Step | None, evidence: Evidence) -> str:
     """The value of `bottleneck` in summary.json.
 
     A machine that swaps is it whatever else there is, for swapping slows any part of a step. Else
@@ -65,40 +65,40 @@ def bottleneck(step: Step | None, seen: Seen) -> str:
     """
     if step is None:
         return "none"
-    if swapping(seen):
+    if swapping(evidence):
         return "memory_pressure"
-    slower = one_is_slower(step)
-    cause = ruling_cause(parts(step), slower, crowded(seen) is not None, step.one_machine)
+    slower = has_straggler(step)
+    cause = ruling_cause(parts(step), slower, crowded(evidence) is not None, step.one_machine)
     if cause == "data":
-        return data_cause(seen, late_hosts(step))
+        return data_cause(evidence, late_hosts(step))
     if cause == "straggler" and slower:
-        return straggler_cause(step, seen)
-    if cause == "network" and slow_link(seen.networks):
+        return straggler_cause(step, evidence)
+    if cause == "network" and slow_link(evidence.networks):
         return "slow_link"
     return cause or "none"
 
 
-def crowded(seen: Seen) -> MachineUse | None:
+def crowded(evidence: Evidence) -> MachineUse | None:
     """The machine whose processors are most oversubscribed."""
-    full = [use for use in seen.machines if use.oversubscribed]
+    full = [use for use in evidence.machines if use.oversubscribed]
     return max(full, key=lambda use: use.queued or 0.0, default=None)
 
 
-def one_is_slower(step: Step) -> bool:
+def has_straggler(step: Step) -> bool:
     """Whether the slowest rank needs that much more for a step than the others."""
-    return slower_one({place: rank.own for place, rank in enumerate(step.ranks)}) is not None
+    return slower_rank({place: rank.own for place, rank in enumerate(step.ranks)}) is not None
 
 
-def swapping(seen: Seen) -> list[MachineUse]:
+def swapping(evidence: Evidence) -> list[MachineUse]:
     """The machines that are short of memory, the worst first."""
 
     def short(use: MachineUse) -> bool:
         if use.memory_pressure is None:
-            return use.memory_used >= TAKEN
+            return use.memory_used >= MEMORY_FULL
         return use.memory_pressure >= PRESSED
 
-    found = [use for use in seen.machines if use.swapped_in >= SWAPPED and short(use)]
-    return sorted(found, key=lambda use: -use.swapped_in)
+    uses = [use for use in evidence.machines if use.swapped_in >= SWAPPED and short(use)]
+    return sorted(uses, key=lambda use: -use.swapped_in)
 
 
 def late_hosts(step: Step) -> set[str]:
@@ -107,12 +107,12 @@ def late_hosts(step: Step) -> set[str]:
     return {rank.host for rank in step.ranks if rank.seconds.get("data", 0.0) >= most / 2}
 
 
-def data_cause(seen: Seen, hosts: set[str]) -> str:
+def data_cause(evidence: Evidence, hosts: set[str]) -> str:
     """Why the loader is late on these machines: the file share, a busy disk, else the processors
     that decode."""
-    disk = data_disk(seen.disks, hosts)
+    disk = data_disk(evidence.disks, hosts)
     read = disk.read if disk else 0.0
-    shares = [use for use in seen.shares if use.host in hosts]
+    shares = [use for use in evidence.shares if use.host in hosts]
     if any(use.read >= SHARE_READS and use.read > read for use in shares):
         return "data_share"
     if disk and disk.util >= DISK_BUSY:
@@ -124,28 +124,28 @@ def data_disk(disks: Sequence[DiskUse], hosts: set[str] | None = None) -> DiskUs
     """The busiest disk (of `hosts`) that holds the data; where that is unknown, the busiest one
     read from."""
     some = [use for use in disks if hosts is None or use.host in hosts]
-    known = [use for use in some if use.holds_data]
+    holding = [use for use in some if use.holds_data]
     read = [use for use in some if use.holds_data is None and use.read > 0]
-    return max(known or read, key=lambda use: use.util, default=None)
+    return max(holding or read, key=lambda use: use.util, default=None)
 
 
-def straggler_cause(step: Step, seen: Seen) -> str:
+def straggler_cause(step: Step, evidence: Evidence) -> str:
     """Why one rank is slower than the others: other programs, its images, or else itself."""
     last, others = slowest(step)
-    waits, use = longer_queued(step, seen), seen.machine(last.host)
-    taken = use is not None and (use.others_busy is None or use.others_busy >= OTHERS)
-    if taken and waits is not None and waits >= EXPLAINED * (last.own - others):
+    waits, use = longer_queued(step, evidence), evidence.machine(last.host)
+    contended = use is not None and (use.others_busy is None or use.others_busy >= OTHERS)
+    if contended and waits is not None and waits >= EXPLAINED * (last.own - others):
         return "cpu_contention"
     if slowest_by(step, last) == "data":
-        return data_cause(seen, {last.host})
+        return data_cause(evidence, {last.host})
     return "straggler"
 
 
-def longer_queued(step: Step, seen: Seen) -> float | None:
+def longer_queued(step: Step, evidence: Evidence) -> float | None:
     """Seconds a step that the threads of the slowest rank's machine wait longer for a processor
     than those of the others (the median); None where that was not recorded."""
     last, _ = slowest(step)
-    waited = {use.host: use.waited for use in seen.machines if use.waited is not None}
+    waited = {use.host: use.waited for use in evidence.machines if use.waited is not None}
     others = [value for host, value in waited.items() if host != last.host]
     if last.host not in waited or not others:
         return None

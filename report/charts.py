@@ -49,9 +49,9 @@ def bars(item: Bars) -> str:
         x = left + item.limit * scale
         marks.append(rule("limit", x, x, 0, base))
     marks += [] if single else axis_x(left, base, most, item.unit)
-    said = ", ".join(f"{bar.label} {bar.figure}".strip() for bar in item.rows)
+    figures = ", ".join(f"{bar.label} {bar.figure}".strip() for bar in item.rows)
     keys = ", ".join(f"{key.name} {key.figure}".strip() for key in item.keys if key.figure)
-    return svg(base + (0 if single else 26), f"{item.caption}: {keys or said}.", marks)
+    return svg(base + (0 if single else 26), f"{item.caption}: {keys or figures}.", marks)
 
 
 def curve(item: Curve) -> str:
@@ -90,9 +90,9 @@ def curve(item: Curve) -> str:
         )
     marks += axis_x(LEFT, base, end, x_unit)
     means = ((line.name, sum(y for _, y in line.points) / len(line.points)) for line in lines)
-    said = ", ".join(f"{name} {three_digits(mean)}" for name, mean in means)
+    averages = ", ".join(f"{name} {three_digits(mean)}" for name, mean in means)
     unit = f" in {item.unit}" if item.unit else ""
-    return svg(base + 26, f"{item.title}, mean{unit}: {said}.", marks)
+    return svg(base + 26, f"{item.title}, mean{unit}: {averages}.", marks)
 
 
 def highest(values: list[float]) -> float:
@@ -144,10 +144,10 @@ def axis_x(left: int, base: float, end: float, unit: str) -> list[str]:
     return marks
 
 
-def ticks(end: float, whole: bool = False) -> list[float]:
+def ticks(end: float, integers: bool = False) -> list[float]:
     """Round figures from 0 to `end`, four to eight of them, or fewer where they are to be whole."""
     power = 10.0 ** math.floor(math.log10(end / 4))
-    step = max(float(whole), *(power * f for f in (1, 2, 5) if power * f <= end / 4))
+    step = max(float(integers), *(power * f for f in (1, 2, 5) if power * f <= end / 4))
     return [round(step * index, 12) for index in range(int(end / step + 1e-9) + 1)]
 
 

@@ -36,12 +36,12 @@ def find_run(name: str) -> Path:
 
 def earlier(before: int) -> Path:
     """The run that so many others followed. Raises UserError."""
-    every = sorted((path.parent for path in Path("runs").glob("*Z-*/plan.json")), reverse=True)
-    if before >= len(every):
+    folders = sorted((path.parent for path in Path("runs").glob("*Z-*/plan.json")), reverse=True)
+    if before >= len(folders):
         raise UserError(
-            f"latest~{before}: there are {counted(len(every), 'run')}: `make runs` lists them."
+            f"latest~{before}: there are {counted(len(folders), 'run')}: `make runs` lists them."
         )
-    return every[before]
+    return folders[before]
 
 
 def write(path: Path, content: str) -> None:

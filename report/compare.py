@@ -14,7 +14,7 @@ from report import differences
 from report.analysis import Analysis, analyse
 from report.differences import Difference
 from report.files import Entry
-from report.measure import Step
+from report.measure import Step, mean_or_none
 from report.progress import Epoch
 
 LEAST, MOST = 2, 8
@@ -51,17 +51,13 @@ class Side:
     cause: str = ""
     link: str = ""  # to the report of its first run
 
-    def mean(self, figures: list[float | None]) -> float | None:
-        known = [one for one in figures if one is not None]
-        return statistics.fmean(known) if known else None
-
     @property
     def speeds(self) -> list[float]:
-        return [one.images_per_second for one in self.runs if one.images_per_second is not None]
+        return [run.images_per_second for run in self.runs if run.images_per_second is not None]
 
     @property
     def images_per_second(self) -> float | None:
-        return statistics.fmean(self.speeds) if self.speeds else None
+        return mean_or_none(self.speeds)
 
     @property
     def spread(self) -> float | None:
@@ -73,28 +69,28 @@ class Side:
 
     @property
     def hundred_epochs(self) -> float | None:
-        return self.mean([one.hundred_epochs for one in self.runs])
+        return mean_or_none([run.hundred_epochs for run in self.runs])
 
     @property
     def wall(self) -> float | None:
-        return self.mean([one.summary["wall_seconds"] for one in self.runs])
+        return mean_or_none([run.summary["wall_seconds"] for run in self.runs])
 
     @property
     def best_top1(self) -> float | None:
-        return self.mean([one.summary["best_top1"] for one in self.runs])
+        return mean_or_none([run.summary["best_top1"] for run in self.runs])
 
     def part(self, name: str) -> float | None:
         """Mean seconds of a part of the step, by its name in Step."""
-        return self.mean([getattr(one.step, name) for one in self.runs if one.step])
+        return mean_or_none([getattr(run.step, name) for run in self.runs if run.step])
 
     @property
     def curve(self) -> list[Epoch]:
         """Of its first run that was evaluated."""
-        return next((scored for one in self.runs if (scored := scores(one.curve))), [])
+        return next((scored for run in self.runs if (scored := scores(run.curve))), [])
 
     @property
     def short(self) -> bool:
-        return any(one.short for one in self.runs)
+        return any(run.short for run in self.runs)
 
 
 @dataclass(frozen=True)
@@ -153,14 +149,14 @@ def compare(title: str, rows: list[tuple[str, list[Path], str]], page: Path) -> 
         )
         for index, (name, folders, cause) in enumerate(rows)
     )
-    known = {side.label: side.runs[0] for side in sides if side.runs}
-    settings = differences.differences({key: one.settings for key, one in known.items()})
+    first_runs = {side.label: side.runs[0] for side in sides if side.runs}
+    settings = differences.differences({key: run.settings for key, run in first_runs.items()})
     return Comparison(
         title=title,
         sides=sides,
-        other_task=[one for one in settings if one.name in differences.TASK],
+        other_task=[setting for setting in settings if setting.name in differences.TASK],
         settings=settings,
-        machines=differences.differences({key: one.machines for key, one in known.items()}),
+        machines=differences.differences({key: run.machines for key, run in first_runs.items()}),
     )
 
 
@@ -168,7 +164,7 @@ def link_of(folders: list[Path], page: Path) -> str:
     """From the page to the report of a run, where it has one."""
     reports = [folder.resolve() / "report.html" for folder in folders]
     here = page.resolve().parent
-    return next((quote(os.path.relpath(one, here)) for one in reports if one.is_file()), "")
+    return next((quote(os.path.relpath(path, here)) for path in reports if path.is_file()), "")
 
 
 def figures(folder: Path) -> Figures:
@@ -191,19 +187,19 @@ def figures(folder: Path) -> Figures:
 
 
 def headline(analysis: Analysis) -> str:
-    said = [analysis.failure or ""]
-    said += [analysis.too_short.headline] if analysis.too_short else []
-    said += [analysis.verdict.headline] if analysis.verdict else []
-    return " ".join(filter(None, said))
+    sentences = [analysis.failure or ""]
+    sentences += [analysis.too_short.headline] if analysis.too_short else []
+    sentences += [analysis.verdict.headline] if analysis.verdict else []
+    return " ".join(filter(None, sentences))
 
 
 def refuse_other_record(analysis: Analysis) -> None:
     """Raises UserError for a run whose record may lack settings, or mean something else by them."""
-    found = {r.start.get("record", 1) for r in analysis.run.ranks if r.start} - {RECORD}
-    if found:
+    versions = {r.start.get("record", 1) for r in analysis.run.ranks if r.start} - {RECORD}
+    if versions:
         name = analysis.run.folder.resolve().name
         raise UserError(
-            f"{name} has version {min(found)} of the record, and runs of version {RECORD} can be "
-            f"compared: `make report RUN={name}` reports on it alone, and a new run of the same "
+            f"{name} has version {min(versions)} of the record, and runs of version {RECORD} can "
+            f"be compared: `make report RUN={name}` reports on it alone, and a new run of the same "
             "settings can be compared."
         )

@@ -81,13 +81,13 @@ def best_section(comparison: Comparison) -> Section:
 
 def task_section(comparison: Comparison) -> Section:
     """That the runs cannot be compared, where that is so."""
-    named = "; ".join(f"{one.name}: {one.words()}" for one in comparison.other_task)
+    named = "; ".join(f"{task.name}: {task.words()}" for task in comparison.other_task)
     items: list[Item] = [Say(f"{OTHER_TASK}{named}.", "headline")] if named else []
     return Section("Not comparable", items)
 
 
 def difference_section(title: str, differences: list[Difference]) -> Section:
-    rows = [Fact(one.name, one.words()) for one in differences]
+    rows = [Fact(difference.name, difference.words()) for difference in differences]
     return Section(title, [Facts(title, rows)] if rows else [Say("none")])
 
 
@@ -113,8 +113,8 @@ def result_section(comparison: Comparison) -> Section:
     items += [Say(f"{side.label}: {side.cause}") for side in comparison.sides if side.cause]
     short = [side.label for side in comparison.sides if side.short]
     if short:
-        said = "Less than 30 s of steps is mostly warming up."
-        items.append(Say(f"Too short to judge: {', '.join(short)}. {said}"))
+        why = "Less than 30 s of steps is mostly warming up."
+        items.append(Say(f"Too short to judge: {', '.join(short)}. {why}"))
     items += [Say(ONE_PC)] if comparison.one_pc else []
     return Section("Results", items)
 
@@ -236,7 +236,7 @@ def after(number: int, side: Side) -> str:
 
 def some_epochs(sides: list[Side]) -> list[int]:
     """At most EPOCHS of those that were evaluated, the first and the last among them."""
-    every = sorted({epoch.epoch for side in sides for epoch in side.curve})
-    if len(every) <= EPOCHS:
-        return every
-    return [every[round(i * (len(every) - 1) / (EPOCHS - 1))] for i in range(EPOCHS)]
+    epochs = sorted({epoch.epoch for side in sides for epoch in side.curve})
+    if len(epochs) <= EPOCHS:
+        return epochs
+    return [epochs[round(i * (len(epochs) - 1) / (EPOCHS - 1))] for i in range(EPOCHS)]

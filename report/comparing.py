@@ -26,12 +26,12 @@ HOW = '`make compare RUNS="latest latest~1"`'
 
 def compare_main(argv: list[str]) -> int:
     """Returns the exit code. Raises UserError."""
-    given = verb_words("compare", argv, "python -m report compare")
-    folders = named(given.get("runs", []))
+    words = verb_words("compare", argv, "python -m report compare")
+    folders = find_runs(words.get("runs", []))
     rows = [(folder.resolve().name, [folder], "") for folder in folders]
     page = folders[0].resolve().parent / "compare.html"
     comparison = compare(f"{len(rows)} runs", rows, page)
-    show(comparison, page, given.get("json", False))
+    show(comparison, page, words.get("json", False))
     return 0
 
 
@@ -46,27 +46,27 @@ def show(comparison: Comparison, page: Path, as_json: bool = False) -> None:
         print(printed(["", f"Comparison: {page}"]))
 
 
-def named(names: list[str]) -> list[Path]:
+def find_runs(names: list[str]) -> list[Path]:
     """The folders of the runs. Raises UserError."""
     if not LEAST <= len(names) <= MOST:
-        said = f"RUNS names {counted(len(names), 'run')}" if names else "RUNS is missing"
-        raise UserError(f"{said}: {LEAST} to {MOST} can be compared, as in {HOW}.")
+        problem = f"RUNS names {counted(len(names), 'run')}" if names else "RUNS is missing"
+        raise UserError(f"{problem}: {LEAST} to {MOST} can be compared, as in {HOW}.")
     folders = [find_run(name) for name in names]
-    seen: dict[Path, str] = {}
+    names_by_folder: dict[Path, str] = {}
     for name, folder in zip(names, folders):
-        other = seen.setdefault(folder.resolve(), name)
+        other = names_by_folder.setdefault(folder.resolve(), name)
         if other is not name:
             raise UserError(f"RUNS has the same run twice: {other} and {name}; leave one out.")
     return folders
 
 
-def figures(found: Comparison) -> dict[str, object]:
+def figures(comparison: Comparison) -> dict[str, object]:
     """For scripts."""
     return {
-        "same_task": not found.other_task,
-        "settings": {one.name: by_label(one.values) for one in found.settings},
-        "machines": {one.name: by_label(one.values) for one in found.machines},
-        "runs": [side_figures(side) for side in found.sides],
+        "same_task": not comparison.other_task,
+        "settings": {setting.name: by_label(setting.values) for setting in comparison.settings},
+        "machines": {machine.name: by_label(machine.values) for machine in comparison.machines},
+        "runs": [side_figures(side) for side in comparison.sides],
     }
 
 
@@ -79,7 +79,7 @@ def side_figures(side: Side) -> dict[str, object]:
     return {
         "label": side.label,
         "name": side.name,
-        "runs": [one.name for one in side.runs],
+        "runs": [run.name for run in side.runs],
         "status": compare_view.status(side),
         "cause": side.cause or None,
         "images_per_second": side.images_per_second,
@@ -113,7 +113,7 @@ def sweep_main(argv: list[str]) -> int:
     rows = [(cell.name, cell.runs, cell.cause) for cell in cells]
     page = folder / "compare.html"
     title = f"{counted(len(cells), 'setting')} of sweep {folder.resolve().name}"
-    show(concluded(compare(title, rows, page), cells), page)
+    show(with_conclusion(compare(title, rows, page), cells), page)
     return 0
 
 
@@ -138,23 +138,24 @@ def read_cell(folder: Path, cell: Entry, runs: list[Entry]) -> Cell:
     return Cell(name, command, folders, causes[-1] if causes else "" if names else "not run yet")
 
 
-def concluded(found: Comparison, cells: list[Cell]) -> Comparison:
+def with_conclusion(comparison: Comparison, cells: list[Cell]) -> Comparison:
     """The comparison with its best and the command of it."""
-    best, said, command = found.fastest, [TOO_SHORT], ""
-    if not any(side.speeds for side in found.sides):
-        said = ["No setting has a result."]
+    best, sentences, command = comparison.fastest, [TOO_SHORT], ""
+    if not any(side.speeds for side in comparison.sides):
+        sentences = ["No setting has a result."]
     if best is not None:
         speed = three_digits(best.images_per_second or 0.0)
-        said = [f"Fastest: {best.label}, {best.name}: {speed} images/s."]
-        others = [side for side in found.sides if side is not best]
+        sentences = [f"Fastest: {best.label}, {best.name}: {speed} images/s."]
+        others = [side for side in comparison.sides if side is not best]
         near = [side.label for side in others if overlap(side, best)]
-        said += [f"Within the spread of its runs as fast: {', '.join(near)}."] if near else []
-        command = next(cell.command for cell, side in zip(cells, found.sides) if side is best)
-    scored = [side for side in found.sides if side.best_top1 is not None]
+        sentences += [f"Within the spread of its runs as fast: {', '.join(near)}."] if near else []
+        command = next(cell.command for cell, side in zip(cells, comparison.sides) if side is best)
+    scored = [side for side in comparison.sides if side.best_top1 is not None]
     if scored:
         most = max(scored, key=lambda side: side.best_top1 or 0.0)
-        said.append(f"Highest top-1: {most.label}, {compare_view.top1(most.best_top1 or 0.0)}.")
-    return replace(found, conclusion=" ".join(said), command=command)
+        top1 = compare_view.top1(most.best_top1 or 0.0)
+        sentences.append(f"Highest top-1: {most.label}, {top1}.")
+    return replace(comparison, conclusion=" ".join(sentences), command=command)
 
 
 def overlap(side: Side, best: Side) -> bool:

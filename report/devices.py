@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from report.files import Entry, dicts, number
-from report.read import RankRecord, Run, natural_number
+from report.files import Entry, dicts, natural_number, number
+from report.read import RankRecord, Run
 from report.windows import Points, Series, Window
 
 
@@ -85,26 +85,26 @@ class Gpus:
 
     def uses(self) -> list[GpuUse]:
         return [
-            one_gpu(self.host, *card, self.lasted[card[0]], self.cards[card])
+            gpu_use(self.host, *card, self.lasted[card[0]], self.cards[card])
             for card in sorted(self.cards)
         ]
 
 
-def one_gpu(
-    host: str, attempt: int, index: int, seconds: float, seen: dict[str, Figures]
+def gpu_use(
+    host: str, attempt: int, index: int, seconds: float, card: dict[str, Figures]
 ) -> GpuUse:
     """The figures of one card, in a loop of so many seconds."""
     return GpuUse(
         host=host,
         attempt=attempt,
         index=index,
-        utilization=seen["utilization"].mean or 0.0,
-        memory_peak=seen["memory_used"].most or 0.0,
-        power=seen["power"].mean,
+        utilization=card["utilization"].mean or 0.0,
+        memory_peak=card["memory_used"].most or 0.0,
+        power=card["power"].mean,
         seconds=seconds,
-        temperature=seen["temperature"].most,
-        clock=seen["clock_sm"].least,
-        series={name: figures.series.points for name, figures in seen.items()},
+        temperature=card["temperature"].most,
+        clock=card["clock_sm"].least,
+        series={name: figures.series.points for name, figures in card.items()},
     )
 
 
@@ -119,10 +119,12 @@ def gpu_joules(run: Run, uses: list[GpuUse]) -> float | None:
         for host in entry["nodes"]
     }
     wanted |= {(record.host, record.attempt) for record in run.ranks}
-    taken = {(use.host, use.attempt, use.index): use.joules for use in uses}
-    known = [one for one in taken.values() if one is not None]
-    whole = len(known) == len(taken) and wanted <= {(host, which) for host, which, _ in taken}
-    return sum(known) if known and whole else None
+    joules = {(use.host, use.attempt, use.index): use.joules for use in uses}
+    measured = [energy for energy in joules.values() if energy is not None]
+    complete = len(measured) == len(joules) and wanted <= {
+        (host, which) for host, which, _ in joules
+    }
+    return sum(measured) if measured and complete else None
 
 
 @dataclass(frozen=True)

@@ -32,14 +32,14 @@ class Difference(NamedTuple):
 def differences(of: Mapping[str, Mapping[str, str]]) -> list[Difference]:
     """`of`: label -> name -> value. What all have in common is left out."""
     names = dict.fromkeys(name for values in of.values() for name in values)
-    found = []
+    result = []
     for name in names:
         labels: dict[str, list[str]] = {}
         for label, values in of.items():
             labels.setdefault(values.get(name, UNKNOWN), []).append(label)
         if len(labels) > 1:
-            found.append(Difference(name, list(labels.items())))
-    return found
+            result.append(Difference(name, list(labels.items())))
+    return result
 
 
 def settings(analysis: Analysis) -> dict[str, str]:
@@ -59,10 +59,10 @@ def settings(analysis: Analysis) -> dict[str, str]:
         **{name: start.get(name) for name in ("precision", "sync", "accumulate", "workers")},
         "bucket_mb": start.get("bucket_mb"),
     }
-    found = {name: words(value) for name, value in named.items() if value is not None}
-    rest = {n: words(v) for n, v in options.items() if n not in NO_SETTINGS and n not in found}
+    values = {name: words(value) for name, value in named.items() if value is not None}
+    rest = {n: words(v) for n, v in options.items() if n not in NO_SETTINGS and n not in values}
     code = {"code": code_of(run.plan)} if run.plan.get("code_sha256") else {}
-    return {**found, **rest, **code}
+    return {**values, **rest, **code}
 
 
 def machines(analysis: Analysis) -> dict[str, str]:
@@ -71,7 +71,7 @@ def machines(analysis: Analysis) -> dict[str, str]:
     attempt = analysis.step.attempt if analysis.step else 1
     starts = {r.host: r.start for r in run.ranks if r.attempt == attempt and r.start}
     links = {use.host: link(use.speed_mbit) for use in analysis.networks if use.speed_mbit}
-    found = {
+    values = {
         "machines": ", ".join(last_hosts(run)),
         "between them": "nothing: one PC" if one_machine(run) else "a network",
         "device": counted(start.get("device") for start in starts.values()),
@@ -83,11 +83,11 @@ def machines(analysis: Analysis) -> dict[str, str]:
     }
     names = dict.fromkeys(name for start in starts.values() for name in start.get("versions", {}))
     for name in names:
-        found[name] = counted(start.get("versions", {}).get(name) for start in starts.values())
-    found["oneDNN limited to"] = counted(
+        values[name] = counted(start.get("versions", {}).get(name) for start in starts.values())
+    values["oneDNN limited to"] = counted(
         start.get("instructions", {}).get("onednn_limit") for start in starts.values()
     )
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in values.items() if value}
 
 
 def counted(values: Iterable[object]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from report.files import Entry, number, only, text
 from report.network import grown
 from report.read import Run
-from report.windows import Window
+from report.windows import Points, Series, Window
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class DiskUse:
     peak_read: float
     util: float
     await_ms: float
-    # (seconds since the loop began, MB/s read, percent busy)
-    series: tuple[tuple[float, float, float], ...]
+    # "read" (MB/s) and "util" (percent) -> (seconds since the loop began, value)
+    series: Mapping[str, Points] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,6 @@ class ShareUse:
 
 
 MOST_DISKS, MOST_MOUNTS = 64, 32  # of a machine
-POINTS = 1000  # of a series; beyond twice as many every second one is kept
 USUAL = 1.0  # seconds between two lines
 
 
@@ -47,19 +47,15 @@ class Disk:
     """What is folded from the rates of one disk in one loop."""
 
     def __init__(self) -> None:
-        self.count = self.waits = 0
+        self.waits = 0
         self.read = self.peak = self.written = self.util = self.wait = 0.0
-        self.series: list[tuple[float, float, float]] = []
-        self.every = 1  # of how many rates one is in the series
+        self.series = {"read": Series(), "util": Series()}
 
     def add(self, time: float, passed: float, disk: Entry) -> None:
         """The rates of the last `passed` seconds."""
         read, util = megabytes(disk, "rkB/s"), number(disk.get("util")) or 0.0
-        if self.count % self.every == 0:
-            self.series.append((time, read, util))
-        if len(self.series) > 2 * POINTS:
-            self.series, self.every = self.series[::2], 2 * self.every
-        self.count += 1
+        self.series["read"].add(time, read)
+        self.series["util"].add(time, util)
         self.read, self.peak = self.read + passed * read, max(self.peak, read)
         self.written += passed * megabytes(disk, "wkB/s")
         self.util += passed * util
@@ -80,7 +76,7 @@ class Disk:
             peak_read=self.peak,
             util=self.util / seconds,
             await_ms=self.wait / self.waits if self.waits else 0.0,
-            series=tuple(self.series),
+            series={name: series.points for name, series in self.series.items()},
         )
 
 

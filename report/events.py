@@ -52,10 +52,12 @@ def write_events(analysis: Analysis) -> Path:
     folder = analysis.run.folder / FOLDER
     if folder.is_symlink():  # a run's folder may be somebody else's
         raise UserError(f"{folder} is a link, through which nothing is written: remove it.")
-    found = sorted(scalars(analysis), key=lambda one: one.unix)
-    began = found[0].unix if found else 0.0
+    points = sorted(scalars(analysis), key=lambda point: point.unix)
+    began = points[0].unix if points else 0.0
     data = record(event(began, version=b"brain.Event:2"))
-    data += b"".join(record(event(one.unix, one.step, one.tag, one.value)) for one in found)
+    data += b"".join(
+        record(event(point.unix, point.step, point.tag, point.value)) for point in points
+    )
     for older in folder.glob("events.out.tfevents.*.tandem"):  # of a run that began anew
         older.unlink()
     write_bytes(folder / f"events.out.tfevents.{began:.0f}.tandem", data)
@@ -72,7 +74,7 @@ def scalars(analysis: Analysis) -> Iterator[Scalar]:
     if speed is not None:
         end = began + columns.clock[-1]
         yield Scalar("training/images per second of the run", columns.step[-1], end, speed)
-    yield from of_training(analysis, records, began)
+    yield from training_scalars(analysis, records, began)
     per_epoch = number(records[0].start.get("steps_per_epoch")) or 1
     for epoch in analysis.curve:
         step = round(epoch.epoch * per_epoch)
@@ -87,7 +89,9 @@ def scalars(analysis: Analysis) -> Iterator[Scalar]:
                 yield Scalar(f"{chart.title}{unit}/{host}", int(seconds), began + seconds, value)
 
 
-def of_training(analysis: Analysis, records: list[RankRecord], began: float) -> Iterator[Scalar]:
+def training_scalars(
+    analysis: Analysis, records: list[RankRecord], began: float
+) -> Iterator[Scalar]:
     """Losses of log points, mean over the ranks; rates and waits of slices of the loop."""
     columns = records[0].steps
 
@@ -96,15 +100,15 @@ def of_training(analysis: Analysis, records: list[RankRecord], began: float) -> 
         return columns.step[min(place, len(columns) - 1)]
 
     losses: dict[int, list[float]] = {}
-    for one in records:
-        pairs = zip(map(float, one.steps.step), one.steps.loss)
-        told = [pair for pair in pairs if not math.isnan(pair[1])]
-        for step, loss in thin(told, MOST_LOSSES):
+    for rank in records:
+        pairs = zip(map(float, rank.steps.step), rank.steps.loss)
+        logged = [pair for pair in pairs if not math.isnan(pair[1])]
+        for step, loss in thin(logged, MOST_LOSSES):
             losses.setdefault(int(step), []).append(loss)
-    for step, found in losses.items():
+    for step, values in losses.items():
         place = min(bisect.bisect_left(columns.step, step), len(columns) - 1)
         unix = began + columns.clock[place]
-        yield Scalar("training/loss", step, unix, sum(found) / len(found))
+        yield Scalar("training/loss", step, unix, sum(values) / len(values))
     for point in analysis.line:
         for name, value in (
             ("images per second", point.images_per_second),
@@ -146,11 +150,11 @@ def field(place: int, data: bytes) -> bytes:
 
 def varint(value: int) -> bytes:
     """A whole number that is not negative, seven bits a byte."""
-    found = bytearray()
+    data = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        data.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*data, value])
 
 
 def record(data: bytes) -> bytes:

@@ -38,8 +38,13 @@ def number(value: object) -> float | None:
 
 
 def positive(value: object) -> float | None:
-    found = number(value)
-    return found if found is not None and found > 0 else None
+    figure = number(value)
+    return figure if figure is not None and figure > 0 else None
+
+
+def natural_number(value: object) -> int | None:
+    figure = number(value)
+    return int(figure) if figure is not None and figure >= 0 else None
 
 
 def count(value: object, most: int = MOST_RANKS) -> int | None:
@@ -55,15 +60,15 @@ def text(value: object) -> str | None:
 def only(fields: Mapping[str, Callable[..., Any]], entry: Entry) -> Entry:
     """Those fields of an entry that are what they should be: each function gives a field's value,
     or None for one that counts as absent."""
-    found = {name: read(entry[name]) for name, read in fields.items() if name in entry}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: read(entry[name]) for name, read in fields.items() if name in entry}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def texts(value: object) -> list[str] | None:
     """A list of at most MOST_RANKS texts."""
     if not isinstance(value, list):
         return None
-    return [one[:LONGEST_TEXT] for one in value[:MOST_RANKS] if isinstance(one, str)]
+    return [item[:LONGEST_TEXT] for item in value[:MOST_RANKS] if isinstance(item, str)]
 
 
 def time_of(value: object) -> float | None:
@@ -77,13 +82,13 @@ def dicts(value: object) -> list[Entry]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
-def whole(digits: str) -> int | None:
+def parse_integer(digits: str) -> int | None:
     """An integer of JSON. One of 400 digits is no number of ours, and no float could hold it."""
     return int(digits) if len(digits) < 20 else None
 
 
 # NaN and Infinity, which JSON does not have, become null.
-DECODER = json.JSONDecoder(parse_constant=lambda name: None, parse_int=whole)
+DECODER = json.JSONDecoder(parse_constant=lambda name: None, parse_int=parse_integer)
 
 
 def parse(document: str) -> Any:
@@ -155,15 +160,15 @@ class Growing:
                 file = text.buffer
                 file.seek(self._at)
                 while line := file.readline(LONGEST_LINE):
-                    whole = line.endswith(b"\n")
-                    if not whole and len(line) < LONGEST_LINE:
+                    complete = line.endswith(b"\n")
+                    if not complete and len(line) < LONGEST_LINE:
                         return
                     self._at += len(line)
-                    skipped, self._skip = self._skip, not whole
-                    value = None if skipped or not whole else object_in(line)
+                    skipped, self._skip = self._skip, not complete
+                    value = None if skipped or not complete else object_in(line)
                     if value is not None:
                         yield value
-                    elif whole:
+                    elif complete:
                         self.bad += 1
         except OSError:
             return

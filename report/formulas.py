@@ -53,34 +53,19 @@ def sync_wait(
     gpus: int = 1,
 ) -> float | None:
     """Seconds per step that a rank waits when each link carries `rate` bytes per second."""
-    sent = strategy.bytes_per_step(machines, payload, gpus)
-    if not sent:
-        return sent
-    return exposed(sent / rate, payload, backward)
+    bytes_sent = strategy.bytes_per_step(machines, payload, gpus)
+    if not bytes_sent:
+        return bytes_sent
+    return exposed(bytes_sent / rate, payload, backward)
 
 
 def payload_of(start: Entry) -> Payload:
     """The gradients as a rank's `start` line describes them; 0 bytes where it does not."""
-    size: Any = start.get("gradient_bytes")
-    bucket: Any = start.get("bucket_mb")
-    found: Any = start.get("matrices")
-    return Payload(
-        float(size) if _positive(size) else 0.0,
-        **({"bucket": bucket * MIB} if _positive(bucket) else {}),
-        matrices=tuple(map(tuple, found)) if _are_matrices(found) else (),
-    )
+    bucket: dict[str, Any] = {"bucket": start["bucket_mb"] * MIB} if "bucket_mb" in start else {}
+    matrices = tuple(map(tuple, start.get("matrices", ())))
+    return Payload(float(start.get("gradient_bytes", 0.0)), matrices=matrices, **bucket)
 
 
 def strategy_of(start: Entry) -> Strategy | None:
     """The strategy of a `start` line; None for one that this version does not know."""
     return known(start.get("sync", "allreduce"))
-
-
-def _positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e15
-
-
-def _are_matrices(found: object) -> bool:
-    return isinstance(found, list) and all(
-        isinstance(row, list) and len(row) == 3 and all(map(_positive, row)) for row in found
-    )

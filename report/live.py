@@ -31,8 +31,8 @@ def wide_lines(
     if width < WIDE:
         return []
     letters = BLOCKS if blocks else LETTERS
-    shown = step_bars(progress, width, letters[-1]), sparklines(machines, width, letters)
-    return [line for lines in shown if lines for line in ("", *lines)]
+    charts = step_bars(progress, width, letters[-1]), sparklines(machines, width, letters)
+    return [line for lines in charts if lines for line in ("", *lines)]
 
 
 def step_bars(progress: Progress, width: int, full: str) -> list[str]:
@@ -59,7 +59,7 @@ def sparklines(machines: Mapping[str, Machine], width: int, letters: str) -> lis
     for host, row in rows.items():
         drawn = (spark(values, top, letters) for values, top in zip(row, (100.0, most, 100.0)))
         named = f"  {host[: INDENT - 3]:<{INDENT - 2}}"
-        lines.append((named + "  ".join(f"{one:<{room}}" for one in drawn)).rstrip())
+        lines.append((named + "  ".join(f"{line:<{room}}" for line in drawn)).rstrip())
     return lines
 
 
@@ -73,7 +73,7 @@ def histories(machine: Machine, room: int) -> tuple[list[float], list[float], li
             continue
         cpu.append(100 * grown(first, last, "cpu_busy") / passed / cores if cores else 0.0)
         sent.append(grown(first, last, "tx_bytes") / passed)
-        disk.append(max((one.get("util", 0.0) for one in last.get("disks") or []), default=0.0))
+        disk.append(max((entry.get("util", 0.0) for entry in last.get("disks") or []), default=0.0))
     return cpu, sent, disk
 
 

@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from report.fields import Fields
 from report.files import MOST_RANKS, Entry, count, number, only, positive
 from report.network import grown, machines_shared
-from report.read import Fields, Run
+from report.read import Run
 from report.windows import Points, Series, Window
 
 
@@ -79,33 +80,33 @@ class Processors:
 
     def __init__(self, run: Run, host: str):
         self.host = host
-        self.seen: dict[int, Seen] = {}
+        self.loops: dict[int, MachineLoop] = {}
 
     def add(self, window: Window, mono: float, line: Entry) -> None:
         sample = only(SAMPLE, line)
         if "cores" not in sample:
             return
         sample["schedule"] = schedule(line.get("ranks"))
-        if window.attempt in self.seen:
-            self.seen[window.attempt].add(mono, sample)
+        if window.attempt in self.loops:
+            self.loops[window.attempt].add(mono, sample)
         else:
-            self.seen[window.attempt] = Seen(window, mono, sample)
+            self.loops[window.attempt] = MachineLoop(window, mono, sample)
 
     def uses(self) -> list[MachineUse]:
-        seen = (self.seen[attempt] for attempt in sorted(self.seen))
-        uses = (one.use(self.host) for one in seen)
+        loops = (self.loops[attempt] for attempt in sorted(self.loops))
+        uses = (loop.use(self.host) for loop in loops)
         return [use for use in uses if use is not None]
 
 
 def schedule(ranks: object) -> dict[str, Entry]:
     """Rank -> the seconds that it ran and waited for a processor."""
     named = list(ranks.items())[:MOST_RANKS] if isinstance(ranks, dict) else []
-    found = {name: only(RANK, one) for name, one in named if isinstance(one, dict)}
-    return {name: one for name, one in found.items() if len(one) == len(RANK)}
+    entries = {name: only(RANK, entry) for name, entry in named if isinstance(entry, dict)}
+    return {name: entry for name, entry in entries.items() if len(entry) == len(RANK)}
 
 
 @dataclass
-class Seen:
+class MachineLoop:
     """One machine's samples in one loop, folded: what grew between each two of them."""
 
     window: Window
@@ -113,10 +114,10 @@ class Seen:
     last: Entry
     seconds: float = 0.0
     sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTERS, 0.0))
-    said: set[str] = field(default_factory=set)  # the counters that were there
+    counters: set[str] = field(default_factory=set)  # the counters that were there
     ran: float = 0.0
     waited: float = 0.0
-    ranks_seen: bool = False
+    has_ranks: bool = False
     least: float | None = None  # bytes of memory
     series: dict[str, Series] = field(default_factory=lambda: {n: Series() for n in FIGURES})
 
@@ -125,7 +126,7 @@ class Seen:
         if length <= 0:
             return
         grew = {name: grown(self.last, sample, name) for name in COUNTERS}
-        self.said |= {name for name in COUNTERS if name in sample}
+        self.counters |= {name for name in COUNTERS if name in sample}
         for name, value in grew.items():
             self.sums[name] += value
         self.seconds += length
@@ -150,7 +151,7 @@ class Seen:
         its threads may be older than the loop."""
         before, now = self.last["schedule"], sample["schedule"]
         known = [(before[rank], now[rank]) for rank in now if rank in before]
-        self.ranks_seen |= bool(known)
+        self.has_ranks |= bool(known)
         ran, waited = (sum(grown(a, b, key) for a, b in known) for key in ("ran", "waited"))
         return ran, waited
 
@@ -159,16 +160,16 @@ class Seen:
             return None
         cores = self.last.get("cores", 1)
         wanted = self.ran + self.waited
-        pressed = "pressure_memory" in self.said
+        pressed = "pressure_memory" in self.counters
         total = self.last.get("memory_total") or 0.0
         return MachineUse(
             host=host,
             attempt=self.window.attempt,
             cores=cores,
             busy=busy(self.sums["cpu_busy"], self.seconds, cores),
-            ranks_busy=busy(self.ran, self.seconds, cores) if self.ranks_seen else None,
-            queued=self.waited / wanted if self.ranks_seen and wanted > 0 else None,
-            waited=self.waited / self.seconds if self.ranks_seen else None,
+            ranks_busy=busy(self.ran, self.seconds, cores) if self.has_ranks else None,
+            queued=self.waited / wanted if self.has_ranks and wanted > 0 else None,
+            waited=self.waited / self.seconds if self.has_ranks else None,
             memory_total=total,
             memory_least=total if self.least is None else self.least,
             swapped_in=self.sums["swapped_in"] / self.seconds,
@@ -176,7 +177,7 @@ class Seen:
             memory_pressure=(
                 min(1.0, self.sums["pressure_memory"] / self.seconds) if pressed else None
             ),
-            series={name: one.points for name, one in self.series.items()},
+            series={name: series.points for name, series in self.series.items()},
         )
 
 

@@ -36,10 +36,10 @@ class Step:
 
     The first step of the attempt is left out, because it also warms up the device, the loader and
     DDP's buckets. So are the exact steps with which a strategy that leaves bits out begins, unless
-    the run has no other: then they count as steps of `allreduce`, and `asked` is the strategy that
-    never began. `network` is how long even the last rank to arrive waited (the least wait among
-    the ranks, step by step); `peers` is how much longer the others waited for that rank. Their sum
-    is the mean of `sync_exposed`.
+    the run has no other: then they count as steps of `allreduce`, and `pending` is the strategy
+    that never began. `network` is how long even the last rank to arrive waited (the least wait
+    among the ranks, step by step); `peers` is how much longer the others waited for that rank.
+    Their sum is the mean of `sync_exposed`.
     """
 
     attempt: int
@@ -64,7 +64,7 @@ class Step:
     link_mbit: float | None = None
     rate: float | None = None  # bytes per second that the gradients really achieved
     shared_machine: bool = False  # all nodes are one machine: no cable between them
-    asked: Strategy | None = None  # where all steps were its warm-up
+    pending: Strategy | None = None  # where all steps were its warm-up
     warm_steps: int = 0  # how many were
     warm_seconds: float = 0.0  # a step of the warm-up, where others follow it
     phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
@@ -76,9 +76,9 @@ class Step:
         return SCRIPT if self.own_script else TRAINER
 
     @property
-    def counted(self) -> int:
+    def measured_steps(self) -> int:
         """Steps of which the figures are the mean."""
-        return self.steps - 1 - (self.warm_steps if self.asked is None else 0)
+        return self.steps - 1 - (self.warm_steps if self.pending is None else 0)
 
     @property
     def compute(self) -> float:
@@ -145,7 +145,7 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
 
 def step_of_ranks(records: list[RankRecord]) -> Step:
     """What the ranks of one attempt tell, who know nothing of the network cards."""
-    later = goes_on(records)
+    later = has_later_steps(records)
     ranks = tuple(
         RankWork(record.host, record.rank, steady_seconds(record, later), images_of(record))
         for record in records
@@ -156,10 +156,10 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
     }
     start = records[0].start
     world = int(number(start.get("world_size")) or len(records))
-    asked, strategy = None, formulas.strategy_of(start)
+    pending, strategy = None, formulas.strategy_of(start)
     warm = max(map(warm_steps, records))
     if warm and not later:
-        asked, strategy = strategy, parse(EXACT)
+        pending, strategy = strategy, parse(EXACT)
     network = min(least_wait(records, later), mean["sync_exposed"])
     return Step(
         attempt=records[0].attempt,
@@ -181,7 +181,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
             record.seconds.get("checkpoint", 0.0) / steps_of(record) for record in records
         ),
         ranks=ranks,
-        asked=asked,
+        pending=pending,
         warm_steps=warm,
         warm_seconds=warm_step(records) if later else 0.0,
         phases=phases_of(start),
@@ -212,27 +212,27 @@ def warm_steps(record: RankRecord) -> int:
     return sum(steps for steps, exact in zip(columns.count, columns.exact) if exact)
 
 
-def goes_on(records: list[RankRecord]) -> bool:
+def has_later_steps(records: list[RankRecord]) -> bool:
     """Whether all ranks have steps after a warm-up, the first of all left out."""
-    return all(counted(record, measured(record, later=True)) > 1 for record in records)
+    return all(count_steps(record, measured_lines(record, later=True)) > 1 for record in records)
 
 
-def measured(record: RankRecord, later: bool) -> list[int]:
+def measured_lines(record: RankRecord, later: bool) -> list[int]:
     """Which lines count: not that of the first step and, where there are `later` ones, none of the
     warm-up."""
     exact = record.steps.exact
     return [place for place in range(1, len(exact)) if not (later and exact[place])]
 
 
-def counted(record: RankRecord, places: list[int]) -> int:
+def count_steps(record: RankRecord, places: list[int]) -> int:
     """The steps of these lines."""
     return sum(record.steps.count[place] for place in places)
 
 
 def steady_seconds(record: RankRecord, later: bool) -> dict[str, float]:
     """Mean seconds by category of the steps that count."""
-    places = measured(record, later)
-    steps = counted(record, places)
+    places = measured_lines(record, later)
+    steps = count_steps(record, places)
     return {
         category: sum(map(values.__getitem__, places)) / steps
         for category, values in record.steps.seconds.items()
@@ -247,7 +247,7 @@ def warm_step(records: list[RankRecord]) -> float:
         places = [place for place in range(1, len(columns)) if columns.exact[place]]
         if not places:
             return 0.0
-        steps += counted(record, places)
+        steps += count_steps(record, places)
         seconds += sum(sum(map(values.__getitem__, places)) for values in columns.seconds.values())
     return seconds / steps
 
@@ -260,14 +260,14 @@ def phases_of(start: Entry) -> Phases:
 def least_wait(records: list[RankRecord], later: bool) -> float:
     """Mean over the steps that count of the least `sync_exposed` among the ranks. Lines are of
     several steps each, so waits are compared between the steps at which lines of all ranks end."""
-    ends = [[record.steps.step[place] for place in measured(record, later)] for record in records]
-    common = set.intersection(*map(set, ends)) if ends else set()
+    ends = [{r.steps.step[place] for place in measured_lines(r, later)} for r in records]
+    common = set.intersection(*ends) if ends else set()
     sums: dict[int, list[float]] = {}
     steps: dict[int, int] = {}
     for record in records:
         columns, wait, passed = record.steps, 0.0, 0
         sync = columns.seconds["sync_exposed"]
-        for place in measured(record, later):
+        for place in measured_lines(record, later):
             wait, passed = wait + sync[place], passed + columns.count[place]
             if (step := columns.step[place]) in common:
                 sums.setdefault(step, []).append(wait)
@@ -340,11 +340,11 @@ def real_rate(step: Step, used: list[NetworkUse]) -> float | None:
     rate = moved / formulas.transfer_of(step.network, step.payload, step.backward)
     if step.link_mbit:
         rate = min(rate, formulas.line_rate(step.link_mbit))
-    seen = [use.peak_sent for use in used if use.shared_by == 1]
-    return max([rate, *seen])
+    peaks = [use.peak_sent for use in used if use.shared_by == 1]
+    return max([rate, *peaks])
 
 
-def mean_or_none(values: list[float | None]) -> float | None:
+def mean_or_none(values: Sequence[float | None]) -> float | None:
     """Mean of the values that are not None."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None

@@ -46,22 +46,22 @@ def find_basis(options: SimpleNamespace) -> Basis:
         if basis is not None and fits(basis, options):
             return basis
     raise NothingMeasured(
-        f"Nothing of {options.model}{asked(options)} was measured yet, and a prediction needs its "
-        f"computing time: `{measuring(options)}` takes the machines for a minute and "
+        f"Nothing of {options.model}{conditions(options)} was measured yet, and a prediction needs "
+        f"its computing time: `{measure_command(options)}` takes the machines for a minute and "
         "measures it; for other machines than yours `make plan MODEL=resnet50 GPU=2080ti "
         "LINK=1gbit` answers on paper."
     )
 
 
-def measuring(options: SimpleNamespace) -> str:
-    """The command that measures what was asked for."""
+def measure_command(options: SimpleNamespace) -> str:
+    """The command that measures what `make plan` asks about."""
     size = f"--image_size {options.image_size}" if options.image_size else None
     words = {"BATCH": options.batch, "PRECISION": options.precision, "ARGS": size}
     return verbs.line("plan", NODES=options.nodes, MODEL=options.model, **words)
 
 
-def asked(options: SimpleNamespace) -> str:
-    """` at 224 pixels in O1`: what was asked for besides the model."""
+def conditions(options: SimpleNamespace) -> str:
+    """` at 224 pixels in O1`: what restricts the prediction besides the model."""
     return "".join(
         (
             f" at {options.image_size} pixels" if options.image_size else "",
@@ -74,41 +74,41 @@ def asked(options: SimpleNamespace) -> str:
 def folders(root: Path, model: str) -> Iterator[Path]:
     """The folders of runs and measurements of a model of this name, the newest first."""
     places = [place for place in (root, root / runs.MEASURED) if place.is_dir()]
-    found = [path for place in places for path in place.iterdir()]
-    for path in sorted(found, key=lambda path: path.name, reverse=True):
+    candidates = [path for place in places for path in place.iterdir()]
+    for path in sorted(candidates, key=lambda path: path.name, reverse=True):
         if runs.may_be_of(path.name, model) and path.is_dir():
             yield path
 
 
 def fits(basis: Basis, options: SimpleNamespace) -> bool:
-    asked = runs.Setting(
+    setting = runs.Setting(
         options.model, options.batch, options.image_size, options.precision, options.machines
     )
     fresh = not basis.machines or runs.is_fresh(basis.unix)
-    return fresh and runs.holds(basis.setting, asked, options.nodes)
+    return fresh and runs.holds(basis.setting, setting, options.nodes)
 
 
 MOST = 12  # of the newest runs and measurements, which are read for speeds
 
 
-def newest_speeds(root: Path, asked: runs.Setting) -> dict[str, float]:
+def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
     """Images/s of each of these machines by itself, by the newest run or measurement that has it.
     Only their proportions count: those of an older one are scaled by the machines that both have.
     So another batch serves, too, after all that were measured with this one."""
-    alike, found = replace(asked, batch=None, machines=()), []
-    for folder in islice(folders(root, asked.model), MOST):
+    alike, bases = replace(setting, batch=None, machines=()), []
+    for folder in islice(folders(root, setting.model), MOST):
         basis = None
         with contextlib.suppress(UserError):  # a damaged folder
             basis = read_basis(folder) if runs.is_fresh(runs.begun(folder.name)) else None
         if basis and basis.own_speeds and runs.holds(replace(basis.setting, machines=()), alike, 0):
-            found.append(basis)
+            bases.append(basis)
     speeds: dict[str, float] = {}
-    for basis in sorted(found, key=lambda one: one.batch != asked.batch):
+    for basis in sorted(bases, key=lambda item: item.batch != setting.batch):
         ratios = [speeds[name] / own for name, own in basis.own_speeds.items() if name in speeds]
-        if ratios or not speeds or basis.batch == asked.batch:
+        if ratios or not speeds or basis.batch == setting.batch:
             scale = statistics.fmean(ratios) if ratios else 1.0
             speeds = {**{name: scale * own for name, own in basis.own_speeds.items()}, **speeds}
-    return {name: speeds[name] for name in asked.machines if name in speeds}
+    return {name: speeds[name] for name in setting.machines if name in speeds}
 
 
 def read_basis(folder: Path) -> Basis | None:
@@ -163,8 +163,8 @@ SHARED = (
 
 def node_batch(start: Entry, step: Step) -> int:
     """BATCH of that run: its global batch divided evenly among its machines."""
-    whole = number(start.get("global_batch")) or step.images
-    return round(whole / step.nodes)
+    images = number(start.get("global_batch")) or step.images
+    return round(images / step.nodes)
 
 
 def read_measured(run: Run) -> Basis | None:
@@ -248,15 +248,15 @@ def read_links(run: Run, hosts: tuple[str, ...]) -> tuple[list[float], list[floa
     measured = [read_object(run.folder / "nodes" / host / "links.json", []) for host in hosts]
     pairs: dict[frozenset[str], float] = {}
     for host, entry in zip(hosts, measured):
-        found = entry.get("pairs")
-        for peer, rates in found.items() if isinstance(found, dict) else ():
+        peers = entry.get("pairs")
+        for peer, rates in peers.items() if isinstance(peers, dict) else ():
             ways = rates if isinstance(rates, dict) else {}
             both = [number(ways.get(way)) for way in ("mbit_to", "mbit_from")]
             if all(both):
                 pairs[frozenset((host, peer))] = min(rate for rate in both if rate)
     between = [pairs.get(frozenset(two)) for two in zip(hosts, hosts[1:])]
     rings = [entry.get("ring") for entry in measured]
-    around = [number(one.get("mbit")) if isinstance(one, dict) else None for one in rings]
+    around = [number(ring.get("mbit")) if isinstance(ring, dict) else None for ring in rings]
     if not between or not all(between) or not all(around):
         return [], []
     return [rate for rate in between if rate], [rate for rate in around if rate]
@@ -267,11 +267,11 @@ def link_rates(pairs: list[float], ring: list[float]) -> tuple[float, ...]:
     their part of what went through the switch when all sent."""
     if not pairs:
         return ()
-    found = [
+    limits = [
         min(min(pairs[: n - 1]), sum(ring) / n if n < len(ring) else min(ring))
         for n in range(2, len(ring) + 1)
     ]
-    return tuple(rate * 1e6 / 8 for rate in (found[0], *found))
+    return tuple(rate * 1e6 / 8 for rate in (limits[0], *limits))
 
 
 def steps_sentences(

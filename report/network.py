@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from report.fields import Fields
 from report.files import Entry, number, only, positive, text, time_of
-from report.read import Fields, Run
-from report.windows import Series, Window
+from report.read import Run
+from report.windows import Points, Series, Window
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class NetworkUse:
     retransmits: int
     dropped: int
     shared_by: int
-    series: tuple[tuple[float, float], ...] = ()  # (seconds since the loop began, sent a second)
+    # "sent" -> (seconds since the loop began, MB/s)
+    series: Mapping[str, Points] = field(default_factory=dict)
     # Address of a peer -> own address, bytes sent there, seconds of sending.
     sent_to: Mapping[str, tuple[str, float, float]] = field(default_factory=dict)
 
@@ -53,21 +55,21 @@ class Cards:
 
     def __init__(self, run: Run, host: str):
         self.host, self.shared_by = host, machines_shared(run).get(host, 1)
-        self.counted: dict[int, Counted] = {}
+        self.loops: dict[int, CardLoop] = {}
 
     def add(self, window: Window, mono: float, line: Entry) -> None:
         card = line.get("card")
         if not isinstance(card, dict):
             return
         sample = only(SAMPLE, card)
-        if window.attempt not in self.counted:
-            self.counted[window.attempt] = Counted(window, mono, sample, mono, sample)
-        self.counted[window.attempt].add(mono, sample)
+        if window.attempt not in self.loops:
+            self.loops[window.attempt] = CardLoop(window, mono, sample, mono, sample)
+        self.loops[window.attempt].add(mono, sample)
 
     def uses(self) -> list[NetworkUse]:
         uses = (
-            one_use(self.host, self.counted[attempt], self.shared_by)
-            for attempt in sorted(self.counted)
+            network_use(self.host, self.loops[attempt], self.shared_by)
+            for attempt in sorted(self.loops)
         )
         return [use for use in uses if use is not None]
 
@@ -81,8 +83,8 @@ def peers(value: object) -> dict[str, Entry] | None:
     if not isinstance(value, dict):
         return None
     named = list(value.items())[:MOST_PEERS]
-    found = {name: only(PEER, one) for name, one in named if isinstance(one, dict)}
-    return {name: one for name, one in found.items() if len(one) == len(PEER)}
+    entries = {name: only(PEER, entry) for name, entry in named if isinstance(entry, dict)}
+    return {name: entry for name, entry in entries.items() if len(entry) == len(PEER)}
 
 
 COUNTERS = ("rx_bytes", "tx_bytes", "rx_dropped", "tx_dropped", "tcp_retransmits")
@@ -95,7 +97,7 @@ SAMPLE: Fields = {
 
 
 @dataclass
-class Counted:
+class CardLoop:
     """A card's counters in one loop: at the first and at the last sample; the fastest second."""
 
     window: Window
@@ -129,11 +131,11 @@ def one_machine(run: Run) -> bool:
     return len(run.hosts) == 1 or machines_shared(run).keys() >= set(run.hosts)
 
 
-def one_use(host: str, counted: Counted, shared_by: int) -> NetworkUse | None:
+def network_use(host: str, loop: CardLoop, shared_by: int) -> NetworkUse | None:
     """The card's counters between the loop's begin and end."""
-    window, first, last = counted.window, counted.first, counted.last
-    seconds = counted.ended - counted.began
-    if seconds <= 0 or counted.peak is None:
+    window, first, last = loop.window, loop.first, loop.last
+    seconds = loop.ended - loop.began
+    if seconds <= 0 or loop.peak is None:
         return None
     sent, received = (grown(first, last, key) / shared_by for key in ("tx_bytes", "rx_bytes"))
     return NetworkUse(
@@ -144,17 +146,17 @@ def one_use(host: str, counted: Counted, shared_by: int) -> NetworkUse | None:
         seconds=seconds,
         sent=sent / seconds,
         received=received / seconds,
-        peak_sent=counted.peak / shared_by,
-        sent_per_step=sent_a_step(counted, shared_by),
+        peak_sent=loop.peak / shared_by,
+        sent_per_step=bytes_per_step(loop, shared_by),
         retransmits=int(grown(first, last, "tcp_retransmits")),
         dropped=int(grown(first, last, "tx_dropped") + grown(first, last, "rx_dropped")),
         shared_by=shared_by,
-        series=tuple((at, rate / shared_by) for at, rate in counted.series.points),
-        sent_to=sent_to(first, last),
+        series={"sent": [(at, rate / shared_by / 1e6) for at, rate in loop.series.points]},
+        sent_to=peer_traffic(first, last),
     )
 
 
-def sent_to(first: Entry, last: Entry) -> dict[str, tuple[str, float, float]]:
+def peer_traffic(first: Entry, last: Entry) -> dict[str, tuple[str, float, float]]:
     """What NetworkUse.sent_to says, between two samples."""
     none: Entry = {"sent": 0.0, "busy": 0.0}
     before = first.get("peers", {})
@@ -194,14 +196,14 @@ def slow_link(networks: Sequence[NetworkUse]) -> tuple[str, float, float] | None
     return (host, best[host], others) if best[host] < SLOW_LINK * others else None
 
 
-def sent_a_step(counted: Counted, shared_by: int) -> float | None:
+def bytes_per_step(loop: CardLoop, shared_by: int) -> float | None:
     """Bytes that a node sent per step after the warm-up; None where too little of it was seen."""
-    window = counted.window.after_warm_up
-    if counted.warm is None or window.seconds <= 0:
+    window = loop.window.after_warm_up
+    if loop.warm is None or window.seconds <= 0:
         return None
-    began, first = counted.warm
-    steps = window.steps * (counted.ended - began) / window.seconds
-    return grown(first, counted.last, "tx_bytes") / shared_by / steps if steps >= 1 else None
+    began, first = loop.warm
+    steps = window.steps * (loop.ended - began) / window.seconds
+    return grown(first, loop.last, "tx_bytes") / shared_by / steps if steps >= 1 else None
 
 
 def grown(first: Entry, last: Entry, key: str) -> float:

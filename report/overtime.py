@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from contract.text import seconds
 from report.analysis import Analysis, Use, uses_in_attempt
@@ -17,11 +18,11 @@ from report.view import Curve, Line, Mark
 from report.windows import Points
 
 
-def recorded(analysis: Analysis) -> list[Curve]:
+def charts_of(analysis: Analysis) -> list[Curve]:
     """The charts of which there is something: a line needs two points."""
-    every = [*step_charts(analysis), *machine_charts(analysis), *gpu_charts(analysis)]
+    charts = [*step_charts(analysis), *machine_charts(analysis), *gpu_charts(analysis)]
     marks = marks_of(analysis)
-    return [replace(curve, marks=marks) for curve in every if curve.lines]
+    return [replace(curve, marks=marks) for curve in charts if curve.lines]
 
 
 def marks_of(analysis: Analysis) -> tuple[Mark, ...]:
@@ -30,17 +31,17 @@ def marks_of(analysis: Analysis) -> tuple[Mark, ...]:
     if not records:
         return ()
     attempt = records[0].attempt
-    found = [Mark(0.0, "restart")] if attempt > 1 else []
+    marks = [Mark(0.0, "restart")] if attempt > 1 else []
     longest: dict[int, tuple[float, float]] = {}  # of all ranks, which stand at about one time
-    for clock, length in (one for record in records for one in record.stalls):
+    for clock, length in (stall for record in records for stall in record.stalls):
         _, before = longest.get(round(clock / NEAR), (0.0, 0.0))
         if length >= max(SHORTEST, before):
             longest[round(clock / NEAR)] = clock, length
-    found += [Mark(clock, f"no step for {seconds(length)}") for clock, length in longest.values()]
+    marks += [Mark(clock, f"no step for {seconds(length)}") for clock, length in longest.values()]
     entry: Entry = next((e for e in analysis.run.attempts if e["attempt"] == attempt), {})
     if entry.get("status") == "failed":
-        found.append(Mark(max(record.clock for record in records), "failure"))
-    return tuple(sorted(found)[:MOST_MARKS])
+        marks.append(Mark(max(record.clock for record in records), "failure"))
+    return tuple(sorted(marks)[:MOST_MARKS])
 
 
 NEAR = 10.0  # seconds
@@ -91,26 +92,27 @@ def first_per_host(uses: list[Use]) -> list[Use]:
 def machine_charts(analysis: Analysis) -> list[Curve]:
     cards = first_per_host(uses_in_attempt(analysis.step, analysis.networks))
     disks = first_per_host(uses_in_attempt(analysis.step, analysis.disks))
-    sent = {use.host: [(at, rate / 1e6) for at, rate in use.series] for use in cards}
-    read = {use.host: [(at, rate) for at, rate, _ in use.series] for use in disks}
-    busy = {use.host: [(at, util) for at, _, util in use.series] for use in disks}
     machines = uses_in_attempt(analysis.step, analysis.machines)
-
-    def lines(name: str, only_if_any: bool = False) -> dict[str, Points]:
-        of_host = {use.host: list(use.series.get(name, ())) for use in machines}
-        some = any(value > 0 for points in of_host.values() for _, value in points)
-        return of_host if some or not only_if_any else {}
-
     return [
-        curve("Network card, sent", "MB/s", sent),
-        curve("Disk, read", "MB/s", read),
-        curve("Disk, busy", "%", busy, 100.0),
-        curve("Processors, busy", "%", lines("cpu"), 100.0),
-        curve("Waits for a processor", "%", lines("queued"), 100.0, note=QUEUED),
-        curve("Memory, used", "%", lines("memory"), 100.0),
-        curve("Swap, in and out", "MB/s", lines("swap", only_if_any=True)),
-        curve("Memory, pressure", "%", lines("pressure", only_if_any=True), 100.0),
+        curve("Network card, sent", "MB/s", lines_of(cards, "sent")),
+        curve("Disk, read", "MB/s", lines_of(disks, "read")),
+        curve("Disk, busy", "%", lines_of(disks, "util"), 100.0),
+        curve("Processors, busy", "%", lines_of(machines, "cpu"), 100.0),
+        curve("Waits for a processor", "%", lines_of(machines, "queued"), 100.0, note=QUEUED),
+        curve("Memory, used", "%", lines_of(machines, "memory"), 100.0),
+        curve("Swap, in and out", "MB/s", where_any(lines_of(machines, "swap"))),
+        curve("Memory, pressure", "%", where_any(lines_of(machines, "pressure")), 100.0),
     ]
+
+
+def lines_of(uses: Sequence[Any], name: str) -> dict[str, Points]:
+    """Host -> the points of its figure of this name."""
+    return {use.host: list(use.series.get(name, ())) for use in uses}
+
+
+def where_any(lines: dict[str, Points]) -> dict[str, Points]:
+    """Nothing where no point of any line is above 0."""
+    return lines if any(y > 0 for points in lines.values() for _, y in points) else {}
 
 
 QUEUED = "Of the time in which this run's threads wanted one."
@@ -142,7 +144,7 @@ def as_csv(analysis: Analysis) -> str:
     file = io.StringIO()
     write = csv.writer(file, lineterminator="\n").writerow
     write(("what", "of", "seconds", "value", "unit"))
-    for curve in recorded(analysis):
+    for curve in charts_of(analysis):
         for name, _, points in curve.lines:
             for at, value in points:
                 write((curve.title, name, f"{at:.3f}", f"{value:.6g}", curve.unit))

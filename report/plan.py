@@ -70,10 +70,10 @@ PLAN = verbs.Verb(
 )
 
 
-def asked_for(argv: list[str]) -> SimpleNamespace:
-    """What was typed, by the rows of PLAN. Raises UserError."""
-    given = verb_words("plan", argv, "python -m report plan", PLAN)
-    options = SimpleNamespace(**{row.key: given.get(row.key, row.default) for row in PLAN.options})
+def read_options(argv: list[str]) -> SimpleNamespace:
+    """The options of PLAN, as typed or by default. Raises UserError."""
+    words = verb_words("plan", argv, "python -m report plan", PLAN)
+    options = SimpleNamespace(**{row.key: words.get(row.key, row.default) for row in PLAN.options})
     options.machines = tuple(options.machines.split(",")) if options.machines else ()
     options.run, options.runs = options.run and Path(options.run), Path(options.runs)
     return options
@@ -82,10 +82,10 @@ def asked_for(argv: list[str]) -> SimpleNamespace:
 def plan_main(argv: list[str]) -> int:
     """Prints the table. Writes runs/plan-<model>-<N>n.json, unless the question was about another
     network (--link) or machines on paper (--gpu): no run's report may show such an answer."""
-    options = asked_for(argv)
+    options = read_options(argv)
     options.model = options.model or (published_speeds.MODEL if options.gpu else DEFAULT_MODEL)
     phases = Phases(options.epochs, options.warmup)
-    asked = strategies.parse(options.sync)
+    requested = strategies.parse(options.sync)
     if options.gpu and (options.run or options.image_size):
         raise UserError("--gpu is a prediction on paper: leave --run and --image-size out.")
     basis = (
@@ -96,17 +96,17 @@ def plan_main(argv: list[str]) -> int:
     mbit = parse_link(options.link) if options.link else None
     rates, where = usable_rates(basis, mbit)
     family = OPTIMIZERS[options.optimizer].family
-    rows, rate = predict(basis, options.nodes, rates, asked, phases, family), rates(options.nodes)
-    row = asked_row(rows, options.nodes, asked, basis)
+    rows = predict(basis, options.nodes, rates, requested, phases, family)
+    rate, row = rates(options.nodes), find_row(rows, options.nodes, requested, basis)
     if options.gpu:
-        last = better_switch(basis, rows, mbit or DEFAULT_LINK, asked, phases, family)
+        last = better_switch(basis, rows, mbit or DEFAULT_LINK, requested, phases, family)
     elif options.link:
         last = "Not kept for the next run's report: this is about LINK, not about your network."
     else:
         path = prediction_path(options.runs, options.model, options.nodes)
         write_plan(path, options.nodes, row, basis, rate, rows)
         last = f"Written to {path}; the next such run's report shows it."
-    shown = rows if options.all else worth_showing(rows, asked)
+    shown = rows if options.all else worth_showing(rows, requested)
     through = f"{where}: {size(rate)} a second get through"
     print(printed(render(basis, through, rows, shown, phases)))
     print(printed(wrap(last, "")))
@@ -114,14 +114,14 @@ def plan_main(argv: list[str]) -> int:
 
 
 def better_switch(
-    basis: Basis, rows: list[Row], mbit: float, asked: Strategy, phases: Phases, family: str
+    basis: Basis, rows: list[Row], mbit: float, requested: Strategy, phases: Phases, family: str
 ) -> str:
     """What the next switch would give, where it gives more than a few percent."""
     if mbit >= BETTER_LINK:
         return "Nobody measured such machines: `make plan` without GPU measures yours."
     nodes, faster = rows[-1].nodes, formulas.goodput(BETTER_LINK)
     now = best(rows)
-    then = best(predict(basis, nodes, lambda _: faster, asked, phases, family))
+    then = best(predict(basis, nodes, lambda _: faster, requested, phases, family))
     if then.run_images_per_second < WORTH * now.run_images_per_second:
         return f"A switch of {link(BETTER_LINK)} would give hardly more."
     return (
@@ -156,8 +156,8 @@ def parse_link(text: str) -> float:
     return float(match.group(1)) * (1000 if match.group(2) == "g" else 1)
 
 
-def asked_row(rows: list[Row], nodes: int, strategy: Strategy, basis: Basis) -> Row:
-    """The prediction of the asked number of machines and strategy. Raises UserError."""
+def find_row(rows: list[Row], nodes: int, strategy: Strategy, basis: Basis) -> Row:
+    """The prediction for this number of machines and strategy. Raises UserError."""
     for row in rows:
         if row.nodes == nodes and (nodes == 1 or row.sync == strategy.spec):
             return row
@@ -168,16 +168,16 @@ def asked_row(rows: list[Row], nodes: int, strategy: Strategy, basis: Basis) -> 
 
 
 def write_plan(
-    path: Path, nodes: int, asked: Row, basis: Basis, rate: float, rows: list[Row]
+    path: Path, nodes: int, answer: Row, basis: Basis, rate: float, rows: list[Row]
 ) -> None:
-    """`images_per_second` is that of the asked number of nodes and strategy."""
+    """Writes the file in which `answer` is the prediction and `rows` are all of them."""
     text = runs.prediction_text(
         basis.setting,
         nodes,
         basis.unix if basis.machines else None,
         [asdict(row) for row in rows],
-        images_per_second=round(asked.images_per_second, 2),
-        sync=asked.sync,
+        images_per_second=round(answer.images_per_second, 2),
+        sync=answer.sync,
         from_run=basis.run,
         bytes_per_second=round(rate),
     )
@@ -217,7 +217,7 @@ def render(
     of_mark = {"*": best(rows), "=": best_exact(rows)}
     if first.label not in HARMLESS:
         of_mark["+"] = first
-    marks = {row: "".join(mark for mark, one in of_mark.items() if one == row) for row in shown}
+    marks = {row: "".join(m for m, marked in of_mark.items() if marked == row) for row in shown}
     heads = ("N", "sync", "sent", "a step", "img/s", "x one", "accuracy", run)
     cells: list[tuple[str, ...]] = [heads]
     cells += [

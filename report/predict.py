@@ -75,18 +75,18 @@ def predict(
     basis: Basis,
     nodes: int,
     rate: Callable[[int], float],
-    asked: Strategy,
+    requested: Strategy,
     phases: Phases,
     family: str = prices.SGD,
 ) -> list[Row]:
-    """A Row for each number of nodes up to `nodes` and each usual strategy and the one asked for;
+    """A Row for each number of nodes up to `nodes` and each usual strategy and the one requested;
     one node needs no strategy. A strategy whose bytes do not follow from the basis has no row.
     `rate` gives the bytes per second that a link carries, by the number of nodes.
 
     Batch per node, loading and computing stay as measured; waiting for the network is
     formulas.sync_wait; waiting for slower peers is not predicted.
     """
-    compared = list(dict.fromkeys([*strategies.usual(), asked]))
+    compared = list(dict.fromkeys([*strategies.usual(), requested]))
     rows = [predict_row(basis, 1, compared[0], 1.0, phases, family)]
     for n in range(2, nodes + 1):
         rows += [predict_row(basis, n, strategy, rate(n), phases, family) for strategy in compared]
@@ -137,15 +137,15 @@ def best_exact(rows: list[Row]) -> Row:
     return fastest([row for row in rows if row.label == "exact"])
 
 
-def worth_showing(rows: list[Row], asked: Strategy) -> list[Row]:
+def worth_showing(rows: list[Row], requested: Strategy) -> list[Row]:
     """At most 12 rows: one machine, what is best, and of two and of all machines the same with the
     strategy asked for."""
-    kept = [rows[0], best(rows), best_exact(rows), fastest(rows)]
+    chosen = [rows[0], best(rows), best_exact(rows), fastest(rows)]
     for nodes in {2, rows[-1].nodes} & {row.nodes for row in rows[1:]}:
         here = [row for row in rows if row.nodes == nodes]
-        kept += [best(here), best_exact(here), fastest(here)]
-        kept += [row for row in here if row.sync == asked.spec]
-    return [row for row in rows if row in kept]
+        chosen += [best(here), best_exact(here), fastest(here)]
+        chosen += [row for row in here if row.sync == requested.spec]
+    return [row for row in rows if row in chosen]
 
 
 def conclusion(rows: list[Row]) -> str:
@@ -168,21 +168,21 @@ def conclusion(rows: list[Row]) -> str:
             f"({harmless.sync}) gives {times_one(harmless, rows):.2f} x that. "
         )
     else:
-        sentence += f"Best (*): {_what(winner, rows)}. Best exact (=): "
-        sentence += f"{_what(best_exact(rows), rows)}. "
+        sentence += f"Best (*): {_describe(winner, rows)}. Best exact (=): "
+        sentence += f"{_describe(best_exact(rows), rows)}. "
     first = fastest(rows)
     if first.label not in HARMLESS:
-        sentence += f"Fastest (+): {_what(first, rows)}, whose accuracy is {_known(first)}. "
+        sentence += f"Fastest (+): {_describe(first, rows)}, whose accuracy is {_accuracy(first)}. "
     return sentence + "What a strategy costs in accuracy: docs/slow-networks.md."
 
 
-def _known(row: Row) -> str:
+def _accuracy(row: Row) -> str:
     if row.label == "costs samples":
         return f"all-reduce's after {row.samples:.2f} times as many images, in as much more time"
     return row.label if row.label == "not measured" else f"labelled {row.label}"
 
 
-def _what(row: Row, rows: list[Row]) -> str:
+def _describe(row: Row, rows: list[Row]) -> str:
     if row.nodes == 1:
         return "one machine"
     factor = times_one(row, rows)

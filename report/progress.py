@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from report.accounting import Accounting, attempt_numbers, wall_seconds
 from report.files import Entry, number
 from report.measure import (
-    goes_on,
+    has_later_steps,
     longest_attempt,
     steady_seconds,
     steps_of,
@@ -60,7 +60,7 @@ class TimePoint:
 def learning_curve(run: Run, last: bool = False) -> list[Epoch]:
     """One Epoch per evaluated epoch; after a restart the later attempt counts. `last`: only what
     each rank evaluated last."""
-    found: dict[int, Epoch] = {}
+    epochs: dict[int, Epoch] = {}
     began = beginnings(run)
     for record in run.ranks:
         for line in record.evaluations[-1:] if last else record.evaluations:
@@ -69,18 +69,18 @@ def learning_curve(run: Run, last: bool = False) -> list[Epoch]:
                 top1, top5 = (share_of(line.get(key)) for key in ("top1", "top5"))
                 loss, trained = (number(line.get(key)) for key in ("loss", "train_loss"))
                 seconds = began[record.attempt] + loop_began(record) + line["clock"]
-                found[int(epoch)] = Epoch(int(epoch) + 1, top1, top5, loss, trained, seconds)
-    return [found[epoch] for epoch in sorted(found)]
+                epochs[int(epoch)] = Epoch(int(epoch) + 1, top1, top5, loss, trained, seconds)
+    return [epochs[epoch] for epoch in sorted(epochs)]
 
 
 def beginnings(run: Run) -> dict[int, float]:
     """Attempt -> seconds that the attempts before it took."""
-    found, passed = {}, 0.0
+    starts, passed = {}, 0.0
     for attempt in attempt_numbers(run):
-        found[attempt] = passed
+        starts[attempt] = passed
         records = [record for record in run.ranks if record.attempt == attempt]
         passed += wall_seconds(run, attempt, records)
-    return found
+    return starts
 
 
 def loop_began(record: RankRecord) -> float:
@@ -143,7 +143,7 @@ def step_spans(run: Run) -> list[Span]:
     for begin in range(1, lines + 2 - size, size):
         part = slice(begin, begin + size)
         half = statistics.median(length for own in means for length in own[part])
-        longest = sorted(one for record in records for one in record.steps.longest[part])
+        longest = sorted(length for record in records for length in record.steps.longest[part])
         middle = records[0].steps.clock[begin + size // 2]
         spans.append(Span(middle, half, longest[int(0.95 * (len(longest) - 1))]))
     return spans
@@ -177,7 +177,7 @@ def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
     if not per_epoch:
         return None
     epochs = statistics.fmean(map(steps_of, records)) / per_epoch
-    later = goes_on(records)
+    later = has_later_steps(records)
     step = statistics.fmean(sum(steady_seconds(record, later).values()) for record in records)
     warm = statistics.fmean(map(warm_steps, records)) if later else 0
     warming = warm * (warm_step(records) - step) if warm else 0.0

@@ -133,19 +133,19 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
     published = card.half if half else card.fp32
     if published is not None:
         # Each figure in 16 bits is PYTORCH's.
-        speed, told = published, f"published at {PYTORCH if half else card.source}"
+        speed, source = published, f"published at {PYTORCH if half else card.source}"
     elif half and generation(name) < levels.VOLTA:
         raise UserError(f"--gpu {gpu}: no speed in 16 bits is known: leave PRECISION out.")
     else:
         memory, arithmetic = COSTS[bits]
         speed = 1 / (memory / card.gigabytes + arithmetic / card.teraflops)
-        told = (
+        source = (
             f"an estimate, by the memory's {card.gigabytes:g} GB/s and {card.teraflops:g} Tflop/s "
             "(such estimates are within 11 % of most published speeds)"
         )
     if SHARE[model] != 1.0:
-        told += f", times {SHARE[model]} for {model}"
-    return speed * SHARE[model], f"{told}, in {bits}"
+        source += f", times {SHARE[model]} for {model}"
+    return speed * SHARE[model], f"{source}, in {bits}"
 
 
 def paper_step(gpu: str, model: str, precision: str = "fp32") -> Step:
@@ -175,11 +175,11 @@ def paper_step(gpu: str, model: str, precision: str = "fp32") -> Step:
 
 def matrices(blocks: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
     """Payload.matrices of torchvision's ResNet with so many bottleneck blocks in each stage."""
-    found, before = [(64, 3 * 7 * 7, 1)], 64
+    shapes, before = [(64, 3 * 7 * 7, 1)], 64
     for stage, count in enumerate(blocks):
         width = 64 * 2**stage
         wide = 4 * width
-        found += [(width, before, 1), (wide, before, 1)]  # its shortcut is the second
-        found += [(width, wide, count - 1), (width, 9 * width, count), (wide, width, count)]
+        shapes += [(width, before, 1), (wide, before, 1)]  # its shortcut is the second
+        shapes += [(width, wide, count - 1), (width, 9 * width, count), (wide, width, count)]
         before = wide
-    return (*found, (1000, before, 1))
+    return (*shapes, (1000, before, 1))

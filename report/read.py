@@ -1,9 +1,8 @@
 """The one reader of a run's folder, while the run goes on and afterwards: status, top, the report,
 comparisons and sweeps have their figures from here. The layout is docs/run-directory.md.
 
-Each record is read through a table of its fields, in which what is of another kind counts as
-absent; a line that is no record is counted, and named in `Run.missing`. A reader that is kept reads
-what is new alone.
+Each record is read through a table of its fields (report/fields.py); a line that is no record is
+counted, and named in `Run.missing`. A Reader that is used again reads only what is new.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from contract.errors import UserError
 from contract.records import CATEGORIES
 from report import older
+from report.fields import ATTEMPT, END, EVALUATION, EXIT, PLAN, STALL, START
 from report.files import (
     MOST_ATTEMPTS,
     MOST_RANKS,
@@ -29,156 +28,19 @@ from report.files import (
     dicts,
     files_of_hosts,
     natural,
+    natural_number,
     number,
     only,
     positive,
     read_object,
     text,
-    texts,
     time_of,
 )
 
 # Of all ranks together, lines of steps that are kept (116 bytes each), and of each rank in an
 # attempt, lines beside its steps. All times are summed up to the last line whatever their number.
 MOST_STEPS, MOST_BESIDE, MOST_RECORDS = 1_000_000, 4000, 4096
-# Of a rank, options and versions, and characters of one.
-MOST_SETTINGS, MOST_NAME = 200, 1000
 RECENT_LINES = 100  # of a machine, for whoever asks how it is now
-
-
-def matrices(value: object) -> list[list[int]] | None:
-    """`[rows, columns, how many]` of the trained weights."""
-    rows = value if isinstance(value, list) and len(value) <= MOST_RANKS else None
-    good = rows is not None and all(
-        isinstance(row, list) and len(row) == 3 and all(count(one, 10**12) for one in row)
-        for row in rows
-    )
-    return rows if good else None
-
-
-# How each field of an entry is read: None where it is not what it should be.
-Fields = Mapping[str, Callable[..., Any]]
-
-
-def instructions(value: object) -> Entry | None:
-    return only({"onednn_limit": text}, value) if isinstance(value, dict) else None
-
-
-def versions(value: object) -> dict[str, str] | None:
-    """Name -> version."""
-    if not isinstance(value, dict):
-        return None
-    first = list(value.items())[:MOST_SETTINGS]
-    return {name[:MOST_NAME]: one[:MOST_NAME] for name, one in first if isinstance(one, str)}
-
-
-def settings(value: object) -> Entry | None:
-    """The options of the trainer: plain values, short texts and lists of plain values."""
-    if not isinstance(value, dict):
-        return None
-    first = list(value.items())[:MOST_SETTINGS]
-    return {name[:MOST_NAME]: one for name, one in first if plain(one) or plain_list(one)}
-
-
-def plain(value: object) -> bool:
-    return (
-        value is None
-        or isinstance(value, bool)
-        or number(value) is not None
-        or (isinstance(value, str) and len(value) < MOST_NAME)
-    )
-
-
-def plain_list(value: object) -> bool:
-    return isinstance(value, list) and len(value) < MOST_SETTINGS and all(map(plain, value))
-
-
-def options(value: object) -> Entry | None:
-    """What was asked of the launcher: plain values, and the trainer's words."""
-    if not isinstance(value, dict):
-        return None
-    plain = {
-        name: one
-        for name, one in list(value.items())[:MOST_RANKS]
-        if isinstance(one, (str, bool)) or number(one) is not None
-    }
-    return {**plain, **only({"trainer": texts}, value)}
-
-
-def predicted(value: object) -> Entry | None:
-    if not isinstance(value, dict) or number(value.get("images_per_second")) is None:
-        return None
-    return only({"images_per_second": number, "made_unix": number}, value)
-
-
-def nodes(value: object) -> list[Entry]:
-    fields = {"host": text, "connection": text, "ranks": ranks, "interface": text}
-    return [only(fields, node) for node in dicts(value)[:MOST_RANKS]]
-
-
-def ranks(value: object) -> list[int]:
-    every = value if isinstance(value, list) else []
-    return [one for one in every if type(one) is int and 0 <= one < MOST_RANKS]
-
-
-def cause(value: object) -> Entry | None:
-    return only(CAUSE, value) if isinstance(value, dict) else None
-
-
-def script(value: object) -> Entry | None:
-    """What ran in the place of the trainer."""
-    fields = {"words": texts, "arguments": texts, "folder": text}
-    return only(fields, value) if isinstance(value, dict) else None
-
-
-def natural_number(value: object) -> int | None:
-    found = number(value)
-    return int(found) if found is not None and found >= 0 else None
-
-
-def category(value: object) -> str | None:
-    return value if isinstance(value, str) and value in CATEGORIES else None
-
-
-def peaks(value: object) -> list[float] | None:
-    """The bytes that each rank had at most."""
-    every = list(value.values())[:MOST_RANKS] if isinstance(value, dict) else []
-    return [found for one in every if (found := number(one)) is not None]
-
-
-# Of each file the fields that the report reads: others are not kept, and what is of another kind
-# counts as absent. What is read behind this has its type.
-PLAN: Fields = {
-    **dict.fromkeys(("run", "model", "data", "sync", "precision", "precision_why"), text),
-    **dict.fromkeys(("tandem", "git_revision", "git_diff", "code_sha256"), text),
-    **{"epochs": count, "world_size": count, "created_unix": number},
-    **{"nodes": nodes, "options": options, "predicted": predicted, "script": script},
-}
-CAUSE: Fields = {
-    **dict.fromkeys(("host", "signal", "exception", "message", "remedy"), text),
-    **{"rank": natural_number, "exit_code": number, "last_lines": texts},
-}
-ATTEMPT: Fields = {
-    **dict.fromkeys(("reason", "status", "to_resume"), text),
-    **{"nodes": texts, "world_size": count, "wall_seconds": time_of},
-    **{"resumed_samples": number, "first_cause": cause},
-}
-START: Fields = {
-    **dict.fromkeys(("model", "device", "torch", "python", "cpu", "sync", "precision"), text),
-    **dict.fromkeys(("mono_process", "mono"), time_of),
-    **dict.fromkeys(
-        ("parameters", "gradient_bytes", "bucket_mb", "global_batch", "accumulate", "train_images"),
-        positive,
-    ),
-    **dict.fromkeys(("eval_images", "steps_per_epoch", "image_size", "epochs"), positive),
-    **{"warmup": positive, "unix": number, "workers": natural_number, "record": natural_number},
-    **{"cores": positive, "versions": versions, "options": settings},
-    **{"world_size": count, "matrices": matrices, "instructions": instructions},
-}
-END: Fields = {"mono": time_of, "status": text, "peak_memory_bytes": number, "bad_images": number}
-STALL: Fields = {"category": category, "step": natural_number, "idle": time_of}
-EVALUATION: Fields = dict.fromkeys(("epoch", "top1", "top5", "loss", "train_loss"), number)
-EXIT: Fields = {"mono_start": time_of, "mono_end": time_of, "peak_memory_bytes": peaks}
 TIMED = tuple(name for name in CATEGORIES if name != "start_stop")  # in the loop
 
 
@@ -299,9 +161,9 @@ class Run:
     def hosts(self) -> list[str]:
         """All hosts that were planned or left a trace, by node rank where it is known."""
         planned = [node["host"] for node in self.plan.get("nodes", []) if "host" in node]
-        seen = {record.host for record in self.ranks} | {host for host, _ in self.exits}
-        seen |= set(self.machines)
-        return planned + sorted(seen - set(planned), key=natural)
+        recorded = {record.host for record in self.ranks} | {host for host, _ in self.exits}
+        recorded |= set(self.machines)
+        return planned + sorted(recorded - set(planned), key=natural)
 
     @property
     def unix(self) -> float | None:
@@ -318,7 +180,7 @@ def clean_attempts(ended: Entry) -> list[Entry]:
     """The entries of attempts.json; those without a list of machines have an empty one."""
     entries = dicts(ended.get("attempts"))[:MOST_ATTEMPTS]
     usual: Entry = {"nodes": [], "wall_seconds": None}
-    return [{**usual, **only(ATTEMPT, one), "attempt": attempt_of(one)} for one in entries]
+    return [{**usual, **only(ATTEMPT, entry), "attempt": attempt_of(entry)} for entry in entries]
 
 
 def read_run(folder: Path) -> Run:
@@ -380,7 +242,7 @@ class Reader:
             ranks=[self._ranks[key] for key in sorted(self._ranks)],
             exits=self._exits,
             machines=self._machines,
-            missing=[*missing, *self._faults.values(), *self._counted()],
+            missing=[*missing, *self._faults.values(), *self._omissions()],
         )
 
     def _of_host(self, host: str, paths: list[Path], recent: bool) -> None:
@@ -404,15 +266,15 @@ class Reader:
             if key not in self._ranks:
                 if len(self._ranks) == MOST_RECORDS:
                     return
-                columns = StepColumns(most=max(0, self._share - self._kept(host, rank)))
+                columns = StepColumns(most=max(0, self._share - self._lines_of_rank(host, rank)))
                 self._ranks[key] = RankRecord(host, rank, which, steps=columns)
             fold(self._ranks[key], line)
             self._ranks[key].unix = grown
 
-    def _kept(self, host: str, rank: int) -> int:
+    def _lines_of_rank(self, host: str, rank: int) -> int:
         """Lines of steps of a rank in all attempts."""
-        own = (one for (_, *whose), one in self._ranks.items() if whose == [rank, host])
-        return sum(len(one.steps) for one in own)
+        own = (record for (_, *whose), record in self._ranks.items() if whose == [rank, host])
+        return sum(len(record.steps) for record in own)
 
     def _machine(self, host: str, attempt: int, path: Path, recent: bool) -> None:
         machine = self._machines.setdefault(host, Machine(host))
@@ -427,7 +289,7 @@ class Reader:
             lines = of_attempt(self._files[path], attempt)
             machine.recent.extend(line for line in lines if line.get("kind") == "sample")
 
-    def _counted(self) -> Iterator[str]:
+    def _omissions(self) -> Iterator[str]:
         """What was left out, by file."""
         for path, file in self._files.items():
             if file.bad:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from contract import verbs
 from contract.options import DEFAULT_INVENTORY, DEFAULT_MODEL
 from contract.text import seconds
+from report.files import natural_number
 from report.measure import Step
-from report.read import Run, natural_number
+from report.read import Run
 from report.waits import ENOUGH, enough
 
 # The variables that are said below, or were of this run alone; all others are kept.
@@ -26,11 +27,10 @@ def train_line(
     trainer's words, if not the run's own. None for a run that make did not start, and for a script
     with words that are our trainer's."""
     options, trainers = run.plan.get("options"), set(words or ()) - {"NODES"}
-    if not isinstance(options, dict) or (run.plan.get("script") and trainers):
+    if options is None or (run.plan.get("script") and trainers):
         return None
-    # As it was asked for: a machine may have been away, and those that were there be others.
-    asked = natural_number(options.get("nodes"))
-    nodes = asked or len(run.plan.get("nodes") or []) or len(run.hosts)
+    # NODES as it was typed: a machine may have been away, and those that trained be others.
+    nodes = natural_number(options.get("nodes")) or len(run.plan.get("nodes") or run.hosts)
     typed: dict[str, object] = {"NODES": nodes}
     for name in verbs.variables_of("train"):
         value = options.get(name.lower())
@@ -44,9 +44,8 @@ def train_line(
 
 
 def own_args(run: Run) -> list[str]:
-    """What was passed on to the trainer."""
-    options = run.plan.get("options")
-    return list(map(str, options.get("trainer") or ())) if isinstance(options, dict) else []
+    """The trainer's own words, as ARGS had them."""
+    return list(run.plan.get("options", {}).get("trainer", ()))
 
 
 # The longer run aims at twice as much: it may well be faster.
@@ -67,9 +66,9 @@ class TooShort:
 def too_short(run: Run, step: Step | None, epochs: int, cause: str) -> TooShort | None:
     """What to say of a run that is too short for this cause; None where enough was measured.
     `epochs`: how many were trained."""
-    if step is None or step.seconds * step.counted >= enough(cause, step.one_machine):
+    if step is None or step.seconds * step.measured_steps >= enough(cause, step.one_machine):
         return None
-    measured = step.seconds * step.counted
+    measured = step.seconds * step.measured_steps
     because = f"Less than {seconds(ENOUGH)} is mostly warming up. This one says more"
     if trained_the_demo(run):
         because += " (only its times count: ResNet-50 learns little of the digits)"
@@ -82,8 +81,7 @@ def too_short(run: Run, step: Step | None, epochs: int, cause: str) -> TooShort 
 
 def trained_the_demo(run: Run) -> bool:
     """Whether the run trained the demo's network, as the launcher's plan says."""
-    options = run.plan.get("options")
-    return isinstance(options, dict) and options.get("model") == DEFAULT_MODEL
+    return bool(run.plan.get("options", {}).get("model") == DEFAULT_MODEL)
 
 
 def longer(run: Run, epochs: int, measured: float) -> str:

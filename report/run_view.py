@@ -9,17 +9,23 @@ from collections.abc import Mapping
 from contract.records import CATEGORIES
 from contract.split import WORTH
 from contract.text import counted, millions, percent, seconds, three_digits
-from report import differences, formulas, tables
-from report.analysis import Analysis, uses_in_attempt
+from report import differences, tables
+from report.analysis import Analysis
 from report.bottleneck import parts
 from report.charts import time_unit
 from report.files import number
+from report.machine_view import (
+    disk_section,
+    gpu_section,
+    machine_section,
+    memory_section,
+    network_section,
+)
 from report.measure import Step, own_speeds, slowest
-from report.overtime import first_per_host, recorded
+from report.overtime import charts_of
 from report.rerun import train_line
 from report.verdict import step_words
 from report.view import (
-    UNKNOWN,
     Bar,
     Bars,
     Charts,
@@ -86,15 +92,15 @@ def view_of(analysis: Analysis) -> View:
         run_section,
         missing_section,
     )
-    sections = [made for make in makers if (made := make(analysis)).items]
-    told = facts(analysis)
+    sections = [section for make in makers if (section := make(analysis)).items]
+    figures = facts(analysis)
     if analysis.run.plan.get("script"):
-        sections, told = in_samples(sections), in_samples(told)
+        sections, figures = in_samples(sections), in_samples(figures)
     return View(
         brand="Tandem run",
         title=analysis.run.folder.resolve().name,
         setup=setup(analysis),
-        facts=told,
+        facts=figures,
         sections=sections,
         state=analysis.summary["status"],
         bad=analysis.summary["status"] == "failed",
@@ -194,9 +200,9 @@ def advice_section(analysis: Analysis) -> Section:
     single, rows, bars = len(advice.remedies), [], [Bar("now", [("other", advice.now)], "")]
     for place, item in enumerate(listed, 1):
         speed = item["predicted_images_per_second"]
-        said = f"{three_digits(speed)} ({speed / advice.now:.2f} x): {item['change']}"
+        text = f"{three_digits(speed)} ({speed / advice.now:.2f} x): {item['change']}"
         typed = item["command"] if place == 1 or place > single else None
-        rows.append(Choice("" if place > single else f"{place}.", said, typed, item["costs_money"]))
+        rows.append(Choice("" if place > single else f"{place}.", text, typed, item["costs_money"]))
         bars.append(Bar("together" if place > single else f"{place}.", [("forward", speed)], ""))
     bars = [bar._replace(figure=three_digits(bar.parts[0][1])) for bar in bars]
     saving = ", saving counted" if advice.saving else ""
@@ -225,14 +231,14 @@ def time_section(analysis: Analysis) -> Section:
         for name, value in spent
         for part in [value / accounting.wall]
     ]
-    newest = max((one.attempt for one in accounting.ranks), default=None)
-    last = [one for one in accounting.ranks if one.attempt == newest]
+    newest = max((rank.attempt for rank in accounting.ranks), default=None)
+    last = [rank for rank in accounting.ranks if rank.attempt == newest]
     unit, length = time_unit(accounting.wall)
     rows = [Bar("all", rank_parts({**accounting.seconds, "gap": accounting.gap}, length), "")]
     if len(last) > 1:
         rows += [
-            Bar(f"rank {one.rank}", rank_parts({**one.seconds, "gap": one.gap}, length), "")
-            for one in last[:MOST_RANKS]
+            Bar(f"rank {rank.rank}", rank_parts({**rank.seconds, "gap": rank.gap}, length), "")
+            for rank in last[:MOST_RANKS]
         ]
     items: list[Item] = [Bars("Where the wall time went", rows, unit, keys)]
     if accounting.gap < -0.005 * accounting.wall:
@@ -258,7 +264,7 @@ def step_section(analysis: Analysis) -> Section:
         for field, name, _ in PARTS
         if getattr(step, field) >= 0.0005
     )
-    steps = counted(step.counted, "step")
+    steps = counted(step.measured_steps, "step")
     items: list[Item] = [
         Say(f"{step.images:.0f} images in {step_words(step)}, the mean of {steps}: {named}.")
     ]
@@ -306,7 +312,7 @@ def unequal_parts(step: Step) -> str:
 
 
 def course_section(analysis: Analysis) -> Section:
-    curves = recorded(analysis)
+    curves = charts_of(analysis)
     return Section("Over the run", [Charts(curves)] if curves else [])
 
 
@@ -327,7 +333,7 @@ def evaluation_section(analysis: Analysis) -> Section:
         Curve("Top-1", "%", [Line("top-1", "forward", top1)], "epochs", 100.0, marks=marks),
         Curve("Loss", "", losses, "epochs", steady=True, marks=marks),
     ]
-    drawn = [one for one in curves if any(len(line.points) > 1 for line in one.lines)]
+    drawn = [curve for curve in curves if any(len(line.points) > 1 for line in curve.lines)]
     shown = epochs if len(epochs) <= 10 else [*epochs[:4], *epochs[-6:]]
     rows = table("Top-1 and loss after each epoch", tables.EPOCHS, shown, 1)
     return Section("Evaluation", [Charts(drawn), rows], "exact, over the images of all ranks")
@@ -336,101 +342,12 @@ def evaluation_section(analysis: Analysis) -> Section:
 def restarts(analysis: Analysis) -> tuple[Mark, ...]:
     """After how many epochs later attempts went on."""
     images = number(analysis.start.get("train_images"))
-    begun = [number(entry.get("resumed_samples")) or 0.0 for entry in analysis.run.attempts[1:]]
-    return tuple(Mark(one / images, "restart") for one in begun) if images else ()
+    samples = [number(entry.get("resumed_samples")) or 0.0 for entry in analysis.run.attempts[1:]]
+    return tuple(Mark(count / images, "restart") for count in samples) if images else ()
 
 
 def curve_of(points: list[tuple[int, float | None]]) -> Points:
     return [(float(x), y) for x, y in points if y is not None]
-
-
-def disk_section(analysis: Analysis) -> Section:
-    """Of each node its disks, the one with the data first, and what it read from shares."""
-    items: list[Item] = []
-    if analysis.disks:
-        items.append(table("What each disk did", tables.DISKS, analysis.disks))
-    items += [
-        Say(f"{use.host} read {three_digits(use.read)} MB/s from {use.mount} ({use.kind}).")
-        for use in analysis.shares
-    ]
-    items += [Say(DISKS, "note")] if items else []
-    return Section("Disks", items, WHILE)
-
-
-WHILE = "while training ran"
-DISKS = (
-    "A disk is the trouble when it is busy and the steps wait for images. Few MB/s alone say "
-    "nothing: images that were read once come from memory (the page cache)."
-)
-
-
-def network_section(analysis: Analysis) -> Section:
-    """Of each node, what its card sent and what the link can carry."""
-    if not analysis.networks:
-        return Section("Network", [])
-    uses = first_per_host(uses_in_attempt(analysis.step, analysis.networks))[:MOST_RANKS]
-    items: list[Item] = []
-    if uses:
-        speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]
-        limit = formulas.line_rate(min(speeds)) / 1e6 if speeds else None
-        if limit and limit > 50 * max(use.sent for use in uses) / 1e6:
-            limit = None
-        rows = [
-            Bar(use.host[:14], [("sync_exposed", use.sent / 1e6)], three_digits(use.sent / 1e6))
-            for use in uses
-        ]
-        what = "Sent in MB/s" + ("; the dashed line is what the link can carry" if limit else "")
-        items.append(Bars(what, rows, "MB/s", [], limit))
-    items.append(table("What each machine sent", tables.NETWORKS, analysis.networks))
-    if any(use.shared_by > 1 for use in analysis.networks):
-        said = "The nodes share one machine's card: each is given its part of the counters."
-        items.append(Say(said, "note"))
-    return Section("Network", items, f"sent {WHILE}")
-
-
-def machine_section(analysis: Analysis) -> Section:
-    """Processors, memory and swap of each machine."""
-    if not analysis.machines:
-        return Section("Machines", [])
-    rows = table("Processors, memory and swap", tables.MACHINES, analysis.machines)
-    return Section("Machines", [rows, Say(QUEUED, "note")], WHILE)
-
-
-QUEUED = (
-    "`queued`: of the time in which this run's threads wanted a processor, the share in which they "
-    "had none. `pressure`: of the time, the share in which some process waited for memory."
-)
-
-
-def gpu_section(analysis: Analysis) -> Section:
-    """The figures of each card, with the warning about utilisation."""
-    if not analysis.gpus:
-        return Section("GPUs", [])
-    items: list[Item] = [table("Each GPU", tables.GPUS, analysis.gpus)]
-    joules, each = (analysis.summary[f"gpu_joules{of}"] for of in ("", "_per_image"))
-    if joules is not None:
-        image = f", {three_digits(each)} J an image" if each else ""
-        said = f"The cards took {three_digits(joules / 3600)} Wh{image}; the PCs took more."
-        items.append(Say(said))
-    return Section("GPUs", [*items, Say(RESIDENT, "note")], WHILE)
-
-
-RESIDENT = (
-    "`resident` is what nvidia-smi calls utilisation: it also counts waiting for gradients, so "
-    "nothing is concluded from it."
-)
-
-
-def memory_section(analysis: Analysis) -> Section:
-    """Peak memory and bad images, by machine."""
-    known = [
-        column  # no script says how many images it could not read
-        for column in tables.MEMORY
-        if any(column.words(use) != UNKNOWN for use in analysis.memory)
-    ]
-    rows = table("Memory of each machine", known, analysis.memory)
-    aside = "of the process that took most; on a GPU what torch allocated"
-    return Section("Memory", [rows] if rows.rows else [], aside)
 
 
 def attempt_section(analysis: Analysis) -> Section:
@@ -440,8 +357,8 @@ def attempt_section(analysis: Analysis) -> Section:
         hosts = ", ".join(map(str, entry.get("nodes") or []))
         took = f" {seconds(entry['wall_seconds'])}," if entry.get("wall_seconds") else ""
         status = f" {entry['status']}:" if entry.get("status") else ""
-        said = f"{hosts};{took}{status} {entry.get('reason') or 'no reason recorded'}"
-        rows.append(Choice(f"{index}.", said))
+        text = f"{hosts};{took}{status} {entry.get('reason') or 'no reason recorded'}"
+        rows.append(Choice(f"{index}.", text))
     return Section("Attempts", [Choices(rows)] if len(rows) > 1 else [])
 
 
@@ -449,12 +366,12 @@ def run_section(analysis: Analysis) -> Section:
     """What it takes to do the same again: when, which code, and on what."""
     run, plan = analysis.run, analysis.run.plan
     unix = number(plan.get("created_unix")) or number(analysis.start.get("unix"))
-    why, said = plan.get("precision_why"), analysis.summary["predicted"]
+    why, prediction = plan.get("precision_why"), analysis.summary["predicted"]
     rows = {
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix)) if unix else "",
         "revision": differences.code_of(plan) if plan.get("code_sha256") else "",
         "precision": f"{plan.get('precision')}: {why}" if why and why != "as asked" else "",
-        "make plan said": f"{said['images_per_second']:.1f} images/s" if said else "",
+        "make plan said": f"{prediction['images_per_second']:.1f} images/s" if prediction else "",
         **differences.machines(analysis),
     }
     known = [Fact(name, value) for name, value in rows.items() if value]

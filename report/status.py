@@ -3,7 +3,6 @@ figures are those of the report, of the same records by the same functions."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +13,18 @@ from contract.errors import UserError
 from contract.text import percent, seconds, size, three_digits
 from report import tables
 from report.bottleneck import parts
-from report.files import Entry, count, dicts, number, only, positive
+from report.fields import Fields
+from report.fields import ranks as numbers_of_ranks
+from report.files import Entry, count, dicts, natural_number, number, only, positive
 from report.hang import Hang, hang_of
 from report.machines import busy, oversubscribed, schedule
-from report.measure import Step, images_per_second, slowest, step_of_ranks
+from report.measure import Step, images_per_second, mean_or_none, slowest, step_of_ranks
 from report.network import grown, one_machine
 from report.progress import Epoch, learning_curve, steps_of_run, time_left
-from report.read import Fields, Machine, RankRecord, Reader, natural_number
-from report.read import ranks as numbers_of_ranks
+from report.read import Machine, RankRecord, Reader
 from report.verdict import step_words, wait_words
 from report.view import Column, Item, Say, Section, table
-from report.waits import WORDS, enough, most_in_excess, ruling_cause, slower_one
+from report.waits import WORDS, enough, most_in_excess, ruling_cause, slower_rank
 from report.ways import in_samples
 
 # Seconds: what a run does now is what it did in them. A verdict needs enough of them in steps; a
@@ -35,7 +35,7 @@ STALE = 10.0  # seconds without a line after which a machine is said to be silen
 HOT_GPU, HOT_CPU = 85, 90  # Celsius, from which on they slow themselves down
 LOW_DISK = 5e9  # bytes
 SWAPS = 256e6  # bytes in use that are worth a word
-TAKEN = 90.0  # percent of the memory
+MEMORY_FULL = 90.0  # percent of the memory
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,9 @@ class Follower:
             for host in run.hosts
             if host in run.machines
         ]
-        whole = len(records) >= world
+        complete = len(records) >= world
         full = max(map(oversubscription, run.machines.values()), default=0.0)
-        hang = hang_of(records, run.machines, time.time()) if whole else None
+        hang = hang_of(records, run.machines, time.time()) if complete else None
         return Progress(
             attempt=attempt,
             unix=run.unix or time.time(),
@@ -153,10 +153,10 @@ class Follower:
             images_per_second=images_per_second(run.ranks),
             recent_images_per_second=0.0 if hang else images_per_second(recent),
             left=None if hang else time_left(stepped, step, steps),
-            loss=mean([record.loss for record in records]),
-            top1=mean([record.top1 for record in records]),
+            loss=mean_or_none([record.loss for record in records]),
+            top1=mean_or_none([record.top1 for record in records]),
             evaluated=next(reversed(learning_curve(run, last=True)), None),
-            ruling=ruling_of(recent, records, full, one_machine(run)) if whole else None,
+            ruling=ruling_of(recent, records, full, one_machine(run)) if complete else None,
             hang=hang,
             machines=machines,
             leaving=any(record.end for record in records),
@@ -174,19 +174,14 @@ def ruling_of(
             continue
         step = step_of_ranks(list(some))
         own = {rank.rank: rank.own for rank in step.ranks}
-        slower = slower_one(own) if len(own) > 1 else None
+        slower = slower_rank(own) if len(own) > 1 else None
         kind = ruling_cause(parts(step), slower is not None, queued > 0, one_pc)
-        if step.seconds * step.counted >= enough(kind, one_pc):
+        if step.seconds * step.measured_steps >= enough(kind, one_pc):
             last, _ = slowest(step)
             work = most_in_excess(last.seconds, [rank.seconds for rank in step.ranks])
             late = work if slower is not None else None
             return Ruling(step, some is recent, kind, slower, late, queued)
     return None
-
-
-def mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
 
 
 def rates_of(value: object) -> list[Entry] | None:
@@ -210,15 +205,15 @@ def sample_of(line: Entry) -> Entry:
     """The counters and levels of a line, those of the card among them."""
     card = line.get("card")
     counted = only(dict.fromkeys(CARD, number), card) if isinstance(card, dict) else {}
-    told = {name: line.get(name) for name in ("ranks", "alone")}
-    return {**only(SAMPLE, line), **counted, **told}
+    lists = {name: line.get(name) for name in ("ranks", "alone")}
+    return {**only(SAMPLE, line), **counted, **lists}
 
 
 def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
     """A machine in its last NOW seconds, from two of its lines."""
     samples = [sample_of(line) for line in machine.recent if "mono" in line] or [{}]
     last = samples[-1]
-    older = [one for one in samples if last.get("mono", 0.0) - one.get("mono", 0.0) >= NOW]
+    older = [sample for sample in samples if last.get("mono", 0.0) - sample.get("mono", 0.0) >= NOW]
     first = older[-1] if older else samples[0]
     passed = last.get("mono", 0.0) - first.get("mono", 0.0)
 
@@ -226,7 +221,7 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
         return grown(first, last, name) / passed if name in last and passed > 0 else None
 
     ran, cores, total = rate("cpu_busy"), last.get("cores"), last.get("memory_total")
-    taken = None if total is None else 1 - last.get("memory_available", total) / total
+    used = None if total is None else 1 - last.get("memory_available", total) / total
     disks = last.get("disks")
     swap = (
         last["swap_total"] - last["swap_free"] if {"swap_total", "swap_free"} <= {*last} else None
@@ -239,7 +234,7 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
         step=max((record.steps.step[-1] for record in records), default=None),
         cpu=100 * busy(ran, 1.0, cores) if ran is not None and cores else None,
         queued=queued(first, last),
-        memory=None if taken is None else 100 * taken,
+        memory=None if used is None else 100 * used,
         swap=swap,
         temperature=last.get("temperature"),
         disk_busy=None if disks is None else busiest.get("util", 0.0),
@@ -249,7 +244,7 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
         received=rate("rx_bytes"),
         again=rate("tcp_retransmits"),
         alone=numbers_of_ranks(last.get("alone")),
-        dropped=None if lost == (None, None) else sum(one or 0.0 for one in lost),
+        dropped=None if lost == (None, None) else sum(value or 0.0 for value in lost),
         gpus=[
             [natural_number(card.get("index")), *(number(card.get(name)) for name in GPU)]
             for card in last.get("gpus", [])
@@ -264,8 +259,8 @@ def oversubscription(machine: Machine) -> float:
     passed, share = last.get("mono", 0.0) - first.get("mono", 0.0), queued(first, last) or 0.0
     if passed <= 0 or "cores" not in last:
         return 0.0
-    taken = busy(grown(first, last, "cpu_busy"), passed, last["cores"])
-    return share / 100 if oversubscribed(taken, share / 100) else 0.0
+    share_busy = busy(grown(first, last, "cpu_busy"), passed, last["cores"])
+    return share / 100 if oversubscribed(share_busy, share / 100) else 0.0
 
 
 def queued(first: Entry, last: Entry) -> float | None:
@@ -280,10 +275,9 @@ def section_of(progress: Progress, running: bool) -> Section:
     """How far it is, what holds it up, and its machines; of a run that is over nothing that is of
     now."""
     place, figures = place_of(progress, running), figures_of(progress, running)
-    said = [*(", ".join(part) for part in (place, figures) if part), verdict(progress, running)]
-    made = Section("", [Say(line) for line in said] + machines_of(progress.machines, running))
-    found: Section = in_samples(made) if progress.script else made
-    return found
+    lines = [*(", ".join(part) for part in (place, figures) if part), verdict(progress, running)]
+    section = Section("", [Say(line) for line in lines] + machines_of(progress.machines, running))
+    return in_samples(section) if progress.script else section
 
 
 def place_of(progress: Progress, running: bool) -> list[str]:
@@ -342,25 +336,25 @@ def verdict(progress: Progress, running: bool = True) -> str:
 
 # As many as there is room for. Of disk and network in MB/s.
 MACHINES = (
-    Column("machine", lambda one: one.host),
-    Column("step", lambda one: whole(one.step)),
-    Column("GPU%", lambda one: whole(most(one.gpus, 1))),
-    Column("GPU C", lambda one: whole(most(one.gpus, 3))),
-    Column("CPU%", lambda one: whole(one.cpu)),
-    Column("queue%", lambda one: whole(one.queued)),
-    Column("mem%", lambda one: whole(one.memory)),
-    Column("swap", lambda one: bytes_of(one.swap)),
-    Column("disk%", lambda one: whole(one.disk_busy)),
-    Column("MB/s read", lambda one: megabytes(one.disk_read)),
-    Column("sent", lambda one: megabytes(one.sent)),
-    Column("got", lambda one: megabytes(one.received)),
-    Column("CPU C", lambda one: whole(one.temperature)),
-    Column("free", lambda one: bytes_of(one.disk_free)),
-    Column("again/s", lambda one: whole(one.again)),
-    Column("drops/s", lambda one: whole(one.dropped)),
-    Column("GPU mem", lambda one: bytes_of(most(one.gpus, 2))),
-    Column("GPU W", lambda one: whole(most(one.gpus, 4))),
-    Column("GPU MHz", lambda one: whole(most(one.gpus, 5))),
+    Column("machine", lambda machine: machine.host),
+    Column("step", lambda machine: as_integer(machine.step)),
+    Column("GPU%", lambda machine: as_integer(most(machine.gpus, 1))),
+    Column("GPU C", lambda machine: as_integer(most(machine.gpus, 3))),
+    Column("CPU%", lambda machine: as_integer(machine.cpu)),
+    Column("queue%", lambda machine: as_integer(machine.queued)),
+    Column("mem%", lambda machine: as_integer(machine.memory)),
+    Column("swap", lambda machine: bytes_of(machine.swap)),
+    Column("disk%", lambda machine: as_integer(machine.disk_busy)),
+    Column("MB/s read", lambda machine: megabytes(machine.disk_read)),
+    Column("sent", lambda machine: megabytes(machine.sent)),
+    Column("got", lambda machine: megabytes(machine.received)),
+    Column("CPU C", lambda machine: as_integer(machine.temperature)),
+    Column("free", lambda machine: bytes_of(machine.disk_free)),
+    Column("again/s", lambda machine: as_integer(machine.again)),
+    Column("drops/s", lambda machine: as_integer(machine.dropped)),
+    Column("GPU mem", lambda machine: bytes_of(most(machine.gpus, 2))),
+    Column("GPU W", lambda machine: as_integer(most(machine.gpus, 4))),
+    Column("GPU MHz", lambda machine: as_integer(most(machine.gpus, 5))),
 )
 
 
@@ -369,23 +363,29 @@ def machines_of(machines: list[Figures], running: bool) -> list[Item]:
     shown = [
         column
         for column in MACHINES  # no GPU, no sensor
-        if any(column.words(one) != "-" for one in machines)
+        if any(column.words(machine) != "-" for machine in machines)
     ]
     # What is old is not shown as if it were of now.
     now = [
-        Figures(one.host, one.age, one.step) if running and one.age > STALE else one
-        for one in machines
+        Figures(machine.host, machine.age, machine.step)
+        if running and machine.age > STALE
+        else machine
+        for machine in machines
     ]
-    wrong = [Say(f"{one.host}: {text}") for one in machines for text in troubles(one, running)]
+    wrong = [
+        Say(f"{machine.host}: {text}")
+        for machine in machines
+        for text in troubles(machine, running)
+    ]
     return [table("Machines", shown, now, 1), *wrong]
 
 
 def most(gpus: list[list[Any]], place: int) -> float | None:
     """The largest figure of a machine's GPUs."""
-    return max((one[place] for one in gpus if one[place] is not None), default=None)
+    return max((gpu[place] for gpu in gpus if gpu[place] is not None), default=None)
 
 
-def whole(value: float | None) -> str:
+def as_integer(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
@@ -401,24 +401,30 @@ def named_ranks(numbers: list[int]) -> str:
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:5]))}"
 
 
-def troubles(one: Figures, running: bool = True) -> list[str]:
+def troubles(machine: Figures, running: bool = True) -> list[str]:
     """What is wrong with a machine, in short sentences."""
-    found = []
-    if running and one.age > STALE:
-        found.append(f"silent for {seconds(one.age)}")
-    if running and one.alone:
-        found.append(f"{named_ranks(one.alone)} met no other: no process group was made there")
-    hot = most(one.gpus, 3)
-    if hot is not None and hot >= HOT_GPU:
-        found.append(f"a GPU has {hot:.0f} C and may slow down: clean fans, give it air")
-    if one.temperature is not None and one.temperature >= HOT_CPU:
-        found.append(f"its processor has {one.temperature:.0f} C and may slow down")
-    if one.swap is not None and one.swap >= SWAPS and (one.memory or 0.0) >= TAKEN:
-        found.append(
-            f"short of memory: {size(one.swap)} swapped; fewer loaders (--workers) need less"
+    problems = []
+    if running and machine.age > STALE:
+        problems.append(f"silent for {seconds(machine.age)}")
+    if running and machine.alone:
+        problems.append(
+            f"{named_ranks(machine.alone)} met no other: no process group was made there"
         )
-    if one.disk_free is not None and one.disk_free < LOW_DISK:
-        found.append(f"{size(one.disk_free)} free on its disk: remove old runs there")
-    if (one.dropped or 0.0) >= 1:
-        found.append(f"its network card drops {one.dropped:.0f} packets a second")
-    return found
+    hot = most(machine.gpus, 3)
+    if hot is not None and hot >= HOT_GPU:
+        problems.append(f"a GPU has {hot:.0f} C and may slow down: clean fans, give it air")
+    if machine.temperature is not None and machine.temperature >= HOT_CPU:
+        problems.append(f"its processor has {machine.temperature:.0f} C and may slow down")
+    if (
+        machine.swap is not None
+        and machine.swap >= SWAPS
+        and (machine.memory or 0.0) >= MEMORY_FULL
+    ):
+        problems.append(
+            f"short of memory: {size(machine.swap)} swapped; fewer loaders (--workers) need less"
+        )
+    if machine.disk_free is not None and machine.disk_free < LOW_DISK:
+        problems.append(f"{size(machine.disk_free)} free on its disk: remove old runs there")
+    if (machine.dropped or 0.0) >= 1:
+        problems.append(f"its network card drops {machine.dropped:.0f} packets a second")
+    return problems

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from contract.text import counted, link, percent, seconds, size, three_digits
 from report import formulas
 from report.bottleneck import (
-    Seen,
+    Evidence,
     crowded,
     data_disk,
     late_hosts,
@@ -33,7 +33,7 @@ class Verdict:
     because: tuple[str, ...]
 
 
-def verdict(cause: str, step: Step | None, seen: Seen) -> Verdict:
+def verdict(cause: str, step: Step | None, evidence: Evidence) -> Verdict:
     """Words for a value of `bottleneck`."""
     if step is None:
         return Verdict(
@@ -41,7 +41,7 @@ def verdict(cause: str, step: Step | None, seen: Seen) -> Verdict:
         )
     writers = {
         "network": network,
-        "slow_link": link_of_one,
+        "slow_link": slow_link_of,
         "compute": compute,
         "data_disk": disk,
         "data_share": share,
@@ -54,9 +54,9 @@ def verdict(cause: str, step: Step | None, seen: Seen) -> Verdict:
         "checkpoint": checkpoint,
         "none": spread,
     }
-    headline, because = writers[cause](step, seen)
-    said = (*demo(step), *warm_up(step), *because, *page_cache(cause, step, seen))
-    return Verdict(headline, said)
+    headline, because = writers[cause](step, evidence)
+    sentences = (*demo(step), *warm_up(step), *because, *page_cache(cause, step, evidence))
+    return Verdict(headline, sentences)
 
 
 UNTIMED = Verdict(
@@ -80,9 +80,9 @@ def demo(step: Step) -> list[str]:
 
 def warm_up(step: Step) -> list[str]:
     """What the exact steps with which a strategy begins did to the figures."""
-    if step.asked is not None:
+    if step.pending is not None:
         return [
-            f"Every step was warm-up: {step.asked.spec} never began, and what is said here is of "
+            f"Every step was warm-up: {step.pending.spec} never began, and what is said here is of "
             f"exact sums, as allreduce's are. It begins {step.ways.warmed_up}."
         ]
     if not step.warm_steps or step.strategy is None or not step.warm_seconds:
@@ -96,7 +96,7 @@ def warm_up(step: Step) -> list[str]:
     ]
 
 
-def network(step: Step, seen: Seen) -> Finding:
+def network(step: Step, evidence: Evidence) -> Finding:
     """Most of the wait is for gradients that even the last rank waits for."""
     what = "Exchanging gradients within the machine" if step.one_machine else "The network"
     waits = part(step, step.network)
@@ -159,7 +159,7 @@ def three_figures(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def compute(step: Step, seen: Seen) -> Finding:
+def compute(step: Step, evidence: Evidence) -> Finding:
     """Forward, backward and optimizer dominate: the healthy case."""
     waits = {
         "gradients": step.network,
@@ -187,9 +187,9 @@ def late(step: Step) -> str:
     return f"the others wait {waits} of each step for {last.host}, which waits for images"
 
 
-def disk(step: Step, seen: Seen) -> Finding:
+def disk(step: Step, evidence: Evidence) -> Finding:
     """A busy disk keeps the loader waiting."""
-    busy = data_disk(seen.disks, late_hosts(step))
+    busy = data_disk(evidence.disks, late_hosts(step))
     assert busy is not None  # without one the cause would be different (bottleneck.data_cause)
     return (
         f"The disk is the bottleneck: {late(step)}.",
@@ -200,28 +200,28 @@ def disk(step: Step, seen: Seen) -> Finding:
     )
 
 
-def share(step: Step, seen: Seen) -> Finding:
+def share(step: Step, evidence: Evidence) -> Finding:
     """The images come over NFS or SMB, too slowly."""
     hosts = late_hosts(step)
-    most = max((use for use in seen.shares if use.host in hosts), key=lambda use: use.read)
+    most = max((use for use in evidence.shares if use.host in hosts), key=lambda use: use.read)
     return (
         f"The data share is the bottleneck: {late(step)}.",
         [
             f"{most.host} read {three_digits(most.read)} MB/s from {most.mount} ({most.kind}), "
-            f"{three_digits(sum(use.read for use in seen.shares))} MB/s over all machines."
+            f"{three_digits(sum(use.read for use in evidence.shares))} MB/s over all machines."
         ],
     )
 
 
-def decode(step: Step, seen: Seen) -> Finding:
+def decode(step: Step, evidence: Evidence) -> Finding:
     """The loader is late although nothing that it reads from is busy."""
-    busy = data_disk(seen.disks, late_hosts(step))
+    busy = data_disk(evidence.disks, late_hosts(step))
     idle = (
         f"No disk explains it: {busy.device} on {busy.host}, the busiest, was "
         f"busy {busy.util:.0f} %."
         if busy
         else "No disk explains it: none was read from while training ran."
-        if seen.disks
+        if evidence.disks
         else "The disks were not recorded, so a slow disk is not excluded."
     )
     return (
@@ -230,7 +230,7 @@ def decode(step: Step, seen: Seen) -> Finding:
     )
 
 
-def h2d(step: Step, seen: Seen) -> Finding:
+def h2d(step: Step, evidence: Evidence) -> Finding:
     """Copies to the device dominate."""
     return (
         f"Copying batches to the device is the bottleneck: {part(step, step.h2d)} of each step.",
@@ -242,7 +242,7 @@ def h2d(step: Step, seen: Seen) -> Finding:
     )
 
 
-def straggler(step: Step, seen: Seen) -> Finding:
+def straggler(step: Step, evidence: Evidence) -> Finding:
     """Ranks wait for a slower one, or for each other in turn."""
     last, others = slowest(step)
     waits = part(step, step.peers)
@@ -262,31 +262,31 @@ def straggler(step: Step, seen: Seen) -> Finding:
     )
 
 
-def contention(step: Step, seen: Seen) -> Finding:
+def contention(step: Step, evidence: Evidence) -> Finding:
     """Other programs take the processors of the machine that the others wait for."""
     last, others = slowest(step)
-    use, waits = seen.machine(last.host), longer_queued(step, seen)
+    use, waits = evidence.machine(last.host), longer_queued(step, evidence)
     assert use is not None and waits is not None  # bottleneck.straggler_cause
-    taken = use.others_busy
-    kept = "" if taken is None else f" Other programs kept {percent(taken)} of them busy."
+    busy = use.others_busy
+    note = "" if busy is None else f" Other programs kept {percent(busy)} of them busy."
     return (
         f"Other programs take the processors of {last.host}: the others wait "
         f"{part(step, step.peers)} of each step for it.",
         [
             f"{last.host} needs {seconds(last.own)} of its own for a step, the median of the "
             f"others {seconds(others)}. Its threads wait {seconds(waits)} a step longer for a "
-            f"processor than those of the others.{kept}",
+            f"processor than those of the others.{note}",
             f"`top` on {last.host} shows them: end them, or start them when nothing trains.",
         ],
     )
 
 
-def oversubscribed(step: Step, seen: Seen) -> Finding:
+def oversubscribed(step: Step, evidence: Evidence) -> Finding:
     """More threads want a processor than there are."""
-    use = crowded(seen)
+    use = crowded(evidence)
     assert use is not None  # bottleneck.bottleneck
     others = use.others_busy or 0.0
-    taken = f", {percent(others)} of them by other programs" if others >= 0.05 else ""
+    note = f", {percent(others)} of them by other programs" if others >= 0.05 else ""
     remedy = (
         f"More processes than processors gain nothing: NODES={use.cores}."
         if step.shared_machine and step.nodes > use.cores
@@ -297,13 +297,13 @@ def oversubscribed(step: Step, seen: Seen) -> Finding:
         "Processors are the bottleneck: the run's threads wait for one "
         f"{percent(use.queued or 0.0)} of the time in which they want it "
         f"({counted(use.cores, 'core')} on {use.host}).",
-        [f"The processors were busy {percent(use.busy)} of the time{taken}.", remedy],
+        [f"The processors were busy {percent(use.busy)} of the time{note}.", remedy],
     )
 
 
-def memory(step: Step, seen: Seen) -> Finding:
+def memory(step: Step, evidence: Evidence) -> Finding:
     """A machine reads back from swap what training needs."""
-    first, *more = swapping(seen)
+    first, *more = swapping(evidence)
     also = f", and so are {', '.join(use.host for use in more)}" if more else ""
     waits = first.memory_pressure
     pressed = "" if waits is None else f", and processes waited for memory {percent(waits)} of it"
@@ -319,12 +319,12 @@ def memory(step: Step, seen: Seen) -> Finding:
     )
 
 
-def link_of_one(step: Step, seen: Seen) -> Finding:
+def slow_link_of(step: Step, evidence: Evidence) -> Finding:
     """All wait for gradients because one machine's link is slow."""
-    found = slow_link(seen.networks)
-    assert found is not None  # bottleneck.bottleneck
-    host, rate, others = found
-    there, elsewhere = (link(three_figures(one * 8 / 1e6)) for one in (rate, others))
+    slow = slow_link(evidence.networks)
+    assert slow is not None  # bottleneck.bottleneck
+    host, rate, others = slow
+    there, elsewhere = (link(three_figures(speed * 8 / 1e6)) for speed in (rate, others))
     return (
         f"The link of {host} is the bottleneck: {part(step, step.network)} of each step waits for "
         "gradients.",
@@ -338,7 +338,7 @@ def link_of_one(step: Step, seen: Seen) -> Finding:
     )
 
 
-def checkpoint(step: Step, seen: Seen) -> Finding:
+def checkpoint(step: Step, evidence: Evidence) -> Finding:
     """Saving stalls training."""
     return (
         f"Saving checkpoints is the bottleneck: {percent(parts(step)['checkpoint'])} of "
@@ -350,18 +350,18 @@ def checkpoint(step: Step, seen: Seen) -> Finding:
     )
 
 
-def spread(step: Step, seen: Seen) -> Finding:
+def spread(step: Step, evidence: Evidence) -> Finding:
     """No part is large enough to be called the bottleneck."""
     fractions = sorted(parts(step).items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{name} {percent(value)}" for name, value in fractions)
     return "There is no single bottleneck: the time is spread.", [f"The largest parts: {named}."]
 
 
-def page_cache(cause: str, step: Step, seen: Seen) -> list[str]:
+def page_cache(cause: str, step: Step, evidence: Evidence) -> list[str]:
     """What an idle disk means, since it is often taken for a sign of trouble."""
-    if cause.startswith("data") or not seen.disks:
+    if cause.startswith("data") or not evidence.disks:
         return []
-    read = max(use.read for use in seen.disks)
+    read = max(use.read for use in evidence.disks)
     if read > 5 or parts(step)["data"] >= 0.1:
         return []
     return [

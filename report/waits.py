@@ -61,7 +61,7 @@ def enough(cause: str | None, one_machine: bool) -> float:
 SUMS = ("network", "straggler")  # waits of ranks for each other
 
 
-def slower_one(own: dict[int, float]) -> int | None:
+def slower_rank(own: dict[int, float]) -> int | None:
     """The rank with the most own work a step, where that is SLOWER times the others' median."""
     last = max(own, key=lambda rank: own[rank])
     others = [spent for rank, spent in own.items() if rank != last]
@@ -72,6 +72,6 @@ def most_in_excess(last: Mapping[str, float], ranks: Sequence[Mapping[str, float
     """Of a rank's OWN_WORK, what most exceeds the mean of all ranks, itself among them."""
 
     def excess(name: str) -> float:
-        return last.get(name, 0.0) - statistics.fmean(one.get(name, 0.0) for one in ranks)
+        return last.get(name, 0.0) - statistics.fmean(seconds.get(name, 0.0) for seconds in ranks)
 
     return max(OWN_WORK, key=excess)

@@ -39,22 +39,22 @@ SCRIPT = Ways(
 )
 
 
-def in_samples(shown: Any) -> Any:
+def in_samples(item: Any) -> Any:
     """A part of a view with samples for images, but in what is typed and what was printed."""
-    if isinstance(shown, (Command, Facts, Log)):
-        return shown
-    if isinstance(shown, str):
-        return re.sub(r"\b([Ii])mage(s?)\b", _sample, shown)
-    if isinstance(shown, Choice):
-        return shown._replace(text=in_samples(shown.text))
-    if isinstance(shown, tuple) and hasattr(shown, "_fields"):
-        return type(shown)(*map(in_samples, shown))
-    if isinstance(shown, (list, tuple)):
-        return type(shown)(map(in_samples, shown))
-    if dataclasses.is_dataclass(shown) and not isinstance(shown, type):
-        names = [field.name for field in dataclasses.fields(shown)]
-        return dataclasses.replace(shown, **{n: in_samples(getattr(shown, n)) for n in names})
-    return shown
+    if isinstance(item, (Command, Facts, Log)):
+        return item
+    if isinstance(item, str):
+        return re.sub(r"\b([Ii])mage(s?)\b", _sample, item)
+    if isinstance(item, Choice):
+        return item._replace(text=in_samples(item.text))
+    if isinstance(item, tuple) and hasattr(item, "_fields"):
+        return type(item)(*map(in_samples, item))
+    if isinstance(item, (list, tuple)):
+        return type(item)(map(in_samples, item))
+    if dataclasses.is_dataclass(item) and not isinstance(item, type):
+        names = [field.name for field in dataclasses.fields(item)]
+        return dataclasses.replace(item, **{n: in_samples(getattr(item, n)) for n in names})
+    return item
 
 
 def _sample(match: re.Match[str]) -> str:

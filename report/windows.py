@@ -37,14 +37,14 @@ class Window:
 def loop_windows(run: Run) -> dict[str, list[Window]]:
     """Host -> its windows. A rank without an end is taken to have ended with its last line. A
     script whose steps nobody timed has the time of its guard."""
-    found: dict[str, list[Window]] = {}
+    windows: dict[str, list[Window]] = {}
     for (host, attempt), entry in run.exits.items() if run.untimed else ():
-        began, left = entry.get("mono_start"), entry.get("mono_end")
-        if began is not None and left is not None and left > began:
-            found.setdefault(host, []).append(Window(attempt, began, left, 0))
+        began, exit_time = entry.get("mono_start"), entry.get("mono_end")
+        if began is not None and exit_time is not None and exit_time > began:
+            windows.setdefault(host, []).append(Window(attempt, began, exit_time, 0))
     for record in run.ranks:
         start = time_of(record.start.get("mono"))
-        if start is None or any(w.attempt == record.attempt for w in found.get(record.host, [])):
+        if start is None or any(w.attempt == record.attempt for w in windows.get(record.host, [])):
             continue
         end = time_of(record.end.get("mono"))
         end = start + sum(record.seconds.values()) if end is None else end
@@ -53,8 +53,8 @@ def loop_windows(run: Run) -> dict[str, list[Window]]:
             warm = sum(columns.count[:lines])  # a warm-up is at the beginning
             warm_end = start + columns.clock[lines - 1] if lines else start
             window = Window(record.attempt, start, end, sum(columns.count), warm, warm_end)
-            found.setdefault(record.host, []).append(window)
-    return found
+            windows.setdefault(record.host, []).append(window)
+    return windows
 
 
 def within(machine: Machine, windows: list[Window]) -> Iterator[tuple[Window, float, Entry]]:
@@ -82,14 +82,14 @@ class Series:
 
     def __init__(self) -> None:
         self.points: Points = []
-        self.seen, self.every = 0, 1  # how many were added; of how many one is kept
+        self.count, self.stride = 0, 1  # how many were added; of how many one is kept
 
     def add(self, seconds: float, value: float) -> None:
-        if self.seen % self.every == 0:
+        if self.count % self.stride == 0:
             self.points.append((seconds, value))
         if len(self.points) > 2 * MOST:
-            self.points, self.every = self.points[::2], 2 * self.every
-        self.seen += 1
+            self.points, self.stride = self.points[::2], 2 * self.stride
+        self.count += 1
 
 
 def thin(points: Points, most: int) -> Points:

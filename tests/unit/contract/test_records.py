@@ -27,7 +27,7 @@ from launcher.watch import attempts, guards
 from launcher.watch.attempts import Attempts, write_json
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
-from report import devices, disk, machines, network, read, status
+from report import devices, disk, fields, machines, network, read, status
 from report.files import number, text, time_of
 from report.windows import Window
 from tests.unit.launcher.guard_client import Client, workers
@@ -140,7 +140,7 @@ def sent(made):
 
 def exits(made):
     (entry,) = read.read_run(made.folder).exits.values()
-    return {*lost(read.EXIT, entry), *({"ranks"} if entry["ranks"] != [0] else ())}
+    return {*lost(fields.EXIT, entry), *({"ranks"} if entry["ranks"] != [0] else ())}
 
 
 def networks(made):
@@ -220,7 +220,7 @@ def shown(made):
 
 def starts(made):
     (line,) = steps(made, "start")
-    return lost(read.START, line)
+    return lost(fields.START, line)
 
 
 def trained(made):
@@ -239,12 +239,12 @@ def trained(made):
 
 def evaluated(made):
     (line,) = steps(made, "evaluate")
-    return lost(read.EVALUATION, line)
+    return lost(fields.EVALUATION, line)
 
 
 def ended(made):
     (line,) = steps(made, "end")
-    return lost(read.END, line)
+    return lost(fields.END, line)
 
 
 def resumes(made):
@@ -288,14 +288,14 @@ def plan_written(made):
 def planned(made):
     one = plan_written(made)
     found = read.read_run(made.scratch)
-    inner = {"host": text, "connection": text, "ranks": read.ranks}
+    inner = {"host": text, "connection": text, "ranks": fields.ranks}
     parts = [name for node in found.plan["nodes"] for name in lost(inner, node)]
     asked = document(one.options)
     options = found.plan["options"].items()
     gone = {name for name, value in options if tuple_of(asked[name]) != tuple_of(value)}
     without = {"nodes"} if [len(node["ranks"]) for node in found.plan["nodes"]] != [1, 1] else set()
     trainers = {"script": None, **found.plan}  # of the trainer's run there is none
-    return {*lost(read.PLAN, trainers), *parts, *gone, *without}
+    return {*lost(fields.PLAN, trainers), *parts, *gone, *without}
 
 
 def resumed(made):
@@ -325,7 +325,7 @@ def attempted(made):
     mine.close("failed")
     mine.say_how("type it again")
     (entry,) = read.clean_attempts(json.loads(path.read_text()))
-    missing = lost(read.ATTEMPT, entry) | lost(read.CAUSE, entry["first_cause"])
+    missing = lost(fields.ATTEMPT, entry) | lost(fields.CAUSE, entry["first_cause"])
     again = Attempts(made.scratch)
     return missing | (
         {"attempts"} if (again.list, again.status) != (mine.list, "failed") else set()

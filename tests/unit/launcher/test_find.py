@@ -55,7 +55,9 @@ def lan(tmp_path, monkeypatch):
     servers = [Server(f"127.18.0.{n}", port, key) for n, key in enumerate(keys, 1)]
     servers.append(Server("127.18.0.5", port, says=b"220 mail.example.org ESMTP\r\n"))
     servers.append(Server("127.18.0.6", port, says=b"SSH-2.0-" + b"x" * 9999))
-    servers.append(Server("127.18.0.7", port, says=b"SSH-2.0-\x1b[2Jevil\fpc9 ansible_host=127.0.0.1\r\n"))
+    servers.append(
+        Server("127.18.0.7", port, says=b"SSH-2.0-\x1b[2Jevil\fpc9 ansible_host=127.0.0.1\r\n")
+    )
     servers.append(Server("127.18.0.8", port))  # it never greets
     known = "".join(
         f"{names} {key.get_name()} {key.get_base64()}\n"

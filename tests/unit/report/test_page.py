@@ -14,7 +14,7 @@ from contract.records import CATEGORIES
 from report import charts
 from report.__main__ import main
 from report.analysis import analyse
-from report.overtime import marks_of, recorded
+from report.overtime import charts_of, marks_of
 from report.page import bound
 from report.run_view import restarts
 from report.view import Bar, Bars, Curve, Key, Line
@@ -193,7 +193,7 @@ def test_what_was_recorded_is_drawn_over_time_by_machine(tmp_path):
         *("GPU, resident, %", "GPU, clock, MHz", "GPU, power, W", "GPU, temperature, C"),
         *("Top-1, %", "Loss"),
     ]
-    found = {one.title: one for one in recorded(analysis)}
+    found = {one.title: one for one in charts_of(analysis)}
     power = {line.name: line.points for line in found["GPU, power"].lines}
     assert list(power) == ["node1", "node2", "node3", "node4"]
     assert {value for _, value in power["node2"]} == {180.0}
@@ -263,4 +263,4 @@ def test_a_restart_stalls_and_a_failure_are_marked_in_the_charts(tmp_path):
     assert [mark.x for mark in restarts(analysis)] == [0.5]
     page = page_of(analysis)
     drawn = [page.count(f">{mark.words}</text>") for mark in (*some, failed)]
-    assert min(drawn) == len(recorded(analysis)) and page.count('class="mark"') == sum(drawn)
+    assert min(drawn) == len(charts_of(analysis)) and page.count('class="mark"') == sum(drawn)

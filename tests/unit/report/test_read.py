@@ -47,7 +47,7 @@ def test_what_was_read_as_it_came_is_what_the_report_says_at_the_end(case, tmp_p
     assert progress.step == analysis.summary["steps"]
     assert progress.evaluated.top1 == analysis.summary["final_top1"]
     end = progress.ruling
-    assert (end is None) == (analysis.step.seconds * analysis.step.counted < 30)
+    assert (end is None) == (analysis.step.seconds * analysis.step.measured_steps < 30)
     if case not in ("data_disk", "data_share", "data_decode", "slow_link", "none"):
         assert progress.cause == analysis.summary["bottleneck"]
     # NaN stands for a loss that was not read.
@@ -167,7 +167,7 @@ def test_a_line_of_several_steps_counts_as_so_many(tmp_path):
     for name in ("images_per_second", "steps", "epochs", "bottleneck", "bytes_sent_per_step"):
         assert one.summary[name] == pytest.approx(other.summary[name]) or name == "bottleneck"
     assert one.summary["bottleneck"] == other.summary["bottleneck"] == "network"
-    for name in ("seconds", "network", "peers", "work", "counted"):
+    for name in ("seconds", "network", "peers", "work", "measured_steps"):
         assert getattr(one.step, name) == pytest.approx(getattr(other.step, name))
     assert one.hundred_epochs == pytest.approx(other.hundred_epochs)
 
@@ -216,7 +216,7 @@ def test_waits_are_matched_where_lines_of_all_ranks_end(tmp_path):
                 block = []
         path.write_text("".join(json.dumps(line) + "\n" for line in out))
     step = analyse(tmp_path).step
-    assert step.counted == 39 and 0.1 <= step.network <= 0.15
+    assert step.measured_steps == 39 and 0.1 <= step.network <= 0.15
     assert step.network + step.peers == pytest.approx(0.15, abs=0.002)
 
 

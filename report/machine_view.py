@@ -1,0 +1,103 @@
+"""What the machines of a run did, as sections of its view: disks, network, processors, GPUs and
+memory."""
+
+from __future__ import annotations
+
+from contract.text import three_digits
+from report import formulas, tables
+from report.analysis import Analysis, uses_in_attempt
+from report.overtime import first_per_host
+from report.view import UNKNOWN, Bar, Bars, Item, Say, Section, table
+
+MOST_BARS = 16  # machines in a chart
+
+
+def disk_section(analysis: Analysis) -> Section:
+    """Of each node its disks, the one with the data first, and what it read from shares."""
+    items: list[Item] = []
+    if analysis.disks:
+        items.append(table("What each disk did", tables.DISKS, analysis.disks))
+    items += [
+        Say(f"{use.host} read {three_digits(use.read)} MB/s from {use.mount} ({use.kind}).")
+        for use in analysis.shares
+    ]
+    items += [Say(DISKS, "note")] if items else []
+    return Section("Disks", items, WHILE)
+
+
+WHILE = "while training ran"
+DISKS = (
+    "A disk is the trouble when it is busy and the steps wait for images. Few MB/s alone say "
+    "nothing: images that were read once come from memory (the page cache)."
+)
+
+
+def network_section(analysis: Analysis) -> Section:
+    """Of each node, what its card sent and what the link can carry."""
+    if not analysis.networks:
+        return Section("Network", [])
+    uses = first_per_host(uses_in_attempt(analysis.step, analysis.networks))[:MOST_BARS]
+    items: list[Item] = []
+    if uses:
+        speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]
+        limit = formulas.line_rate(min(speeds)) / 1e6 if speeds else None
+        if limit and limit > 50 * max(use.sent for use in uses) / 1e6:
+            limit = None
+        rows = [
+            Bar(use.host[:14], [("sync_exposed", use.sent / 1e6)], three_digits(use.sent / 1e6))
+            for use in uses
+        ]
+        what = "Sent in MB/s" + ("; the dashed line is what the link can carry" if limit else "")
+        items.append(Bars(what, rows, "MB/s", [], limit))
+    items.append(table("What each machine sent", tables.NETWORKS, analysis.networks))
+    if any(use.shared_by > 1 for use in analysis.networks):
+        items.append(Say(SHARED, "note"))
+    return Section("Network", items, f"sent {WHILE}")
+
+
+SHARED = "The nodes share one machine's card: each is given its part of the counters."
+
+
+def machine_section(analysis: Analysis) -> Section:
+    """Processors, memory and swap of each machine."""
+    if not analysis.machines:
+        return Section("Machines", [])
+    rows = table("Processors, memory and swap", tables.MACHINES, analysis.machines)
+    return Section("Machines", [rows, Say(QUEUED, "note")], WHILE)
+
+
+QUEUED = (
+    "`queued`: of the time in which this run's threads wanted a processor, the share in which they "
+    "had none. `pressure`: of the time, the share in which some process waited for memory."
+)
+
+
+def gpu_section(analysis: Analysis) -> Section:
+    """The figures of each card, with the warning about utilisation."""
+    if not analysis.gpus:
+        return Section("GPUs", [])
+    items: list[Item] = [table("Each GPU", tables.GPUS, analysis.gpus)]
+    joules, each = (analysis.summary[f"gpu_joules{of}"] for of in ("", "_per_image"))
+    if joules is not None:
+        image = f", {three_digits(each)} J an image" if each else ""
+        watt_hours = three_digits(joules / 3600)
+        items.append(Say(f"The cards took {watt_hours} Wh{image}; the PCs took more."))
+    return Section("GPUs", [*items, Say(RESIDENT, "note")], WHILE)
+
+
+RESIDENT = (
+    "`resident` is what nvidia-smi calls utilisation: it also counts waiting for gradients, so "
+    "nothing is concluded from it."
+)
+
+
+def memory_section(analysis: Analysis) -> Section:
+    """Peak memory and bad images, by machine."""
+    known = [
+        column  # no script says how many images it could not read
+        for column in tables.MEMORY
+        if any(column.words(use) != UNKNOWN for use in analysis.memory)
+    ]
+    rows = table("Memory of each machine", known, analysis.memory)
+    aside = "of the process that took most; on a GPU what torch allocated"
+    return Section("Memory", [rows] if rows.rows else [], aside)
