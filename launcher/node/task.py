@@ -8,23 +8,23 @@ Task = typing.NamedTuple(
         ("run", str),
         ("attempt", int),
         ("host", str),
-        ("ranks", list),  # global ranks; the index is the local rank
+        ("ranks", list),  # global ranks of this node; the index is the local rank
         ("argv", list),
-        ("env", dict),
-        ("cwd", str),
+        ("env", dict),  # the whole environment, besides what the guard adds
+        ("cwd", str),  # where launch starts
         ("output", str),  # the run directory on this node
         ("data", str),  # where the images are; "" when unknown
         ("lease", float),  # seconds of silence on stdin that end the run
-        ("beat", float),  # seconds between two heartbeats
+        ("beat", float),  # seconds between two `beat` frames
         ("fail_grace", float),  # seconds the node's other workers get after the first failure
-        ("record", bool),
+        ("record", bool),  # whether to record the machine, and to send records
         ("holder", str),  # who started the run, for others who ask
-        ("interface", str),  # "" means the one of the default route
+        ("interface", str),  # whose counters are recorded; "": that of the default route
         ("shared", bool),  # start although another run has the machine
         ("port", int),  # at which ranks are expected to meet; 0: nobody looks whether they do
-        ("meet_within", float),  # seconds
-        ("owner_signs", list),  # of somebody's use of the machine, which are looked for (owner.py)
-        ("away_dir", str),  # where its owner's word stands
+        ("meet_within", float),  # seconds, after which a `trouble` frame names ranks that have not
+        ("owner_signs", list),  # of somebody's use of the machine (SIGNS in machines/owned.py)
+        ("away_dir", str),  # any file there is an owner's no (docs/office.md)
     ],
 )
 
