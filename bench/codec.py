@@ -1,7 +1,7 @@
 """What coding costs a GPU, counted without one: the kernels that each stage of a bucket starts, and
 the bytes of the tensors that they read and write.
 
-    python -m bench.codec [--sync ef:1.6] [--ranks 4] [--mib 8]
+    python -m bench.codec [--sync ef:3] [--ranks 4] [--mib 8]
 
 Each operation counts as one kernel, and its tensors as read and written once. A GPU's caches make
 some of it cheaper; a broadcast operand counts with the bytes that it has, not those that it stands
@@ -22,11 +22,12 @@ import torchvision
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from contract.strategies import BUCKET_MB, parse, shard_size
+from contract.strategies import BUCKET_MB, UNIT, parse, shard_size
 from tandem.sync import Topology, powersgd
-from tandem.sync.feedback import BucketState, ErrorFeedback
+from tandem.sync.feedback import BucketState, ErrorFeedback, Squares
 from tandem.sync.powersgd import PowerSGD
 
+SHOWN = ("ef:3:peak", "ef:5:peak", "ef:5:own", "ef:15:peak", "ef:255:peak")
 FREE = ("view", "slice", "select", "empty", "split", "unsqueeze", "alias", "expand", "detach")
 
 
@@ -55,14 +56,17 @@ def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
     parts.topology = Topology(tuple(range(ranks)), 0)
     torch.manual_seed(0)
     kept = [torch.randn(size) for size in parts.sizes(torch.empty(values), 0)]
-    state = BucketState(kept, [torch.zeros_like(one) for one in kept])
+    state, squares = BucketState(kept, [torch.zeros_like(one) for one in kept]), None
+    if parts.learns:
+        known = [torch.rand(len(kept[0]))]
+        squares = Squares(known, [torch.zeros_like(known[0])], None)
     counted = {name: Counted() for name in ("code", "sum", "take")}
-    parts.codec.decode(torch.zeros(1, parts.codec.coded_bytes(1280), dtype=torch.uint8), 1280)
+    parts.codec.decode(torch.zeros(1, parts.codec.coded_bytes(UNIT), dtype=torch.uint8), UNIT)
     gradients = torch.randn(values)
     with counted["code"]:
-        bucket = parts._code((gradients, 0, state))
+        bucket = parts._code((gradients, 0, (state, squares)))
     with counted["sum"]:
-        total = parts._sum(bucket.coded, state)
+        total = parts._sum(bucket.coded, bucket)
     bucket.coded = total.expand(ranks, -1).contiguous()
     with counted["take"]:
         parts._take(bucket)
@@ -92,9 +96,7 @@ def powersgd_step(spec: str) -> Counted:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--sync", nargs="+", default=["ef:1.6", "ef:2", "ef:4", "ef:8", "powersgd:4"]
-    )
+    parser.add_argument("--sync", nargs="+", default=[*SHOWN, "powersgd:4"])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--mib", type=int, default=8, help="a bucket's gradients in fp32")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What `ef:1.6` costs on this machine's GPU: rows of `make bench-gpu`, docs/performance.md.
+"""What `ef:3` costs on this machine's GPU: rows of `make bench-gpu`, docs/performance.md.
 
 The codec alone: each stage of a bucket, as four machines have it. And whole steps by DDP with the
 trainer's exchange, where sleep stands in for a link of 1 Gbit/s: all is done but what a card sends.
@@ -47,10 +47,10 @@ def codec(device, scale):
     buffer = torch.randn(parse(SPEC).rule.bucket_mb * MIB // 4, device=device)
     kept = [torch.randn(size, device=device) for size in sync.sizes(buffer, 0)]
     state = BucketState(kept, [torch.zeros_like(one) for one in kept])
-    bucket = sync._code((buffer, 0, state))
+    bucket = sync._code((buffer, 0, (state, None)))
     stages = {
-        "encodes": lambda: sync._code((buffer, 0, state)),
-        "adds up its part": lambda: sync._sum(bucket.coded, state),
+        "encodes": lambda: sync._code((buffer, 0, (state, None))),
+        "adds up its part": lambda: sync._sum(bucket.coded, bucket),
         "decodes": lambda: sync._take(bucket),
     }
     for name, call in stages.items():

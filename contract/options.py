@@ -34,7 +34,7 @@ GROUPS = {
 }
 
 # Options that were there once, and what to do instead.
-GONE = {"sync_rule": "no strategy has rounds any more, so leave it out, and use --sync ef:1.6"}
+GONE = {"sync_rule": "no strategy has rounds any more, so leave it out, and use --sync ef:3"}
 
 
 class Optimizer(NamedTuple):
@@ -380,7 +380,7 @@ class Options:
         f"how ranks sum gradients: {strategies.usages()}. Price in accuracy, as "
         f"measured with SGD on one task: {prices.labels() or 'of none yet'}",
         make="SYNC",
-        make_help="how ranks sum: allreduce (default), auto, ef:2 ... (docs/slow-networks.md)",
+        make_help="how ranks sum: allreduce (default), auto, ef:5 ... (docs/slow-networks.md)",
     )
     sync_warmup: Optional[float] = opt(
         None, "epochs with exact sums before a strategy that leaves bits out; default warmup_epochs"

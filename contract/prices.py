@@ -1,8 +1,8 @@
 """What each strategy of --sync costs in accuracy: the measurements in prices.json, and the labels.
 
-bench/accuracy/tables.py writes prices.json, from paired runs with SGD (docs/slow-networks.md). A
+bench/accuracy/tables.py writes prices.json, from paired runs (docs/slow-networks.md). A
 label holds for its task and its family of optimizers (OPTIMIZERS in options.py), and promises
-nothing about others: what is known of Adam's stands in WITH_ADAM.
+nothing about others.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from contract import strategies
-from contract.strategies import Strategy
+from contract.strategies import ADAM, SGD, Strategy
 
 TABLE = Path(__file__).with_name("prices.json")
 # A strategy is safe if the lower end of its 95 % interval, in points of top-1, is at least this.
@@ -20,32 +20,7 @@ LABELS = ("exact", "safe", "unsettled", "costs samples", "experimental", "not me
 # measured yet, it may name only those whose methods lost nothing in first trials with two seeds;
 # advice shows the label too.
 ADVISED = LABELS[:3]
-SGD, ADAM = "sgd", "adam"  # families of optimizers
 PROMISING = {SGD: ("bf16", "fp16", "ef"), ADAM: ("bf16", "fp16")}
-
-
-class Loss(NamedTuple):
-    """What was seen with AdamW, against allreduce after as many steps. `points` of top-1: the
-    glyphs of prices.json, 1,000 steps at a rate of 0.002, four seeds (bench/accuracy/runs.jsonl).
-    `percent` more of the loss: a character GPT of 0.24 M parameters, 1,200 steps of two machines
-    over Gloo, three seeds."""
-
-    points: float
-    percent: float
-
-    def __str__(self) -> str:
-        return (
-            f"{-self.points:.1f} points of top-1 less on generated images, and {self.percent:g} % "
-            "more loss in a small language model,"
-        )
-
-
-WITH_ADAM = {
-    "ef:1.6": Loss(-21.0, 20),
-    "ef:2": Loss(-21.0, 20),  # the same three levels
-    "ef:4": Loss(-0.9, 1.1),
-    "powersgd:4": Loss(-3.3, 8),
-}
 
 
 class Price(NamedTuple):
@@ -73,35 +48,48 @@ class Price(NamedTuple):
 
 
 def read() -> Dict[str, Any]:
-    """`task`: what was trained; `strategies`, and on the second task `fonts`: a Price's fields by
-    spec."""
+    """`task`: what was trained; `strategies` with SGD, and on the second task `fonts`, and `adam`
+    with AdamW: a Price's fields by spec; `text`: with AdamW, per cent more of a language model's
+    loss."""
     found: Dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
 
-def price_of(strategy: Strategy, part: str = "strategies") -> Price:
-    """As measured for exactly these arguments, with SGD."""
-    found = read().get(part, {}).get(strategy.spec)
+PARTS = {SGD: "strategies", ADAM: "adam"}
+
+
+def price_of(strategy: Strategy, family: str = SGD, part: str = "") -> Price:
+    """As measured for exactly these arguments, with an optimizer of this family."""
+    found = read().get(part or PARTS[family], {}).get(strategy.of(family).spec)
     return Price(**found) if found else Price()
 
 
 def label_of(strategy: Strategy, family: str = SGD) -> str:
-    if strategy.exact:
-        return "exact"
-    if family == ADAM:
-        return "experimental" if strategy.spec in WITH_ADAM else Price().label
-    return price_of(strategy).label
+    return "exact" if strategy.exact else price_of(strategy, family).label
 
 
 def with_adam(strategy: Strategy) -> str:
     """What was seen of it with Adam's family, as a clause."""
-    lost = WITH_ADAM.get(strategy.spec)
-    return f"{lost} than with {strategies.EXACT}" if lost else "too little was measured to say"
+    price = price_of(strategy, ADAM)
+    if not price.seeds:
+        return "too little was measured to say"
+    more = read().get("text", {}).get(strategy.of(ADAM).spec)
+    text = "" if more is None else f" and {more:+g} % of a small language model's loss"
+    steps = read()["task"]["steps"]
+    return (
+        f"{price.difference:+.1f} points of top-1 on generated images{text}, against "
+        f"{strategies.EXACT} after {steps:,} steps"
+    )
+
+
+def serves_adam(strategy: Strategy) -> bool:
+    """Whether advice may name it with Adam's family."""
+    return strategy.exact or _is_advised(strategy, ADAM)
 
 
 def elsewhere(strategy: Strategy) -> str:
     """What was seen on the second task, with SGD, as a clause; empty where nothing was."""
-    price = price_of(strategy, "fonts")
+    price = price_of(strategy, part="fonts")
     if price.high is None:
         return ""
     lost = ", a measured loss" if price.high < 0 else ""
@@ -110,10 +98,10 @@ def elsewhere(strategy: Strategy) -> str:
 
 def caveats(strategy: Strategy, family: str, steps: float) -> List[str]:
     """A sentence on a run for which the strategy's label says less than it seems to."""
-    name = f"--sync {strategy.spec}"
-    if family == ADAM and not strategy.exact:
+    name = f"--sync {strategy.of(family).spec}"
+    if family == ADAM and not serves_adam(strategy):
         return [f"{name} with Adam: {with_adam(strategy)} (docs/slow-networks.md)"]
-    if strategy.exact or not price_of(strategy).seeds or steps >= read()["task"]["steps"]:
+    if strategy.exact or not price_of(strategy, family).seeds or steps >= read()["task"]["steps"]:
         return []
     return [
         f"{name}: what it costs in accuracy was measured over {read()['task']['steps']:,} steps; "
@@ -122,7 +110,7 @@ def caveats(strategy: Strategy, family: str, steps: float) -> List[str]:
 
 
 def labels() -> str:
-    """The labels of all measured strategies, for a sentence: `ef:2 safe, ef:4 unsettled`."""
+    """The labels of all measured strategies, for a sentence: `ef:3:peak safe, bf16 unsettled`."""
     specs: List[str] = list(read()["strategies"])
     return ", ".join(f"{spec} {label_of(strategies.parse(spec))}" for spec in specs)
 

@@ -19,10 +19,14 @@ BUCKET_MB = 25
 MIB = 2**20
 # Of the learning rate, and so of the exact sums before a strategy that leaves bits out.
 WARMUP_EPOCHS = 1.0
+# Families of optimizers: those that divide by the root of a running mean of squares, and others.
+SGD, ADAM = "sgd", "adam"
 # BLOCK values share a scale of 16 bits. Parts are padded to a multiple of UNIT values, which fills
-# whole bytes with 8, 4, 2 or 1.6 bits per value.
+# whole bytes with 1, 2, 3 or 5 values a byte.
 BLOCK = 256
-UNIT = 5 * BLOCK
+UNIT = 15 * BLOCK
+# How many values of so many levels are in a byte.
+PACKED = {3: 5, 5: 3, 15: 2, 255: 1}
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,13 @@ class Strategy:
     def exact(self) -> bool:
         return self.rule.exact
 
+    def of(self, family: Optional[str]) -> "Strategy":
+        """The same with the scale that `auto` stands for in a run with such an optimizer; None:
+        one of which nothing is known."""
+        if SCALE not in self.rule.arguments or self.arguments[1] != AUTO:
+            return self
+        return Strategy(self.rule, (self.arguments[0], PEAK if family == SGD else OWN))
+
     @property
     def uses_gloo(self) -> bool:
         """Whether sums go over Gloo, through host memory, even on GPUs."""
@@ -150,16 +161,16 @@ def shard_size(values: float, world: int) -> int:
     return math.ceil(values / world / UNIT) * UNIT
 
 
-def coded_bytes(values: int, bits: float) -> float:
-    """Bytes of `values` numbers of `bits` bits each, including the scales of their blocks."""
-    return values * bits / 8 + values / BLOCK * 2
+def coded_bytes(values: int, levels: int) -> float:
+    """Bytes of `values` numbers of so many levels each, including the scales of their blocks."""
+    return values / PACKED[levels] + values / BLOCK * 2
 
 
 def _exchanged_parts(strategy: Strategy, world: int, payload: Payload) -> float:
     """Each rank sends every other rank the values of that rank's part, and later the sum of its own
     part to every other rank."""
     part = shard_size(payload.values / payload.buckets, world)
-    return 2 * (world - 1) * payload.buckets * coded_bytes(part, float(strategy.arguments[0]))
+    return 2 * (world - 1) * payload.buckets * coded_bytes(part, int(strategy.arguments[0]))
 
 
 def is_factorised(rows: int, columns: int, rank: int) -> bool:
@@ -178,8 +189,13 @@ def _factors(strategy: Strategy, world: int, payload: Payload) -> Optional[float
     return ring_bytes(world, values * 4)
 
 
+AUTO = "auto"  # as a strategy: only for the launcher, which replaces it before anything starts
 # The backend of the sums. auto: that of the process group, NCCL on GPUs and Gloo elsewhere.
-BACKEND = Argument("BACKEND", ("auto", "gloo"), default="auto")
+BACKEND = Argument("BACKEND", (AUTO, "gloo"), default=AUTO)
+# What a level of `ef` is relative to. peak: the largest value of the block; own: a scale of each
+# value's own as well, from what all ranks have received. auto: own for Adam's family.
+PEAK, OWN = "peak", "own"
+SCALE = Argument("SCALE", (AUTO, PEAK, OWN), default=AUTO)
 
 RULES: Dict[str, Rule] = {
     rule.name: rule
@@ -210,14 +226,14 @@ RULES: Dict[str, Rule] = {
         ),
         Rule(
             "ef",
-            "gradients in so many bits a value, errors kept for the next step",
+            "gradients in so many levels a value, errors kept for the next step",
             exact=False,
             sent=_exchanged_parts,
-            arguments=(Argument("BITS", ("8", "4", "2", "1.6")),),
+            arguments=(Argument("LEVELS", tuple(map(str, sorted(PACKED)))), SCALE),
             bucket_mb=8,
             hierarchical=True,
             warms=True,
-            usual=("ef:8", "ef:4", "ef:2", "ef:1.6"),
+            usual=tuple(f"ef:{levels}" for levels in sorted(PACKED, reverse=True)),
         ),
         Rule(
             "powersgd",
@@ -235,7 +251,10 @@ EXACT = "allreduce"
 # The first key of what tandem.sync.attach keeps for a rank: no script goes on from that alone.
 ATTACHED = "tandem.sync.attach"
 # What was there once, and earned its place in no cell of bench/accuracy/README.md; what to take.
-GONE = dict.fromkeys(("localsgd", "overlap", "diloco"), "ef:1.6")
+GONE = dict.fromkeys(("localsgd", "overlap", "diloco"), "ef:3")
+# By their former names, which were of bits a value: what ef:2 and ef:1.6 packed in two ways is one.
+RENAMED = {"ef:8": "ef:255:peak", "ef:4": "ef:15:peak"}
+RENAMED.update(dict.fromkeys(("ef:2", "ef:1.6"), "ef:3:peak"))
 
 
 @dataclass(frozen=True)
@@ -267,9 +286,6 @@ class Phases:
         )
 
 
-AUTO = "auto"  # only for the launcher, which replaces it by a strategy before anything starts
-
-
 def instead_of(spec: str) -> Optional[str]:
     """What to take for a strategy that was there once; None for any other text."""
     return GONE.get(spec.partition(":")[0])
@@ -284,6 +300,10 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
         )
     if instead_of(spec):
         raise UserError(f"{by} {spec}: {name} is no longer there: use {instead_of(spec)}.")
+    if spec in RENAMED:
+        raise UserError(
+            f"{by} {spec}: {name} takes the number of levels now, not bits: use {RENAMED[spec]}."
+        )
     if name not in RULES:
         raise UserError(f"{by} {spec}: choose one of {usages()}.")
     rule = RULES[name]
@@ -295,10 +315,16 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
     return Strategy(rule, tuple(given))
 
 
+def renamed(spec: str) -> str:
+    """Today's name of a strategy that an older run may have."""
+    return RENAMED.get(spec, spec)
+
+
 def known(spec: object) -> Optional[Strategy]:
-    """Like `parse`, but None for what it refuses, such as a field in a file of another version."""
+    """Like `parse`, but by the names of older runs too, and None for what it refuses, such as a
+    field in a file of another version."""
     try:
-        return parse(spec) if isinstance(spec, str) else None
+        return parse(renamed(spec)) if isinstance(spec, str) else None
     except UserError:
         return None
 

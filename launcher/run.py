@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from contract.errors import BAD_INPUT, UserError
 from contract.options import Config
+from contract.strategies import renamed
 from contract.text import clean, counted
 from contract.validate import NATURAL, Each, Maybe
 from launcher import checkpoints, collect, folders, hours, outputs
@@ -146,7 +147,7 @@ def resume(name: str, given: dict[str, Any]) -> int:
         planned = folders.recorded(folder / "plan.json", {"precision": WORD, "sync": WORD})
         began = with_trainer(began, precision=planned["precision"])
         if checks.asks_auto(began):
-            began = with_trainer(began, sync=planned["sync"])
+            began = with_trainer(began, sync=renamed(planned["sync"]))
         options = resumed(began, given)
     keep_machines(options.inventory)
     terminal = Terminal()

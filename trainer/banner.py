@@ -61,10 +61,10 @@ def sentences(job: Job, cost: Cost) -> str:
     level += ", channels last" if options.channels_last else ""
     parts = f" ({' + '.join(map(str, world.batches))})" if options.balance else ""
     parts += f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
-    if world.size > 1 and carried_out(options.sync, world.nodes) != options.sync:
-        parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
     if world.size > 1:
-        strategy = parse(carried_out(options.sync, world.nodes))
+        strategy = parse(carried_out(options.sync, world.nodes, options.family))
+        if strategy.rule is not parse(options.sync).rule:
+            parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
         steps = options.epochs * job.steps_per_epoch
         warm_up = options.phases.all_warm_up(strategy)
         for told in [warm_up, *prices.caveats(strategy, options.family, steps)]:

@@ -119,7 +119,8 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
     exposed = partial(clock.enter, "sync_exposed")
     sync = None
     if world.size > 1:
-        sync = make(carried_out(options.sync, world.nodes), exposed, options.timeout)
+        spec = carried_out(options.sync, world.nodes, options.family)
+        sync = make(spec, exposed, options.timeout)
     if options.checkpoint_activations:
         recompute_activations(model)
     called = model

@@ -1,8 +1,9 @@
 """What a checkpoint holds: how it is made of a run, and loaded into one.
 
 A checkpoint is one file of tensors and plain containers: model, optimizer, loss scale, average,
-and the position in the data. State that a strategy keeps for a single machine lies beside it, in a
-file on that machine: it is as large as the gradients, which is too much to send to the others.
+what a strategy has alike on all ranks, and the position in the data. State that a strategy keeps
+for a single machine lies beside it, in a file on that machine: it is as large as the gradients,
+which is too much to send to the others.
 A checkpoint loads with `weights_only=True`, and on any number of ranks, because order, augmentation
 and dropout are functions of the position.
 """
@@ -60,6 +61,7 @@ def snapshot(job: Job, position: Position) -> Snapshot:
         optimizer=_copied(job.optimizer.state_dict()),
         precision=job.precision.state_dict(),
         ema=_copied(job.ema.state_dict()) if job.ema is not None else None,
+        sync=_copied(job.sync.common_state(job.model)) if job.sync is not None else None,
         epoch=position.epoch,
         sample=position.sample,
         step=position.step,
@@ -105,6 +107,14 @@ def restore(job: Job, state: Snapshot) -> Position:
     job.precision.load_state_dict(state["precision"])
     if job.ema is not None and state["ema"] is not None:
         job.ema.load_state_dict(state["ema"])
+    if job.sync is not None and state["sync"] is not None:
+        try:
+            job.sync.load_common_state(job.model, state["sync"])
+        except (LookupError, TypeError, ValueError) as error:
+            raise UserError(
+                f"what the checkpoint holds of --sync {job.options.sync} is damaged or of another "
+                f"model ({error}): take another checkpoint."
+            ) from error
     return Position(
         state["epoch"], state["sample"], state["step"], state["best_top1"], state["run"]
     )

@@ -125,6 +125,7 @@ def differing(state: Snapshot, options: Options, train_images: int) -> List[str]
     """The names of what was different in the run that made this checkpoint."""
     legacy = {name: repr(entry.legacy) for name, entry in ENTRIES.items()}
     then = {**legacy, **state["options"]}
+    then["sync"] = repr(strategies.renamed(then["sync"].strip("'")))
     names = [name for name, value in decisive(options).items() if then[name] != value]
     return names + (["data set"] if state["train_images"] != train_images else [])
 
@@ -134,6 +135,17 @@ OWN_STATE_LOST = (
     "--sync {}: the state that each machine keeps for itself is missing on some of them, or the "
     "ranks were spread differently: this state starts from zero"
 )
+
+
+# What it says where all ranks' own part of a strategy is not in the checkpoint.
+COMMON_STATE_LOST = (
+    "--sync {}: the checkpoint, of a run on one machine, has no scales: they are learned anew"
+)
+
+
+def common_state_is_lost(job: Job, state: Snapshot) -> bool:
+    has = job.sync is not None and job.sync.common_state(job.model) is not None
+    return has and state["sync"] is None
 
 
 def restore_own(job: Job, position: Position) -> bool:

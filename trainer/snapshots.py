@@ -23,6 +23,7 @@ class Snapshot(TypedDict):
     optimizer: Dict[str, Any]  # torch's own
     precision: PrecisionState
     ema: Optional[AverageState]
+    sync: Optional[Dict[str, Any]]  # what a strategy has alike on all ranks: it looks into it
     epoch: int
     sample: int
     step: int
@@ -46,6 +47,7 @@ class OwnState(TypedDict):
 def snapshot_in(name: str, state: Dict[str, Any]) -> Snapshot:
     """The snapshot that the file `name` holds. Raises UserError, naming a field that is missing or
     of another kind than Snapshot says."""
+    state.setdefault("sync", None)  # checkpoints of before have none
     _check(name, state, SNAPSHOT)
     if state["samples"] != state["epoch"] * state["train_images"] + state["sample"]:
         raise _odd(name, "samples")
@@ -127,6 +129,7 @@ SNAPSHOT: Dict[str, Callable[[Any], bool]] = {
     "optimizer": _dict,  # optim.load_state looks into it
     "precision": _precision,
     "ema": _average,
+    "sync": lambda value: value is None or _dict(value),
     "epoch": _count,
     "sample": _count,
     "step": _count,

@@ -261,9 +261,12 @@ def _fits(job: Job, size: int) -> bool:
 
 
 def reserved(job: Job) -> int:
-    """Bytes of GPU memory that a trial pass must leave free: what the optimizer allocates at its
-    first step (masters and average exist already), and a twentieth for fragmentation."""
+    """Bytes of GPU memory that a trial pass must leave free: what the optimizer and the strategy
+    allocate at their first step (masters and average exist already), and a twentieth for
+    fragmentation."""
     copies = len(OPTIMIZERS[job.options.optimizer].keeps(job.options))
     weights = sum(weight.numel() * weight.element_size() for weight in optimized(job.optimizer))
+    summed = sum(weight.numel() for weight in optimized(job.optimizer)) * 4
+    kept = summed * job.sync.keeps if job.sync is not None else 0
     total = torch.cuda.get_device_properties(job.world.device).total_memory
-    return copies * weights + int(total) // 20
+    return copies * weights + int(kept) + int(total) // 20

@@ -102,6 +102,8 @@ class Run:
         self._report_start(state is not None)
         if state is not None and missing:
             self.screen.say(resume.OWN_STATE_LOST.format(self.job.options.sync))
+        if state is not None and resume.common_state_is_lost(self.job, state):
+            self.screen.say(resume.COMMON_STATE_LOST.format(self.job.options.sync))
 
     def all_epochs(self) -> bool:
         """Train from the position to the end; False when stopped before the end."""

@@ -1,4 +1,4 @@
-"""How many of `ef:1.6`'s codes are zero in a run on glyphs, and what a lossless packing could save.
+"""How many of `ef:3`'s codes are zero in a run on glyphs, and what a lossless packing could save.
 
     python bench/accuracy/entropy.py
 
@@ -33,12 +33,12 @@ def bits(zeros: float) -> float:
 
 def count(found: dict[str, list[float]]) -> None:
     """From here on, each coding notes its share of zeros in `found`."""
-    real_codes, real_sum = Codec._codes, ErrorFeedback._sum
+    real_levels, real_sum = Codec._levels, ErrorFeedback._sum
     kind = threading.local()
 
-    def codes(self: Codec, blocks: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
-        made = real_codes(self, blocks, peak)
-        used = made[peak.view(-1) > 0]  # what fills up a part is all zeros
+    def levels(self: Codec, scaled: torch.Tensor, step: torch.Tensor, own: bool) -> torch.Tensor:
+        made = real_levels(self, scaled, step, own)
+        used = made[step.view(-1) > 0]  # what fills up a part is all zeros
         found[getattr(kind, "of", "gradients")].append(float((used == 0).float().mean()))
         return made
 
@@ -48,12 +48,12 @@ def count(found: dict[str, list[float]]) -> None:
         kind.of = "gradients"
         return made
 
-    Codec._codes, ErrorFeedback._sum = codes, summed  # type: ignore[method-assign]
+    Codec._levels, ErrorFeedback._sum = levels, summed  # type: ignore[method-assign]
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    case = study.case(study.LR, study.CODED, 1, study.GLYPHS)
+    case = study.Case(study.CODED, 1)
     found: dict[str, list[float]] = {"gradients": [], "sums": []}
     count(found)
     study.carry_out(case, study.images(study.GLYPHS, 1))

@@ -57,7 +57,7 @@ class Wire:
         self.wait(lambda: bool(self.mail.get((source, own.rank))))
         tensor.copy_(self.mail[source, own.rank].pop(0))
 
-    def all_reduce(self, tensor: torch.Tensor) -> None:
+    def all_reduce(self, tensor: torch.Tensor, join: Callable[..., object]) -> None:
         """In place; summed in the order of ranks, in the tensors' own precision."""
         self.wait(lambda: own.rank not in self.given)
         self.given[own.rank] = tensor.clone()
@@ -65,7 +65,7 @@ class Wire:
         self.wait(lambda: len(self.given) == self.world)
         tensor.copy_(self.given[0])
         for rank in range(1, self.world):
-            tensor.add_(self.given[rank])
+            join(tensor, self.given[rank], out=tensor)
         self.taken += 1
         if self.taken == self.world:
             self.taken = 0
@@ -108,10 +108,12 @@ class Carrier:
         result.set_result(job)
 
 
-def _all_reduce(tensor: torch.Tensor, group: object = None, async_op: bool = False) -> Any:
-    if async_op:
-        return Done(lambda: own.wire.all_reduce(tensor), [tensor])
-    return own.wire.all_reduce(tensor)
+def _all_reduce(
+    tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM, group: object = None, async_op: bool = False
+) -> Any:
+    join = torch.maximum if op == dist.ReduceOp.MAX else torch.add
+    done = Done(lambda: own.wire.all_reduce(tensor, join), [tensor])
+    return done if async_op else done.wait()
 
 
 def _isend(tensor: torch.Tensor, peer: int, group: object = None) -> Done:
@@ -162,8 +164,11 @@ def run_ranks(world: int, function: Callable[[int], Any]) -> list[Any]:
 class Bucket(NamedTuple):
     """A torch.distributed.GradBucket that holds all there is, in DDP's order: the last first."""
 
-    parameters: list[torch.Tensor]
+    weights: list[torch.Tensor]
     flat: torch.Tensor
+
+    def parameters(self) -> list[torch.Tensor]:
+        return self.weights
 
     def buffer(self) -> torch.Tensor:
         return self.flat
@@ -175,8 +180,8 @@ class Bucket(NamedTuple):
         return True
 
     def gradients(self) -> list[torch.Tensor]:
-        parts = self.flat.split([one.numel() for one in self.parameters])
-        return [part.view(one.shape) for part, one in zip(parts, self.parameters)]
+        parts = self.flat.split([one.numel() for one in self.weights])
+        return [part.view(one.shape) for part, one in zip(parts, self.weights)]
 
 
 @dataclass
@@ -191,15 +196,13 @@ class Images:
 
 @dataclass
 class Rank:
-    """One rank's training. `options` are the trainer's, with per_node_batch_size of one rank.
-    `start`: a strategy in the place of options.sync while the learning rate rises, or none."""
+    """One rank's training. `options` are the trainer's, with per_node_batch_size of one rank."""
 
     options: Options
     images: Images
     model: torch.nn.Module
     world: int
     steps_per_epoch: int
-    start: str = ""
 
     def __post_init__(self) -> None:
         self.model.train()
@@ -209,12 +212,15 @@ class Rank:
         self.normalise = Normalise(torch.device("cpu"), torch.float32, torch.channels_last)
         self.parameters = list(self.model.parameters())[::-1]
         self.passes, self.order = 0, torch.zeros(0, dtype=torch.int64)
-        self.sync = self._set_up(self.start or self.options.sync) if self.world > 1 else None
+        self.sync = self._set_up() if self.world > 1 else None
         average = own.rank == 0 and self.options.ema
         self.ema = Ema(self.model.state_dict(), self.options.ema) if average else None
 
-    def _set_up(self, spec: str) -> Any:
-        sync = strategies_of_ranks.make(spec, lambda: None)
+    def _set_up(self) -> Any:
+        nodes = range(self.world)
+        family = self.options.family
+        carried_out = strategies_of_ranks.carried_out(self.options.sync, nodes, family)
+        sync = strategies_of_ranks.make(carried_out, lambda: None)
         sync.setup(torch.device("cpu"))
         return sync
 
@@ -241,10 +247,7 @@ class Rank:
         lr = learning_rate(self.options, step, self.steps_per_epoch, self.whole)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        warm = step < self.options.warmup_epochs * self.steps_per_epoch
         if self.sync is not None:
-            if self.start and not warm:
-                self._end_start()
             # As in trainer/train.py.
             exact = step < self.options.exact_epochs * self.steps_per_epoch
             self.sync.begin(1.0, exact)
@@ -259,14 +262,6 @@ class Rank:
         if self.ema is not None:
             self.ema.update(self.model.state_dict())
         return loss.detach()
-
-    def _end_start(self) -> None:
-        """Go on by options.sync, with the errors that were kept until now."""
-        self.sync.close()
-        kept = getattr(self.sync, "kept", None)
-        self.sync, self.start = self._set_up(self.options.sync), ""
-        if kept is not None:
-            self.sync.kept = kept
 
     def sum_gradients(self) -> None:
         flat = torch.cat([one.grad.reshape(-1) for one in self.parameters])
@@ -293,13 +288,12 @@ def train(
     model: torch.nn.Module,
     world: int,
     steps_per_epoch: int,
-    start: str = "",
 ) -> tuple[torch.Tensor, float]:
     """Which validation images rank 0's model gets right in the end, with rank 0's batch
     statistics as the trainer's evaluation has them, and its mean loss towards the end."""
 
     def rank_main(rank: int) -> Any:
-        mine = Rank(options, images, copy.deepcopy(model), world, steps_per_epoch, start)
+        mine = Rank(options, images, copy.deepcopy(model), world, steps_per_epoch)
         loss = mine.train()
         return mine.hits() if rank == 0 else None, loss
 

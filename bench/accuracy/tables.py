@@ -26,6 +26,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(ROOT), str(HERE)]
 
 import study  # noqa: E402
+import text  # noqa: E402
 from study import ALONE, interval  # noqa: E402
 
 from contract import prices, strategies  # noqa: E402
@@ -42,7 +43,7 @@ LINK = 1000.0  # Mbit/s
 DRAWS = 2000
 
 # The same three levels and parts, packed in another way: what ranks add up is equal to the bit.
-SAME = {"ef:2": "ef:1.6"}
+SAME = {"ef:5": "ef:3"}
 TWICE = " at twice the rate"  # runs of which are compared with those at the usual one
 
 Runs = dict[tuple[str, int], dict[int, float]]  # (sync, epochs) -> seed -> points
@@ -51,33 +52,60 @@ Runs = dict[tuple[str, int], dict[int, float]]  # (sync, epochs) -> seed -> poin
 def runs(lines: list[dict]) -> Runs:
     found: Runs = {}
     for line in lines:
-        sync, usual = line["sync"], study.ALONE_LR if line["sync"] == ALONE else study.LR
+        sync, usual = spec_of(line), study.ALONE_LR if line["sync"] == ALONE else study.LR
         ends = {usual: "", usual * 2: TWICE}
         if not usual_ways(line):
             continue
         if line["task"] == study.TASK and line["lr"] in ends and line["seed"] < FIRST_TRIAL:
             key = sync + ends[line["lr"]], line["epochs"]
             found.setdefault(key, {})[line["seed"]] = 100 * line["top1"]
-    return with_same(found)
-
-
-def with_same(found: Runs) -> Runs:
-    """And of those that are equal to the bit."""
-    for name, other in SAME.items():
-        lengths = {epochs: told for (sync, epochs), told in found.items() if sync == other}
-        found.update({(name, epochs): told for epochs, told in lengths.items()})
     return found
+
+
+def spec_of(line: dict) -> str:
+    """Today's name of a run's strategy, with its scale."""
+    strategy = strategies.known(line["sync"])
+    family = prices.SGD if line.get("optimizer", "sgd") == "sgd" else prices.ADAM
+    return strategy.of(family).spec if strategy else line["sync"]
 
 
 def on_fonts(lines: list[dict]) -> dict[str, dict]:
     """Prices on the second task, by runs of the usual length at its own rate."""
-    lr, found = study.best_rate(study.results(lines), study.FONTS, "sgd"), {}
+    lr, found = study.RATES[study.FONTS, "sgd"], {}
     same = {"task": study.FONTS, "lr": lr, "epochs": study.EPOCHS, "warmup": study.WARMUP}
     for line in lines:
         if usual_ways(line) and all(line.get(name) == value for name, value in same.items()):
-            key = line["sync"], study.EPOCHS
-            found.setdefault(key, {})[line["seed"]] = 100 * line["top1"]
-    return {spec: price(found, spec) for spec in measured(with_same(found))}
+            found.setdefault((spec_of(line), study.EPOCHS), {})[line["seed"]] = 100 * line["top1"]
+    return {spec: price(found, spec) for spec in measured(found)}
+
+
+def with_adam(lines: list[dict]) -> dict[str, dict]:
+    """Prices with AdamW on the first task, by runs of the usual length."""
+    same = {"task": study.TASK, "epochs": study.EPOCHS, "optimizer": "adamw"}
+    same["lr"] = study.RATES[study.TASK, "adamw"]
+    found: Runs = {}
+    for line in lines:
+        if {**same, "start": ""}.items() <= line.items():
+            found.setdefault((spec_of(line), study.EPOCHS), {})[line["seed"]] = 100 * line["top1"]
+    return {spec: price(found, spec) for spec in measured(found)}
+
+
+def of_text(lines: list[dict]) -> dict[str, float]:
+    """Per cent more of the language model's loss, in the mean over the pairs."""
+    usual = {
+        name: value for name, value in text.case("", 0).items() if name not in ("sync", "seed")
+    }
+    loss: dict[str, dict[int, float]] = {}
+    for line in lines:
+        if usual.items() <= line.items():
+            loss.setdefault(line["sync"], {})[line["seed"]] = line["loss"]
+    found = {}
+    for spec, own in loss.items():
+        pairs = own.keys() & loss.get(EXACT, {}).keys()
+        if spec != EXACT and pairs:
+            more = statistics.fmean(own[seed] / loss[EXACT][seed] for seed in pairs)
+            found[spec] = round(100 * (more - 1), 1)
+    return found
 
 
 def usual_ways(line: dict) -> bool:
@@ -134,7 +162,7 @@ def seconds(sync: str) -> tuple[float, str]:
     if sync == ALONE:
         return statistics.fmean(row["alone"] for row in rows), "measured"
     for row in rows:
-        if row["sync"] == sync:
+        if strategies.parse(row["sync"]).of(prices.SGD).spec == sync:
             return row["seconds"], "measured"
     step = paper_step("2080ti", "resnet50")
     work = seconds(ALONE)[0]
@@ -248,6 +276,20 @@ def accuracy_table(told: dict, found: Runs) -> list[str]:
     return rows
 
 
+def adam_table(told: dict) -> list[str]:
+    rows = [
+        "| SYNC | seeds | difference, points | 95 % interval | label | language model: loss |",
+        "|---|---|---|---|---|---|",
+    ]
+    for spec in dict.fromkeys([*told["adam"], *told["text"]]):
+        one, more = prices.Price(**told["adam"].get(spec, {})), told["text"].get(spec)
+        ends = f"{signed(one.low)} to {signed(one.high)}" if one.seeds > 1 else "-"
+        loss = "-" if more is None else f"{more:+.1f} %"
+        mean = signed(one.difference if one.seeds else None)
+        rows.append(f"| `{spec}` | {one.seeds} | {mean} | {ends} | {one.label} | {loss} |")
+    return rows
+
+
 def doubled(found: Runs) -> list[str]:
     return sorted({sync for sync, _ in found if TWICE in sync})
 
@@ -305,8 +347,6 @@ def chart(told: dict) -> str:
     one = run_seconds(ALONE)
     points = [(EXACT, one / run_seconds(EXACT), 0.0, None, None)]
     for spec, price_ in told["strategies"].items():
-        if spec in SAME:
-            continue  # it would lie on the other one's name
         speed = one / run_seconds(spec)
         points.append((spec, speed, price_["difference"], price_["low"], price_["high"]))
     # What loses far more stands at the lower edge, with its figure, and leaves the others room.
@@ -349,11 +389,18 @@ def chart(told: dict) -> str:
     return "\n".join(out) + "\n"
 
 
+def whole(lines: list[dict]) -> dict:
+    """prices.json."""
+    parts = {"fonts": on_fonts(lines), "adam": with_adam(lines)}
+    return {**document(runs(lines)), **parts, "text": of_text(text.known(text.LINES))}
+
+
 def main() -> None:
-    found = runs(study.known())
-    told = {**document(found), "fonts": on_fonts(study.known())}
+    lines = study.known()
+    found, told = runs(lines), whole(lines)
     PRICES.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     page = put(PAGE.read_text(encoding="utf-8"), "accuracy", accuracy_table(told, found))
+    page = put(page, "adam", adam_table(told))
     PAGE.write_text(put(page, "time", time_table(found)), encoding="utf-8")
     CHART.write_text(chart(told), encoding="utf-8")
 

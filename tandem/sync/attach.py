@@ -1,7 +1,7 @@
 """Our strategies in anybody's loop: sums of gradients for any DDP model, optimizer and script.
 
     ddp = DistributedDataParallel(model)
-    tandem.sync.attach(ddp, "ef:1.6")
+    tandem.sync.attach(ddp, "ef:5", optimizer=optimizer)
 
 What the trainer tells a strategy (where a step begins, what its loss scale is) is found out here. A
 step is one backward that communicates; the first bucket of the next one closes it. What each rank
@@ -21,13 +21,13 @@ from torch.nn.parallel import DistributedDataParallel
 from contract import prices
 from contract.errors import UserError
 from contract.strategies import ATTACHED as WHOSE
-from contract.strategies import EXACT, parse
+from contract.strategies import EXACT, SGD, parse
 
 from ..compat import ddp_has_run, timeout_of
 from ..exchange import Exchange
 from ..place import host_name, numbered, place
 from .base import Topology
-from .kinds import carried_out, make
+from .kinds import carried_out, family_of, make
 
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
@@ -38,8 +38,15 @@ ATTACHED: "weakref.WeakKeyDictionary[Any, weakref.ref[Attached]]" = weakref.Weak
 class Attached:
     """A strategy at work in the backwards of one DDP model."""
 
-    def __init__(self, model: DistributedDataParallel, spec: str, warmup_steps: int, scaler: Any):
-        self.model, self.spec = model, spec
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        spec: str,
+        warmup_steps: int,
+        scaler: Any,
+        family: Optional[str],
+    ):
+        self.model, self.spec, self.family = model, spec, family
         self.warmup_steps, self.scaler = warmup_steps, scaler
         self.steps = 0  # backwards that have communicated, without those of `settle`
         self.exact = True  # whether the last step was
@@ -57,7 +64,8 @@ class Attached:
                     f"{WHOSE}: machines has {len(machines)} numbers and the run {self.world} ranks."
                 )
             machine = str(machines[exchange.rank])
-        told = exchange.json([machine, self.spec, self.warmup_steps])
+        spec = parse(self.spec).of(self.family).spec
+        told = exchange.json([machine, spec, self.warmup_steps])
         asked = [(spec, steps) for _, spec, steps in told]
         if len(set(asked)) > 1:
             raise UserError(
@@ -65,7 +73,7 @@ class Attached:
                 f"{', '.join(sorted({f'{spec!r} after {n} exact steps' for spec, n in asked}))}."
             )
         nodes = numbered([machine for machine, _, _ in told])
-        self.carried_out = carried_out(self.spec, nodes) if self.world > 1 else EXACT
+        self.carried_out = carried_out(self.spec, nodes, self.family) if self.world > 1 else EXACT
         self.sync = make(self.carried_out, lambda: None, patience)
         topology = Topology(nodes, exchange.rank).connected(patience)
         self.sync.setup(self.model.device, topology)
@@ -78,9 +86,12 @@ class Attached:
         return self.sync.hook(None, bucket)
 
     def _begin(self) -> None:
-        self.exact = self._settling or not self._ordered or self.steps < self.warmup_steps
+        if self._settling:  # sums are exact before the strategy's first step
+            self._ordered = True
+            return
+        self.exact = not self._ordered or self.steps < self.warmup_steps
         self._ordered = True
-        self.steps += not self._settling
+        self.steps += 1
         scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
         self.sync.begin(scale, self.exact)
 
@@ -119,6 +130,7 @@ class Attached:
             "nodes": list(self.sync.topology.nodes),
             "steps": self.steps,
             "sync": self.sync.state_dict(),
+            "common": self.sync.common_state(self.model.module),
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -143,6 +155,8 @@ class Attached:
         if state["sync"] is not None:
             try:
                 self.sync.load_state_dict(state["sync"])
+                if self.sync.common_state(self.model.module) is not None:
+                    self.sync.load_common_state(self.model.module, state["common"])
             except (LookupError, TypeError, ValueError, OverflowError) as error:
                 raise UserError(
                     f"{WHOSE}: the state is damaged ({error}): do not load it."
@@ -157,26 +171,26 @@ def attach(
     scaler: Any = None,
     patience: Optional[float] = None,
     machines: Optional[Sequence[int]] = None,
+    optimizer: Any = None,
 ) -> Attached:
-    """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:1.6, powersgd:4, bf16, ...;
+    """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:3, powersgd:4, bf16, ...;
     docs/slow-networks.md) from its first forward on. The first `warmup_steps` steps, and the first
     backward, are exact. `scaler`: the GradScaler that scales the loss. An exchange fails where a
     peer is silent for `patience` seconds, by default as many as DDP's own sums wait. `machines`:
     the machine of each rank, by default where it runs; `ef` and `powersgd` are between machines, so
-    range(world size) shows on one PC what they do. Collective. Raises UserError for what cannot
-    work.
+    range(world size) shows on one PC what they do. `optimizer`: what steps the weights, by which
+    `ef` takes its scale: its own for each value, but for SGD. Collective. Raises UserError for what
+    cannot work.
 
-    `ef` and `powersgd` are for SGD. Adam, and what else divides by the root of a running mean of
-    squares, learns less with them: with AdamW and ef:1.6, or ef:2, generated images had 21 points
-    of top-1 less after 1,000 steps, and a small language model 20 % more loss; powersgd:4 lost 3.3
-    points and 8 %, ef:4 0.9 and 1.1 % (docs/slow-networks.md, "With Adam"). Take allreduce or bf16
-    there. Rank 0 says so on stderr, since what steps the weights cannot be seen from here."""
+    Adam, and what else divides by the root of a running mean of squares, learns less with levels of
+    the peak and with powersgd (docs/slow-networks.md, "With Adam"): rank 0 says so on stderr."""
     _check(model, spec, warmup_steps)
-    attached = Attached(model, spec, warmup_steps, scaler)
+    family = family_of(optimizer)
+    attached = Attached(model, spec, warmup_steps, scaler, family)
     if patience is None:
         patience = timeout_of(model.process_group, model.device).total_seconds()
     attached.setup(patience, machines)
-    lines = about_machines(spec, attached), about_adam(attached.carried_out)
+    lines = about_machines(spec, attached), about_scale(attached, optimizer), about_adam(attached)
     if dist.get_rank() == 0 and any(lines):
         print(*filter(None, lines), sep="\n", file=sys.stderr, flush=True)
     try:
@@ -192,7 +206,7 @@ def attach(
 
 def about_machines(spec: str, attached: Attached) -> Optional[str]:
     """A line on a strategy between machines where all ranks are on one."""
-    if attached.carried_out == spec or attached.world == 1:
+    if attached.carried_out != EXACT or parse(spec).exact or attached.world == 1:
         return None
     return (
         f"{WHOSE}: all {attached.world} ranks are on one machine, where {spec} sums exactly; "
@@ -200,14 +214,29 @@ def about_machines(spec: str, attached: Attached) -> Optional[str]:
     )
 
 
-def about_adam(spec: str) -> Optional[str]:
+def about_scale(attached: Attached, optimizer: Any) -> Optional[str]:
+    """A line on what a strategy made of an optimizer that was not named, or is not known."""
+    spec = attached.carried_out
+    if spec in (attached.spec, EXACT) or attached.family is not None:
+        return None
+    what = "no optimizer= was named"
+    if optimizer is not None:
+        what = f"{type(optimizer).__name__} is not known here"
+    return (
+        f"{WHOSE}: {what}, so {attached.spec} is {spec}, which serves every optimizer; for SGD "
+        f"{parse(attached.spec).of(SGD).spec} needs less memory."
+    )
+
+
+def about_adam(attached: Attached) -> Optional[str]:
     """A line on a strategy that advice would not name for a run with Adam."""
-    strategy = parse(spec)
-    if strategy.exact or strategy.name in prices.PROMISING[prices.ADAM]:
+    strategy = parse(attached.carried_out)
+    if attached.family == SGD or prices.serves_adam(strategy):
         return None
     return (
         f"{WHOSE}: if the optimizer is Adam or of its family, take {EXACT} or bf16 instead of "
-        f"{spec}; what is known of it there: {prices.with_adam(strategy)} (docs/slow-networks.md)."
+        f"{strategy.spec}; what is known of it there: {prices.with_adam(strategy)} "
+        "(docs/slow-networks.md)."
     )
 
 

@@ -169,6 +169,21 @@ class Sync:
         with the same ranks on each machine: any other run begins without it."""
         return None
 
+    @property
+    def keeps(self) -> float:
+        """What this rank holds from step to step beside the gradients, in copies of them in fp32;
+        known after `setup`."""
+        return 0.0
+
+    def common_state(self, model: torch.nn.Module) -> Optional[Dict[str, Any]]:
+        """What all ranks have alike, by the names of the model's parameters, after `close`; None
+        where there is none. It fits a run on any ranks."""
+        return None
+
+    def load_common_state(self, model: torch.nn.Module, state: Dict[str, Any]) -> None:
+        """Restore what `common_state` returned, as `load_state_dict` does. The next `begin` raises
+        UserError where ranks have loaded different ones."""
+
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Restore what `state_dict` returned, as a file gave it: everything is checked before
         anything is changed. Raises ValueError, LookupError, TypeError or OverflowError where it

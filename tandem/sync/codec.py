@@ -1,8 +1,13 @@
-"""Quantisation to a few bits a value: a level relative to the largest magnitude of the value's
-block, which is sent too.
+"""Quantisation to a few levels a value, whose distance is sent for each block of values.
+
+By the *peak*: the outermost level is the block's largest magnitude. By scales of the values' *own*:
+each value is divided by its scale before, and multiplied by it after; a step between two levels is
+a part of the block's root mean square, and what lies beyond the outermost level is clipped.
 
 Plain torch operations on whole tensors, the same on a CPU and a GPU, and few of them: on a GPU each
-is a kernel, and the link waits for them (`bench/codec.py` counts kernels and bytes).
+is a kernel, and the link waits for them (`bench/codec.py` counts kernels and bytes). What all ranks
+must compute alike, to the bit, on unlike processors and cards, is made of single operations that
+IEEE 754 rounds correctly (no sums over a block, whose order differs, nothing fused).
 """
 
 import dataclasses
@@ -11,13 +16,17 @@ from typing import Dict, Optional
 
 import torch
 
-from contract.strategies import BLOCK, coded_bytes
+from contract.strategies import BLOCK, PACKED, coded_bytes
+
+KEPT = 0.95  # what a step keeps of the running mean of squares
+LEAST = 0.01  # an own scale, relative to the largest one of its block
 
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
     """`levels` on each side of zero. A code is from -`levels` to `levels`, and `packed` of them,
-    neighbours, are the digits of a signed byte in base `radix`.
+    neighbours, are the digits of a signed byte in base `radix`. `step`: with own scales, in root
+    mean squares of a block.
 
     A block with an inf or a NaN decodes to NaNs and infs only, so that its sum shows that the
     gradients overflowed.
@@ -26,20 +35,28 @@ class Codec:
     levels: int
     packed: int
     radix: int
+    step: float
 
     def coded_bytes(self, values: int) -> int:
         """Bytes of a row of `values` numbers, a multiple of BLOCK and of `packed`."""
-        return int(coded_bytes(values, 8 / self.packed))
+        return int(coded_bytes(values, 2 * self.levels + 1))
 
     @torch.no_grad()
-    def encode(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of fp32 (R, V) as bytes (R, coded_bytes(V)); the rows become what is left out."""
+    def encode(self, rows: torch.Tensor, own: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Rows of fp32 (R, V) as bytes (R, coded_bytes(V)); the rows become what is left out.
+        `own`: the scales of the values, alike."""
         count, values = rows.shape
         blocks = rows.view(-1, BLOCK)
-        # Not abs().amax(), which would make a copy.
-        peak = torch.maximum(blocks.amax(1), blocks.amin(1).neg_()).bfloat16()
-        codes = self._codes(blocks, peak.float()[:, None])
-        blocks.addcmul_(codes.float(), self._step(peak), value=-1)  # torch 1.12 mixes no types here
+        scaled = blocks if own is None else blocks / own.reshape(-1, BLOCK)
+        size = self._size(scaled, own is not None).bfloat16()
+        step = self._step(size, own is not None)
+        levels = self._levels(scaled, step, own is not None)
+        codes = levels.to(torch.int8)
+        # (torch 1.12 mixes no types here)
+        if own is None:
+            blocks.addcmul_(levels, step, value=-1)
+        else:
+            blocks.addcmul_(levels.mul_(step), own.reshape(-1, BLOCK), value=-1)
         coded = torch.empty(count, self.coded_bytes(values), dtype=torch.uint8, device=rows.device)
         body = coded[:, : values // self.packed]
         digits = codes.view(-1, self.packed)
@@ -47,42 +64,59 @@ class Codec:
         for place in range(1, self.packed):
             packed = packed.add(digits[:, place], alpha=self.radix**place)
         body.view(torch.int8).copy_(packed.view(count, -1))
-        coded[:, values // self.packed :].copy_(peak.view(count, -1).view(torch.uint8))
+        coded[:, values // self.packed :].copy_(size.view(count, -1).view(torch.uint8))
         return coded
 
-    def _codes(self, blocks: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
-        """The level of each value, from -`levels` to `levels`. None is beyond: rounded to bf16, a
-        peak loses at most a 256th, which is less than half a level. In a block with infs or NaNs,
-        which its peak alone marks as such, they may be any."""
-        if self.levels == 1:
-            half = peak * 0.5
-            return (blocks > half).view(torch.int8).sub_((blocks < -half).view(torch.int8))
-        factor = (self.levels / peak).nan_to_num_(0.0, 0.0, 0.0)  # a peak of next to nothing: 0
-        return (blocks * factor).round_().to(torch.int8)
+    def _size(self, scaled: torch.Tensor, own: bool) -> torch.Tensor:
+        """Of each block what is sent: its norm or its largest magnitude."""
+        if own:
+            return torch.linalg.vector_norm(scaled, dim=1)
+        # Not abs().amax(), which would make a copy.
+        return torch.maximum(scaled.amax(1), scaled.amin(1).neg_())
 
-    def peaks(self, coded: torch.Tensor, values: int) -> torch.Tensor:
-        """Of rows of so many values the largest magnitude of each block: bf16 (R, V / BLOCK). NaN
-        or infinity where the block has such a value."""
+    def _levels(self, scaled: torch.Tensor, step: torch.Tensor, own: bool) -> torch.Tensor:
+        """The level of each value, from -`levels` to `levels`, in fp32. In a block with infs or
+        NaNs, which its size alone marks as such, they may be any."""
+        factor = step.reciprocal().nan_to_num_(0.0, 0.0, 0.0)  # next to nothing: 0
+        levels = (scaled * factor).round_()
+        # By the peak none is beyond: rounded to bf16, it loses less than half a level.
+        return levels.clamp_(-self.levels, self.levels) if own else levels
+
+    def sizes(self, coded: torch.Tensor, values: int) -> torch.Tensor:
+        """What was sent of each block of rows of so many values: bf16 (R, V / BLOCK). NaN or
+        infinity where the block has such a value."""
         # A contiguous copy is viewed, since the offset of the tail may be odd.
         return coded[:, values // self.packed :].contiguous().view(torch.bfloat16)
 
-    def _step(self, peak: torch.Tensor) -> torch.Tensor:
+    def _step(self, size: torch.Tensor, own: bool) -> torch.Tensor:
         """The distance of two levels in each block."""
-        return peak.float().div_(self.levels).view(-1, 1)
+        part = self.step / BLOCK**0.5 if own else 1 / self.levels
+        return torch.mul(size.view(-1, 1), _in_fp32(part, size.device))
 
     @torch.no_grad()
     def decode(
-        self, coded: torch.Tensor, values: int, peaks: Optional[torch.Tensor] = None
+        self,
+        coded: torch.Tensor,
+        values: int,
+        own: Optional[torch.Tensor] = None,
+        sizes: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
-        """The inverse of `encode` for rows of `values` numbers: fp32 (R, V). `peaks`, where they
-        are at hand, are those of the rows."""
+        """The inverse of `encode` for rows of `values` numbers: fp32 (R, V). `own`: their scales,
+        or those that all rows have; `sizes`: of the blocks, where they are at hand."""
         body = coded[:, : values // self.packed]
-        step = self._step(self.peaks(coded, values) if peaks is None else peaks)
+        step = self._step(self.sizes(coded, values) if sizes is None else sizes, own is not None)
         if self.packed == 1:
             codes = body.view(torch.int8)
         else:
             codes = _table(self, coded.device).index_select(0, body.int().view(-1))
-        return torch.mul(codes.reshape(-1, BLOCK), step).view(len(coded), values)
+        found = torch.mul(codes.reshape(-1, BLOCK), step).view(len(coded), values)
+        return found if own is None else found.mul_(own)
+
+
+@functools.cache
+def _in_fp32(value: float, device: torch.device) -> torch.Tensor:
+    """A factor that makes fp32 of bf16 in the same operation."""
+    return torch.tensor([value], device=device)
 
 
 @functools.cache
@@ -95,10 +129,33 @@ def _table(codec: Codec, device: torch.device) -> torch.Tensor:
     return torch.stack(codes, 1).to(device, torch.int8)
 
 
-# Keyed by bits per value, without the block scales; 1.6 packs five three-level values into a byte.
-CODECS: Dict[str, Codec] = {
-    "8": Codec(levels=127, packed=1, radix=256),
-    "4": Codec(levels=7, packed=2, radix=16),
-    "2": Codec(levels=1, packed=4, radix=4),
-    "1.6": Codec(levels=1, packed=5, radix=3),
+# Steps: of three and five levels by trials on both families of optimizers, of more those that lose
+# least of a normal distribution (Max, "Quantizing for minimum distortion", 1960).
+STEPS = {3: 1.4, 5: 0.8, 15: 0.35, 255: 0.03}
+RADIX = {1: 256, 2: 16, 3: 5, 5: 3}  # by how many are in a byte
+CODECS: Dict[int, Codec] = {
+    levels: Codec(levels // 2, packed, RADIX[packed], STEPS[levels])
+    for levels, packed in PACKED.items()
 }
+
+
+@torch.no_grad()
+def own_scales(squares: torch.Tensor) -> torch.Tensor:
+    """Of the values whose mean squares these are, blocks after blocks: their roots relative to the
+    largest one of each block, and not below LEAST."""
+    blocks = squares.view(-1, BLOCK)
+    ratios = (blocks / blocks.amax(1, keepdim=True)).sqrt_()
+    # (in a block of zeros they are NaN, of which fmax takes the other)
+    return torch.fmax(ratios, torch.tensor(LEAST)).view(squares.shape)
+
+
+@torch.no_grad()
+def learn(squares: torch.Tensor, sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """Write what the mean squares become with these sums; returns the largest square of a sum.
+
+    Their running mean v is 0.95 v + 0.05 s^2; only its ratios count, so 20 v is kept, which takes
+    an operation less."""
+    values = sums.float()
+    most = torch.mul(values, values, out=out).amax()
+    out.add_(squares * KEPT)
+    return most

@@ -4,19 +4,27 @@ where several share a machine, by the one of them that sends, and added in the n
 Errors are gradients, so they are multiplied by the loss scale and follow its changes. The errors of
 a step are kept only if all of its sums are finite, which every rank sees in what it receives: after
 an overflow, in which the optimizer skips the step, the state is as it was before.
+
+Where values have scales of their own, these come of a running mean of the squares of the sums that
+all ranks have received. It is one thing of the run, equal to the bit on all ranks: they learn it of
+each finite step, exact ones too, and a checkpoint has it once, by the parameters' names.
 """
 
 import dataclasses
+import functools
+import hashlib
 import math
-from typing import Any, Callable, Dict, List, Optional, Tuple, cast
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, cast
 
 import torch
+import torch.distributed as dist
 
-from contract.strategies import Strategy, shard_size
+from contract.errors import UserError
+from contract.strategies import OWN, Strategy, shard_size
 
 from .base import Sync, Topology, sum_over_ranks
 from .carrier import Carrier, Flag, Stage, all_gather, all_to_all
-from .codec import CODECS
+from .codec import CODECS, KEPT, learn, own_scales
 
 
 @dataclasses.dataclass
@@ -28,6 +36,23 @@ class BucketState:
     now: List[torch.Tensor]
     coming: List[torch.Tensor]
     finite: Optional[Flag] = None
+
+    @classmethod
+    def blank(cls, sizes: Sequence[int], device: torch.device) -> "BucketState":
+        first = [torch.zeros(size, device=device) for size in sizes]
+        return cls(first, [torch.zeros_like(one) for one in first])
+
+
+@dataclasses.dataclass
+class Squares(BucketState):
+    """Running mean squares of one bucket, filled up to whole parts with zeros."""
+
+    parameters: Sequence[torch.Tensor] = ()
+
+    def of_each(self) -> Dict[torch.Tensor, torch.Tensor]:
+        """By parameter."""
+        sizes = [one.numel() for one in self.parameters]
+        return dict(zip(self.parameters, self.now[0][: sum(sizes)].split(sizes)))
 
 
 class Feedback(Sync):
@@ -44,6 +69,11 @@ class Feedback(Sync):
         self.kept: Dict[int, BucketState] = {}
         self.scale = 1.0  # the loss scale by which all that is kept is multiplied
         self.exact = True
+        self.begun = False  # whether a step has: what was summed before only ordered buckets
+
+    @property
+    def keeps(self) -> float:
+        return 2.0 if self.topology.leads else 0.0
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         super().setup(device, topology)
@@ -69,34 +99,46 @@ class Feedback(Sync):
 
     def begin(self, scale: float, exact: bool) -> None:
         self.close()
-        self.exact = exact
+        self.exact, self.begun = exact, True
         if scale != self.scale:
-            for kept in self.kept.values():
-                torch._foreach_mul_(kept.now, scale / self.scale)
+            self.rescale(scale / self.scale)
             self.scale = scale
+
+    def rescale(self, ratio: float) -> None:
+        """The loss scale has changed."""
+        multiply([one for kept in self.kept.values() for one in kept.now], ratio)
 
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
         if self.exact:
+            if self.begun and index not in self.kept:
+                self._state_of(buffer, index)  # so that memory is short now, or never
             return sum_over_ranks(buffer)
         summed = None
         if len(self.topology.own_ranks) > 1:
             # Started here, because all ranks hand over buckets in the same order here.
             summed = sum_over_ranks(buffer, self.topology.group)
         future = self.carrier.future()
-        self.carrier.start((buffer, index, self._state_of(buffer, index)), future, summed)
+        self.carrier.start((buffer, index, self._job_state(buffer, index)), future, summed)
         return future
+
+    def _job_state(self, buffer: torch.Tensor, index: int) -> Any:
+        """What the stages need of a bucket's state."""
+        return self._state_of(buffer, index)
 
     def _state_of(self, buffer: torch.Tensor, index: int) -> BucketState:
         known = self.kept.get(index)
         sizes = self.sizes(buffer, index) if self.topology.leads else []
         # Also begun anew where --bucket_mb differs from that before a resume.
         if known is None or [tensor.numel() for tensor in known.now] != sizes:
-            first = [torch.zeros(size, device=buffer.device) for size in sizes]
-            known = self.kept[index] = BucketState(first, [torch.zeros_like(one) for one in first])
+            known = self.kept[index] = BucketState.blank(sizes, buffer.device)
         return known
 
+    def states(self) -> List[BucketState]:
+        """Of all buckets."""
+        return list(self.kept.values())
+
     def close(self) -> None:
-        step = [kept for kept in self.kept.values() if kept.finite is not None]
+        step = [kept for kept in self.states() if kept.finite is not None]
         taken = all(bool(kept.finite) for kept in step)
         for kept in step:
             kept.finite = None
@@ -111,9 +153,7 @@ class Feedback(Sync):
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         if not isinstance(state, dict):
             raise ValueError("no dict")
-        scale = state["scale"]
-        if type(scale) not in (int, float) or not 0 < scale < math.inf:
-            raise ValueError("no loss scale")
+        scale = checked_scale(state["scale"])
         there = state["kept"]
         if not isinstance(there, dict) or not all(isinstance(one, list) for one in there.values()):
             raise ValueError("no buckets by number")
@@ -132,16 +172,18 @@ class Bucket:
     buffer: torch.Tensor  # receives the result
     kept: BucketState
     coded: torch.Tensor  # what is to be sent, then what came
+    squares: Optional[Squares] = None
+    own: Optional[torch.Tensor] = None  # the scales of all values, by owners (N, shard)
 
 
 class ErrorFeedback(Feedback):
-    """A few bits per value in each step: each machine owns a shard of what is summed.
+    """A few levels per value in each step: each machine owns a shard of what is summed.
 
     All send the owner their codes of its shard; it adds them up and sends the sum to all, encoded
     again. The quantisation error is kept where it arises, at the sender and at the owner (Seide et
     al., "1-bit stochastic gradient descent", 2014; at both ends: Tang et al., "DoubleSqueeze", ICML
     2019). All ranks decode the same bytes, by operations that round alike on every machine, so
-    their sums are equal to the bit.
+    their sums are equal to the bit, and so are the scales that they make of them.
 
     What is kept of a bucket: what this machine left out of all shards (N x shard), and what was
     left out of the sum of its own.
@@ -151,12 +193,23 @@ class ErrorFeedback(Feedback):
         self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
     ) -> None:
         super().__init__(strategy, last_bucket, patience)
-        self.codec = CODECS[strategy.arguments[0]]
+        self.codec = CODECS[int(strategy.arguments[0])]
+        self.learns = strategy.of(None).arguments[1] == OWN
+        self._squares: Dict[int, Squares] = {}
+        # Of parameters that no bucket has brought yet, or whose buckets DDP has made anew.
+        self._loose: Dict[torch.Tensor, torch.Tensor] = {}
+        self._parameters: Sequence[torch.Tensor] = ()  # of the bucket that is handed over
+        self._digest = 0  # of what was loaded
 
     @property
     def owners(self) -> Tuple[int, ...]:
         """The ranks that send, of which each owns a shard."""
         return self.topology.leaders
+
+    @property
+    def keeps(self) -> float:
+        size = 2 * (1 + 1 / len(self.owners)) if self.topology.leads else 0
+        return size + 2 * self.learns
 
     def stages(self) -> List[Stage]:
         return [Stage(self._code), Stage(self._exchange, sends=True), Stage(self._take)]
@@ -165,21 +218,118 @@ class ErrorFeedback(Feedback):
         shard = shard_size(buffer.numel(), len(self.owners))
         return [len(self.owners) * shard, shard]
 
+    def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        if self.learns:
+            self._parameters = bucket.parameters()
+        return super().hook(state, bucket)
+
+    def begin(self, scale: float, exact: bool) -> None:
+        if self.learns and not self.begun:
+            self._compare_digests()
+        super().begin(scale, exact)
+
+    def rescale(self, ratio: float) -> None:
+        super().rescale(ratio)
+        squares = [state.now[0] for state in self._squares.values()]
+        multiply([*squares, *self._loose.values()], ratio**2)
+
+    def states(self) -> List[BucketState]:
+        return [*super().states(), *self._squares.values()]
+
+    def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
+        total = super().start_sum(buffer, index)
+        if not (self.learns and self.exact and self.begun):
+            return total
+        state = self._squares_of(buffer, index)
+        return total.then(functools.partial(self._learn_exact, state))
+
+    def _learn_exact(self, state: Squares, done: torch.futures.Future[Any]) -> torch.Tensor:
+        total: torch.Tensor = done.value()
+        _learn(state, total, total.dtype)
+        return total
+
+    def _job_state(self, buffer: torch.Tensor, index: int) -> Any:
+        squares = self._squares_of(buffer, index) if self.learns else None
+        return self._state_of(buffer, index), squares
+
+    def _squares_of(self, buffer: torch.Tensor, index: int) -> Squares:
+        """Those of a bucket, in its own order."""
+        parameters, known = self._parameters, self._squares.get(index)
+        if known is not None:
+            same = len(parameters) == len(known.parameters)
+            if same and all(one is two for one, two in zip(parameters, known.parameters)):
+                return known
+            # DDP has made its buckets anew, all at once, between two steps.
+            self._loose, self._squares = self._all_squares(), {}
+        size = len(self.owners) * shard_size(buffer.numel(), len(self.owners))
+        made = BucketState.blank([size], buffer.device)
+        found = self._squares[index] = Squares(made.now, made.coming, None, parameters)
+        for one, part in found.of_each().items():
+            if one in self._loose:
+                part.copy_(self._loose.pop(one))
+        return found
+
+    def _all_squares(self) -> Dict[torch.Tensor, torch.Tensor]:
+        found = dict(self._loose)
+        for state in self._squares.values():
+            found.update(state.of_each())
+        return found
+
+    def common_state(self, model: torch.nn.Module) -> Optional[Dict[str, Any]]:
+        if not self.learns:
+            return None
+        self.close()
+        found = self._all_squares()
+        named = {name: found[one] for name, one in model.named_parameters() if one in found}
+        return {"scale": self.scale, "squares": named}
+
+    def load_common_state(self, model: torch.nn.Module, state: Dict[str, Any]) -> None:
+        if not isinstance(state, dict) or not isinstance(state["squares"], dict):
+            raise ValueError("no mean squares by name")
+        scale, told = checked_scale(state["scale"]), hashlib.sha256()
+        ours = dict(model.named_parameters())
+        found: Dict[torch.Tensor, torch.Tensor] = {}
+        for name, value in state["squares"].items():
+            if kept_tensor(value).numel() != ours[name].numel() or bool((value < 0).any()):
+                raise ValueError("mean squares of another size, or below zero")
+            told.update(f"{scale} {name}".encode() + value.numpy().tobytes())
+            found[ours[name]] = value.to(self.carrier.device, copy=True)
+        self.scale, self._squares, self._loose = scale, {}, found
+        self._digest = int(told.hexdigest()[:15], 16)
+
+    def _compare_digests(self) -> None:
+        """All ranks must go on with the same scales. Collective. Raises UserError."""
+        ends = torch.tensor([self._digest, -self._digest], device=self.carrier.device)
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+        if int(ends.sum()):
+            raise UserError(
+                f"{self.strategy.spec}: the ranks go on with different mean squares of their sums: "
+                "load what all of them saved after the same step."
+            )
+
     def blank(self, job: Any) -> Bucket:
-        buffer, _, kept = job
+        buffer, _, (kept, squares) = job
         size = self.codec.coded_bytes(shard_size(buffer.numel(), len(self.owners)))
-        return Bucket(buffer, kept, buffer.new_empty((len(self.owners), size), dtype=torch.uint8))
+        coded = buffer.new_empty((len(self.owners), size), dtype=torch.uint8)
+        return Bucket(buffer, kept, coded, squares, self._scales(squares))
 
     def wire(self, bucket: Bucket) -> List[torch.Tensor]:
         return [bucket.coded]
 
+    def _scales(self, squares: Optional[Squares]) -> Optional[torch.Tensor]:
+        if squares is None:
+            return None
+        return own_scales(squares.now[0]).view(len(self.owners), -1)
+
     def _code(self, job: Any) -> Bucket:
         """Encode this rank's values plus what it left out before."""
-        buffer, _, kept = job
+        buffer, _, (kept, squares) = job
         flat, values = kept.coming[0], buffer.numel()
         torch.add(kept.now[0][:values], buffer, out=flat[:values])
         flat[values:].zero_()  # after an overflow, NaN was left there
-        return Bucket(buffer, kept, self.codec.encode(flat.view(len(self.owners), -1)))
+        own = self._scales(squares)
+        coded = self.codec.encode(flat.view(len(self.owners), -1), own)
+        return Bucket(buffer, kept, coded, squares, own)
 
     def _exchange(self, bucket: Bucket, group: Any) -> Bucket:
         """Bring the shards to their owners, and the sums of the owners to all.
@@ -188,25 +338,59 @@ class ErrorFeedback(Feedback):
         the shards of the next, two ranks would send to the same one at a time (see `all_to_all`).
         """
         came = all_to_all(bucket.coded, group, self.owners)
-        total = self._sum(came, bucket.kept)
+        total = self._sum(came, bucket)
         bucket.coded = all_gather(total, len(self.owners), group, self.owners)
         return bucket
 
-    def _sum(self, coded: torch.Tensor, kept: BucketState) -> torch.Tensor:
+    def _sum(self, coded: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """The codes of the sum of the shard that this rank owns."""
-        whole = kept.coming[1]
-        torch.add(kept.now[1], self.codec.decode(coded, len(whole)).sum(0), out=whole)
-        return self.codec.encode(whole.view(1, -1))[0]
+        shard, own = self.owners.index(self.topology.rank), None
+        if bucket.own is not None:
+            own = bucket.own[shard : shard + 1]
+        whole = bucket.kept.coming[1]
+        decoded = self.codec.decode(coded, len(whole), own)
+        torch.add(bucket.kept.now[1], decoded.sum(0), out=whole)
+        return self.codec.encode(whole.view(1, -1), own)[0]
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
         """Decode the sums of all owners."""
         values = bucket.buffer.numel()
         shard = shard_size(values, len(self.owners))
-        peaks = self.codec.peaks(bucket.coded, shard)
-        result = self.codec.decode(bucket.coded, shard, peaks).view(-1)[:values]
-        most = min(torch.finfo(kind).max for kind in (bucket.buffer.dtype, torch.float32))
-        bucket.kept.finite = Flag(peaks.max(), most)
+        sizes = self.codec.sizes(bucket.coded, shard)
+        result = self.codec.decode(bucket.coded, shard, bucket.own, sizes).view(-1)[:values]
+        if bucket.squares is None:
+            bucket.kept.finite = Flag(sizes.max(), largest(bucket.buffer.dtype))
+        else:
+            bucket.kept.finite = _learn(bucket.squares, result, bucket.buffer.dtype)
         return bucket.buffer.copy_(result)
+
+
+def _learn(state: Squares, sums: torch.Tensor, dtype: torch.dtype) -> Flag:
+    """Write what the mean squares become; returns whether these sums are finite in `dtype`, which
+    the sizes of blocks do not say."""
+    part = slice(sums.numel())
+    square = learn(state.now[0][part], sums, state.coming[0][part])
+    # No mean square must become infinite: it would remain so.
+    most = min(largest(dtype) ** 2, largest(torch.float32) * (1 - KEPT) / 2)
+    state.finite = Flag(square, most)
+    return state.finite
+
+
+def largest(dtype: torch.dtype) -> float:
+    """The largest number of this type that is one in fp32, too."""
+    return min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
+
+
+def multiply(tensors: List[torch.Tensor], factor: float) -> None:
+    """In place. (torch refuses an empty list, as a rank has it that does not send.)"""
+    if tensors:
+        torch._foreach_mul_(tensors, factor)
+
+
+def checked_scale(scale: Any) -> float:
+    if type(scale) not in (int, float) or not 0 < scale < math.inf:
+        raise ValueError("no loss scale")
+    return float(scale)
 
 
 def kept_tensor(value: Any) -> torch.Tensor:

@@ -99,6 +99,6 @@ def sentences(place):
     for status in ("stopped", "running", "failed"):
         yield status, [headline_of(status, None)]
     yield "failed without a message", [headline_of("failed", {"host": "a", "rank": 1})]
-    yield "a plan on paper", [printed("plan", "--gpu=2080ti", "--link=1gbit", "--sync=ef:8")]
+    yield "a plan on paper", [printed("plan", "--gpu=2080ti", "--link=1gbit", "--sync=ef:255")]
     yield "a plan of a run", [printed("plan", "--run=network", "--runs=.", "--nodes=2")]
     yield "a comparison", [printed("compare", "network", "warm-up", "a demo")]

@@ -29,7 +29,16 @@ OPTIONS = {
     "writes nowhere": "--sample_log",
     "no file": "--config /nowhere.yaml",
 }
-STRATEGIES = ("alreduce", "auto", "bf16:gloo:2", "ef:3", "powersgd:0", "overlap:6")
+STRATEGIES = (
+    "alreduce",
+    "auto",
+    "bf16:gloo:2",
+    "ef:7",
+    "ef:5:mean",
+    "ef:1.6",
+    "powersgd:0",
+    "overlap:6",
+)
 
 
 def gpu(host, name, sm, torch="2.15.0", cuda="13.2"):
@@ -69,18 +78,18 @@ def attachments():
     with_hook, late = DistributedDataParallel(net), DistributedDataParallel(net)
     with_hook.register_comm_hook(None, lambda _, bucket: None)
     late(torch.ones(1, 2))
-    yield "no DDP", lambda: sync.attach(net, "ef:2")
-    yield "FSDP", lambda: sync.attach(FSDPModule(), "ef:2")
-    yield "no strategy", lambda: sync.attach(DistributedDataParallel(net), "ef:3")
+    yield "no DDP", lambda: sync.attach(net, "ef:5")
+    yield "FSDP", lambda: sync.attach(FSDPModule(), "ef:5")
+    yield "no strategy", lambda: sync.attach(DistributedDataParallel(net), "ef:7")
     rare = torch.nn.Sequential(torch.nn.Embedding(2, 2, sparse=True))
-    yield "sparse gradients", lambda: sync.attach(DistributedDataParallel(rare), "ef:2")
-    yield "no steps", lambda: sync.attach(DistributedDataParallel(net), "ef:2", -1)
-    yield "it has run", lambda: sync.attach(late, "ef:2")
-    yield "another hook", lambda: sync.attach(with_hook, "ef:2")
-    ours = sync.attach(DistributedDataParallel(net), "ef:2")
+    yield "sparse gradients", lambda: sync.attach(DistributedDataParallel(rare), "ef:5")
+    yield "no steps", lambda: sync.attach(DistributedDataParallel(net), "ef:5", -1)
+    yield "it has run", lambda: sync.attach(late, "ef:5")
+    yield "another hook", lambda: sync.attach(with_hook, "ef:5")
+    ours = sync.attach(DistributedDataParallel(net), "ef:5")
     yield "no backward", lambda: ours.settle(lambda: None)
     state = ours.state_dict()
-    for name, value in {"spec": "ef:4", "nodes": [0, 0], "steps": True}.items():
+    for name, value in {"spec": "ef:15", "nodes": [0, 0], "steps": True}.items():
         other = {**state, name: value}
         yield f"state: {name}", lambda other=other: ours.load_state_dict(other)
     del state["sync"]
@@ -92,7 +101,7 @@ def divergences():
     trouble = {"epoch": 2, "tensor": "0.weight"}
     silent = {**trouble, "step": 6, "loss": None, "host": "node6", "rank": 0}
     first = {**trouble, "step": 7, "loss": "NaN", "host": "node7", "rank": 1}
-    options = Options(sync="ef:4", precision="O1", model="own.py:net", lr=0.05)
+    options = Options(sync="ef:15", precision="O1", model="own.py:net", lr=0.05)
     world = SimpleNamespace(size=2)
     yield "on one rank", sentences([silent, first], options, world)
     yield "without a loss", sentences([silent], Options(clip_grad_norm=1.0), world)

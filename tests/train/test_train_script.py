@@ -135,7 +135,7 @@ def losses(said):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("more", [(), ("--sync", "ef:1.6")])
+@pytest.mark.parametrize("more", [(), ("--sync", "ef:3")])
 def test_a_language_model_that_was_killed_learns_what_one_that_was_not_does(more):
     """To the bit; with a strategy that keeps something for each rank by that state, too."""
     model = EXAMPLE.with_name("language_model.py")

@@ -90,7 +90,7 @@ def test_of_any_listing_files_below_its_folders_are_taken(said, wrong):
 TORCH = b"PK\3\4" + bytes(90) + b"PK\5\6" + bytes(18)
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 TENSORS = len(HEADER).to_bytes(8, "little") + HEADER + bytes(8)
-OF_A_RANK = pickle.dumps({ATTACHED: 1, "spec": "ef:2"})
+OF_A_RANK = pickle.dumps({ATTACHED: 1, "spec": "ef:5"})
 LONG = (70_000).to_bytes(8, "little") + bytes(70_000)
 INTACT = [
     ("a.pt", TORCH, len(TORCH)),
@@ -379,7 +379,7 @@ def test_any_source_is_looked_through(source, function):
             assert said is None or said.startswith("MODEL=m: ")
 
 
-CELL = {"name": "SYNC=ef:1.6", "argv": ["--sync=ef:1.6"], "command": "make train SYNC=ef:1.6"}
+CELL = {"name": "SYNC=ef:3", "argv": ["--sync=ef:3"], "command": "make train SYNC=ef:3"}
 DONE = {"round": 0, "cell": 0, "log": "001-1-1.log", "run": None, "cause": None}
 SWEPT = {"sweep": "x", "rounds": 2, "cells": [CELL], "runs": [DONE, {**DONE, "run": "r1"}]}
 LOGS = ("tandem: run r1, attempt 1\n", "tandem: no GPU here\n", "x\n", None)

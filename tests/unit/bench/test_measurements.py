@@ -154,4 +154,4 @@ def test_the_matrix_of_verdicts_counts_every_trial():
 
 
 def test_a_strategy_s_ranks_train_as_threads_to_the_bits_of_processes():
-    test_one_process.test_threads_train_to_the_same_bits_as_processes("ef:1.6")
+    test_one_process.test_threads_train_to_the_same_bits_as_processes("ef:3")

@@ -1,5 +1,6 @@
 """Each study of accuracy by its smallest real piece."""
 
+import dataclasses
 import json
 import math
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 from PIL import ImageFont
 
-from bench.accuracy import cells, entropy, fonts, study, tables
+from bench.accuracy import cells, entropy, fonts, levels, study, tables, text
+from contract.strategies import UNIT
 from tandem.sync.codec import CODECS, Codec
 from tandem.sync.feedback import ErrorFeedback
 
@@ -26,8 +28,27 @@ def test_study_runs_a_case_and_knows_it_by_its_line(monkeypatch, tmp_path):
 
 def test_tables_make_the_prices_that_are_committed():
     lines = study.known()
-    prices = {**tables.document(tables.runs(lines)), "fonts": tables.on_fonts(lines)}
+    prices = tables.whole(lines)
     assert json.loads(json.dumps(prices)) == json.loads(tables.PRICES.read_text())
+
+
+def test_levels_go_on_with_what_is_not_there_and_count_pairs_of_todays_codes(tmp_path):
+    """A line of a codec before, whose name was of bits, is of no pair."""
+    stage = levels.STAGES[0]
+    exact, coded = list(stage.cases())[:2]
+    sgd = levels.Stage(study.GLYPHS, "sgd", ("ef:3:peak",), range(1, 2))
+    before = dataclasses.replace(sgd.case("ef:3:peak", 1), sync="ef:1.6")
+    found = levels.todays({exact: 0.75, coded: 0.76, before: 0.5, sgd.case("allreduce", 1): 0.8})
+    assert levels.differences(found, stage, coded.sync) == pytest.approx([1.0])
+    assert levels.differences(found, sgd, "ef:3:peak") == []
+    assert next(levels.left(found, [], False)) not in (exact, coded)
+    assert f"| `{coded.sync}` | 1 | +1.00 |" in "".join(levels.table(found, []))
+
+
+def test_a_language_model_learns_its_text(tmp_path):
+    """Two processes, with own scales."""
+    found = [text.carry_out(text.case("ef:5:own", 1, steps=steps)) for steps in (1, 30)]
+    assert found[1]["loss"] < found[0]["loss"] - 0.5
 
 
 def test_cells_have_a_slow_link_cost_all_reduce_more_than_one_machine_alone():
@@ -40,13 +61,13 @@ def test_cells_have_a_slow_link_cost_all_reduce_more_than_one_machine_alone():
 
 
 def test_entropy_counts_the_zeros_of_codes(monkeypatch):
-    monkeypatch.setattr(Codec, "_codes", Codec._codes)  # `count` replaces both
+    monkeypatch.setattr(Codec, "_levels", Codec._levels)  # `count` replaces both
     monkeypatch.setattr(ErrorFeedback, "_sum", ErrorFeedback._sum)
     shares = {"gradients": [], "sums": []}
     entropy.count(shares)
-    rows = torch.zeros(1, 2560)
+    rows = torch.zeros(1, UNIT)
     rows[:, ::4] = 1.0
-    CODECS["1.6"].encode(rows)
+    CODECS[3].encode(rows)
     assert shares == {"gradients": [0.75], "sums": []}
     assert entropy.bits(1 / 3) == pytest.approx(math.log2(3))
 

@@ -17,10 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from contract.options import Options
 from launcher import folders, run
 from launcher.options import trainer_settings
 from tests.trainer_ranks import free_port
 from trainer.checkpoint import loaded
+from trainer.resume import differing
 from trainer.snapshots import snapshot_in
 
 ROOT = Path(__file__).parents[3]
@@ -62,6 +64,39 @@ def test_the_launcher_goes_on_with_its_options(older, monkeypatch):
     assert options.trainer["per_node_batch_size"] == 128
     settings = trainer_settings(options)
     assert (settings.epochs, settings.precision, settings.lr, settings.keep) == (3, "fp32", 0.1, 9)
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken", "now"),
+    [
+        ("ef:4", "ef:4", "ef:15:peak"),
+        ("auto", "ef:1.6", "ef:3:peak"),
+        ("ef:2", "ef:2", "ef:3:peak"),
+    ],
+)
+def test_a_run_whose_strategy_had_another_name_is_reported_and_goes_on(
+    older, monkeypatch, asked, taken, now
+):
+    for file in older.glob("**/*.json*"):
+        text = file.read_text().replace('"sync": "allreduce"', f'"sync": "{taken}"')
+        file.write_text(text)
+    plan = json.loads((older / "plan.json").read_text())
+    plan["options"]["sync"] = asked
+    (older / "plan.json").write_text(json.dumps(plan))
+    argv = [sys.executable, "-m", "report", str(older)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((older / "summary.json").read_text())["sync"] == taken
+    found = []
+    monkeypatch.setattr(folders, "RUNS", older.parent)
+    monkeypatch.setattr(run, "check_machines", lambda options, *_: found.append(options) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run.resume(older.name, {"nodes": 1})
+    assert found[0].trainer["sync"] == now
+    state = snapshot_in("it", loaded("it", io.BytesIO(checkpoint())))
+    state["options"]["sync"] = repr(taken)
+    options = Options(**{"sync": now, "output": "."})
+    assert "sync" not in differing(state, options, state["train_images"])
 
 
 def checkpoint():

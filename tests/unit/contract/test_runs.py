@@ -70,7 +70,7 @@ def test_what_was_measured_of_machines_by_themselves_holds_for_them_and_for_a_we
         return predictions.prediction(ASKED, hosts)
 
     now = time.time()
-    assert read(now, HOSTS).speed("ef:4", 1) == 9.0
+    assert read(now, HOSTS).speed("ef:15", 1) == 9.0
     assert read(now, [host(2), host(1)]) is None
     assert read(now - 8 * 86400, HOSTS) is None
 
@@ -122,14 +122,14 @@ def test_a_run_is_found_by_its_model(tmp_path, capsys, model, name):
 MEASURED = Setting("resnet50", 32, 224, "fp32")
 SLOW, FAST = (
     {"nodes": n, "sync": sync, "images_per_second": 9.0}
-    for n, sync in ((1, "allreduce"), (2, "ef:4"))
+    for n, sync in ((1, "allreduce"), (2, "ef:15"))
 )
 DOCUMENT = json.loads(prediction_text(MEASURED, 2, time.time(), [SLOW, FAST]))
 
 
 @fuzz.many(200)
 @example({**DOCUMENT, "rows": [{**SLOW, "images_per_second": "nan"}]})
-@given(fuzz.odd(DOCUMENT, ("nan", "ef:4", "-1", 1e-9)))
+@given(fuzz.odd(DOCUMENT, ("nan", "ef:15", "-1", 1e-9)))
 def test_an_odd_file_is_a_prediction_or_none(tmp_path_factory, document):
     runs = tmp_path_factory.getbasetemp()
     prediction_path(runs, "resnet50", 2).write_text(json.dumps(document))

@@ -124,7 +124,7 @@ def test_the_trainer_says_what_it_will_do():
         ("ARGS=--lr inf", "--lr inf: must be a number."),
         ("PRECISION=fp16", "O2, O3: O1 is fp16, with fp32 where it is needed."),
         ("EPOCHS=0", "EPOCHS=0: must be at least 1."),
-        ("SYNC=ef:3", "SYNC=ef:BITS: BITS is one of 8, 4, 2, 1.6, not '3'."),
+        ("SYNC=ef:4:own", "SYNC=ef:LEVELS[:SCALE]: LEVELS is one of 3, 5, 15, 255, not '4'."),
     ],
 )
 def test_a_wrong_value_is_refused_by_the_name_under_which_it_was_given(words, said):
@@ -189,7 +189,7 @@ def stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "check_machines", lambda options, *_: sys.exit(str(options)))
     (tmp_path / "r").mkdir()
     asked = {"nodes": 4, "epochs": 60, "args": ["--lr", "0.4"]}
-    plan = planned(sync="ef:4", **asked)
+    plan = planned(sync="ef:15", **asked)
     plan["options"]["sync"] = "auto"
     (tmp_path / "r/plan.json").write_text(json.dumps(plan))
     (tmp_path / "r/attempts.json").write_text('{"status": "stopped", "attempts": []}')
@@ -202,7 +202,7 @@ def stopped(tmp_path, monkeypatch):
         (["--epochs", "30"], "leave out EPOCHS=30 (the run has 60), or start"),
         (["--", "--lr", "0.5"], "leave out ARGS='--lr 0.5' (the run has 0.4), or start"),
         (["--batch", "8", "--", "--sync_bn"], "BATCH=8 (the run has 32) and ARGS='--sync_bn True'"),
-        (["--sync", "allreduce"], "leave out SYNC=allreduce (the run has ef:4)"),
+        (["--sync", "allreduce"], "leave out SYNC=allreduce (the run has ef:15)"),
         (["--model", "resnet50"], "leave out MODEL=resnet50 (the run has resnet18)"),
         (["--data", "imagenet"], "leave out DATA=imagenet (the run has digits), or start"),
         (["--precision", "bf16"], "leave out PRECISION=bf16 (the run has fp32)"),
@@ -223,7 +223,7 @@ def test_a_run_is_not_resumed_with_options_by_which_it_would_learn_otherwise(
     "words",
     [
         ["--nodes", "2"],
-        ["--epochs", "60", "--sync", "ef:4", "--precision", "auto"],
+        ["--epochs", "60", "--sync", "ef:15", "--precision", "auto"],
         ["--sync", "auto", "--max-restarts", "3"],
         ["--", "--workers", "2", "--lr", "0.4"],
     ],
@@ -233,7 +233,7 @@ def test_a_run_is_resumed_with_what_computes_the_same(stopped, words):
         cli.main(["train", "--resume", "r", *words])
     # What was given to the trainer before is kept.
     assert "'lr': 0.4" in str(asked.value)
-    assert "'sync': 'ef:4'" in str(asked.value)
+    assert "'sync': 'ef:15'" in str(asked.value)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

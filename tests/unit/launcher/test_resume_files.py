@@ -17,7 +17,7 @@ PLAN = json.loads(
         {
             **build([host(1)], [facts(1)]).document(),
             **planned(
-                **{"sync": "ef:4", "nodes": 2, "model": "resnet18", "port": 29500, "epochs": 1},
+                **{"sync": "ef:15", "nodes": 2, "model": "resnet18", "port": 29500, "epochs": 1},
                 **{"batch": 32, "keep": "log=4", "args": ["--lr", "0.1"]},
             ),
         }
@@ -92,7 +92,7 @@ def written(files):
 def test_a_run_goes_on_with_the_options_of_its_plan(resumed):
     options = resumed(written(FILES))
     assert options.trainer == {
-        **{"model": "resnet18", "sync": "ef:4", "precision": "fp32"},
+        **{"model": "resnet18", "sync": "ef:15", "precision": "fp32"},
         **{"per_node_batch_size": 32, "epochs": 1, "lr": 0.1},
     }
 

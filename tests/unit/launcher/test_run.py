@@ -428,12 +428,12 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
     assert told == {"images_per_second": 150.5, "made_unix": pytest.approx(time.time(), abs=60)}
     assert predictions.predicted(replace(asked, sync="fp16"), hosts) is None
     assert predictions.slower_than_one(asked, hosts) is None
-    other = [*rows[:1], {**rows[2], "sync": "ef:2"}, rows[1]]
+    other = [*rows[:1], {**rows[2], "sync": "ef:5"}, rows[1]]
     file.write_text(runs.prediction_text(measured, 4, None, other))
     said = predictions.slower_than_one(replace(asked, sync="allreduce"), hosts)
     assert "4 machines with SYNC=allreduce are slower than one alone, 80 against 99" in said
-    assert "SYNC=ef:2 would give 150" in said
-    assert predictions.slower_than_one(replace(asked, sync="ef:2"), hosts) is None
+    assert "SYNC=ef:5 would give 150" in said
+    assert predictions.slower_than_one(replace(asked, sync="ef:5"), hosts) is None
 
 
 def test_whoever_loses_the_machines_to_another_run_waits_on_if_asked_to(monkeypatch, capsys):

@@ -22,20 +22,20 @@ OPEN = {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
-    found = {"ef:4": SAFE, "ef:2": OPEN}
+    found = {"ef:15:peak": SAFE, "ef:5:peak": OPEN}
     monkeypatch.setattr(prices, "read", lambda: {"strategies": found})
 
 
 @pytest.mark.parametrize(
     ("exact", "ef4", "ef2", "chosen", "why"),
     [
-        (100, 300, 500, "ef:4", "300 images/s by make plan, 100 with allreduce"),
-        (100, 104, 500, "allreduce", "ef:4 would give little more"),
+        (100, 300, 500, "ef:15", "300 images/s by make plan, 100 with allreduce"),
+        (100, 104, 500, "allreduce", "ef:15 would give little more"),
         (100, 90, 500, "allreduce", "no strategy that was measured as safe is faster"),
     ],
 )
 def test_the_fastest_safe_one_is_taken_unless_exact_is_near(exact, ef4, ef2, chosen, why):
-    speeds = {("allreduce", 4): exact, ("ef:4", 4): ef4, ("ef:2", 4): ef2, ("ef:4", 2): 9000}
+    speeds = {("allreduce", 4): exact, ("ef:15", 4): ef4, ("ef:5", 4): ef2, ("ef:15", 2): 9000}
     choice = predictions.choose_sync(speeds, 4, "make plan")
     assert choice.sync == chosen
     assert why in choice.why
@@ -53,8 +53,8 @@ def test_what_nothing_is_known_of_is_exact_and_that_is_said():
         (config_of({"sync": "auto"}), True),
         (config_of({"args": ["--sync", "auto"]}), True),
         (config_of({"args": ["--sync=auto"]}), True),
-        (config_of({"sync": "auto", "args": ["--sync", "ef:2"]}), False),
-        (config_of({"sync": "ef:2"}), False),
+        (config_of({"sync": "auto", "args": ["--sync", "ef:5"]}), False),
+        (config_of({"sync": "ef:5"}), False),
         (Config(), False),
     ],
 )
@@ -89,26 +89,26 @@ def ready(monkeypatch, tmp_path):
 
 
 def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
-    checked, said = ready({"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32", epochs=16)
+    checked, said = ready({"allreduce": 40, "ef:15": 90}, sync="auto", precision="fp32", epochs=16)
     plan = checks.make_plan(checked, checked.machines, run="r")
-    assert (plan.sync, plan.options.trainer["sync"]) == ("ef:4", "ef:4")
+    assert (plan.sync, plan.options.trainer["sync"]) == ("ef:15", "ef:15")
     assert plan.sync_why.startswith("83 images/s")  # of 16 epochs the first is at 40
     sent = sent_to_trainer(plan.nodes[0])
-    assert sent["sync"] == "ef:4" and "auto" not in sent.values()
+    assert sent["sync"] == "ef:15" and "auto" not in sent.values()
     checked.machines.close()
-    assert "sync ef:4: 83 images/s" in said.getvalue()
+    assert "sync ef:15: 83 images/s" in said.getvalue()
 
 
 @pytest.mark.parametrize(
     ("epochs", "more", "chosen"),
     [
         (1, (), "allreduce"),
-        (1, ("--sync_warmup", "0"), "ef:4"),
+        (1, ("--sync_warmup", "0"), "ef:15"),
     ],
 )
 def test_auto_counts_the_warm_up_of_the_run_that_is_asked_for(ready, epochs, more, chosen):
     checked, _ = ready(
-        {"allreduce": 40, "ef:4": 90}, sync="auto", precision="fp32", epochs=epochs, args=more
+        {"allreduce": 40, "ef:15": 90}, sync="auto", precision="fp32", epochs=epochs, args=more
     )
     assert checked.settings.sync == chosen
     checked.machines.close()
@@ -123,7 +123,7 @@ def test_auto_counts_the_warm_up_of_the_run_that_is_asked_for(ready, epochs, mor
     ],
 )
 def test_a_run_that_is_all_warm_up_says_so_before_it_starts(ready, epochs, more, said):
-    checked, _ = ready({}, sync="ef:1.6", precision="fp32", epochs=epochs, args=list(more))
+    checked, _ = ready({}, sync="ef:3", precision="fp32", epochs=epochs, args=list(more))
     told = checks.warnings(checked.settings, checked.hosts)
     assert [said in one for one in told] == [True] * bool(said)
     checked.machines.close()
@@ -137,8 +137,8 @@ def test_without_an_earlier_run_it_is_exact(ready):
 
 
 def test_a_resumed_run_keeps_what_auto_became(ready, monkeypatch, tmp_path):
-    document = planned(sync="ef:4")
-    document["options"]["sync"] = "ef:4"
+    document = planned(sync="ef:15")
+    document["options"]["sync"] = "ef:15"
     (tmp_path / "plan.json").write_text(json.dumps(document))
     monkeypatch.setattr(folders, "find", lambda _name: tmp_path)
     asked = []
@@ -151,5 +151,5 @@ def test_a_resumed_run_keeps_what_auto_became(ready, monkeypatch, tmp_path):
     for changes in ({}, {"sync": "auto"}, {"args": ("--sync", "auto")}):
         with pytest.raises(KeyboardInterrupt):
             run.resume("r", changes)
-    assert [one.trainer["sync"] for one in asked] == ["ef:4"] * 3
+    assert [one.trainer["sync"] for one in asked] == ["ef:15"] * 3
     assert not any("auto" in one.trainer.values() for one in asked)

@@ -63,7 +63,7 @@ def test_a_step_waits_for_the_slower_of_loader_and_all_else():
 
 def test_predictions_are_what_can_be_counted_by_hand(tmp_path, monkeypatch):
     even = {"seeds": 2, "difference": 0.0, "low": -1.0, "high": 1.0}
-    monkeypatch.setattr(prices, "read", lambda: {"strategies": {"ef:1.6": even, "bf16": even}})
+    monkeypatch.setattr(prices, "read", lambda: {"strategies": {"ef:3:peak": even, "bf16": even}})
     network = advised(tmp_path / "network", **BOTTLENECKS["network"])
     gains = {
         one["change"].split(": ")[0]: one["predicted_images_per_second"]
@@ -76,7 +76,7 @@ def test_predictions_are_what_can_be_counted_by_hand(tmp_path, monkeypatch):
     # The fewest bits: 1.6 and a sixteenth of 32, and a last bucket of 8 MiB that nothing hides.
     least = (1.2 + 0.08) * (1.6 + 1 / 16) / 32
     waited = max(least - 0.08, least * (8 << 20) / step.payload.bytes)
-    assert gains["SYNC=ef:1.6"] == pytest.approx(128 / (0.128 + waited), rel=0.01)
+    assert gains["SYNC=ef:3"] == pytest.approx(128 / (0.128 + waited), rel=0.01)
     unlike = advised(tmp_path / "unlike", **BOTTLENECKS["straggler"])
     (balance,) = [one for one in unlike.summary["advice"] if "BALANCE" in one["change"]]
     assert "BALANCE=auto" in shlex.split(balance["command"])
@@ -104,7 +104,7 @@ def test_advice_counts_the_warm_up_of_a_run_as_long(tmp_path):
 
 def test_a_run_that_was_all_warm_up_counts_as_exact_sums(tmp_path):
     """Bytes, link and advice were those of a strategy that had never begun: `NODES=3` would have
-    been eleven times as fast, and SYNC=ef:2 the remedy."""
+    been eleven times as fast, and SYNC=ef:5 the remedy."""
     done = advised(tmp_path, exact=240, **WARMED)
     assert done.summary["bytes_sent_per_step"] == pytest.approx(153.4e6, rel=0.05)
     assert done.step.rate * 8 / 1e6 == pytest.approx(950, rel=0.06)

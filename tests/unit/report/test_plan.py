@@ -162,8 +162,8 @@ def test_a_plan_on_paper_says_when_a_faster_switch_is_the_better_answer(capsys, 
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        ({"ef:4": "safe", "ef:1.6": "safe"}, "Best (*): 4 nodes with sync ef:1.6, 3.69 x"),
-        ({"ef:8": "safe"}, "Best (*): 4 nodes with sync ef:8, 2.11 x"),
+        ({"ef:15": "safe", "ef:3": "safe"}, "Best (*): 4 nodes with sync ef:3, 3.69 x"),
+        ({"ef:255": "safe"}, "Best (*): 4 nodes with sync ef:255, 2.11 x"),
         ({"bf16": "unsettled"}, "Train on one machine, or raise BATCH"),
         ({"powersgd:4": "safe"}, "Best (*): 4 nodes with sync powersgd:4, 3.70 x"),
     ],
@@ -185,10 +185,10 @@ def test_a_plan_says_how_many_images_more_the_fastest_takes(capsys):
 
 @pytest.mark.parametrize(("warmup", "times"), [(0, 3.90), (1, 3.69), (5, 3.03), (90, 1.20)])
 def test_a_plan_counts_the_warm_up_of_the_whole_run(capsys, warmup, times):
-    """By hand: a step of 0.218 s alone, 0.223 s with ef:1.6 and 1.38 s with all-reduce. Where all
+    """By hand: a step of 0.218 s alone, 0.223 s with ef:3 and 1.38 s with all-reduce. Where all
     is warm-up, what is fast from the first step is best: bf16."""
-    out = " ".join(on_paper(capsys, "--warmup", str(warmup), "--sync", "ef:2").split())
-    best = "bf16" if warmup == 90 else "ef:1.6"
+    out = " ".join(on_paper(capsys, "--warmup", str(warmup), "--sync", "ef:5").split())
+    best = "bf16" if warmup == 90 else "ef:3"
     assert f"4 nodes with sync {best}, {times:.2f} x one machine" in out
     if warmup < 90:
         share = warmup / 90
@@ -198,7 +198,7 @@ def test_a_plan_counts_the_warm_up_of_the_whole_run(capsys, warmup, times):
 
 @pytest.mark.parametrize(("nodes", "link"), [(1, "1gbit"), (3, "100mbit"), (8, "100gbit")])
 def test_a_plan_is_twelve_rows_at_most_and_all_of_them_when_asked(capsys, nodes, link):
-    words = ["--link", link, "--nodes", str(nodes), "--sync", "ef:8"]
+    words = ["--link", link, "--nodes", str(nodes), "--sync", "ef:255"]
     out = on_paper(capsys, *words)
     rows, every = rows_in(out), rows_in(on_paper(capsys, *words, "--all"))
     assert len(rows) <= 12
@@ -207,7 +207,7 @@ def test_a_plan_is_twelve_rows_at_most_and_all_of_them_when_asked(capsys, nodes,
     assert len(every) == left + len(rows)
     assert all(row in every for row in rows)
     assert (f"ALL=1 shows {left} more rows." in out) is (left > 0)
-    assert nodes == 1 or any("ef:8" in row for row in rows if row[0] == str(nodes))
+    assert nodes == 1 or any("ef:255" in row for row in rows if row[0] == str(nodes))
 
 
 def rows_in(table):
@@ -245,7 +245,7 @@ def test_plan_says_what_it_needs(tmp_path, capsys, words, code, named):
 
 def test_no_column_of_the_table_is_cut(tmp_path, capsys, monkeypatch):
     lost = {"seeds": 9, "difference": -1.0, "low": -2.0, "high": -0.5}
-    worst = {"ef:2": lost, "ef:4": {**lost, "samples": 1.4}}
+    worst = {"ef:5:peak": lost, "ef:15:peak": {**lost, "samples": 1.4}}
     monkeypatch.setattr(prices, "read", lambda: {"strategies": worst})
     slow = {"backward": 30.0}
     RunBuilder(tmp_path / "20261120T120000Z-resnet50-4n", step=slow, steps=100).write()

@@ -115,7 +115,7 @@ def test_a_script_of_ones_own_is_told_nothing_of_our_trainers_options(tmp_path, 
     for one in (shown, page_of(analysis), json.dumps(analysis.summary)):
         assert not [match[0] for match in TRAINERS.finditer(one.replace("ARGS=--lr=1", ""))]
     assert not re.search(r"\bimages?\b", f"{shown} {page_of(analysis)}", re.IGNORECASE)
-    assert train_line(analysis.run, {"SYNC": "ef:1.6"}) is None
+    assert train_line(analysis.run, {"SYNC": "ef:3"}) is None
     typed = words_of(train_line(analysis.run))
     assert typed == {
         **{"NODES": "4", "INVENTORY": "own.ini"},

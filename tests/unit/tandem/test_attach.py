@@ -12,7 +12,7 @@ from tandem import sync
 from tests.trainer_ranks import make_images, newest_checkpoint, run_ranks, trainer
 from tests.unit.tandem import loop
 
-SPEC = "ef:1.6"
+SPEC = "ef:3:peak"
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +47,7 @@ def rarely(*values):
 LOOPS = [
     ([1, 1], 2, SPEC),
     ([2, 2], 1, SPEC),
+    ([2, 2], 1, "ef:5:own"),
     ([1, 1], 1, "powersgd:2"),
     rarely([1], 1, SPEC),
     rarely([1] * 4, 1, SPEC),
@@ -66,10 +67,11 @@ def test_the_weights_are_the_trainer_s_to_the_bit(images, tmp_path, nodes, accum
         assert apart(ours, theirs) == 0
 
 
-def test_so_they_are_after_a_resume(images, tmp_path):
+@pytest.mark.parametrize("spec", [SPEC, "ef:5:own"])
+def test_so_they_are_after_a_resume(images, tmp_path, spec):
     nodes = [1, 1]
-    steps, theirs = trainers(images, tmp_path, nodes, 4, "several", 8)
-    asked = (str(images), "several", SPEC, 8, 4)
+    steps, theirs = trainers(images, tmp_path, nodes, 4, "several", 8, spec=spec)
+    asked = (str(images), "several", spec, 8, 4)
     run_ranks(nodes, loop.half, *asked, 0, 7, str(tmp_path))
     for ours in run_ranks(nodes, loop.half, *asked, 7, steps, str(tmp_path)):
         assert apart(ours, theirs) == 0
@@ -92,7 +94,7 @@ def test_of_three_ranks_they_are_the_same_but_for_rounding(tmp_path, spec, preci
 
 
 @pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch before 2.3: CUDA's alone")
-@pytest.mark.parametrize("spec", [SPEC, "powersgd:2"])
+@pytest.mark.parametrize("spec", [SPEC, "ef:5:own", "powersgd:2"])
 def test_an_overflow_under_a_grad_scaler_leaves_no_trace(images, spec):
     """To the bit what the same loop makes that leaves the step out."""
     asked = (str(images), "several", spec, 8, 13, 9)
@@ -151,7 +153,7 @@ def refusals():
     rank, _ = loop.joined()
     own = [dist.new_group([number]) for number in (0, 1)][rank]
     net = torch.nn.Linear(2, 2)
-    spec, group = "ef:2" if rank else "ef:4", loop.wrapped(net, process_group=own)
+    spec, group = "ef:5" if rank else "ef:15", loop.wrapped(net, process_group=own)
     cases = [lambda: sync.attach(group, SPEC), lambda: sync.attach(loop.wrapped(net), spec)]
     return [refused(case) for case in cases]
 
@@ -190,7 +192,7 @@ def states_that_do_not_fit(spec):
     return ends["loaded"], ends["refused"]
 
 
-@pytest.mark.parametrize("spec", [SPEC, "powersgd:2"])
+@pytest.mark.parametrize("spec", ["ef:5:own", "powersgd:2"])
 def test_a_damaged_state_is_refused_in_a_sentence_and_changes_nothing(spec):
     pytest.importorskip("hypothesis")  # where the newest torch is tested
     for loaded, refused in run_ranks([1, 1], states_that_do_not_fit, spec):
@@ -216,4 +218,4 @@ def test_it_waits_as_long_as_ddp_and_on_one_machine_sums_exactly_but_for_a_trial
 def test_ranks_that_ask_for_different_things_are_refused():
     for group, ranks in run_ranks([1, 1], refusals):
         assert "has 1 of 2 ranks" in group
-        assert "'ef:2' after 0 exact steps, 'ef:4' after 0" in ranks
+        assert "'ef:15:own' after 0 exact steps, 'ef:5:own' after 0" in ranks

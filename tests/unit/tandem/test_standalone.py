@@ -22,9 +22,9 @@ import tandem.sync, tandem.timings
 assert contract.CLIENTS == ["somebody"]
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 ddp = DistributedDataParallel(Linear(2, 2))
-tandem.sync.attach(ddp, "ef:1.6")
+tandem.sync.attach(ddp, "ef:3")
 try:
-    tandem.sync.attach(ddp.module, "ef:1.6")
+    tandem.sync.attach(ddp.module, "ef:3")
 except tandem.contract.errors.UserError as error:
     print(error)
 ours = {name for name in sys.modules if name.split(".")[0] in ("contract", "trainer", "launcher")}

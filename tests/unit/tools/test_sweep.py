@@ -36,7 +36,7 @@ if pathlib.Path("wait").exists() and number == int(pathlib.Path("wait").read_tex
 slow = 0.2 if "SYNC=allreduce" in sys.argv else 0.0
 builder = RunBuilder(run, steps=240, step={"sync_exposed": slow + number / 1000})
 builder.write()
-if "SYNC=ef:2" in sys.argv:
+if "SYNC=ef:5" in sys.argv:
     builder.write_control(status="failed", first_cause={"message": "node2 is gone"})
     sys.exit(1)
 """
@@ -73,7 +73,7 @@ def state():
 
 
 def test_the_grid_of_the_example():
-    cells = sweep.grid("SYNC=allreduce,ef:1.6 PRECISION=fp32,O1 ARGS='--sync_bn|'", {})
+    cells = sweep.grid("SYNC=allreduce,ef:3 PRECISION=fp32,O1 ARGS='--sync_bn|'", {})
     assert len(cells) == 8
     assert cells[0] == {"SYNC": "allreduce", "PRECISION": "fp32", "ARGS": "--sync_bn"}
     assert {one["ARGS"] for one in cells} == {"--sync_bn", ""}
@@ -101,23 +101,23 @@ def test_a_grid_that_is_none_is_refused(text, said):
 
 
 def test_a_cell_is_a_run_that_is_long_enough_and_the_command_of_a_whole_one():
-    cell = sweep.cell({"ARGS": "--lr 1", "BATCH": "8"}, {"SYNC": "ef:2", "ARGS": "--sync_bn"})
+    cell = sweep.cell({"ARGS": "--lr 1", "BATCH": "8"}, {"SYNC": "ef:5", "ARGS": "--sync_bn"})
     words = "ARGS=--lr 1 --sync_bn --trial 40 --sync_warmup 0"
-    assert {*cell["argv"]} == {"BATCH=8", "SYNC=ef:2", words}
-    assert cell["command"] == "make train ARGS='--lr 1 --sync_bn' BATCH=8 SYNC=ef:2"
-    whole = sweep.cell({"EPOCHS": "3"}, {"SYNC": "ef:2"})
-    assert whole["argv"] == ["EPOCHS=3", "SYNC=ef:2"]
+    assert {*cell["argv"]} == {"BATCH=8", "SYNC=ef:5", words}
+    assert cell["command"] == "make train ARGS='--lr 1 --sync_bn' BATCH=8 SYNC=ef:5"
+    whole = sweep.cell({"EPOCHS": "3"}, {"SYNC": "ef:5"})
+    assert whole["argv"] == ["EPOCHS=3", "SYNC=ef:5"]
     with pytest.raises(UserError, match="BATCH=x is not a whole number"):
         sweep.cell({}, {"BATCH": "x"})
 
 
 def test_runs_alternate_and_a_cell_that_fails_is_a_row_with_its_cause(place):
-    code, said = swept("--sweep=SYNC=allreduce,bf16,ef:2 PRECISION=fp32,O1", "--nodes=4")
+    code, said = swept("--sweep=SYNC=allreduce,bf16,ef:5 PRECISION=fp32,O1", "--nodes=4")
     assert code == 0, said
     order = [[w for w in call if w.startswith(("SYNC=", "PREC"))] for call in calls()]
     tried = [
         [f"SYNC={sync}", f"PRECISION={level}"]
-        for sync in ("allreduce", "bf16", "ef:2")
+        for sync in ("allreduce", "bf16", "ef:5")
         for level in ("fp32", "O1")
     ]
     # What was refused or failed in the first round is not tried in the second.

@@ -90,9 +90,7 @@ def tried(request, images, tmp_path_factory):
 def test_a_run_whose_strategy_is_gone_is_told_what_to_take(tried):
     then = {**tried.good["options"], "sync": repr("overlap:6:bf16"), "sync_rule": repr("")}
     writer.write_whole({**tried.good, "options": then}, tried.path)
-    with pytest.raises(
-        UserError, match=r"with --sync overlap:6:bf16, .* new run with --sync ef:1.6"
-    ):
+    with pytest.raises(UserError, match=r"with --sync overlap:6:bf16, .* new run with --sync ef:3"):
         tried.resumed()
     writer.write_whole(tried.good, tried.path)
     assert tried.resumed()
@@ -203,7 +201,7 @@ class Kept:
         return there
 
 
-@pytest.fixture(params=["ef:2", "powersgd:1"])
+@pytest.fixture(params=["ef:5", "powersgd:1"])
 def kept(request, images, tmp_path):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     logging.disable(logging.CRITICAL)

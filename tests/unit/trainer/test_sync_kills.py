@@ -10,7 +10,7 @@ from tests.trainer_ranks import start_ranks, trainer
 
 PER_CLASS = 18
 
-SPECS = ("ef:2", "powersgd:1", "ef:1.6", "fp16:gloo")
+SPECS = ("ef:5", "powersgd:1", "ef:3", "fp16:gloo")
 ARGV = [
     "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "none",
     "--per_node_batch_size", 8, "--workers", 0, "--epochs", 9, "--sync_warmup", 0,
