@@ -321,10 +321,8 @@ def read(path):
         )
     common = settings()
     try:
-        asked = border.read(
-            entries, border.Rows({"settings": border.Some(SETTING)}), "its machines"
-        )
-        said = [{**common, **own.get("settings", {})} for own in asked]
+        own = (border.some(one.get("settings", {}), SETTING, "settings") for one in entries)
+        said = [{**common, **settings} for settings in own]
         return [
             {"facts": Facts(_recorded(entry["facts"], own)), "settings": own}
             for entry, own in zip(entries, said)

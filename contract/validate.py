@@ -1,7 +1,7 @@
-"""Checks what a node sends before anything here uses it: JSON of bounded size becomes a value of a
-known shape, made anew, which holds nothing else and can be trusted from there on.
+"""Checks what a machine sends before anything here uses it: JSON of bounded size becomes a value of
+a known shape, made anew, which holds nothing else and can be trusted from there on.
 
-(jsonschema would do the checking; its compiled dependencies are too much for eighty lines.)
+(jsonschema would do the checking; its compiled dependencies are too much for a hundred lines.)
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import json
 import math
 import re
 import reprlib
-from dataclasses import dataclass
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any
 
 TEXT = 4096  # characters of one string; our guard and our probe cut what is longer
@@ -23,7 +26,7 @@ _SHOWN.maxstring = _SHOWN.maxother = 80
 
 
 class Invalid(Exception):
-    """A node sent something impossible; the text says what, for a person."""
+    """A machine sent something impossible; the text says what, for a person."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +45,11 @@ class Maybe:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A list of so many values, each of its own shape."""
-
-    shapes: tuple[object, ...]
-
-
-@dataclass(frozen=True)
 class Match:
     """A string that matches all of a pattern."""
 
     pattern: str
+    what: str = ""  # in a message: "a version such as 6.1.0-31-amd64"
 
 
 @dataclass(frozen=True)
@@ -83,75 +80,119 @@ def _whole(digits: str) -> float:
 def check(value: Any, shape: Any, name: str) -> Any:
     """What the shape says of the value, made anew: names that it does not have are left out, and a
     lone surrogate, which no file could hold, becomes U+FFFD. Raises Invalid naming the part that
-    does not fit.
+    does not fit, what it is and what it should be.
 
     A shape is bool, int (64 bits), float (finite; an int, too), str (at most TEXT characters),
-    None, Match, One, Each, Row, Maybe, a tuple of alternatives, [the shape of each item], or {name:
-    shape}. The work grows with the value's size, its depth with that of the shape.
+    None, Match, One, Each, Maybe, a tuple of alternatives, [the shape of each item],
+    {name: shape}, or a dataclass, which becomes an instance: the types of its fields are their
+    shapes (Annotated[str, Match(...)] where that says more), and one with a default may lack.
+    The work grows with the value's size, its depth with that of the shape.
     """
-    try:
-        return _taken(value, shape, name)
-    except _Misfit as misfit:
-        wrong = str(misfit)
-        what = _SHOWN.repr(value) if wrong == name else "not what it should be"
-        raise Invalid(f"{wrong} is {what}") from None
-
-
-class _Misfit(Exception):
-    """The name of a part that does not fit."""
-
-
-def _taken(value: Any, shape: Any, name: str) -> Any:
     if isinstance(shape, Maybe):
-        return None if value is None else _taken(value, shape.shape, name)
+        return None if value is None else check(value, shape.shape, name)
     if isinstance(shape, tuple):
         return _alternative(value, shape, name)
-    if isinstance(shape, list):
-        items = _held(value, list, name, MANY)
-        return [_taken(item, shape[0], f"{name}[{i}]") for i, item in enumerate(items)]
-    if isinstance(shape, Row):
-        if len(_held(value, list, name, MANY)) != len(shape.shapes):
-            raise _Misfit(name)
-        pairs = enumerate(zip(value, shape.shapes))
-        return [_taken(item, one, f"{name}[{i}]") for i, (item, one) in pairs]
-    if isinstance(shape, Each):
-        items = _held(value, dict, name, shape.most).items()
-        return {_text(key, name): _taken(item, shape.shape, f"{name}.*") for key, item in items}
-    if isinstance(shape, dict):
-        return _fields(_held(value, dict, name), shape, name)
-    if not _fits(value, shape):
-        raise _Misfit(name)
-    return _text(value, name) if isinstance(value, str) else value
-
-
-def _held(
-    value: Any, kind: type[list[Any] | dict[str, Any]], name: str, most: int = LARGEST
-) -> Any:
+    kind = _holder(shape)
+    if kind is None:
+        if not _fits(value, shape):
+            raise _misfit(value, shape, name)
+        return _text(value, name) if isinstance(value, str) else value
+    most = shape.most if isinstance(shape, Each) else MANY if kind is list else LARGEST
     if not isinstance(value, kind) or len(value) > most:
-        raise _Misfit(name)
-    return value
+        raise _misfit(value, shape, name)
+    if isinstance(shape, Each):
+        items = value.items()
+        return {_text(key, name): check(part, shape.shape, _of(key, name)) for key, part in items}
+    if kind is dict:
+        return _fields(value, shape, name)
+    return [check(part, shape[0], f"{name}[{i}]") for i, part in enumerate(value)]
+
+
+def _holder(shape: Any) -> Any:
+    """What a value of this shape is, where it holds others."""
+    if isinstance(shape, list):
+        return list
+    typed = isinstance(shape, type) and is_dataclass(shape)
+    return dict if typed or isinstance(shape, (dict, Each)) else None
 
 
 def _alternative(value: Any, shapes: tuple[object, ...], name: str) -> Any:
+    fitting = [shape for shape in shapes if (_holder(shape) or object) is type(value)]
+    if len(fitting) == 1:  # so that the part of it is named that does not fit
+        return check(value, fitting[0], name)
     for shape in shapes:
         try:
-            return _taken(value, shape, name)
-        except _Misfit:
+            return check(value, shape, name)
+        except Invalid:
             continue
-    raise _Misfit(name)
+    raise _misfit(value, shapes, name)
 
 
-def _fields(value: dict[str, Any], shape: dict[str, object], name: str) -> dict[str, Any]:
-    for key in shape:
-        if key not in value and not isinstance(shape[key], Maybe):
-            raise _Misfit(f"{name}.{key}")
-    return {key: _taken(value.get(key), part, f"{name}.{key}") for key, part in shape.items()}
+def _of(key: Any, name: str) -> str:
+    return f"{name}.{str(key)[:80]!a}".replace("'", "")
+
+
+def _fields(value: dict[str, Any], shape: Any, name: str) -> Any:
+    shapes, optional = (shape, ()) if isinstance(shape, dict) else shapes_of(shape)
+    taken = {}
+    for key, part in shapes.items():
+        if key in value:
+            taken[key] = check(value[key], part, f"{name}.{key}")
+        elif isinstance(part, Maybe):
+            taken[key] = None
+        elif key not in optional:
+            raise Invalid(f"{name}.{key} is missing")
+    return taken if isinstance(shape, dict) else shape(**taken)
+
+
+@cache
+def shapes_of(cls: type) -> tuple[dict[str, Any], frozenset[str]]:
+    """The shapes of a dataclass's fields, and the names of those that may be missing."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    own = fields(cls)
+    plain = (field for field in own if field.default is field.default_factory is MISSING)
+    optional = {field.name for field in own} - {field.name for field in plain}
+    return {field.name: _shape_of(hints[field.name]) for field in own}, frozenset(optional)
+
+
+def _shape_of(hint: Any) -> Any:
+    if hasattr(hint, "__metadata__"):  # Annotated
+        return hint.__metadata__[0]
+    kind, inner = typing.get_origin(hint), typing.get_args(hint)
+    if kind is list:
+        return [_shape_of(inner[0])]
+    if kind is dict:
+        return Each(_shape_of(inner[1]))
+    if inner:  # X | None
+        return tuple(_shape_of(one) for one in inner)
+    return None if hint is type(None) else hint
 
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str) or len(value) > TEXT:  # a key may be anything
-        raise _Misfit(name)
+        raise _misfit(value, str, name)
     return _LONE.sub("\ufffd", value)
+
+
+def _misfit(value: Any, shape: Any, name: str) -> Invalid:
+    expected = " or ".join(_expected(shape))
+    return Invalid(f"{name} is {_SHOWN.repr(value)}, and {expected} was expected")
+
+
+EXPECTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+EXPECTED[dict], EXPECTED[list] = "a mapping", "a list"
+
+
+def _expected(shape: Any) -> Iterator[str]:
+    if isinstance(shape, tuple):
+        for one in shape:
+            yield from _expected(one)
+    elif isinstance(shape, One):
+        yield f"one of {_SHOWN.repr(shape.values)}"
+    elif isinstance(shape, Match):
+        yield shape.what or f"what matches {shape.pattern}"
+    else:
+        yield EXPECTED.get(_holder(shape) or shape, "nothing")
 
 
 def _fits(value: Any, shape: Any) -> bool:

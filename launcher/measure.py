@@ -20,15 +20,15 @@ from contract.text import counted
 from launcher import collect, folders
 from launcher.background import Sizes
 from launcher.folders import relative
+from launcher.look import Facts
 from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.machines.probe import Facts
 from launcher.options import trainer_settings, with_trainer
 from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
 from launcher.plan.plan import Plan
-from launcher.plan.problems import BUSY_REMEDY
+from launcher.problems import BUSY_REMEDY
 from launcher.queue import Place
 from launcher.run import in_turn, watched
 from launcher.terminal import Stopper, Terminal, waiting
@@ -156,7 +156,7 @@ class Measurement:
         if outcome.status == "finished":
             return
         if outcome.cause is not None and outcome.cause.source == "busy":
-            raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
+            raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}.")
         for line in leftovers(outcome):
             self.terminal.say(line)
         self.terminal.drain()

@@ -17,19 +17,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from contract import validate
 from contract.errors import UserError
 from contract.text import counted
 from contract.validate import One
-from launcher.machines import engine, probe
-from launcher.machines.engine import Host, Node, talk
+from launcher import judge, look, remote
+from launcher.look import OpenMachines, Requirements
+from launcher.machines import engine
+from launcher.machines.engine import Host, Node
 from launcher.machines.owned import SIGNS
-from launcher.plan import preflight
-from launcher.plan.preflight import OpenMachines, Requirements
+from launcher.problems import ALWAYS, BUSY
 
 LOOK_EVERY = 20.0  # seconds between two looks at a machine that takes no part
 LOOKS = 4  # that have to find it free, at least
-PATIENCE = 30.0
 NO_ANSWER = "it does not answer"
 SILENT = "silent"  # no sign of those that a machine may send
 
@@ -122,7 +121,7 @@ class Owners:
 
     def strict(self, asked: Requirements) -> OpenMachines:
         """Connections to all machines. Raises UserError."""
-        return preflight.inspect(self.hosts, asked)
+        return look.at(self.hosts, asked)
 
     def present(self, asked: Requirements) -> OpenMachines:
         """Connections to those machines that take part in the first start. Raises UserError where
@@ -132,12 +131,12 @@ class Owners:
         hosts = self.here()
         if len(hosts) < self.least:
             return OpenMachines([], {}, {})
-        machines = preflight.inspect(hosts, asked, without_missing=True)
+        machines = look.at(hosts, asked, without_missing=True)
         silent = [host for host in hosts if host.name not in machines.facts]
         needed = [host for host in silent if host.name not in self.optional]
         if needed:
             machines.close()
-            preflight.inspect(needed, asked).close()  # which says why it does not answer
+            look.at(needed, asked).close()  # which says why it does not answer
             return self.present(asked)
         for host in silent:
             self.silent(host.name)
@@ -148,9 +147,11 @@ class Owners:
 
     def _leave_busy(self, machines: OpenMachines, asked: Requirements) -> None:
         for host in [host for host in machines.hosts if host.name in self.optional]:
-            busy = [p.text for p in preflight.alone(host, machines, asked) if p.busy]
+            own = machines.only(host)
+            wrong = judge.problems(own, asked, look.here(own, asked))
+            busy = [one.said for one in wrong if one.blocks is BUSY]
             if busy:
-                self.silent(host.name, busy[0].removeprefix(f"{host.label()}: "))
+                self.silent(host.name, busy[0])
                 machines.leave([host.name])
 
     def leave_used(self, machines: OpenMachines) -> None:
@@ -169,8 +170,8 @@ class Owners:
         new = [host.name for host in machines.hosts if host.name not in self._been]
         if not new or len(new) == len(machines.hosts):
             return []
-        texts = [problem.text for problem in preflight.apart(machines, asked)]
-        texts = texts or probe.check_ways(machines.hosts, machines.nodes, machines.facts)
+        wrong = judge.apart(machines, asked) or look.ways(machines)
+        texts = [one.text for one in wrong]
         if texts:
             machines.leave(new)
             for name in new:
@@ -310,19 +311,19 @@ class Owners:
         """What keeps a machine that is free from joining these, which train; None where nothing
         does."""
         try:
-            found = preflight.inspect([host], asked, without_missing=True)
+            found = look.at([host], asked, without_missing=True)
         except UserError as error:
             return str(error)
         try:
             if not found.hosts:
                 return NO_ANSWER
             busy = not asked.options.force
-            wrong = preflight.alone(host, found, asked)
-            problems = [p for p in wrong if p.fatal or (p.busy and busy)]
+            wrong = judge.problems(found, asked, look.here(found, asked))
+            problems = [p for p in wrong if p.blocks is ALWAYS or (p.blocks is BUSY and busy)]
             facts = {**those.facts, **found.facts}
             together = OpenMachines([*those.hosts, host], {}, facts)
-            problems += preflight.apart(together, asked)
-            return problems[0].text.removeprefix(f"{host.label()}: ") if problems else None
+            problems += judge.apart(together, asked)
+            return problems[0].said if problems else None
         finally:
             found.close()
 
@@ -340,15 +341,10 @@ def ask(nodes: dict[str, Node]) -> dict[str, str | None]:
 
 def _ask(node: Node) -> str | None:
     owner = node.host.owner
-    call = f"show({probe.MARK!r}, {list(owner.signs)!r}, {owner.away_dir!r})"
-    source = probe.program("launcher.node.owner", call).encode()
+    call = f"show({remote.MARK!r}, {list(owner.signs)!r}, {owner.away_dir!r})"
+    shape = {"sign": One((*owner.signs, ""))}
     try:
-        process = node.start([node.host.engine.guard_python, "-IB", "-"])
-        output, _, _ = talk(process, source, PATIENCE)
-        text = output.decode(errors="replace")
-        line = next(line for line in text.splitlines() if line.startswith(probe.MARK))
-        shape = {"sign": One((*owner.signs, ""))}
-        found = validate.check(validate.parse(line[len(probe.MARK) :]), shape, "answer")
+        sign: str = remote.ask(node, "launcher.node.owner", call, shape)["sign"]
     except Exception:  # the border of a machine: whatever goes wrong there, it gave no answer
         return SILENT
-    return found["sign"] or None
+    return sign or None

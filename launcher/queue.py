@@ -20,21 +20,21 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from contract import validate
 from contract.errors import UserError
 from contract.runs import may_be_a_run
 from contract.text import seconds
 from contract.validate import Each, Invalid, Match, One
 from launcher import control, folders
-from launcher.machines import engine, inventory, probe
-from launcher.machines.engine import Host, Node, talk
+from launcher.machines import engine, inventory
+from launcher.machines.engine import Host, Node
 from launcher.node import tickets
 from launcher.node.machine import who
 from launcher.node.tickets import LARGEST, LEASE
-from launcher.plan.problems import BUSY_REMEDY, Problem
+from launcher.problems import Problem, problem
+from launcher.remote import MARK, ask
 from report.status import Follower
 
-PATIENCE = 30.0
+TICKETS = "launcher.node.tickets"
 WORD = Match(r"[\w@+.-]{0,200}")
 TICKET = {
     **{"name": WORD, "number": One(range(LARGEST + 1)), "user": WORD, "holder": WORD},
@@ -142,26 +142,25 @@ def look(nodes: Mapping[str, Node]) -> dict[str, Seen]:
 
 
 def _ask(nodes: Mapping[str, Node], words: Callable[[str], tuple[Any, ...]]) -> dict[str, Seen]:
-    def ask(name: str) -> Seen:
-        call = ", ".join(map(repr, (probe.MARK, *words(name), folder_of(nodes[name].host))))
+    def visit(name: str) -> Seen:
+        call = ", ".join(map(repr, (MARK, *words(name), folder_of(nodes[name].host))))
         try:
-            answer = _answer(nodes[name], f"visit({call})", ANSWER)
+            answer = ask(nodes[name], TICKETS, f"visit({call})", ANSWER)
         except (OSError, UserError, Invalid) as error:
             return Seen(problem=str(error))
         found = tuple(Ticket(**one) for one in answer["tickets"])
         return Seen(found, answer["taken"], answer["problem"])
 
     with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
-        return dict(zip(nodes, pool.map(ask, nodes)))
+        return dict(zip(nodes, pool.map(visit, nodes)))
 
 
 def problems(nodes: Mapping[str, Node]) -> list[Problem]:
     """What keeps a run that has no ticket from machines that others wait for."""
-    firsts = {name: seen.waiting[0] for name, seen in look(nodes).items() if seen.waiting}
-    text = "run {0.run} of {0.user} ({0.holder}) waits for it: " + BUSY_REMEDY
     return [
-        Problem(f"{nodes[name].host.label()}: {text.format(one)}", fatal=False, busy=True)
-        for name, one in firsts.items()
+        problem("queue", nodes[name].host, run=first.run, user=first.user, holder=first.holder)
+        for name, seen in look(nodes).items()
+        for first in seen.waiting[:1]
     ]
 
 
@@ -170,26 +169,14 @@ def take_away(nodes: Mapping[str, Node], names: Mapping[str, list[str]]) -> dict
 
     def remove(name: str) -> list[str]:
         try:
-            call = f"remove({probe.MARK!r}, {names[name]!r}, {folder_of(nodes[name].host)!r})"
-            answer = _answer(nodes[name], call, Each(str))
+            call = f"remove({MARK!r}, {names[name]!r}, {folder_of(nodes[name].host)!r})"
+            answer = ask(nodes[name], TICKETS, call, Each(str))
         except (OSError, UserError, Invalid) as error:
             return [str(error)]
         return [why for why in answer.values() if why]
 
     with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
         return dict(zip(names, pool.map(remove, names)))
-
-
-def _answer(node: Node, call: str, shape: Any) -> Any:
-    """What a function of tickets.py prints there. Raises OSError, UserError and Invalid."""
-    source = probe.program("launcher.node.tickets", call).encode()
-    process = node.start([node.host.engine.guard_python, "-IB", "-"])
-    output, said, _ = talk(process, source, PATIENCE)
-    lines = output.decode(errors="replace").splitlines()
-    line = next((line for line in lines if line.startswith(probe.MARK)), None)
-    if line is None:
-        raise UserError(f"it gave no answer{said and f': {said}'}")
-    return validate.check(validate.parse(line[len(probe.MARK) :]), shape, "answer")
 
 
 def left(run: str) -> str:
@@ -248,9 +235,9 @@ def running(nodes: Mapping[str, Node]) -> dict[tuple[str, str], list[str]]:
     shape = [{"pid": int, "run": WORD, "holder": WORD}]
     found: dict[tuple[str, str], list[str]] = {}
     for name, node in nodes.items():
-        call = f"show_claims({probe.MARK!r})"
+        call = f"show_claims({MARK!r})"
         try:
-            claims = _answer(node, call, shape)
+            claims = ask(node, TICKETS, call, shape)
         except (OSError, UserError, Invalid):
             continue
         for run, holder in dict.fromkeys((one["run"], one["holder"]) for one in claims):

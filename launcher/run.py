@@ -15,15 +15,16 @@ from contract.options import Config
 from contract.strategies import renamed
 from contract.text import clean, counted
 from contract.validate import NATURAL, Each, Maybe
-from launcher import checkpoints, collect, folders, hours, outputs
+from launcher import checkpoints, collect, folders, hours, look, outputs
 from launcher.background import MIB, Sizes
 from launcher.folders import relative
+from launcher.look import OpenMachines
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Facts, Notify, of_run
 from launcher.options import STORED, WORD, read, resumed, script_resumed, with_trainer
 from launcher.owners import Owners
-from launcher.plan import checks, preflight
+from launcher.plan import checks
 from launcher.plan import plan as planning
 from launcher.plan.checks import (
     QUEUE_POLL_SECONDS,
@@ -34,9 +35,8 @@ from launcher.plan.checks import (
     warnings,
 )
 from launcher.plan.plan import NodePlan, Plan
-from launcher.plan.preflight import OpenMachines
-from launcher.plan.problems import BUSY_REMEDY
 from launcher.plan.script import LAST, Script
+from launcher.problems import BUSY_REMEDY
 from launcher.queue import Place
 from launcher.terminal import Stopper, Terminal, keep_machines, waiting
 from launcher.waits import Note
@@ -314,7 +314,7 @@ class Run:
             first = len(self.attempts.list) == self.earlier + 1
             if first and outcome.cause is not None and outcome.cause.source == "busy":
                 self.attempts.close(self.before)
-                raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}")
+                raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}.")
             self._report_outcome(outcome)
             decision = attempts.decide(outcome, limits)
             if outcome.regroup and not (self.script and not self.script.resume):
@@ -444,7 +444,7 @@ class Run:
             outputs.put(self.machines.nodes[first.host], file, size, target)
 
         with waiting(self.terminal, f"giving the newest checkpoint to {first.host}"):
-            left = preflight.inspect(hosts, self.checked.asked, without_missing=True)
+            left = look.at(hosts, self.checked.asked, without_missing=True)
             try:
                 return outputs.hand_on(left.nodes, self._folders(left), self.folder, give)
             except collect.Unwritable as error:
@@ -471,7 +471,7 @@ class Run:
         self.machines.close()
         hosts, asked = self.owners.hosts, self.checked.asked
         with waiting(self.terminal, "finding out which machines answer"):
-            self.machines = preflight.inspect(hosts, asked, without_missing=True)
+            self.machines = look.at(hosts, asked, without_missing=True)
         here = {host.name for host in self.machines.hosts}
         for name in self.parts:
             if name not in here:

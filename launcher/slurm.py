@@ -17,16 +17,16 @@ from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from contract.text import write_whole
-from launcher import folders, terminal
+from launcher import folders, judge, look, terminal
+from launcher.look import FIRST_PORT, Requirements
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.machines.probe import FIRST_PORT
 from launcher.options import for_trainer, trainer_settings
-from launcher.plan import models, preflight
+from launcher.plan import models
 from launcher.plan.checks import instruction_limits
 from launcher.plan.plan import check_batch
-from launcher.plan.problems import data_problems
+from launcher.problems import Refused
 
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.
@@ -78,18 +78,17 @@ def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) ->
         gpus=0,
     )
     options = options if host.engine.is_local else replace(options, data="")
-    asked = preflight.Requirements(options, settings)
-    machines = preflight.inspect([here], asked)
+    asked = Requirements(options, settings)
+    machines = look.at([here], asked)
     machines.close()
-    facts = machines.facts[here.name]
-    problems = data_problems(here, facts)
+    problems = [*judge.data(here, machines.facts[here.name], asked)]
     if models.torch_is_here():
-        problems = [*preflight.model(machines, settings.model), *problems]
+        problems += judge.model(machines, settings.model, look.here(machines, asked))
     else:
         said = "torch is not on this machine, so whether there is such a model was not checked"
         terminal.show(f"MODEL={settings.model}: {said}", sys.stdout)
     if problems:
-        raise UserError(*(problem.text for problem in problems))
+        raise Refused(problems)
     there = machines_of_slurm()
     if there is not None and nodes > there:
         raise UserError(f"NODES={nodes}: Slurm's largest partition has {there} here (sinfo).")

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from contract.errors import UserError
 from contract.text import clean, counted
-from launcher import control, folders, waits
-from launcher.machines import engine, inventory, probe
+from launcher import control, folders, remote, waits
+from launcher.machines import engine, inventory
 from launcher.machines.engine import Host, Node, Process
 from report import live, status
 from report.files import last_of, object_in
@@ -82,7 +82,7 @@ class Machines:
     def __init__(self, hosts: list[Host]):
         self._hosts = hosts
         self._nodes, self.failures = engine.open_all(hosts)
-        text = probe.program("launcher.node.records", "stream()").encode()
+        text = remote.program("launcher.node.records", "stream()").encode()
         self._idle: list[Idle] = []
         for host in hosts:
             if host.name in self._nodes:

@@ -88,15 +88,15 @@ def _memory(card: dict[str, Any], row: dict[str, Any]) -> list[str]:
 
 
 def _link(card: dict[str, Any], row: dict[str, Any] | None) -> list[str]:
-    generation, lanes = card["pcie"]
+    generation, lanes = card["generation"], card["lanes"]
     if not generation or not lanes:
         return []
     found = []
-    if row and lanes < row["pcie"][1]:
+    if row and lanes < row["lanes"]:
         # nvidia-smi's "max" is what card and slot have in common.
-        why = "the slot has no more" if lanes == card["pcie_max"][1] else "the slot has more"
+        why = "the slot has no more" if lanes == card["most_lanes"] else "the slot has more"
         found.append(
-            f"it is linked by {lanes} of its {row['pcie'][1]} lanes of PCIe; {why}: reseat it, "
+            f"it is linked by {lanes} of its {row['lanes']} lanes of PCIe; {why}: reseat it, "
             "clean its contacts, or use a slot that shares its lanes with no other card"
         )
     limit = LANE.get(generation, 0.0) * lanes  # a generation that is not known has none
@@ -151,7 +151,7 @@ def _short(name: str) -> str:
 
 
 def _pcie(card: dict[str, Any]) -> str:
-    generation, lanes = card["pcie"]
+    generation, lanes = card["generation"], card["lanes"]
     return f"{generation}x{lanes}" if generation and lanes else "-"
 
 

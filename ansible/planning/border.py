@@ -5,49 +5,31 @@ Parts that no shape names are left out. A text is whatever a program printed the
 texts find in them what they look for, or nothing.
 """
 
-import re
-import reprlib
-from dataclasses import dataclass
-from typing import Any
+from __future__ import annotations
 
-from contract.validate import Each, Invalid, Match, One, Row, check, parse
+import re
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from contract.validate import NATURAL, Each, Invalid, Match, One, check, parse
 
 from . import PlanError
 
 TEXT = 1 << 22  # characters of what one program prints
 LONE = re.compile("[\ud800-\udfff]")  # halves of surrogates, which no file could hold
-MANY = 4096  # cards, addresses or disks of one machine
 
 
-@dataclass(frozen=True)
-class Some:
-    """A mapping that has those parts of a {name: shape} that it has."""
-
-    shape: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A list of such mappings."""
-
-    shape: dict[str, Any]
-
-
-VERSION = Match(r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}")
-PACKAGED = Match(r"([0-9]{1,9}:)?[0-9]{1,9}[\w.+~:-]{0,200}")  # a package's version
-HEX = Match(r"[0-9a-f]{1,8}")
+VERSION = Match(
+    r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}", "a version such as 6.1.0-31-amd64"
+)
+PACKAGED = Match(
+    r"([0-9]{1,9}:)?[0-9]{1,9}[\w.+~:-]{0,200}", "a package's version such as 2:535.261.03-1"
+)
+HEX = Match(r"[0-9a-f]{1,8}", "hexadecimal digits")
 _BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4 = Match(rf"{_BYTE}(\.{_BYTE}){{3}}")
 NETWORK4 = Match(rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9])")
-EXPECTED: dict[Any, str] = {
-    **{bool: "true or false", int: "a whole number", float: "a number", str: "a text"},
-    None: "nothing",
-    VERSION: "a version such as 6.1.0-31-amd64",
-    PACKAGED: "a package's version such as 2:535.261.03-1",
-    HEX: "hexadecimal digits",
-}
-SHOWN = reprlib.Repr()
-SHOWN.maxstring = SHOWN.maxother = 80
+Count = Annotated[int, One(range(10**9 + 1))]
 PROCESS = {"pid": int, "command": (str, None)}
 
 # What ansible/library/machine_facts.py returns.
@@ -129,30 +111,126 @@ CARD = (
         "driver": str,
         **dict.fromkeys(("memory_mib", "used_mib", "celsius", "throttled"), (int, None)),
         **dict.fromkeys(("fp32", "fp16", "copy", "to_card", "from_card"), float),
-        **dict.fromkeys(("pcie", "pcie_max"), Row(((int, None),) * 2)),
+        **dict.fromkeys(("generation", "lanes", "most_lanes"), (int, None)),
     },
 )
 PROOF = {"names": [str], "precisions": [One(("fp32", "fp16", "bf16"))]}  # of proof.py
-# Of Ansible's own facts: the parts of a network interface that are read, each of which may lack.
-ADDRESS = {"address": str, "prefix": (Match("[0-9]{1,3}"), int)}
-LINK = Some(
-    {
-        **{name: [ADDRESS] for name in ("ipv4_secondaries", "ipv6")},
-        "ipv4": ADDRESS,
-        "interfaces": [str],
-        "pciid": str,
-    }
-)
-SERVICES = Some({"firewalld.service": Some({"state": str})})
 # What a share's options depend on; the last is what `id` prints.
 IDS = Match(r"uid=([0-9]{1,10})\S* gid=([0-9]{1,10}).*")
 READER = {"kernel": VERSION, "speed": int, "ids": IDS}
-# Of `ip -json address`; iproute2 4.15 prints {} for what it leaves out.
-IP_ADDRESS = {"family": str, "local": str, "prefixlen": int, "dynamic": bool}
-IP_LINKS = Rows({"ifname": str, "address": str, "mtu": int, "addr_info": Rows(IP_ADDRESS)})
-# Of findmnt and lsblk.
-MOUNTED = {"filesystems": [dict.fromkeys(("source", "fstype", "options"), str)]}
-DISK = Some(dict.fromkeys(("name", "fstype", "label", "uuid", "size", "mountpoint"), (str, None)))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A service in Ansible's own facts."""
+
+    state: str = ""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Of a network interface in Ansible's own facts."""
+
+    address: str
+    prefix: Annotated[str, Match("[0-9]{1,3}")] | int
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface in Ansible's own facts, each part of which may lack."""
+
+    ipv4: Address | None = None
+    ipv4_secondaries: list[Address] = field(default_factory=list)
+    ipv6: list[Address] = field(default_factory=list)
+    interfaces: list[str] = field(default_factory=list)
+    pciid: str | None = None
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [*([self.ipv4] if self.ipv4 else []), *self.ipv4_secondaries, *self.ipv6]
+
+
+@dataclass(frozen=True)
+class LinkAddress:
+    """Of `ip -json address`; iproute2 4.15 prints {} for what it leaves out."""
+
+    family: str | None = None
+    local: str | None = None
+    prefixlen: int | None = None
+    dynamic: bool = False
+
+
+@dataclass(frozen=True)
+class Link:
+    ifname: str = ""
+    address: str = ""
+    mtu: int = 1500
+    addr_info: list[LinkAddress] = field(default_factory=list)
+
+    @property
+    def ipv4(self) -> list[LinkAddress]:
+        whole = (one for one in self.addr_info if one.local and one.prefixlen is not None)
+        return [one for one in whole if one.family == "inet"]
+
+
+@dataclass(frozen=True)
+class FileSystem:
+    """Of findmnt."""
+
+    source: str
+    fstype: str
+    options: str
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Of lsblk."""
+
+    name: str = ""
+    fstype: str | None = None
+    label: str | None = None
+    uuid: str | None = None
+    size: str | None = None
+    mountpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class Smi:
+    """What nvidia-smi prints, and whether it did well."""
+
+    done: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of the kernel's log: how many by device, and by Xid."""
+
+    disks: dict[str, Count]
+    xids: dict[str, Count]
+
+
+@dataclass(frozen=True)
+class Space:
+    """Bytes of a file system."""
+
+    folder: str
+    size: Annotated[int, NATURAL]
+    free: Annotated[int, NATURAL]
+
+
+@dataclass(frozen=True)
+class Health:
+    """What ansible/library/health_facts.py returns; None where a machine does not say."""
+
+    smi: Smi | None = None
+    errors: Errors | None = None
+    ext4_errors: dict[str, Count] = field(default_factory=dict)
+    disks: list[Space] = field(default_factory=list)
+    held: list[str] | None = None
+    kernel: str = ""
+    waiting_kernel: str | None = None
+    reboot_required: bool = False
 
 
 def machine(facts, host, address="", folders=(), gpus=None):
@@ -193,7 +271,7 @@ def recorded(facts):
     """The facts of one machine in a file of facts, which may lack some; of one that role reach set
     aside only what its shell said."""
     of_shell = {"like": str, "container": str, "python": (VERSION, One(("",)))}
-    return read(facts, Some({**MACHINE, **DRIVER, **of_shell, "host": str}), "a machine")
+    return some(facts, {**MACHINE, **DRIVER, **of_shell, "host": str}, "a machine")
 
 
 def measured(result, host):
@@ -227,58 +305,17 @@ def read(value, shape, what):
         if not isinstance(value, str) or len(value) > TEXT:
             raise _impossible(what, "it is no text, or too long")
         return LONE.sub("\ufffd", value)
-    if isinstance(shape, Rows):
-        if not isinstance(value, list) or len(value) > MANY:
-            raise _impossible(what, "it is no list, or too long")
-        return [read(row, Some(shape.shape), what) for row in value]
-    if isinstance(shape, Some):
-        if not isinstance(value, dict):
-            raise _impossible(what, "it is no mapping")
-        parts = {name: part for name, part in shape.shape.items() if name in value}
-        return {name: read(value[name], part, f"{what}, {name}") for name, part in parts.items()}
     try:
         return check(value, shape, what)
-    except Invalid:
-        raise _impossible(what, misfit(value, shape, what)) from None
+    except Invalid as error:
+        raise _impossible(what, error) from None
 
 
-def misfit(value, shape, name):
-    """A clause that names the innermost part that has not its shape, what it is and should be."""
-    for item, own, inner in _parts(value, shape, name):
-        try:
-            check(item, own, inner)
-        except Invalid:
-            return misfit(item, own, inner)
-    return f"{name} is {SHOWN.repr(value)}, and {_expected(shape)} was expected"
-
-
-def _parts(value, shape, name):
-    """(part, its shape, its name) of those that a value has."""
-    if isinstance(shape, tuple):
-        holders: dict[Any, Any] = {dict: (dict, Each), list: (list, Row)}
-        kinds = holders.get(type(value), ())
-        shape = next((one for one in shape if isinstance(one, kinds)), None)
-    if isinstance(value, dict) and isinstance(shape, (dict, Each)):
-        keys = shape if isinstance(shape, dict) else value
-        of = shape.get if isinstance(shape, dict) else lambda _: shape.shape
-        yield from ((value.get(key), of(key), f"{name}.{SHOWN.repr(key)[1:-1]}") for key in keys)
-    elif isinstance(value, list) and isinstance(shape, list):
-        yield from ((item, shape[0], f"{name}[{i}]") for i, item in enumerate(value))
-    elif isinstance(value, list) and isinstance(shape, Row):
-        pairs = enumerate(zip(value, shape.shapes))
-        yield from ((item, own, f"{name}[{i}]") for i, (item, own) in pairs)
-
-
-def _expected(shape):
-    if isinstance(shape, tuple):
-        return " or ".join(map(_expected, shape))
-    if isinstance(shape, (dict, Each)):
-        return "a mapping"
-    if isinstance(shape, (list, Row)):
-        return "a list"
-    if isinstance(shape, One):
-        return f"one of {SHOWN.repr(shape.values)}"
-    return EXPECTED.get(shape) or f"what matches {shape.pattern}"
+def some(value, shapes, what):
+    """The same of those parts of a mapping that it has."""
+    if not isinstance(value, dict):
+        raise _impossible(what, "it is no mapping")
+    return read(value, {name: shapes[name] for name in shapes if name in value}, what)
 
 
 def parsed(text, what):

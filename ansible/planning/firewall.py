@@ -25,8 +25,8 @@ def other_firewall(services: dict[str, Any], ufw_conf: str, chains: str) -> str 
     18.04 has no JSON. A packet has to pass every base chain of the hook: a second one that drops by
     default keeps peers out whatever we do.
     """
-    units = border.read(services, border.SERVICES, "its services")
-    running = units.get("firewalld.service", {}).get("state") == "running"
+    units = border.some(services, {"firewalld.service": border.Unit}, "its services")
+    running = any(unit.state == "running" for unit in units.values())
     manager = firewall_manager(ufw_conf, running)
     if manager:
         return manager
@@ -66,8 +66,7 @@ def container_bridges(facts: dict[str, Any]) -> list[str]:
     """
 
     def to_the_lan(name: str) -> bool:
-        ports = _link(facts, name).get("interfaces", [])
-        return any("pciid" in _link(facts, port) for port in ports)
+        return any(_link(facts, port).pciid for port in _link(facts, name).interfaces)
 
     names = [name for name in _interfaces(facts) if GUESTS_BRIDGE.match(name)]
     return sorted(name for name in names if not to_the_lan(name))
@@ -77,10 +76,10 @@ def _interfaces(facts: dict[str, Any]) -> list[str]:
     return border.read(facts, {"interfaces": [str]}, "its network interfaces")["interfaces"]
 
 
-def _link(facts: dict[str, Any], name: str) -> dict[str, Any]:
+def _link(facts: dict[str, Any], name: str) -> border.Interface:
     """What Ansible knows of a network interface; its keys have _ where a name has - : or ."""
     known = facts.get(re.sub(r"[-:.]", "_", name)) or {}
-    return border.read(known, border.LINK, f"its network interface {name}")
+    return border.read(known, border.Interface, f"its network interface {name}")
 
 
 def card_networks(facts: dict[str, Any], own: str) -> list[str]:
@@ -90,20 +89,14 @@ def card_networks(facts: dict[str, Any], own: str) -> list[str]:
     """
     for name in _interfaces(facts):
         link = _link(facts, name)
-        if any(row["address"] == own for row in _rows_of_link(link)):
+        if any(one.address == own for one in link.addresses):
             return [str(network) for network in _networks_of_link(link)]
     return []
 
 
-def _rows_of_link(link: dict[str, Any]) -> list[dict[str, Any]]:
-    """[{"address", "prefix"}] of a network interface of `ansible_facts`."""
-    found = [*([link["ipv4"]] if "ipv4" in link else []), *link.get("ipv4_secondaries", [])]
-    return [*found, *link.get("ipv6", [])]
-
-
-def _networks_of_link(link: dict[str, Any]) -> list[Any]:
+def _networks_of_link(link: border.Interface) -> list[Any]:
     """The networks that an interface is in, of which each has room for others."""
-    texts = [f"{row['address']}/{row['prefix']}" for row in _rows_of_link(link)]
+    texts = [f"{one.address}/{one.prefix}" for one in link.addresses]
     try:
         networks = [ipaddress.ip_interface(text).network for text in texts]
     except ValueError as error:

@@ -1,10 +1,13 @@
 """How machines are between runs: what they say, taken at the border, as findings and as a table.
 
-What a machine says may be anything: a value of the wrong type or out of range counts as not known.
-Pure functions.
+What a machine says may be anything: where it cannot be (border.py), nothing counts as known. Pure
+functions.
 """
 
 import re
+from dataclasses import asdict
+
+from . import PlanError, border
 
 # Errors that NVIDIA's list ("XID Errors") ascribes to programs first; 45 follows a killed one.
 OF_PROGRAMS = frozenset((13, 31, 43, 45))
@@ -31,31 +34,34 @@ def health(facts, host):
     {number: how many}, "kernel", "held": [package], "reboot": [what waits for one]}; None (an empty
     text for "kernel") where it is not known.
     """
-    facts = facts if isinstance(facts, dict) else {}
-    smi, errors = _dict(facts.get("smi")), _dict(facts.get("errors"))
-    done = smi.get("done") is True
-    said = _text(smi.get("text"), 4096, lines=True)
-    disk_errors, xids = _counts(errors.get("disks")), _counts(errors.get("xids"))
-    written = _counts(facts.get("ext4_errors"))
-    if written:
-        disk_errors = {**(disk_errors or {}), **written}
-    if xids is not None:
-        xids = {int(name): many for name, many in xids.items() if re.fullmatch(r"[0-9]{1,4}", name)}
-    kernel, waiting = _text(facts.get("kernel"), 60), _text(facts.get("waiting_kernel"), 60)
-    reboot = [f"kernel {waiting}"] if waiting else []
-    if facts.get("reboot_required") is True and not reboot:
+    try:
+        told = border.read(facts, border.Health, host)
+    except PlanError:
+        told = border.Health()
+    smi, errors, said = told.smi, told.errors, ""
+    if smi:
+        said = "\n".join(_shown(line, 4096) for line in smi.text.split("\n"))
+    disk_errors = _counts(errors.disks) if errors else None
+    if told.ext4_errors:
+        disk_errors = {**(disk_errors or {}), **_counts(told.ext4_errors)}
+    numbers = {name: many for name, many in errors.xids.items() if many} if errors else {}
+    xids = {int(name): n for name, n in numbers.items() if re.fullmatch(r"[0-9]{1,4}", name)}
+    reboot = [f"kernel {_shown(told.waiting_kernel, 60)}"] if told.waiting_kernel else []
+    if told.reboot_required and not reboot:
         reboot.append("an update of packages")
-    held = facts.get("held")
+    failed = smi is not None and not smi.done
     return {
         "host": host,
         "answers": True,
-        "gpus": _gpus(said) if done else [],
-        "gpu_error": (" ".join(said.split())[:200] or "no reason") if smi and not done else None,
-        "disks": _disks(facts.get("disks")),
+        "gpus": _gpus(said) if smi and smi.done else [],
+        "gpu_error": (" ".join(said.split())[:200] or "no reason") if failed else None,
+        "disks": [
+            {**asdict(disk), "folder": _shown(disk.folder, 100)} for disk in told.disks[:100]
+        ],
         "disk_errors": disk_errors,
-        "xids": xids,
-        "kernel": kernel,
-        "held": [_text(name, 100) for name in held[:1000]] if isinstance(held, list) else None,
+        "xids": xids if errors else None,
+        "kernel": _shown(told.kernel, 60),
+        "held": None if told.held is None else [_shown(name, 100) for name in told.held[:1000]],
         "reboot": reboot,
     }
 
@@ -65,30 +71,13 @@ def absent(host):
     return {"host": host, "answers": False}
 
 
-def _dict(value):
-    return value if isinstance(value, dict) else {}
+def _shown(text, longest):
+    """A text without control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
 
 
-def _text(value, longest, lines=False):
-    """A text without control characters (line ends apart, where `lines`); "" where it is none."""
-    if not isinstance(value, str):
-        return ""
-    kept = (c if c.isprintable() or (lines and c == "\n") else " " for c in value[:longest])
-    return "".join(kept)
-
-
-def _number(value, low, high):
-    """A number within its range; None for anything else."""
-    right = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if right and low <= value <= high else None
-
-
-def _counts(value):
-    """{name: how many}; None where it is no such mapping."""
-    if not isinstance(value, dict):
-        return None
-    found = {_text(name, 40): _number(number, 1, 10**9) for name, number in value.items()}
-    return {name: int(number) for name, number in found.items() if name and number}
+def _counts(numbers):
+    return {_shown(name, 40): many for name, many in numbers.items() if name and many}
 
 
 def _gpus(said):
@@ -106,19 +95,9 @@ def _gpus(said):
 def _measured(word, low, high):
     """ "41" or "18.52"; None for "[N/A]", "[Not Supported]" and "ERR!"."""
     try:
-        return _number(float(word), low, high)
+        return float(word) if low <= float(word) <= high else None
     except ValueError:
         return None
-
-
-def _disks(rows):
-    found = []
-    for row in rows[:100] if isinstance(rows, list) else []:
-        row = _dict(row)
-        size, free = (_number(row.get(name), 0, 1 << 63) for name in ("size", "free"))
-        if size is not None and free is not None:
-            found.append({"folder": _text(row.get("folder"), 100), "size": size, "free": free})
-    return found
 
 
 def findings(row):

@@ -53,21 +53,20 @@ def _is_route(row: dict[str, Any]) -> bool:
         return False
 
 
-def links(ip_json: str) -> list[dict[str, Any]]:
-    """The cards of `ip -json address`; iproute2 4.15 prints {} for what it leaves out."""
+def links(ip_json: str) -> list[border.Link]:
+    """The cards of `ip -json address`."""
     what = "ip -json address"
-    found = border.read(border.parsed(ip_json or "[]", what), border.IP_LINKS, what)
-    for link in found:
-        said = link.get("addr_info", [])
-        link["addr_info"] = [each for each in said if {"family", "local", "prefixlen"} <= {*each}]
-    return [link for link in found if link.get("ifname")]
+    found: list[border.Link] = border.read(
+        border.parsed(ip_json or "[]", what), [border.Link], what
+    )
+    return [link for link in found if link.ifname]
 
 
 def interface_of(ip_json: str, address: str, host: str) -> str:
     """Name the card that holds an address, from `ip -json address`."""
     for link in links(ip_json):
-        if any(entry["local"] == address for entry in link["addr_info"]):
-            return link["ifname"]
+        if any(entry.local == address for entry in link.addr_info):
+            return link.ifname
     raise PlanError(
         f"{host}: no network card holds {address}, by which it is reached (a router in between?). "
         "Say which card is meant: interface=... in its line of inventory.ini."
@@ -80,23 +79,22 @@ def card_facts(ip_json: str, interface: str, host: str) -> dict[str, Any]:
     IPv4 alone. dynamic: whether one of the addresses is lent for a time, as DHCP does it.
     """
     for link in links(ip_json):
-        if link["ifname"] == interface:
-            found = [a for a in link["addr_info"] if a["family"] == "inet"]
+        if link.ifname == interface:
             return {
-                "mac": link.get("address", ""),
-                "mtu": link.get("mtu", 1500),
-                "addresses": [_with_prefix(a, host) for a in found],
-                "dynamic": any(a.get("dynamic") for a in found),
+                "mac": link.address,
+                "mtu": link.mtu,
+                "addresses": [_with_prefix(one, host) for one in link.ipv4],
+                "dynamic": any(one.dynamic for one in link.ipv4),
             }
-    cards = ", ".join(sorted(link["ifname"] for link in links(ip_json)))
+    cards = ", ".join(sorted(link.ifname for link in links(ip_json)))
     raise PlanError(
         f"{host}: there is no network card {interface}. It has: {cards}. Correct interface=..."
     )
 
 
-def _with_prefix(entry: dict[str, Any], host: str) -> str:
+def _with_prefix(entry: border.LinkAddress, host: str) -> str:
     try:
-        return ipaddress.IPv4Interface((entry["local"], entry["prefixlen"])).with_prefixlen
+        return ipaddress.IPv4Interface((entry.local, entry.prefixlen)).with_prefixlen
     except ValueError as error:
         raise PlanError(f"{host}: ip -json address says what is no address: {error}") from None
 

@@ -56,23 +56,24 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
 
     findmnt: output of `findmnt --mtab --json --output TARGET,SOURCE,FSTYPE,OPTIONS --target PATH`.
     """
-    found = border.read(border.parsed(findmnt, "findmnt"), border.MOUNTED, "findmnt")["filesystems"]
+    shape = {"filesystems": [border.FileSystem]}
+    found = border.read(border.parsed(findmnt, "findmnt"), shape, "findmnt")["filesystems"]
     if not found:
         raise PlanError(f"{path} is on no file system that findmnt knows")
     (disk, *_) = found
-    if disk["fstype"] in NETWORKED:
+    if disk.fstype in NETWORKED:
         return (
-            f"{path} is itself a share of another machine ({disk['fstype']}). Make that machine "
+            f"{path} is itself a share of another machine ({disk.fstype}). Make that machine "
             "share_host, so that data travels once."
         )
-    if "uhelper=udisks2" in disk["options"].split(","):
+    if "uhelper=udisks2" in disk.options.split(","):
         return (
-            f"{path} lies on a disk that the desktop of a user mounted ({disk['source']}), and "
+            f"{path} lies on a disk that the desktop of a user mounted ({disk.source}), and "
             "goes when that user logs out. Unmount it there, and set share_disk to its name: "
             "lsblk --output NAME,LABEL,UUID shows it."
         )
-    if protocol == "nfs" and disk["fstype"] in NO_HANDLES:
-        return f"{path} lies on {_no_export(disk['fstype'])}"
+    if protocol == "nfs" and disk.fstype in NO_HANDLES:
+        return f"{path} lies on {_no_export(disk.fstype)}"
     return ""
 
 
@@ -90,10 +91,9 @@ def share_missing(path: str, lsblk: str) -> str:
     lsblk: output of `lsblk --json --paths --output NAME,FSTYPE,LABEL,UUID,SIZE,MOUNTPOINT`.
     """
     unused = [
-        f"{disk['name']} ({disk['fstype']}, {disk['label'] or 'no label'}, {disk['size']})"
+        f"{disk.name} ({disk.fstype}, {disk.label or 'no label'}, {disk.size})"
         for disk in block_devices(lsblk)
-        if disk["fstype"] not in (None, "swap", "crypto_LUKS", "LVM2_member")
-        and not disk["mountpoint"]
+        if disk.fstype not in (None, "swap", "crypto_LUKS", "LVM2_member") and not disk.mountpoint
     ]
     if not unused:
         return f"{path} does not exist. Correct share_path, or mount its disk."
@@ -116,38 +116,38 @@ def share_disk(
     key, _, value = disk.rpartition("=")
     name = {"": "name", "UUID": "uuid", "LABEL": "label"}.get(key)
     devices = block_devices(lsblk)
-    found = [device for device in devices if name and device[name] == value]
+    found = [device for device in devices if name and getattr(device, name) == value]
     if len(found) != 1:
-        known = ", ".join(device["name"] for device in devices if device["fstype"])
+        known = ", ".join(device.name for device in devices if device.fstype)
         what = "is none of its disks" if not found else "fits several of its disks"
         raise PlanError(f"{host}: share_disk {disk} {what}. Disks with data: {known}.")
     (device,) = found
-    kind = device["fstype"]
+    kind = device.fstype
     if kind in ("BitLocker", "crypto_LUKS"):
         raise PlanError(
-            f"{host}: {device['name']} is encrypted ({kind}), and nobody is there to open it at "
+            f"{host}: {device.name} is encrypted ({kind}), and nobody is there to open it at "
             "boot. Take the encryption off this disk, or copy the data to another one."
         )
     if not kind:
-        raise PlanError(f"{host}: {device['name']} holds no file system.")
-    if device["mountpoint"] not in (None, place):
+        raise PlanError(f"{host}: {device.name} holds no file system.")
+    if device.mountpoint not in (None, place):
         raise PlanError(
-            f"{host}: {device['name']} is mounted at {device['mountpoint']} already. Unmount it "
+            f"{host}: {device.name} is mounted at {device.mountpoint} already. Unmount it "
             "there, or take share_disk away and set share_path to the folder in it."
         )
     if protocol == "nfs" and kind in NO_HANDLES:
-        raise PlanError(f"{host}: {device['name']} is {_no_export(kind)}")
+        raise PlanError(f"{host}: {device.name} is {_no_export(kind)}")
     options = ["ro", *NO_POWERS, "nofail"]
     if kind in NTFS | {"exfat", "vfat"}:
         # These know no owner on the disk: everybody reads, nobody writes.
         options += ["umask=0222"]
     if kind == "ntfs":
         kind = "ntfs3" if has_ntfs3 else "ntfs-3g"
-    source = f"UUID={device['uuid']}" if device["uuid"] else device["name"]
+    source = f"UUID={device.uuid}" if device.uuid else device.name
     return {"source": source, "fstype": kind, "options": ",".join(options)}
 
 
-def block_devices(lsblk: str) -> list[dict[str, Any]]:
+def block_devices(lsblk: str) -> list[border.Disk]:
     """All devices of lsblk's tree, in its order."""
     said = border.parsed(lsblk, "lsblk")
     found, waiting = [], [said.get("blockdevices") if isinstance(said, dict) else None]
@@ -156,10 +156,9 @@ def block_devices(lsblk: str) -> list[dict[str, Any]]:
         if isinstance(part, list):
             waiting += reversed(part)
             continue
-        nothing = dict.fromkeys(border.DISK.shape)
-        found.append({**nothing, **border.read(part, border.DISK, "lsblk")})
+        found.append(border.read(part, border.Disk, "lsblk"))
         waiting += [part["children"]] if part and part.get("children") else []
-    return [device for device in found if device["name"]][: border.MANY]
+    return [device for device in found if device.name]
 
 
 def share_source(protocol: str, address: str, path: str, name: str) -> str:

@@ -2,6 +2,7 @@
 the control machine knows whether a node holds the same tree of files."""
 
 import hashlib
+import json
 import os
 import pathlib
 import platform
@@ -74,4 +75,4 @@ def tree_sha256(root, names=None):
 def show(mark, folder):
     """Print the hash of a folder's tree, "" where there is none, after a mark by which it is found
     among other output."""
-    print("{}{}".format(mark, tree_sha256(pathlib.Path(folder)) or ""))
+    print(mark + json.dumps(tree_sha256(pathlib.Path(folder)) or ""))

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from contract import split
 from contract.errors import UserError
 from contract.runs import DAYS
+from launcher.look import Facts
 from launcher.machines.engine import Host
-from launcher.machines.probe import Facts
 
 AUTO, OFF = "auto", "off"
 MOST = 1_000_000

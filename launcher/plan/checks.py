@@ -15,21 +15,22 @@ from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import in_names, run_id
 from contract.text import counted
-from launcher import here, hours, queue, waits
+from launcher import here, hours, judge, look, queue, waits
 from launcher.background import Sizes
+from launcher.look import OpenMachines, Requirements
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.notify import Notify
 from launcher.options import for_trainer, trainer_settings, with_trainer
 from launcher.owners import Owners
 from launcher.plan import balance as balancing
-from launcher.plan import code, devices, models, plan, predictions, preflight
+from launcher.plan import code, devices, models, plan, predictions
 from launcher.plan import layer as layers
 from launcher.plan.balance import Balance
 from launcher.plan.plan import AS_ASKED, Plan
-from launcher.plan.preflight import OpenMachines, Requirements
 from launcher.plan.script import Script
 from launcher.plan.script import read as read_script
+from launcher.problems import BUSY, Problem, Refused, refuse_or_warn
 from launcher.queue import Place
 from launcher.terminal import Terminal, WaitNotice, waiting
 
@@ -54,7 +55,7 @@ class ReadyRun:
     hosts: list[Host]
     machines: OpenMachines
     asked: Requirements
-    precision_why: str | None = None
+    precision_why: str = AS_ASKED
     sync_why: str = AS_ASKED
     balance: Balance = field(default_factory=Balance)
     owners: Owners = field(default_factory=lambda: Owners((), None))
@@ -83,7 +84,7 @@ def check_machines(
         asked = Requirements(options, script, run)
         owners = Owners(hosts, options.min_nodes)
         machines = _fit(asked, owners, terminal, everybody, place)
-        script = replace(script, layer=preflight.layer_of(machines, script))
+        script = replace(script, layer=look.here(machines, asked).layer)
         asked = replace(asked, settings=script)
         return ReadyRun(options, script, machines.hosts, machines, asked, owners=owners)
     automatic = asks_auto(options)
@@ -133,12 +134,20 @@ def gather(options: Config, terminal: Terminal) -> Path:
             "be gathered; REQUIREMENTS= names another file."
         )
     with waiting(terminal, f"asking {counted(len(hosts), 'machine')} what is there"):
-        machines = preflight.inspect(hosts, Requirements(options, script))
+        machines = look.at(hosts, Requirements(options, script))
     try:
+        if wrong := judge.python(machines):
+            raise Refused(wrong)
         with waiting(terminal, "gathering the packages of the script"):
-            return layers.bundle(script.requirements, preflight.environment_of(machines))
+            return layers.bundle(script.requirements, machines.environment)
     finally:
         machines.close()
+
+
+def problems_of(machines: OpenMachines, asked: Requirements) -> list[Problem]:
+    """Everything that is wrong with machines for a run, the ways between them included."""
+    found = judge.problems(machines, asked, look.here(machines, asked))
+    return found or look.ways(machines)
 
 
 def _hosts(options: Config) -> list[Host]:
@@ -185,24 +194,24 @@ def _look(
         return owners.waits(owners.least), ""
     try:
         with waiting(terminal, "comparing the machines and the ways between them"):
-            problems = preflight.check(machines, asked)
+            problems = problems_of(machines, asked)
         if not (options.queue or everybody):
             problems += queue.problems(machines.nodes)
-        busy = [problem for problem in problems if problem.busy and (queues or everybody)]
+        busy = [one for one in problems if one.blocks is BUSY and (queues or everybody)]
         # What waiting cannot fix is reported before the waiting begins.
-        passed = preflight.refuse_or_warn([p for p in problems if p not in busy], options.force)
+        passed = refuse_or_warn([one for one in problems if one not in busy], options.force)
         before = place.take(machines.nodes, asked.run or name) if queues else {}
     except UserError:
         machines.close()
         raise
     if (busy and queues) or before:
         machines.close()
-        runs = [one["run"] for facts in machines.facts.values() for one in facts.runs]
+        runs = [one.run for facts in machines.facts.values() for one in facts.runs]
         left = next(filter(None, map(queue.left, runs)), "")
         return busy[0].text if busy else queue.ahead(before), left
     out = {} if everybody else owners.absent()
     apart = [f"{name} takes no part: {why}" for name, why in out.items()]
-    for text in [*apart, *(problem.text for problem in busy), *passed]:
+    for text in [*apart, *(one.text for one in busy), *passed]:
         terminal.say(text)
     return machines
 
@@ -219,10 +228,11 @@ def decide(
     strategy where that is `automatic`; and the parts of these machines. Raises UserError."""
     options, hosts, sync_why = asked.options, machines.hosts, AS_ASKED
     assert isinstance(asked.settings, TrainerOptions)
-    settings, why = decide_precision(machines, asked.settings, asked.begun, terminal)
+    settings, why = decide_precision(machines, asked, terminal)
     if automatic:
         settings, sync_why = decide_sync(settings, hosts, terminal)
         options = with_trainer(options, sync=settings.sync)
+    options = with_trainer(options, precision=settings.precision)
     asked = replace(asked, options=options, settings=settings, begun=True)
     balance = Balance.before(before or {}, hosts) or decide_balance(
         asked, owners.hosts, machines, terminal
@@ -270,16 +280,17 @@ class _Waiting:
 
 
 def decide_precision(
-    machines: OpenMachines, settings: TrainerOptions, begun: bool, terminal: Terminal
+    machines: OpenMachines, asked: Requirements, terminal: Terminal
 ) -> tuple[TrainerOptions, str]:
     """The trainer's options with the device and the precision that are decided once for the run,
     and why it is this precision. Raises UserError."""
-    hosts, facts = machines.hosts, machines.facts
-    parts = devices.assign(hosts, facts, settings)
-    level = devices.precision(parts, hosts, facts, settings, begun)
-    why = "as the run began" if begun and level.why == "as asked" else level.why
+    settings = asked.settings
+    assert isinstance(settings, TrainerOptions)
+    parts = devices.assign(machines.hosts, machines.facts, settings)
+    level = devices.precision(parts, machines, asked)
+    why = "as the run began" if asked.begun and level.why == AS_ASKED else level.why
     terminal.say(f"precision {level.name}: {why}")
-    kind = parts[hosts[0].name].kind
+    kind = parts[machines.hosts[0].name].kind
     return replace(settings, device=kind, precision=level.name), why
 
 

@@ -6,19 +6,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from contract import levels
 from contract.errors import UserError
 from contract.levels import Device, Level
 from contract.options import Options as TrainerOptions
+from launcher.look import Card, Facts, OpenMachines, Requirements
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.machines.probe import Facts
 from launcher.plan.script import Script
+from launcher.problems import Problem, Refused, problem
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIMIT = "ONEDNN_MAX_CPU_ISA"
@@ -54,29 +53,29 @@ def assign(
     hosts: list[Host], facts: dict[str, Facts], settings: TrainerOptions | Script
 ) -> dict[str, NodeDevices]:
     """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
-    GPUs, all of them compute on the CPU. Raises UserError."""
+    GPUs, all of them compute on the CPU. Raises Refused."""
     device = settings.device
     machines: dict[tuple[str, ...], list[Host]] = {}
     for host in hosts:
         # Containers on one machine may each have their own GPUs.
-        cards = (card["uuid"] for card in facts[host.name].gpus["cards"])
+        cards = (card.uuid for card in facts[host.name].gpus.cards)
         machines.setdefault((facts[host.name].machine, *cards), []).append(host)
     visible: dict[str, tuple[str, ...]] = {}
-    problems: list[str] = []
+    problems: list[Problem] = []
     for nodes in machines.values():
         wanting = [host for host in nodes if wants_gpus(host, device)]
         visible.update({host.name: () for host in nodes})
         try:
             visible.update(_on_one_machine(wanting, facts))
-        except UserError as error:
-            problems += error.problems
+        except Refused as refused:
+            problems += refused.reasons
     problems += [
-        f"{host.label()}: --device cuda, and {_why_cpu(host, facts[host.name])}"
+        problem("no-gpu", host, why=_why_cpu(host, facts[host.name]))
         for host in hosts
         if device == "cuda" and not problems and not visible[host.name]
     ]
     if problems:
-        raise UserError(*problems)
+        raise Refused(problems)
     return {
         host.name: _part(host, facts[host.name], visible[host.name], settings.parallel)
         for host in hosts
@@ -88,19 +87,17 @@ def _on_one_machine(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, tup
     nodes that name a number of GPUs; the others share the rest."""
     if not hosts:
         return {}
-    count = usable(facts[hosts[0].name])
+    first = facts[hosts[0].name]
+    count = len(first.gpus.cards) if first.versions.cuda else 0  # that the torch there can use
     found = {host.name: _own(host, facts[host.name]) for host in hosts if VISIBLE in host.env}
     taken = [_index(entry, facts[name]) for name, own in found.items() for entry in own]
     if len(set(taken)) < len(taken) - taken.count(None):
-        raise UserError(
-            f"{', '.join(found)}: nodes of one machine name the same GPU in {VISIBLE}, and a GPU "
-            "takes one process: correct run_env."
-        )
+        raise Refused([problem("gpu-named-twice", names=", ".join(found))])
     free = [str(number) for number in range(count) if number not in taken]
     for host in hosts:
         if host.gpus is not None and host.name not in found:
             if host.gpus > len(free):
-                raise UserError(_too_many(host, hosts, facts[host.name]))
+                raise Refused([_too_many(host, hosts, facts[host.name])])
             found[host.name], free = tuple(free[: host.gpus]), free[host.gpus :]
     rest = [host for host in hosts if host.name not in found]
     if len(rest) > len(free):
@@ -112,11 +109,6 @@ def _on_one_machine(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, tup
     return found
 
 
-def usable(facts: Facts) -> int:
-    """The GPUs that the torch on the machine can use."""
-    return facts.gpus["count"] if facts.versions.get("cuda") else 0
-
-
 def _entries(own: str) -> tuple[str, ...]:
     """The visible entries of CUDA_VISIBLE_DEVICES: what comes after -1 is hidden."""
     words = [word.strip() for word in own.split(",")]
@@ -125,62 +117,56 @@ def _entries(own: str) -> tuple[str, ...]:
 
 
 def _own(host: Host, facts: Facts) -> tuple[str, ...]:
-    """The GPUs that run_env names, limited to as many as `gpus` says. Raises UserError."""
-    entries = _entries(host.env[VISIBLE]) if facts.versions.get("cuda") else ()
+    """The GPUs that run_env names, limited to as many as `gpus` says. Raises Refused."""
+    visible = host.env[VISIBLE]
+    entries = _entries(visible) if facts.versions.cuda else ()
     for entry in entries:
         if _index(entry, facts) is None and not entry.startswith("MIG-"):
-            raise UserError(
-                f"{host.label()}: {VISIBLE}={host.env[VISIBLE]} in run_env names a GPU that "
-                f"nvidia-smi does not show there ({facts.gpus['count']}): correct run_env."
-            )
+            count = len(facts.gpus.cards)
+            raise Refused([problem("gpu-unknown", host, visible=visible, count=count)])
     if host.gpus is not None and host.gpus > len(entries):
-        raise UserError(
-            f"{host.label()}: the inventory says gpus={host.gpus}, but {VISIBLE} in run_env names "
-            f"{len(entries)} usable ones: correct the inventory."
-        )
+        raise Refused([problem("gpus-hidden", host, gpus=host.gpus, count=len(entries))])
     return entries[: host.gpus]
 
 
 def _index(entry: str, facts: Facts) -> int | None:
     """The number that nvidia-smi gives a GPU, by its number or the beginning of its UUID."""
     if re.fullmatch("[0-9]{1,4}", entry):
-        return int(entry) if int(entry) < facts.gpus["count"] else None
+        return int(entry) if int(entry) < len(facts.gpus.cards) else None
     if not entry.startswith("GPU-"):
         return None
-    cards = enumerate(facts.gpus["cards"])
-    known = [number for number, card in cards if card["uuid"].startswith(entry)]
+    cards = enumerate(facts.gpus.cards)
+    known = [number for number, card in cards if card.uuid.startswith(entry)]
     return known[0] if len(known) == 1 else None
 
 
-def _too_many(host: Host, hosts: list[Host], facts: Facts) -> str:
-    if facts.gpus["count"] and not facts.versions.get("cuda"):
-        return f"{host.label()}: the inventory says gpus={host.gpus}, but {_why_cpu(host, facts)}"
+def _too_many(host: Host, hosts: list[Host], facts: Facts) -> Problem:
+    count = len(facts.gpus.cards)
+    if count and not facts.versions.cuda:
+        return problem("gpus-unusable", host, gpus=host.gpus, why=_why_cpu(host, facts))
     said = [f"gpus={other.gpus} for {other.name}" for other in hosts if other.gpus]
     listed = f"gpus={host.gpus}" if len(said) == 1 else ", ".join(said) + ", all on one machine"
-    return (
-        f"{host.label()}: the inventory says {listed}, but nvidia-smi shows {facts.gpus['count']}: "
-        "correct the inventory."
-    )
+    return problem("gpus-missing", host, listed=listed, count=count)
 
 
 def _why_cpu(host: Host, facts: Facts) -> str:
     """Why a node computes on its CPU, and what to do about it."""
     if host.gpus == 0:
         return "the inventory says gpus=0 for it."
-    if facts.gpus["count"] and not facts.versions.get("cuda"):
+    if facts.gpus.cards and not facts.versions.cuda:
         return f"its torch is built without CUDA: {host.engine.repair_hint}."
-    if facts.gpus["count"]:
+    if facts.gpus.cards:
         return (
             "its GPUs belong to other nodes, or are fewer than the nodes of its machine: name "
             "fewer nodes."
         )
-    if facts.gpus["cards_on_bus"]:
+    if facts.gpus.on_bus:
         return "it has an NVIDIA card, but no driver with nvidia-smi: run `make provision`."
     return "it has no GPU."
 
 
 def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> NodeDevices:
-    version, cuda = str(facts.versions.get("torch")), facts.versions.get("cuda")
+    version, cuda = str(facts.versions.torch), facts.versions.cuda
     if not visible:
         limit = {LIMIT: os.environ[LIMIT]} if LIMIT in os.environ else {}
         bf16 = levels.cpu_has_bf16(facts.cpu_flags, {**limit, **host.env})
@@ -191,18 +177,18 @@ def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> 
     for entry in visible:
         number = _index(entry, facts)
         # MIG instances are parts of cards that are equal in what counts here.
-        card = facts.gpus["cards"][number or 0]
-        name = "".join(filter(str.isprintable, card["name"]))[:60]
+        card = facts.gpus.cards[number or 0]
+        name = "".join(filter(str.isprintable, card.name))[:60]
         devices.append(Device(host.name, "cuda", name, _sm(card), torch=version, cuda=cuda))
     return NodeDevices(visible, tuple(devices), len(devices) if parallel == "ddp" else 1)
 
 
-def _sm(card: dict[str, Any]) -> int:
+def _sm(card: Card) -> int:
     """Compute capability: from the driver or, where that does not say, from the PCI device number;
     0 for a card that ansible/stacks.yml does not know either."""
-    if card["sm"]:
-        return card["sm"]
-    known = re.fullmatch("[0-9a-f]{4}", card["pci"] or "")
+    if card.sm:
+        return card.sm
+    known = re.fullmatch("[0-9a-f]{4}", card.pci or "")
     number = int(known.group(), 16) if known else 0
     return next((sm for first, last, sm in _generations() if first <= number <= last), 0)
 
@@ -216,26 +202,18 @@ def _generations() -> list[tuple[int, int, int]]:
     return [(row["first"], row["last"], row["sm"]) for row in rows]
 
 
-def precision(
-    parts: dict[str, NodeDevices],
-    hosts: list[Host],
-    facts: dict[str, Facts],
-    settings: TrainerOptions,
-    kept: bool,
-) -> Level:
-    """The level of a run; `kept`: the run began with the level in `settings`. Raises UserError."""
+def precision(parts: dict[str, NodeDevices], machines: OpenMachines, asked: Requirements) -> Level:
+    """The level of a run that begins, or began, with that of its settings. Raises UserError."""
+    settings, hosts = asked.settings, machines.hosts
+    assert isinstance(settings, TrainerOptions)
     devices = [device for part in parts.values() for device in part.devices]
     try:
-        return levels.resolve(settings.precision, devices, settings.emulate, kept)
+        return levels.resolve(settings.precision, devices, settings.emulate, asked.begun)
     except UserError as error:
-        raise UserError(str(error), *_hints(parts, hosts, facts)) from None
-
-
-def _hints(
-    parts: dict[str, NodeDevices], hosts: list[Host], facts: dict[str, Facts]
-) -> Iterator[str]:
-    """For a mixture: why some nodes compute on their CPUs."""
-    if len({part.kind for part in parts.values()}) > 1:
-        for host in hosts:
-            if parts[host.name].kind == "cpu":
-                yield f"{host.label()} computes on its CPU: {_why_cpu(host, facts[host.name])}"
+        on_cpu = [host for host in hosts if parts[host.name].kind == "cpu"]
+        mixed = on_cpu if len(on_cpu) < len(hosts) else []
+        why = [
+            f"{host.label()} computes on its CPU: {_why_cpu(host, machines.facts[host.name])}"
+            for host in mixed
+        ]
+        raise UserError(str(error), *why) from None

@@ -19,11 +19,10 @@ from pathlib import Path
 from contract.errors import UNTRIED, UserError
 from contract.options import DEFAULT_MODEL, path_of
 from contract.options import Options as TrainerOptions
-from launcher.machines.engine import Host, Node, talk
+from launcher.machines.engine import Node, talk
 from launcher.machines.inventory import CHECKOUT
-from launcher.machines.probe import Facts
 from launcher.plan import code
-from launcher.plan.code import OWN, loaded_by, parsed
+from launcher.plan.code import loaded_by, parsed
 
 TRY_SECONDS = 120.0
 
@@ -47,6 +46,8 @@ def by_path(name: str) -> str:
     UserError."""
     path, function = name.rsplit(":", 1) if ":" in name else (name, "")
     if not path.endswith(".py"):
+        if ":" in name and (here := in_checkout(path)):
+            _refuse_unknown(name, CHECKOUT / here, function)
         return name
     file = path_of("MODEL", name, path)
     if not file.is_file():
@@ -58,13 +59,18 @@ def by_path(name: str) -> str:
             f"MODEL={name}: name the function that returns the model, like "
             f"MODEL={path}:{function or 'function'}."
         )
-    refusal = _function(name, file, function)
-    if refusal:
-        raise UserError(refusal)
+    _refuse_unknown(name, file, function)
     if file.is_relative_to(CHECKOUT / "examples"):
         module = file.relative_to(CHECKOUT).with_suffix("")
         return f"{'.'.join(module.parts)}:{function}"
     return f"{file}:{function}"
+
+
+def in_checkout(module: str) -> str | None:
+    """The file of a module of the checkout, relative to it; None where there is none."""
+    stem = module.replace(".", "/")
+    files = (file for file in (f"{stem}.py", f"{stem}/__init__.py") if (CHECKOUT / file).is_file())
+    return next(files, None)
 
 
 def folder(name: str) -> Path | None:
@@ -148,81 +154,26 @@ def packages(name: str) -> list[str]:
     return sorted(loaded_by(file, [here]).packages - {"trainer", "tandem", "contract", "examples"})
 
 
-def lacking(name: str, host: Host, facts: Facts) -> str | None:
-    """A sentence where a machine's environment lacks what one's own model imports."""
-    missing = [package for package in packages(name) if not facts.packages.get(package)]
-    if not missing:
-        return None
-    return (
-        f"{host.label()}: MODEL={name} imports {', '.join(missing)}, missing in the environment "
-        f"there: `{host.env_python} -m pip install {' '.join(missing)}` (some packages have "
-        "another name than what they are imported by)."
-    )
-
-
-def problem(name: str, host: Host, facts: Facts, sent: tuple[str, ...]) -> str | None:
-    """A sentence when the trainer would not find the model on this machine; `sent` names the
-    files that will be sent there."""
-    if ":" in name:
-        return _own(name, host, facts, sent)
-    known = facts.models
-    if not known or name in known:  # no torchvision, or no answer in time
-        return None
-    near = difflib.get_close_matches(name, known, 3) or known[:3]
-    return (
-        f"MODEL={name}: torchvision {facts.versions.get('torchvision')} on {host.name} has no such "
-        f"classifier; nearest: {', '.join(near)}. Your own: MODEL=path/file.py:function."
-    )
-
-
-def _own(name: str, host: Host, facts: Facts, sent: tuple[str, ...]) -> str | None:
-    """A file of any folder, or `package.module:function` in the checkout or in the machine's
-    environment."""
-    if is_path(name):
-        path, _, function = name.rpartition(":")
-        if f"{OWN}/{Path(path).name}" in sent:
-            return _function(name, Path(path), function)
-        return (
-            f"MODEL={name}: {path} is not copied to the machines: git ignores it, or its name "
-            "begins with a dot."
-        )
-    module, _, function = name.partition(":")
-    stem = module.replace(".", "/")
-    files = [f for f in (f"{stem}.py", f"{stem}/__init__.py") if (CHECKOUT / f).is_file()]
-    if files and files[0] not in sent:
-        return (
-            f"MODEL={name}: {files[0]} is not copied to the machines; files of examples/, recipes/ "
-            f"and trainer/ are, but no links: MODEL={files[0]}:{function} sends its folder."
-        )
-    if files:
-        return _function(name, CHECKOUT / files[0], function)
-    if facts.packages.get(module.partition(".")[0]):
-        return None
-    modules = [f.removesuffix(".py").replace("/", ".") for f in sent if f.startswith("examples/")]
-    near = difflib.get_close_matches(module, modules, 3)
-    hint = f"; nearest: {', '.join(near)}" if near else ""
-    return f"MODEL={name}: neither here nor on {host.name} is there a module {module}{hint}."
-
-
 def _defined(body: list[ast.stmt]) -> list[str]:
     return [node.name for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
 
 
-def _function(name: str, file: Path, function: str) -> str | None:
+def _refuse_unknown(name: str, file: Path, function: str) -> None:
+    """Raises UserError for a function that the file surely does not have."""
     try:
         body = parsed(file)[1]
     except SyntaxError as error:
-        return f"MODEL={name}: {file.name}, line {error.lineno}: {error.msg}: correct it."
+        why = f"{file.name}, line {error.lineno}: {error.msg}: correct it."
+        raise UserError(f"MODEL={name}: {why}") from None
     except ValueError as error:
-        return f"MODEL={name}: {file.name} is no Python in UTF-8: {error}."
+        raise UserError(f"MODEL={name}: {file.name} is no Python in UTF-8: {error}.") from None
     own = _defined(body)
     # A name may also come from an import or an assignment: only a file of definitions is certain.
     others = (ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)
     bound = {word for node in body if isinstance(node, others) for word in _words(node)}
-    if function in own or function in bound:
-        return None
-    near = difflib.get_close_matches(function, own, 3) or own
-    return f"MODEL={name}: {file.name} has no {function!r}; it has {', '.join(near) or 'none'}."
+    if function not in own and function not in bound:
+        near = ", ".join(difflib.get_close_matches(function, own, 3) or own) or "none"
+        raise UserError(f"MODEL={name}: {file.name} has no {function!r}; it has {near}.")
 
 
 def _words(statement: ast.stmt) -> set[str | None]:

@@ -6,7 +6,6 @@ Plan.
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import shlex
 from collections import Counter
@@ -16,23 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from contract import split
-from contract.errors import UserError
-from contract.levels import Level
 from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.text import counted
-from launcher import __version__
+from launcher import __version__, judge
+from launcher.look import FIRST_PORT, PORTS, Facts
 from launcher.machines import engine
 from launcher.machines.engine import Host
-from launcher.machines.probe import FIRST_PORT, PORTS, Facts
 from launcher.node import job
-from launcher.options import document, for_trainer, with_trainer
+from launcher.options import document, for_trainer
 from launcher.plan import devices, models
 from launcher.plan.balance import OFF, Balance
 from launcher.plan.code import LIBRARY, OWN, Code
 from launcher.plan.devices import NodeDevices
 from launcher.plan.layer import FOLDER
 from launcher.plan.script import WORK, Script
+from launcher.problems import Refused, problem
 
 AS_ASKED = "as asked"  # why a precision or a strategy was taken
 
@@ -159,7 +157,7 @@ class Request:
     """Which attempt a plan is for. A later attempt continues from the newest checkpoint that any of
     its machines holds: the trainer finds and distributes it.
 
-    Both `why`s are a clause on what was decided before (None: say it now). `bar` is the width of
+    Both `why`s are a clause on what was decided before. `bar` is the width of
     the control terminal, 0 where there is none; `predicted` is what `make plan` said;
     `instruction_limits` go into each rank's environment. `independent`: each machine is a world
     of its own, and `timetables` (measure.py) say how it measures its links beforehand. `last` is
@@ -174,7 +172,7 @@ class Request:
     extra_env: dict[str, str] = field(default_factory=dict)
     instruction_limits: dict[str, str] = field(default_factory=dict)
     predicted: dict[str, Any] | None = None
-    precision_why: str | None = None
+    precision_why: str = AS_ASKED
     sync_why: str = AS_ASKED
     balance: Balance = field(default_factory=Balance)
     independent: bool = False
@@ -207,18 +205,17 @@ def build(
     code: Code,
     request: Request,
 ) -> Plan:
-    """The plan of one attempt; `settings` is what the trainer makes of the options, or the script
-    in its place. Raises UserError."""
+    """The plan of one attempt; `settings` is what the trainer makes of the options, its device and
+    precision decided, or the script in its place. Raises Refused."""
     parts = devices.assign(hosts, facts, settings)
     counts = tuple(parts[host.name].processes for host in hosts)
-    check_master(hosts)
+    if wrong := judge.master(hosts):
+        raise Refused(wrong)
     if isinstance(settings, Script):
         known = _of_script(settings)
     else:
-        level = devices.precision(parts, hosts, facts, settings, request.attempt > 1)
-        options = with_trainer(options, precision=level.name)
         check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
-        known = _of_trainer(settings, level, request)
+        known = _of_trainer(settings, request)
     port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
     own_ports = _own_ports(hosts, facts) if request.independent else {}
     weights = () if request.independent else request.balance.of(hosts)
@@ -248,15 +245,15 @@ def build(
     )
 
 
-def _of_trainer(settings: TrainerOptions, level: Level, request: Request) -> dict[str, Any]:
+def _of_trainer(settings: TrainerOptions, request: Request) -> dict[str, Any]:
     """The fields of a Plan that concern the trainer."""
     return {
         "model": settings.model,
         "epochs": settings.epochs,
         "sync": settings.sync,
         "sync_why": request.sync_why,
-        "precision": level.name,
-        "precision_why": request.precision_why or level.why,
+        "precision": settings.precision,
+        "precision_why": request.precision_why,
     }
 
 
@@ -320,7 +317,7 @@ def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -
         cwd=f"{folder}/{shared.code}",
         output=output,
         data=data,
-        versions=fact.versions,
+        versions=asdict(fact.versions),
         owner_signs=host.owner.signs,
         away_dir=host.owner.away_dir if host.owner.signs else "",
     )
@@ -369,61 +366,32 @@ def _program(data: str, output: str, shared: Shared, part: NodeDevices) -> list[
 
 
 def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> None:
-    """Raises UserError for a batch that the trainer could not split over `counts` ranks a node."""
+    """Raises Refused for a batch that the trainer could not split over `counts` ranks a node."""
     least = split.least_batch(counts)
     if per_node < least:
         name, count = max(zip(names, counts), key=lambda pair: pair[1])
         processes = f"{count} processes" if count > 1 else "one process"
-        raise UserError(
-            f"BATCH={per_node} is too small for the {processes} of {name}: batch normalisation "
-            f"needs {split.SMALLEST} samples in each: give BATCH={least} or more."
-        )
-
-
-def check_master(hosts: list[Host]) -> None:
-    """Refuse a loopback address for node 0: on every other machine it means that machine itself."""
-    address = ipaddress.ip_address(hosts[0].address)
-    if address.is_loopback and not all(
-        ipaddress.ip_address(host.address).is_loopback for host in hosts
-    ):
-        raise UserError(
-            f"{hosts[0].name}: its address is {address}, which means on each other machine "
-            "that machine itself: "
-            f"give its address in the LAN as ansible_host."
-        )
+        about = {"batch": per_node, "least": least, "smallest": split.SMALLEST}
+        raise Refused([problem("batch-small", name=name, processes=processes, **about)])
 
 
 def choose_port(facts: Facts, wanted: int | None, avoid: set[int]) -> int:
-    """A free port on node 0. Raises UserError when the one that was asked for is taken."""
+    """A free port on node 0. Raises Refused when the one that was asked for is taken."""
     if wanted is not None and wanted not in facts.free_ports:
-        raise UserError(
-            f"{facts.host}: port {wanted} is in use there: leave PORT out, and a free one "
-            "is taken, or give another."
-        )
+        raise Refused([problem("port-taken", name=facts.host, port=wanted)])
     free = [port for port in facts.free_ports if port not in avoid]
     if not free:
-        raise UserError(
-            f"{facts.host}: no free port in {FIRST_PORT}-{FIRST_PORT + PORTS - 1}: give "
-            "another, like PORT=30000."
-        )
+        last = FIRST_PORT + PORTS - 1
+        raise Refused([problem("no-port", name=facts.host, first=FIRST_PORT, last=last)])
     return wanted if wanted is not None and wanted not in avoid else free[0]
 
 
-def candidate_ports(options: Config) -> list[int]:
-    ports = list(range(FIRST_PORT, FIRST_PORT + PORTS))
-    return ports if options.port is None else [options.port, *ports]
-
-
 def interface(host: Host, facts: Facts) -> str | None:
-    """The card that leads to the peers. Raises UserError if several cards do."""
+    """The card that leads to the peers. Raises Refused if several cards do."""
     if host.interface:
         return host.interface
-    cards = {route["interface"] for route in facts.routes.values() if route["interface"]}
+    cards = {card for card in facts.interfaces.values() if card}
     if len(cards) > 1:
-        ways = ", ".join(f"{peer} by {route['interface']}" for peer, route in facts.routes.items())
-        raise UserError(
-            f"{host.name}: its peers are reached through several network cards ({ways}): "
-            "put all machines in one "
-            f"network, or give interface=<card> for {host.name} in the inventory."
-        )
+        ways = ", ".join(f"{peer} by {card}" for peer, card in facts.interfaces.items())
+        raise Refused([problem("several-cards", name=host.name, ways=ways)])
     return cards.pop() if cards else None

@@ -21,12 +21,13 @@ from contract import validate
 from contract.errors import STOPPED, UNWRITTEN, UserError
 from contract.text import counted, write_whole
 from contract.validate import NATURAL, Each, Invalid, Maybe, One
+from launcher import judge, look
 from launcher.folders import recorded, relative
+from launcher.look import OpenMachines, Requirements
 from launcher.machines.engine import Host, MachineError, talk
 from launcher.owners import Owners
-from launcher.plan import preflight
 from launcher.plan.plan import Plan
-from launcher.plan.preflight import OpenMachines, Requirements
+from launcher.problems import ALWAYS
 from launcher.terminal import Stopper, Terminal
 from launcher.waits import Note
 from launcher.watch import failures
@@ -273,13 +274,14 @@ def _fit(
     hosts: list[Host], asked: Requirements, owners: Owners
 ) -> tuple[OpenMachines, dict[str, str]]:
     """Connections to those of the machines that are fit, and why others are not."""
-    machines = preflight.inspect(hosts, asked, without_missing=True)
+    machines = look.at(hosts, asked, without_missing=True)
     unfit: dict[str, str] = {}
     for host in machines.hosts:
-        for problem in preflight.alone(host, machines, asked):
+        own = machines.only(host)
+        for problem in judge.problems(own, asked, look.here(own, asked)):
             # A run's own processes may still be leaving the cards: only another run has a machine.
-            taken = problem.busy and machines.facts[host.name].runs and not asked.options.force
-            if problem.fatal or taken:
+            taken = problem.code == "machine-busy" and not asked.options.force
+            if problem.blocks is ALWAYS or taken:
                 unfit.setdefault(host.name, problem.text)
     machines.leave(unfit)
     owners.leave_used(machines)

@@ -15,7 +15,9 @@ from contract import validate
 from contract.errors import UserError
 from contract.records import PIECE
 from contract.validate import NATURAL, Each, Invalid, Match, One
-from launcher.machines import engine, probe
+from launcher import remote
+from launcher.look import OpenMachines
+from launcher.machines import engine
 from launcher.machines.engine import Host, MachineError, Node, Process, talk
 from launcher.machines.owned import SIGNS
 from launcher.node.machine import who
@@ -23,7 +25,6 @@ from launcher.plan import code
 from launcher.plan.code import Code
 from launcher.plan.layer import DAYS, FOLDER, Layer
 from launcher.plan.plan import NodePlan, Plan
-from launcher.plan.preflight import OpenMachines
 
 LEASE = 16.0
 LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
@@ -74,7 +75,7 @@ def _holds(sha256: str, node: Node, folders: dict[str, str]) -> bool:
     """Whether the machine has exactly these files; what was changed in their place goes."""
     host = node.host
     folder = folders[host.name]
-    there = probe.code_sha256(node, host.engine.guard_python, folder)
+    there = remote.tree_sha256(node, folder)
     if there:
         used = ["sh", "-c", USED, "sh", folder, str(DAYS)]
         with contextlib.suppress(OSError, UserError):
@@ -90,7 +91,7 @@ def check_code(
     do not."""
 
     def one(host: Host) -> str | None:
-        found = probe.code_sha256(nodes[host.name], host.engine.guard_python, folders[host.name])
+        found = remote.tree_sha256(nodes[host.name], folders[host.name])
         if found == sha256:
             return None
         return (

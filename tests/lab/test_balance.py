@@ -15,7 +15,7 @@ from tests.lab.test_train import CHECKOUT, LAUNCH, launch, run_folder
 
 MODEL = "tests/lab/sleeping_model.py:sleeper"
 WORDS = ("--nodes", "3", "--model", MODEL, "--batch", "24", "--precision", "fp32")
-KERNEL = "/sys/kernel/vmcoreinfo"  # by which launcher/machines/probes/machine.py knows a kernel
+KERNEL = "/sys/kernel/vmcoreinfo"  # by which launcher/node/probe.py knows a kernel
 PATIENCE = 300  # seconds
 SPEEDS = {"node1": 1 / 0.02, "node2": 1 / 0.03, "node3": 1 / 0.04}  # images/s
 IDEAL = sum(SPEEDS.values())

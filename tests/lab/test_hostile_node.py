@@ -40,7 +40,7 @@ def sent(what: str) -> str:
 
 
 def field(name: str) -> str:
-    return sent(rf"{name} is not what it should be\.")
+    return sent(rf"{name} is .*, and .* was expected\.")
 
 
 # These say nothing of the training before it, which waits for the liar.
@@ -112,12 +112,12 @@ INVALID = "what it says of itself is impossible: "
 REFUSED = [
     Lie("an answer of brackets", f"{INVALID}it is no JSON", 2),
     Lie("an answer of brackets and half a surrogate", rf"{INVALID}answer is \[\[", 2),
-    Lie("an answer that leaves something out", rf"{INVALID}answer\.routes\.192\.168\.", 2),
-    Lie("an answer of wrong types", rf"{INVALID}answer\.cores is not", 2),
-    Lie("a home of two lines", rf"{INVALID}answer\.home is not", 2),
+    Lie("an answer that leaves something out", rf"{INVALID}answer\.interfaces\.192\.168\.", 2),
+    Lie("an answer of wrong types", rf"{INVALID}answer\.cores is 'eight'", 2),
+    Lie("a home of two lines", rf"{INVALID}answer\.home is '/home", 2),
     Lie("a holder with escapes", "it is in use by \x1b\\[31mred: run ", 2),
     Lie("an answer without end", "its answer is longer than 4 MiB", 2),
-    Lie("a port that is none", rf"{INVALID}answer\.free_ports\[0\] is not", 2),
+    Lie("a port that is none", rf"{INVALID}answer\.free_ports\[0\] is 0", 2),
 ]
 
 

@@ -5,15 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import paramiko
-import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from contract import errors
 from contract.options import Config
+from launcher.look import Requirements
 from launcher.machines import owned
 from launcher.machines.engines import ssh
-from launcher.plan import preflight
-from launcher.plan.problems import control_problems
+from launcher.problems import RULES, problem
 from launcher.watch import attempts
 from launcher.watch.failures import Failure, exit_code, explained, reason, restart
 from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
@@ -27,6 +26,7 @@ from tests.unit.launcher.launcher_values import (
     facts,
     gpus,
     host,
+    problems,
 )
 
 
@@ -122,17 +122,17 @@ OTHER = {"pid": 7, "run": "20261120T120000Z-resnet18-4n", "holder": "ann@desk"}
 # Changes of node2's facts.
 MACHINES = {
     "no torch": versions(torch=None, torchvision=None),
-    "no digits": data(path="/srv/digits", exists=False, splits={}),
-    "no imagenet": data(path="/srv/imagenet", exists=False, splits={}),
-    "no such data": data(path="/d/nosuch", exists=False, others=["digits", "mnt"], splits={}),
+    "no digits": data(exists=False, splits={}),
+    "no imagenet": data(exists=False, splits={}),
+    "no such data": data(exists=False, others=["digits", "mnt"], splits={}),
     "no data set": data(problem="it has no folder train but training.", splits={}),
     "other data": data(splits={"train": {**LISTING, "images": 3}, "val": LISTING}),
     "not writable": {"writable": False},
     "little room": {"disk_free": 1 << 29},
     "no room": {"disk_free": 0},
-    "clock ahead": {"unix": 160.0},
-    "clock behind": {"unix": 40.0},
-    "no toolkit": {"paths": {"/usr/local/cuda-10.2/bin": False}},
+    "clock ahead": {"skew": 60.0},
+    "clock behind": {"skew": -60.0},
+    "no toolkit": {"toolkit": False},
     "no guard's Python": {"guard_python": False},
     "driver upgraded": {"gpus": gpus(0, error="Driver/library version mismatch")},
     "driver fails": {"gpus": gpus(0, error="No devices were found")},
@@ -143,29 +143,80 @@ MACHINES = {
     "other NCCL": versions(nccl="2.10"),
     "other driver": {"gpus": gpus(1, driver="440.33")},
     "no GPU": {"gpus": gpus(0)},
-    "GPU without a driver": {"gpus": {**gpus(0), "cards_on_bus": 1}},
+    "GPU without a driver": {"gpus": gpus(0, driver=None, on_bus=1)},
+}
+FOLDERS = {"no digits": "digits", "no imagenet": "imagenet", "no such data": "/d/nosuch"}
+# Of one machine by itself, for other reasons than its answer.
+OF_ONE = {
+    "answer-fails": {"place": "ValueError: x (look.py:1)"},
+    "answer-impossible": {"why": "answer.cores is 'eight', and a whole number was expected"},
+    "answer-refused": {"why": "its answer is longer than 4 MiB: does a .bashrc print there?"},
+    "answer-late": {"seconds": 30.0},
+    "connection-broke": {"why": ": Broken pipe"},
+    "python-missing": {"python": "/opt/tandem/env/bin/python", "said": "no such file"},
+    "python-fails": {"python": "/opt/tandem/env/bin/python", "said": "No module named json"},
+    "queue": {"run": OTHER["run"], "user": "ann", "holder": "ann@desk"},
+    "gpu-unknown": {"visible": "7", "count": 2},
+    "gpus-hidden": {"gpus": 2, "count": 1},
+    "gpus-missing": {"listed": "gpus=4", "count": 1},
+    "gpus-unusable": {"gpus": 2, "why": "its torch is built without CUDA: run `make provision`."},
+    "no-gpu": {"why": "it has no GPU."},
+    "model-imports": {
+        **{"model": "/m/net.py:body", "missing": "timm, numpy", "packages": "timm numpy"},
+        "python": "/opt/tandem/env/bin/python",
+    },
+    "script-imports": {"script": "train.py", "missing": "pandas"},
+    "script-stack": {"lacks": "numpy 2.1"},
+    "ways-unknown": {"why": "no answer within 15 s"},
+}
+# Of several, of this one, of the model or the script.
+OF_ALL = {
+    "unreached": {"said": "node2 (tandem@192.0.2.2, port 22): cannot be reached: ..."},
+    "examples": {},
+    "control-disk-full": {"free": 90},
+    "control-disk-low": {"free": 900},
+    "gpu-named-twice": {"names": "node1, node2"},
+    "model-unknown": {"model": "resnet19", "version": "0.29.2", "near": "resnet18"},
+    "model-not-sent": {"model": "/m/net.py:body", "file": "/m/net.py"},
+    "model-elsewhere": {"model": "report.x:f", "file": "report/x.py", "function": "f"},
+    "model-nowhere": {"model": "nets:f", "module": "nets", "near": "; nearest: examples.nets"},
+    "script-broken": {"script": "train.py", "why": "helpers.py, line 2: invalid syntax"},
+    "script-packages": {"said": "requirements.txt cannot be gathered: ..."},
+    "python-differs": {"values": "3.11 (node1), 3.12 (node2)"},
+    "no-way": {
+        **{"of": "node1 (192.0.2.1)", "peer": "node2", "address": "192.0.2.2", "port": 29531},
+        "why": "No route to host",
+    },
+    "batch": {"said": "BATCH=32 on 2 machines is 64 images a step, and train/ has 60: ..."},
+    "batch-small": {"batch": 2, "processes": "4 processes", "smallest": 2, "least": 8},
+    "master-loopback": {"address": "127.0.1.1"},
+    "port-taken": {"port": 22},
+    "no-port": {"first": 29500, "last": 29531},
+    "several-cards": {"ways": "192.0.2.2 by eno1, 192.0.2.3 by tun0"},
 }
 
 
 def of_machines():
-    """What a run's preflight finds, and whether FORCE=1 or QUEUE=1 passes over it."""
-    asked = preflight.Requirements(Config(), replace(SETTINGS, model="resnet18"), None)
+    """Every problem that keeps a run from starting, and what passes over it."""
     hosts = [host(1), host(2, cuda_home="/usr/local/cuda-10.2")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preflight.probe, "check_ways", lambda *_: [])
-        patch.setattr(preflight.folders, "disk_free", lambda: 1 << 40)
-        for code, changes in MACHINES.items():
-            alike = "gpus" in changes and code != "driver fails"
-            known = {"node1": facts(1, gpus=gpus(1)) if alike else facts(1)}
-            known["node2"] = facts(2, **changes)
-            found = preflight.check(preflight.OpenMachines(hosts, {}, known), asked)
-            yield f"machine: {code}", "\n".join(map(kind_of, found))
-    for free in (1 << 30, 900 << 20, 90 << 20):
-        yield f"machine: {free >> 20} MiB here", "\n".join(map(kind_of, control_problems(free)))
+    shown = {*OF_ONE, *OF_ALL}
+    for name, changes in MACHINES.items():
+        alike = "gpus" in changes and name != "driver fails"
+        known = [facts(1, gpus=gpus(1)) if alike else facts(1), facts(2, **changes)]
+        settings = replace(SETTINGS, model="resnet18")
+        asked = Requirements(Config(data=FOLDERS.get(name, "/d")), settings)
+        found = problems(hosts, known, asked)
+        shown.update(one.code for one in found)
+        yield f"machine: {name}", "\n".join(map(kind_of, found))
+    for code, values in OF_ONE.items():
+        yield f"machine: {code}", kind_of(problem(code, host(2), **values))
+    for code, values in OF_ALL.items():
+        yield f"machine: {code}", kind_of(problem(code, name="node2", **values))
+    assert shown == RULES.keys(), shown ^ RULES.keys()
 
 
 def kind_of(problem):
-    return f"({'fatal' if problem.fatal else 'busy' if problem.busy else 'soft'}) {problem.text}"
+    return f"({problem.blocks.value}, {problem.code}) {problem.text}"
 
 
 def refused(number, text):

@@ -116,18 +116,18 @@ READS = {
         ansible/wake.py contract/command_line.py contract/layout.py contract/runs.py
         contract/text.py contract/validate.py launcher/checkpoints.py launcher/collect.py
         launcher/control.py launcher/folders.py launcher/machines/engines/ssh.py
-        launcher/machines/inventory.py launcher/machines/probe.py
-        launcher/machines/probes/machine.py launcher/node/owner.py launcher/node/pairprobe.py
-        launcher/node/tickets.py launcher/outputs.py launcher/pickles.py launcher/plan/code.py
-        launcher/plan/layer.py launcher/plan/models.py launcher/plan/requirements.py
+        launcher/machines/inventory.py launcher/node/owner.py launcher/node/pairprobe.py
+        launcher/node/probe.py launcher/node/tickets.py launcher/outputs.py
+        launcher/pickles.py launcher/plan/code.py launcher/plan/layer.py
+        launcher/plan/models.py launcher/plan/requirements.py
         launcher/queue.py launcher/status.py launcher/top.py launcher/watch/attempts.py
         launcher/watch/records.py report/files.py report/older.py tandem/compat.py
         tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py
         trainer/resume.py trainer/writer.py""",
     "the checkout's own files": """
         ansible/bundling/debs.py ansible/bundling/table.py ansible/planning/offline.py
-        ansible/stacks_page.py contract/prices.py launcher/plan/devices.py tandem/standalone.py
-        tools/rings.py""",
+        ansible/stacks_page.py contract/prices.py launcher/plan/devices.py launcher/remote.py
+        tandem/standalone.py tools/rings.py""",
     "the kernel's files": """
         contract/card.py launcher/node/processes.py launcher/node/records.py
         launcher/node/sockets.py tandem/timings.py""",

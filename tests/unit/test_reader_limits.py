@@ -18,12 +18,12 @@ from contract.command_line import parse
 from contract.errors import UserError
 from contract.text import PARTS, SHORT, read_text
 from contract.validate import Invalid
-from launcher import control, folders, outputs, top
+from launcher import control, folders, look, outputs, top
 from launcher.background import Sizes, Spool
-from launcher.machines import inventory, probe
+from launcher.machines import inventory
 from launcher.machines.engines import ssh
-from launcher.machines.probes import machine
 from launcher.node import owner, pairprobe, tickets
+from launcher.node import probe as machine
 from launcher.plan import code, requirements
 from launcher.watch import records
 from launcher.watch.attempts import RECORDED
@@ -143,7 +143,7 @@ def test_lines_of_known_hosts_and_words_take_what_they_are():
 
 def an_answer(folder, count):
     text = json.dumps({**ANSWER, "models": ["a"] * (count // 10)})
-    return lambda: probe.read_facts(text, TASK)
+    return lambda: look.read_facts(text, TASK)
 
 
 def a_flood_of_beats(folder, count):

@@ -312,7 +312,7 @@ def changed(**fields):
 ANSWERS = {
     "an answer of brackets": deep,
     "an answer of brackets and half a surrogate": lambda _: NESTED,
-    "an answer that leaves something out": changed(packages={}, routes={}),
+    "an answer that leaves something out": changed(missing=[], interfaces={}),
     "an answer of wrong types": changed(cores="eight"),
     "a home of two lines": changed(home="/home/tandem\n/etc"),
     "a holder with escapes": changed(runs=[{"pid": 1, "run": ESCAPES, "holder": ESCAPES}]),

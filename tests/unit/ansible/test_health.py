@@ -124,8 +124,8 @@ def test_a_line_a_machine_of_at_most_80_columns_the_absent_ones_too():
         health.absent("pc2"),
         row("a-very-long-name-of-a-machine", smi={"done": True, "text": SMI * 3}, errors=None,
             held=["bash", "linux-generic"], waiting_kernel="7",
-            disks=[{"folder": "/", "size": 9e12, "free": 8.1e12},
-                   {"folder": "/srv", "size": 9e12, "free": 9_400_000_000}]),
+            disks=[{"folder": "/", "size": 9 * 10**12, "free": 81 * 10**11},
+                   {"folder": "/srv", "size": 9 * 10**12, "free": 9_400_000_000}]),
         row("pc4", smi={"done": False, "text": LOST}),
         row("pc5", smi=None, held=None, disks=[]),
     ]  # fmt: skip

@@ -84,7 +84,7 @@ def test_the_border_knows_all_that_the_modules_return(monkeypatch, capsys):
         ({"displays": [{"pid": 1, "command": None}, {"pid": "x", "command": None}]},
          "pc1.displays[1].pid is 'x'"),
         ({"waiting_kernel": 7}, "pc1.waiting_kernel is 7"),
-        ({"packages": {"a" * 9999: "none"}}, "aa is 'none'"),
+        ({"packages": {"a" * 9999: "none"}}, "pc1.packages is 'aaaa"),
     ],
 )  # fmt: skip
 def test_the_border_names_the_value_that_cannot_be(changes, part):

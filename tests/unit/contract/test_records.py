@@ -15,14 +15,13 @@ import pytest
 
 from contract.options import Config
 from contract.records import names
-from launcher import collect, folders, run
+from launcher import collect, folders, look, run
 from launcher.background import Sizes
-from launcher.machines import probe
+from launcher.look import Requirements
 from launcher.node import counters, gpus, records
 from launcher.node.task import Task, read_task
 from launcher.options import document, with_trainer
 from launcher.plan import plan as planning
-from launcher.plan.preflight import Requirements, _task
 from launcher.watch import attempts, guards
 from launcher.watch.attempts import Attempts, write_json
 from launcher.watch.failures import Failure
@@ -358,16 +357,16 @@ def machine(made):
         1, connection="local", address="127.0.0.1", env_python=sys.executable,
         node_dir=str(made.scratch / "node"), data_root=str(made.scratch), cuda_home="/usr",
     )  # fmt: skip
-    task = _task(here, [here], Requirements(Config(data="digits"), SETTINGS))
+    task = look.question(here, [here], Requirements(Config(data="digits"), SETTINGS))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
-        found, failed = probe.ask_all({"node1": here.engine.node(here)}, {"node1": task})
+        found, failed = look.ask_all({"node1": here.engine.node(here)}, {"node1": task})
     if failed:
-        return set(failed.values())
-    (card,) = found["node1"].gpus["cards"]
-    route = found["node1"].routes["127.0.0.1"]
-    known = {"sm": card["sm"] == 75, "pci": card["pci"] == "1e07"}
-    known.update(interface=route["interface"] == "lo", val="val" in found["node1"].data["splits"])
+        return {one.text for one in failed.values()}
+    facts = found["node1"]
+    (card,) = facts.gpus.cards
+    known = {"sm": card.sm == 75, "pci": card.pci == "1e07", "val": "val" in facts.data.splits}
+    known.update(interface=facts.interfaces == {"127.0.0.1": "lo"})
     return {name for name, fits in known.items() if not fits}
 
 
@@ -395,7 +394,7 @@ CASES = [
     ("launcher/plan/plan.py", "launcher/run.py", resumed),
     ("launcher/watch/attempts.py", "report/read.py and itself", attempted),
     ("launcher/watch/guards.py", "launcher/node/task.py", tasks),
-    ("launcher/machines/probes/machine.py", "launcher/machines/probe.py", machine),
+    ("launcher/node/probe.py", "launcher/look.py", machine),
 ]
 
 

@@ -1,30 +1,32 @@
 """Hosts, facts and plans for tests."""
 
+import contextlib
 import json
 from dataclasses import replace
 
+import pytest
+
+from contract import validate
 from contract.options import Config
 from contract.options import Options as TrainerOptions
+from launcher import judge
+from launcher.look import Control, Facts, OpenMachines, Requirements
 from launcher.machines.engine import Host
-from launcher.machines.probe import Facts
-from launcher.options import config_of, document
+from launcher.options import config_of, document, with_trainer
+from launcher.plan import devices
 from launcher.plan import plan as making
 from launcher.plan.code import Code
+from launcher.problems import Refused
 
 SETTINGS = TrainerOptions(epochs=3)
-VERSIONS = {"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2", "cuda": "13.2"}
-NO_GPUS = {
-    "count": 0,
-    "cards": [],
-    "driver": None,
-    "processes": [],
-    "error": None,
-    "cards_on_bus": 0,
+VERSIONS = {
+    **{"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2", "cuda": "13.2"},
+    "nccl": None,
 }
+NO_GPUS = {"cards": [], "driver": None, "processes": [], "error": None, "on_bus": 0}
 CODE = Code(names=(), sha256="c0de" * 16, git_revision=None, git_diff="")
 LISTING = {"classes": 10, "images": 1442, "sha256": "ab" * 32}
 DATA = {
-    "path": "/d",
     "exists": True,
     "problem": None,
     "splits": {"train": LISTING, "val": LISTING},
@@ -46,33 +48,52 @@ def host(number, **changes):
     return Host(**{**values, **changes})
 
 
-def facts(number, **changes):
-    values = {
-        "host": f"node{number}",
-        "unix": 100.0,
-        "asked_unix": 100.0,
-        "answered_unix": 100.1,
-        "home": "/home/tandem",
-        "hostname": f"node{number}",
-        "cores": 8,
-        "cpu_flags": [],
-        "machine": f"machine{number}",
-        "versions": VERSIONS,
-        "models": ["resnet18", "resnet34", "resnet50", "vgg11"],
-        "packages": {},
-        "distributions": {"torch": "2.15.0"},
-        "glibc": 36,
-        "runs": [],
-        "paths": {},
-        "gpus": NO_GPUS,
-        "routes": {"192.0.2.1": {"interface": "eno1", "source": "192.0.2.9", "error": None}},
-        "free_ports": (29500, 29501, 29502),
-        "data": DATA,
-        "disk_free": 1 << 40,
-        "writable": True,
-        "guard_python": True,
-    }
-    return Facts(**{**values, **changes})
+ANSWER = {
+    "unix": 100.0,
+    "home": "/home/tandem",
+    "cores": 8,
+    "cpu_flags": [],
+    "versions": VERSIONS,
+    "models": ["resnet18", "resnet34", "resnet50", "vgg11"],
+    "missing": [],
+    "distributions": {"torch": "2.15.0"},
+    "glibc": 36,
+    "runs": [],
+    "toolkit": True,
+    "gpus": NO_GPUS,
+    "interfaces": {"192.0.2.1": "eno1"},
+    "free_ports": [29500, 29501, 29502],
+    "data": DATA,
+    "disk_free": 1 << 40,
+    "writable": True,
+    "guard_python": True,
+}
+
+
+def facts(number, skew=0.0, **changes):
+    """What node `number` answers, but for these parts of it."""
+    answer = {**ANSWER, "machine": f"machine{number}", **changes}
+    known = validate.check(answer, Facts, "answer")
+    return replace(known, host=f"node{number}", skew=skew)
+
+
+def problems(hosts, found, asked=None, control=None):
+    """What is wrong with these machines, of whose answers and control machine all else is well."""
+    machines = OpenMachines(hosts, {}, {one.host: one for one in found})
+    asked = asked or Requirements(Config(), replace(SETTINGS, model="resnet18"))
+    return judge.problems(machines, asked, control or Control(1 << 40))
+
+
+def codes(problems):
+    return [one.code for one in problems]
+
+
+@contextlib.contextmanager
+def refused(*wanted):
+    """That what is done within is refused for problems with these codes."""
+    with pytest.raises(Refused) as caught:
+        yield
+    assert codes(caught.value.reasons) == [*wanted], caught.value
 
 
 def card(number=0, **changes):
@@ -82,15 +103,19 @@ def card(number=0, **changes):
 
 def gpus(count, **changes):
     cards = [card(number) for number in range(count)]
-    return {**NO_GPUS, "count": count, "cards": cards, "driver": "580.1", **changes}
+    return {**NO_GPUS, "cards": cards, "driver": "580.1", **changes}
 
 
 def build(hosts, found, options=None, settings=None, **details):
-    request = making.Request(**{"run": "r", "unix": 0.0, **details})
-    named = {one.host: one for one in found}
-    return making.build(
-        hosts, named, options or Config(), replace(SETTINGS, **(settings or {})), CODE, request
-    )
+    """The plan of an attempt whose precision is decided here."""
+    named, wanted = {one.host: one for one in found}, replace(SETTINGS, **(settings or {}))
+    asked = Requirements(options or Config(), wanted, begun=details.get("attempt", 1) > 1)
+    parts = devices.assign(hosts, named, wanted)
+    level = devices.precision(parts, OpenMachines(hosts, {}, named), asked)
+    request = making.Request(**{"run": "r", "unix": 0.0, "precision_why": level.why, **details})
+    chosen = replace(wanted, precision=level.name)
+    options = with_trainer(asked.options, precision=level.name)
+    return making.build(hosts, named, options, chosen, CODE, request)
 
 
 def planned(precision="fp32", sync="allreduce", **options):

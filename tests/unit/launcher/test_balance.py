@@ -6,12 +6,12 @@ import json
 import pytest
 
 from contract.errors import UserError
-from launcher import folders
+from launcher import folders, look
+from launcher.look import OpenMachines
 from launcher.machines import inventory
 from launcher.options import config_of
-from launcher.plan import checks, plan, predictions, preflight
+from launcher.plan import checks, plan, predictions
 from launcher.plan.balance import decide
-from launcher.plan.preflight import OpenMachines
 from launcher.run import weights_before
 from launcher.terminal import Terminal
 from tests.unit.launcher.launcher_values import facts, host, sent_to_trainer
@@ -76,8 +76,8 @@ def ready(monkeypatch, tmp_path):
     monkeypatch.setattr(predictions, "own_speeds", lambda _settings, _hosts: SPEEDS)
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     monkeypatch.setattr(inventory, "load", lambda _path: HOSTS)
-    monkeypatch.setattr(preflight, "inspect", lambda hosts, _: OpenMachines(hosts, {}, FACTS))
-    monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
+    monkeypatch.setattr(look, "at", lambda hosts, _: OpenMachines(hosts, {}, FACTS))
+    monkeypatch.setattr(look, "ways", lambda *_: [])
 
     def make(before=None, **options):
         said = io.StringIO()

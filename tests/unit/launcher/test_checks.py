@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from contract.errors import UserError
-from launcher import folders, notify, waits
+from launcher import folders, look, notify, waits
+from launcher.look import OpenMachines
 from launcher.machines import inventory
 from launcher.options import config_of
-from launcher.plan import checks, preflight
-from launcher.plan.preflight import OpenMachines
+from launcher.plan import checks
 from launcher.terminal import Terminal
 from tests.unit.launcher.launcher_values import SETTINGS, facts, gpus, host
 
@@ -26,7 +26,7 @@ def ready(monkeypatch, tmp_path):
     def make(*looks, until=None, everybody=False, **options):
         found = iter(looks)
 
-        def look(hosts, _asked):
+        def answers(hosts, _asked):
             return OpenMachines(
                 hosts,
                 make.nodes,
@@ -34,8 +34,8 @@ def ready(monkeypatch, tmp_path):
             )
 
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
-        monkeypatch.setattr(preflight, "inspect", look)
-        monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
+        monkeypatch.setattr(look, "at", answers)
+        monkeypatch.setattr(look, "ways", lambda *_: [])
         monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
         monkeypatch.setattr(folders, "RUNS", tmp_path)
         monkeypatch.setattr(checks.time, "sleep", sleep)

@@ -11,13 +11,13 @@ import pytest
 
 from contract.errors import UserError
 from contract.options import Config
-from launcher import collect
+from launcher import collect, look
 from launcher.background import Sizes
-from launcher.machines import engine, engines, inventory, probe
+from launcher.look import OpenMachines
+from launcher.machines import engine, engines, inventory
 from launcher.machines.engine import talk
 from launcher.machines.engines.local import LocalProcess
 from launcher.plan import code
-from launcher.plan.preflight import OpenMachines
 from launcher.terminal import Stopper, Terminal
 from launcher.watch import guards
 from launcher.watch.attempts import Attempts
@@ -83,8 +83,8 @@ def wrapped(tmp_path, monkeypatch):
 
 
 TASK = {
-    **{"peers": [], "ports": [47401], "packages": [], "distributions": False, "paths": []},
-    **{"models": None, "data": "/none"},
+    **{"peers": [], "ports": [47401], "packages": [], "distributions": False, "toolkit": "/"},
+    **{"models": None, "data": "/none", "cpu_flags": ()},
 }
 
 
@@ -98,17 +98,17 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
     tasks = {one.name: {**TASK, "node_dir": one.node_dir} for one in hosts}
     for one in hosts:
         tasks[one.name]["guard_python"] = one.engine.guard_python
-    found, silent = probe.ask_all(nodes, tasks)
+    found, silent = look.ask_all(nodes, tasks)
     assert silent == {} and found["node2"].guard_python
 
-    listening = {n: facts(n, free_ports=(47410 + n,)) for n in (1, 2)}
-    assert probe.check_ways(hosts, nodes, {f"node{n}": one for n, one in listening.items()}) == []
+    listening = {f"node{n}": facts(n, free_ports=[47410 + n]) for n in (1, 2)}
+    assert look.ways(OpenMachines(hosts, nodes, listening)) == []
 
     script = tmp_path / "script.py"
     script.write_text("import os; print('rank', os.environ['RANK'])")
     own = {"TANDEM_TEST_SCRIPT": str(script)}
     hosts = [replace(one, env_python=str(STANDIN), env=own) for one in hosts]
-    plan = build(hosts, [facts(n, routes={}) for n in (1, 2)], Config(force=True))
+    plan = build(hosts, [facts(n, interfaces={}) for n in (1, 2)], Config(force=True))
     folders = {node.host: node.cwd for node in plan.nodes}
     code.send(code.current(), nodes, folders)
     guards.check_code(code.current().sha256, hosts, nodes, folders)

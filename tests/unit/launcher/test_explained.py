@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from launcher import look
 from launcher.machines import inventory
 from launcher.machines.engine import MachineError
 from launcher.machines.engines import ssh
-from launcher.plan import preflight
 from launcher.watch.failures import explained
 from tests.unit.launcher import scripted_guards
 from tests.unit.launcher.launcher_values import host
@@ -74,9 +74,9 @@ def test_the_machines_of_the_example_are_known_as_such():
     shipped = inventory.load(inventory.CHECKOUT / "inventory.ini")
     assert {one.name: one.address for one in shipped} == inventory.EXAMPLE
     silent = {one.name: f"{one.name} is silent" for one in shipped}
-    example, *others = preflight.unreached(shipped, silent)
+    example, *others = look.unreached(shipped, silent)
     assert "these are the machines of the example" in example and others == ["node1 is silent"]
     some = {"node2": silent["node2"]}
-    assert preflight.unreached(shipped, some) == ["node2 is silent"]
+    assert look.unreached(shipped, some) == ["node2 is silent"]
     own = [host(7)]
-    assert preflight.unreached(own, {"node7": "node7 is silent"}) == ["node7 is silent"]
+    assert look.unreached(own, {"node7": "node7 is silent"}) == ["node7 is silent"]

@@ -6,17 +6,20 @@ import sys
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
 from contract.errors import UserError
+from contract.options import Config
+from launcher import judge, look
+from launcher.look import OpenMachines, Requirements
 from launcher.machines.engines.local import LocalNode
-from launcher.plan import layer, preflight
+from launcher.plan import layer
 from launcher.plan.layer import Environment
-from launcher.plan.preflight import OpenMachines
+from launcher.plan.script import Script
 from launcher.watch import guards
-from tests.unit.launcher.launcher_values import facts, host
+from tests.unit.launcher.launcher_values import VERSIONS, codes, facts, host
 
 THERE = {"torch": "2.15.0", "nvidia-cublas": "13.2", "base": "1.0"}
 ENVIRONMENT = Environment.of("3.11.2", 36, THERE)
@@ -250,16 +253,20 @@ def machines_with(*environments):
     return OpenMachines(hosts, {}, known)
 
 
+def judged(script, *environments):
+    machines, asked = machines_with(*environments), Requirements(Config(data=""), script)
+    return judge.problems(machines, asked, look.here(machines, asked))
+
+
 def test_environments_that_differ_get_no_layer(index, asks):
-    script = SimpleNamespace(requirements=asks("tool"))
+    script = Script(("train.py",), Path(), (), (), (), None, None, ("tool",), (), asks("tool"))
     same = {"distributions": THERE}
-    assert preflight.layer_of(machines_with(same, same), script).packages["tool"] == "1.0"
+    assert judged(script, same, same) == []
     lacks = {"distributions": {**THERE, "base": "1.1"}}
-    with pytest.raises(UserError, match=r"node2 \(192.0.2.2\): base 1.0 is missing"):
-        preflight.layer_of(machines_with(same, lacks), script)
-    versions = {"python": "3.12.1", "torch": "2.15.0", "torchvision": "0.29.2", "cuda": None}
-    with pytest.raises(UserError, match="Python differs between machines"):
-        preflight.layer_of(machines_with(same, {**same, "versions": versions}), script)
+    (problem,) = judged(script, same, lacks)
+    assert (problem.code, problem.labels) == ("script-stack", ("node2 (192.0.2.2)",))
+    newer = {**same, "versions": {**VERSIONS, "python": "3.12.1"}}
+    assert codes(judged(script, same, newer)) == ["python-differs"]
 
 
 def test_the_file_beside_the_script_is_found_and_another_can_be_named(tmp_path):

@@ -42,11 +42,11 @@ def test_nodes_of_one_machine_have_no_link_to_measure():
 
 
 def test_a_port_must_be_free_everywhere():
-    found = {"node1": facts(1), "node2": facts(2, free_ports=(29502, 29503))}
+    found = {"node1": facts(1), "node2": facts(2, free_ports=[29502, 29503])}
     made = measure.timetables([host(1), host(2)], found)
     assert {one["port"] for one in made.values()} == {29502}
     with pytest.raises(UserError, match="no port is free"):
-        measure.timetables([host(1), host(2)], {**found, "node2": facts(2, free_ports=(1,))})
+        measure.timetables([host(1), host(2)], {**found, "node2": facts(2, free_ports=[1])})
 
 
 def run(tables, folder, command=("-c", "print('then this')")):
@@ -71,7 +71,7 @@ def run(tables, folder, command=("-c", "print('then this')")):
 def test_machines_measure_each_other_and_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.measure.STREAM_SECONDS", 0.05)
     hosts = [host(n, address=f"127.0.0.{n}") for n in (1, 2, 3)]
-    free = {one.name: facts(1, free_ports=(29478,)) for one in hosts}
+    free = {one.name: facts(1, free_ports=[29478]) for one in hosts}
     said, files = run(measure.timetables(hosts, free), tmp_path)
     assert said == {one.name: ("then this\n", 0) for one in hosts}
     for one in hosts:
@@ -84,7 +84,7 @@ def test_machines_measure_each_other_and_go_on(tmp_path, monkeypatch):
 def test_a_link_that_cannot_be_measured_is_said_and_nothing_runs(tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.measure.PATIENCE", 0.3)
     hosts = [host(n, address=f"127.0.0.{n}") for n in (1, 2)]
-    tables = measure.timetables(hosts, {one.name: facts(1, free_ports=(29479,)) for one in hosts})
+    tables = measure.timetables(hosts, {one.name: facts(1, free_ports=[29479]) for one in hosts})
     said, files = run({"node1": tables["node1"]}, tmp_path)
     told, code = said["node1"]
     assert "the link could not be measured with node2: " in told and "then this" not in told

@@ -12,8 +12,8 @@ import pytest
 
 from contract.errors import UserError
 from launcher import cli, folders, measure
+from launcher.look import OpenMachines, Requirements
 from launcher.machines.inventory import CHECKOUT
-from launcher.plan import preflight
 from launcher.plan.checks import ReadyRun
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
@@ -59,18 +59,18 @@ def cluster(tmp_path, monkeypatch):
         ]
         # Tests of this file may run in several processes at once.
         first = 29400 + 3 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
-        ports = (first, first + 1, first + 2)
+        ports = [first, first + 1, first + 2]
         found = {
-            one.name: facts(n, machine="one", routes={}, free_ports=ports)
+            one.name: facts(n, machine="one", interfaces={}, free_ports=ports)
             for n, one in enumerate(hosts, 1)
         }
 
         def check(options, terminal, place):
             taken.append(options)
             nodes = {one.name: one.engine.node(one) for one in hosts}
-            machines = preflight.OpenMachines(hosts, nodes, found)
+            machines = OpenMachines(hosts, nodes, found)
             settings = replace(SETTINGS, model=options.trainer["model"])
-            asked = preflight.Requirements(options, settings)
+            asked = Requirements(options, settings)
             return ReadyRun(options, settings, hosts, machines, asked)
 
         monkeypatch.setattr(measure.inventory, "load", lambda _: hosts)

@@ -3,22 +3,26 @@
 import contextlib
 import io
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
-from launcher import cli
-from launcher.machines.probes import machine as probe
-from launcher.plan import models, preflight
-from tests.unit.launcher.launcher_values import facts, host
+from launcher import cli, judge
+from launcher.look import Control, OpenMachines
+from launcher.node import probe
+from launcher.plan import models
+from tests.unit.launcher.launcher_values import codes, facts, host
 
 SENT = ("examples/own_backbone.py", "examples/digits.py", "trainer/train.py")
 
 
-def problem(name, **changes):
-    return models.problem(name, host(1), facts(1, **changes), SENT)
+def problem(name, sent=SENT, imports=(), count=1, **changes):
+    """What is wrong with a model of this name on machines that answer so."""
+    hosts = [host(number) for number in range(1, count + 1)]
+    known = {one.name: facts(number, **changes) for number, one in enumerate(hosts, 1)}
+    control = Control(1 << 40, sent, imports)
+    return [*judge.model(OpenMachines(hosts, {}, known), name, control)]
 
 
 def told_here(argv):
@@ -55,32 +59,27 @@ def test_a_machine_without_torchvision_is_not_asked_nor_for_a_function_of_ones_o
 
 
 def test_names_of_torchvision():
-    assert problem("resnet34") is None
-    told = problem("resnet19")
-    assert told.startswith("MODEL=resnet19: torchvision 0.29.2 on node1 has no such classifier; ")
-    assert "nearest: resnet18" in told
-    assert problem("resnet19", models=[]) is None  # no torchvision: said elsewhere
+    assert problem("resnet34") == []
+    (one,) = problem("resnet19")
+    assert one.code == "model-unknown" and "nearest: resnet18" in one.text
+    assert problem("resnet19", models=[]) == []  # no torchvision: another problem
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "wanted"),
     [
-        ("examples.own_backbone:small_resnet18", None),
-        ("examples.own_backbone:small_resnet81", ["no 'small_resnet81'", "it has small_resnet18"]),
-        ("examples.own_bakbone:small_resnet18", ["no", "nearest: examples.own_backbone"]),
-        ("report.plan:predict", ["report/plan.py is not copied to the machines", "MODEL="]),
+        ("examples.own_backbone:small_resnet18", []),
+        ("examples.own_bakbone:small_resnet18", ["model-nowhere"]),
+        ("report.plan:predict", ["model-elsewhere"]),
     ],
 )
-def test_functions_of_ones_own(name, words):
-    told = problem(name)
-    assert (told is None) == (words is None), told
-    for word in words or ():
-        assert word in told
+def test_modules_of_ones_own(name, wanted):
+    assert codes(problem(name, missing=["examples"])) == wanted
 
 
 def test_a_package_of_the_environment_is_left_to_the_trainer():
-    assert problem("timm.models:resnet50d", packages={"timm": True}) is None
-    assert "a module timm.models" in problem("timm.models:resnet50d", packages={"timm": False})
+    assert problem("timm.models:resnet50d") == []
+    assert codes(problem("timm.models:resnet50d", missing=["timm"])) == ["model-nowhere"]
     assert probe.has_package("json") and not probe.has_package("no_such_package")
 
 
@@ -123,6 +122,7 @@ def test_a_model_of_one_s_own_is_given_by_the_path_of_its_file(mine, monkeypatch
     [
         ("net.py", "MODEL=net.py: name the function that returns the model, like MODEL=net.py:bui"),
         ("net.py:bild", "net.py has no 'bild'; it has build"),
+        ("examples.own_backbone:small_resnet81", "no 'small_resnet81'; it has small_resnet18"),
         ("nett.py:build", "there is no file"),
         ("broken.py:build", "broken.py, line 1"),
         ("odd.py:build", "no Python in UTF-8"),
@@ -151,26 +151,15 @@ def test_what_a_model_imports_is_asked_of_every_machine(mine):
     assert models.packages(name) == ["numpy", "timm", "torch"]
     assert models.packages("examples.own_backbone:small_resnet18") == ["torch", "torchvision"]
     assert models.packages("resnet50") == models.packages("timm.models:resnet50") == []
-    has = {"numpy": True, "torch": True}
-    assert models.lacking(name, host(1), facts(1, packages={**has, "timm": True})) is None
-    told = models.lacking(name, host(1), facts(1, packages={**has, "timm": False}))
-    assert told.startswith("node1") and "imports timm, missing in the environment there" in told
-    assert "python -m pip install timm`" in told
-
-
-def test_a_package_that_all_machines_lack_is_said_once(mine):
-    asked = SimpleNamespace(settings=SimpleNamespace(model=f"{mine}/net.py:build"))
-    hosts = [host(1), host(2)]
-    lacks = {one.name: facts(n, packages={}) for n, one in enumerate(hosts, 1)}
-    machines = SimpleNamespace(hosts=hosts, facts=lacks)
-    (problem,) = preflight.model(machines, asked.settings.model)
-    assert problem.text.startswith(f"{hosts[0].label()}, {hosts[1].label()}: MODEL=")
+    imports = tuple(models.packages(name))
+    assert problem(name, ("own/net.py",), imports) == []
+    (one,) = problem(name, ("own/net.py",), imports, 2, missing=["timm"])
+    assert one.code == "model-imports" and one.text.startswith("node1 (192.0.2.1), node2")
+    assert "python -m pip install timm`" in one.text
 
 
 def test_a_file_that_git_ignores_is_not_sent_and_that_is_said(mine):
-    name = f"{mine}/net.py:build"
-    assert models.problem(name, host(1), facts(1), ("own/net.py",)) is None
-    assert "is not copied to the machines" in models.problem(name, host(1), facts(1), SENT)
+    assert codes(problem(f"{mine}/net.py:build")) == ["model-not-sent"]
 
 
 UNUSED = """

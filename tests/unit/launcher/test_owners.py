@@ -9,11 +9,11 @@ import pytest
 from contract.errors import UserError
 from contract.options import Config
 from launcher import owners
+from launcher.look import OpenMachines, Requirements
 from launcher.machines import inventory, owned
 from launcher.machines.owned import Owner
 from launcher.owners import Owners, Report
-from launcher.plan.preflight import OpenMachines, Requirements
-from tests.unit.launcher.launcher_values import SETTINGS, facts, host
+from tests.unit.launcher.launcher_values import SETTINGS, VERSIONS, facts, host
 from tests.unit.launcher.test_inventory import document
 
 MONDAY = datetime(2026, 11, 23, 20, 0)
@@ -172,7 +172,7 @@ def found(monkeypatch):
             known = {name: facts(int(name[4:]), **more) for name, more in told.items()}
             return OpenMachines(here, dict.fromkeys(known), known)
 
-        monkeypatch.setattr(owners.preflight, "inspect", inspect)
+        monkeypatch.setattr(owners.look, "at", inspect)
         monkeypatch.setattr(owners, "ask", lambda nodes: {n: (signs or {}).get(n) for n in nodes})
         monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
         asked = Requirements(Config(**options), SETTINGS)
@@ -224,12 +224,12 @@ def test_too_few_by_the_clock_are_asked_nothing(found, monkeypatch):
     nights = [host(1, owner=Owner(hours=owned.hours("00:00-00:01"))), host(2)]
     known, asked = found(nights, min_nodes=2)
     monkeypatch.setattr(owners, "datetime", type("Noon", (), {"now": lambda: MONDAY}))
-    monkeypatch.setattr(owners.preflight, "inspect", None)
+    monkeypatch.setattr(owners.look, "at", None)
     assert names(known.present(asked)) == []
 
 
 def test_one_that_joins_must_go_together_with_the_others(found):
-    other = {"versions": {**facts(3).versions, "torch": "2.14.0"}}
+    other = {"versions": {**VERSIONS, "torch": "2.14.0"}}
     known, asked = found(DESKS, changes={"node3": other})
     machines = known.strict(asked)
     assert known.leave_strangers(machines, asked) == []  # nobody took part yet

@@ -14,10 +14,16 @@ import pytest
 
 from contract.errors import UserError
 from contract.options import Options
-from launcher.machines import probe
+from launcher import look, remote
 from launcher.node import machine_lock
 from tests.unit.launcher.launcher_values import host
 from trainer.data.folder import ImageFolder
+
+ASKED = {
+    **{name: [] for name in ("peers", "ports", "packages", "cpu_flags")},
+    **{"distributions": False, "models": None, "guard_python": "/usr/bin/python3"},
+    **{"toolkit": "/", "data": "", "node_dir": "/nowhere"},
+}
 
 
 @pytest.fixture
@@ -26,10 +32,8 @@ def ask(tmp_path):
     there = host(1, connection="local", address="127.0.0.1", env_python=sys.executable)
 
     def ask(folder):
-        task = {name: [] for name in ("peers", "ports", "packages", "paths")}
-        task.update(distributions=False, models=None, guard_python="/usr/bin/python3")
-        task.update(data=str(folder), node_dir=str(tmp_path / "node"))
-        facts, failures = probe.ask_all({there.name: there.engine.node(there)}, {there.name: task})
+        asked = {**ASKED, "data": str(folder), "node_dir": str(tmp_path / "node")}
+        facts, failures = look.ask_all({there.name: there.engine.node(there)}, {there.name: asked})
         assert failures == {}
         return facts[there.name].data
 
@@ -54,7 +58,7 @@ def write(root, *names, content=b"?"):
 
 @pytest.mark.parametrize("reader", ["read_facts", "talk"])
 def test_whatever_the_answer_of_one_machine_raises_the_others_have_theirs(monkeypatch, reader):
-    real, planted = getattr(probe, reader), []
+    real, planted = getattr(look, reader), []
 
     def once(*given):
         if not planted:
@@ -62,16 +66,12 @@ def test_whatever_the_answer_of_one_machine_raises_the_others_have_theirs(monkey
             raise ZeroDivisionError("planted")
         return real(*given)
 
-    monkeypatch.setattr(probe, reader, once)
-    monkeypatch.setattr(probe.ThreadPoolExecutor, "map", lambda pool, *given: map(*given))
-    task = {name: [] for name in ("peers", "ports", "packages", "paths")}
-    task.update(distributions=False, models=None, guard_python="/usr/bin/python3", data="")
+    monkeypatch.setattr(look, reader, once)
+    monkeypatch.setattr(look.ThreadPoolExecutor, "map", lambda pool, *given: map(*given))
     hosts = [host(n, connection="local", env_python=sys.executable) for n in (1, 2)]
-    tasks = {f"node{n}": {**task, "node_dir": "/nowhere"} for n in (1, 2)}
     nodes = {one.name: one.engine.node(one) for one in hosts}
-    facts, failures = probe.ask_all(nodes, tasks)
-    assert set(facts) == {"node2"}
-    assert failures["node1"].startswith("node1: what it answered ended in an error here: ")
+    facts, failures = look.ask_all(nodes, dict.fromkeys(nodes, ASKED))
+    assert set(facts) == {"node2"} and failures["node1"].code == "answer-fails"
 
 
 USUAL = ("train/ant/0.png", "train/cat/0.png", "val/ant/0.png")
@@ -90,8 +90,8 @@ USUAL = ("train/ant/0.png", "train/cat/0.png", "val/ant/0.png")
 def test_the_launcher_and_the_trainer_see_the_same_data_set(ask, tmp_path, more):
     root = write(tmp_path / "data", *USUAL, *more)
     told = ask(root)
-    assert told["problem"] is None
-    found = {split: (one["classes"], one["images"]) for split, one in told["splits"].items()}
+    assert told.problem is None
+    found = {split: (one.classes, one.images) for split, one in told.splits.items()}
     assert found == by_hand(root)
 
 
@@ -108,27 +108,25 @@ def test_the_launcher_and_the_trainer_see_the_same_data_set(ask, tmp_path, more)
 def test_what_the_trainer_refuses_is_refused_before_in_its_words(ask, tmp_path, names):
     root = write(tmp_path / "data", *names)
     told = ask(root)
-    assert told["problem"] is not None
-    assert by_hand(root) == f"--data {root}: {told['problem']}"
+    assert told.problem is not None
+    assert by_hand(root) == f"--data {root}: {told.problem}"
 
 
 def test_an_image_that_comes_into_a_sub_folder_is_counted(ask, tmp_path):
     root = write(tmp_path / "data", *USUAL, "train/ant/deeper/0.png")
     before = ask(root)
-    assert before["splits"]["train"]["images"] == 3
+    assert before.splits["train"].images == 3
     write(root, "train/ant/0.png", content=b"longer")  # in place: the folder's time stays
     assert ask(root) == before
     folder = root / "train/ant/deeper"
     write(root, "train/ant/deeper/1.png")
     (root / "train/ant" / os.fsdecode(b"caf\xe9.png")).write_bytes(b"?")  # no UTF-8
     os.utime(folder, ns=(1, 1))  # a clock may be coarse
-    assert ask(root)["splits"]["train"]["images"] == 5
+    assert ask(root).splits["train"].images == 5
 
 
 def test_what_is_sent_needs_nothing_that_a_bare_python_lacks():
-    asked = probe.program(
-        "launcher.machines.probes.machine", "json.dump([*sys.modules], sys.stdout)"
-    )
+    asked = remote.program("launcher.node.probe", "json.dump([*sys.modules], sys.stdout)")
     argv = [sys.executable, "-ISc", asked]
     loaded = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
     own = {name.partition(".")[0] for name in loaded} - sys.stdlib_module_names
@@ -176,7 +174,7 @@ def test_threads_that_send_programs_parse_one_after_the_other(monkeypatch):
         inside.pop()
         return parse(*words)
 
-    monkeypatch.setattr(probe.ast, "parse", slowly)
+    monkeypatch.setattr(remote.ast, "parse", slowly)
     with ThreadPoolExecutor(4) as pool:
-        programs = set(pool.map(lambda _: probe.program("launcher.node.machine", ""), [0] * 8))
+        programs = set(pool.map(lambda _: remote.program("launcher.node.machine", ""), [0] * 8))
     assert max(most) == 1 and len(programs) == 1

@@ -176,7 +176,7 @@ def test_who_has_no_ticket_does_not_go_before_those_who_have(wait, machines):
     assert queue.problems(machines) == []
     wait(Place(), 1, "m2")
     (problem,) = queue.problems(machines)
-    assert problem.busy and problem.text.startswith(f"m2: run {RUN.format(1)} of ")
+    assert problem.code == "queue" and problem.text.startswith(f"m2: run {RUN.format(1)} of ")
 
 
 @pytest.mark.parametrize("name", ["..", "/dev", "../x", "", "\0"])

@@ -20,11 +20,12 @@ from contract.errors import UNWRITTEN, UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import prediction_path
-from launcher import collect, folders, hours, run
+from launcher import collect, folders, hours, look, run
+from launcher.look import OpenMachines, Requirements
 from launcher.machines.engine import Busy
 from launcher.machines.engines.local import LocalNode
 from launcher.machines.engines.ssh import SshNode
-from launcher.plan import checks, predictions, preflight
+from launcher.plan import checks, predictions
 from launcher.plan.balance import Balance
 from launcher.plan.checks import ReadyRun
 from launcher.queue import Place
@@ -65,14 +66,14 @@ def start(tmp_path, monkeypatch, capsys):
             for number in (range(1, nodes + 1) if isinstance(nodes, int) else nodes)
         ]
 
-        def look(_hosts, _options, *, without_missing=False):
-            found = {h.name: facts(int(h.name[4:]), machine="one", routes={}) for h in hosts}
-            return preflight.OpenMachines(hosts, {h.name: h.engine.node(h) for h in hosts}, found)
+        def answers(_hosts, _options, *, without_missing=False):
+            found = {h.name: facts(int(h.name[4:]), machine="one", interfaces={}) for h in hosts}
+            return OpenMachines(hosts, {h.name: h.engine.node(h) for h in hosts}, found)
 
-        monkeypatch.setattr(preflight, "inspect", look)
+        monkeypatch.setattr(look, "at", answers)
         # This machine may be training, or have these tests twice.
         asked = Config(**{"force": True, **options})
-        machines, what = look(hosts, None), preflight.Requirements(asked, SETTINGS)
+        machines, what = answers(hosts, None), Requirements(asked, SETTINGS)
         checked = ReadyRun(asked, SETTINGS, hosts, machines, what)
         folder = tmp_path / "runs" / "r"
         folder.mkdir(parents=True, exist_ok=True)
@@ -365,8 +366,8 @@ def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
     (earlier / "plan.json").write_text("{}")
     folders.point_latest(earlier)
     hosts, said = [host(1)], io.StringIO()
-    machines = preflight.OpenMachines(hosts, {}, {"node1": facts(1)})
-    what = preflight.Requirements(Config(), SETTINGS)
+    machines = OpenMachines(hosts, {}, {"node1": facts(1)})
+    what = Requirements(Config(), SETTINGS)
     ready = ReadyRun(Config(), SETTINGS, hosts, machines, what)
     busy = Failure(host="node1", source="busy", order=0, message="it is in use by ben: run other")
     outcome = Outcome("failed", busy, 1.0, [], {})

@@ -13,14 +13,14 @@ import pytest
 
 from contract.errors import OUT_OF_MEMORY, STOPPED, UserError
 from contract.options import Config
-from launcher import cli, options
+from launcher import cli, look, options
+from launcher.look import Control, OpenMachines, Requirements
 from launcher.machines import inventory
 from launcher.node import prepare, supervisor
-from launcher.plan import checks, code, plan, preflight, script
-from launcher.plan.preflight import OpenMachines
+from launcher.plan import checks, code, plan, script
 from launcher.terminal import Terminal
 from launcher.watch import failures
-from tests.unit.launcher.launcher_values import CODE, VERSIONS, facts, gpus, host
+from tests.unit.launcher.launcher_values import CODE, VERSIONS, codes, facts, gpus, host, problems
 
 SOURCE = """
 import argparse, os
@@ -120,7 +120,7 @@ def test_what_cannot_be_meant_is_refused_before_any_machine_is_asked(
     (project / "other.sh").write_text("true\n")
     monkeypatch.chdir(project)
     monkeypatch.setattr(inventory, "load", lambda _path: [host(1)])
-    monkeypatch.setattr(preflight, "inspect", ask)
+    monkeypatch.setattr(look, "at", ask)
     assert cli.main(["dry-run", *words]) == 2
     told = capsys.readouterr().err
     assert said in told
@@ -171,14 +171,11 @@ def test_what_it_imports_is_asked_of_every_machine_and_named(project):
     found = read(project)
     assert found.imports == ("pandas", "torch", "yaml")  # neither its own modules nor wandb
     hosts = [host(1), host(2)]
-    needs = preflight.Requirements(asked(project), found)
-    assert preflight._task(hosts[0], hosts, needs)["packages"] == ["pandas", "torch", "yaml"]
-    there = facts(1, packages=dict.fromkeys(found.imports, True))
-    lacks = facts(2, packages={"torch": True, "pandas": False, "yaml": True})
-    machines = OpenMachines(hosts, {}, {"node1": there, "node2": lacks})
-    (problem,) = preflight._imports(machines, found)
-    assert problem.text.startswith("node2 (192.0.2.2): SCRIPT=train.py imports pandas, missing")
-    assert problem.fatal
+    needs = Requirements(asked(project), found)
+    assert look.question(hosts[0], hosts, needs)["packages"] == ["pandas", "torch", "yaml"]
+    control = Control(1 << 40, imports=found.imports)
+    (problem,) = problems(hosts, [facts(1), facts(2, missing=["pandas"])], needs, control)
+    assert (problem.code, problem.labels) == ("script-imports", ("node2 (192.0.2.2)",))
 
 
 def test_what_no_machine_can_read_is_named_before_the_run(project):
@@ -188,10 +185,8 @@ def test_what_no_machine_can_read_is_named_before_the_run(project):
     for ours, wrong in (("9.9.1", 0), ("3.9.2", 1)):
         there = [facts(1, versions={**VERSIONS, "python": "9.9.1"})]
         there += [facts(2, versions={**VERSIONS, "python": ours})]
-        machines = OpenMachines(hosts, {}, {one.host: one for one in there})
-        texts = [one.text for one in preflight._imports(machines, found)]
-        said = [text for text in texts if text.startswith("SCRIPT=train.py: helpers.py, line 2: ")]
-        assert len(said) == wrong
+        told = problems(hosts, there, Requirements(asked(project), found))
+        assert codes(told) == ["script-broken"] * wrong
 
 
 def test_a_path_may_have_spaces(project):
@@ -291,11 +286,10 @@ def test_no_remedy_of_a_script_is_an_option_of_the_trainer():
 
 def test_the_machines_are_checked_and_nothing_is_said_of_precision(project, monkeypatch):
     hosts = [host(1), host(2)]
-    found = {h.name: facts(n, packages=dict.fromkeys(("torch", "pandas", "yaml"), True))
-             for n, h in enumerate(hosts, 1)}  # fmt: skip
+    found = {h.name: facts(n) for n, h in enumerate(hosts, 1)}
     monkeypatch.setattr(inventory, "load", lambda _path: hosts)
-    monkeypatch.setattr(preflight, "inspect", lambda *_: OpenMachines(hosts, {}, found))
-    monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
+    monkeypatch.setattr(look, "at", lambda *_: OpenMachines(hosts, {}, found))
+    monkeypatch.setattr(look, "ways", lambda *_: [])
     said = io.StringIO()
     ready = checks.check_machines(asked(project), Terminal(said))
     assert "precision" not in said.getvalue()

@@ -8,11 +8,11 @@ import pytest
 from contract import prices, runs
 from contract.options import Config
 from contract.runs import prediction_path
-from launcher import folders, run
+from launcher import folders, look, run
+from launcher.look import OpenMachines
 from launcher.machines import inventory
 from launcher.options import config_of
-from launcher.plan import checks, predictions, preflight
-from launcher.plan.preflight import OpenMachines
+from launcher.plan import checks, predictions
 from launcher.terminal import Terminal
 from tests.unit.launcher.launcher_values import facts, gpus, host, planned, sent_to_trainer
 
@@ -76,15 +76,15 @@ def ready(monkeypatch, tmp_path):
         said = io.StringIO()
         return checks.check_machines(config_of(options), Terminal(said)), said
 
-    def look(hosts, _asked):
+    def answers(hosts, _asked):
         return OpenMachines(
             hosts, {}, {h.name: facts(i, gpus=gpus(1)) for i, h in enumerate(hosts, 1)}
         )
 
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
-    monkeypatch.setattr(preflight, "inspect", look)
-    monkeypatch.setattr(preflight.probe, "check_ways", lambda *_: [])
+    monkeypatch.setattr(look, "at", answers)
+    monkeypatch.setattr(look, "ways", lambda *_: [])
     return make
 
 

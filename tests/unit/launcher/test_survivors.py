@@ -8,10 +8,10 @@ import pytest
 from contract.errors import UserError
 from contract.options import Config
 from launcher import folders, owners, waits
+from launcher.look import OpenMachines, Requirements
 from launcher.machines import owned
 from launcher.machines.owned import Owner
 from launcher.owners import Owners
-from launcher.plan.preflight import OpenMachines, Requirements
 from launcher.terminal import Stopper, Terminal
 from launcher.waits import Note
 from launcher.watch import attempts
@@ -31,15 +31,15 @@ def machines(monkeypatch):
         said = {name: facts(int(name[4:]), **found[name]) for name in nodes}
         return OpenMachines(here, nodes, said)
 
-    monkeypatch.setattr(owners.preflight, "inspect", look)
-    monkeypatch.setattr(owners.probe, "check_ways", lambda *_: [])
+    monkeypatch.setattr(owners.look, "at", look)
+    monkeypatch.setattr(owners.look, "ways", lambda *_: [])
     monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
     monkeypatch.setattr(owners.engine, "open_all", lambda hosts: (look(hosts, None).nodes, {}))
     monkeypatch.setattr(owners, "ask", lambda nodes: dict.fromkeys(nodes))
     return found
 
 
-BUSY = {"runs": [{"run": "another", "holder": "berta@office"}]}
+BUSY = {"runs": [{"pid": 7, "run": "another", "holder": "berta@office"}]}
 
 
 def survivors(found, stopped=False, force=False, least=1, saved=True):

@@ -6,7 +6,8 @@ import contextlib
 import json
 import re
 import tracemalloc
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated
 
 import pytest
 from hypothesis import example, given
@@ -17,18 +18,17 @@ from contract.errors import UserError
 from contract.options import Config
 from contract.text import clean
 from contract.validate import Invalid
-from launcher import collect, measure
-from launcher.machines import probe
+from launcher import collect, judge, look, measure
+from launcher.look import Control, OpenMachines, Requirements
 from launcher.machines.engines import ssh
-from launcher.machines.probe import MOST_PACKAGES, Facts
-from launcher.plan import preflight
-from launcher.plan.preflight import OpenMachines, Requirements
+from launcher.node.probe import MOST_PACKAGES
 from launcher.terminal import Terminal
 from launcher.watch import attempts
 from launcher.watch.guards import LARGEST, ONCE, Frames, shapes
 from launcher.watch.lines import RunLogs
 from tests import fuzz
-from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, card, facts, gpus, host
+from tests.unit.launcher.launcher_values import ANSWER as TOLD
+from tests.unit.launcher.launcher_values import SETTINGS, build, card, facts, gpus, host
 
 RANKS = (2, 3)
 many = fuzz.many(100)
@@ -156,27 +156,29 @@ def test_what_a_guard_sends_once_is_not_taken_twice(again):
     assert len(read(wire(HELLO, *others))) == 1 + len(others)
 
 
-TASK = {
-    **{"peers": ["192.0.2.1"], "packages": ["timm"], "paths": ["/usr/local/cuda/bin"]},
-    **{"ports": [29500, 29501, 29502], "data": "/d"},
-}
-ANSWER = {name: getattr(facts(1), name) for name in probe.shape(TASK)}
-ANSWER["versions"] = {**dict.fromkeys(probe.VERSIONS), **ANSWER["versions"]}
-ANSWER.update(packages={"timm": True}, paths={"/usr/local/cuda/bin": True})
+TASK = {"peers": ["192.0.2.1"], "packages": ["timm"], "ports": [29500, 29501, 29502]}
+ANSWER = {**TOLD, "machine": "m"}
 
 
-def test_an_answer_of_ours_passes():
-    assert probe.read_facts(json.dumps(ANSWER), TASK)["cores"] == 8
+def test_an_answer_is_of_what_was_asked_and_nothing_else():
+    more = {"missing": ["timm", "os"], "free_ports": [29502, 22], "hostname": "x", "host": "node9"}
+    more["interfaces"] = {"192.0.2.1": "eno1", "192.0.2.9": None}
+    facts = look.read_facts(json.dumps({**ANSWER, **more}), TASK)
+    assert (facts.cores, facts.missing, facts.free_ports) == (8, ["timm"], [29502])
+    assert facts.interfaces == {"192.0.2.1": "eno1"} and not hasattr(facts, "hostname")
 
 
-@pytest.mark.parametrize("name", ["packages", "paths", "routes", "versions"])
-def test_an_answer_says_all_that_was_asked_and_nothing_else(name):
+@pytest.mark.parametrize("name", ["interfaces", "versions", "gpus", "data"])
+def test_an_answer_says_all_that_was_asked(name):
     for asked in ANSWER[name]:
         less = {key: value for key, value in ANSWER[name].items() if key != asked}
-        with pytest.raises(Invalid, match=re.escape(f"answer.{name}.{asked} is not")):
-            probe.read_facts(json.dumps({**ANSWER, name: less}), TASK)
-    more = {**ANSWER[name], "more": next(iter(ANSWER[name].values()))}
-    assert probe.read_facts(json.dumps({**ANSWER, name: more}), TASK)[name] == ANSWER[name]
+        with pytest.raises(Invalid, match=re.escape(f"answer.{name}.{asked} is missing")):
+            look.read_facts(json.dumps({**ANSWER, name: less}), TASK)
+
+
+def test_a_machine_has_as_many_cards_as_a_machine_may_have():
+    with pytest.raises(Invalid, match=r"answer\.gpus\.cards are 65"):
+        look.read_facts(json.dumps({**ANSWER, "gpus": gpus(65)}), TASK)
 
 
 @pytest.mark.parametrize("part", ["[]", '{"":0}', '"\\ud800"'])
@@ -186,7 +188,7 @@ def test_memory_is_bounded_by_what_came(part):
     tracemalloc.start()
     try:
         with contextlib.suppress(Invalid):
-            probe.read_facts(whole, TASK)
+            look.read_facts(whole, TASK)
         assert tracemalloc.get_traced_memory()[1] < 30 * len(whole)
     finally:
         tracemalloc.stop()
@@ -196,9 +198,9 @@ def test_a_machine_has_as_many_packages_as_a_machine_may_have():
     """Of each a file is made for pip: 100,000 names were 390 MiB."""
     most = {f"a{number}": "1" for number in range(MOST_PACKAGES)}
     whole = json.dumps({**ANSWER, "distributions": most})
-    assert len(probe.read_facts(whole, TASK)["distributions"]) == MOST_PACKAGES
+    assert len(look.read_facts(whole, TASK).distributions) == MOST_PACKAGES
     with pytest.raises(Invalid, match=r"answer.distributions is "):
-        probe.read_facts(json.dumps({**ANSWER, "distributions": {**most, "b": "1"}}), TASK)
+        look.read_facts(json.dumps({**ANSWER, "distributions": {**most, "b": "1"}}), TASK)
 
 
 @pytest.mark.parametrize("name", ANSWER)
@@ -206,9 +208,9 @@ def test_what_is_nested_without_end_is_no_answer(name):
     whole = json.dumps({**ANSWER, name: "HERE"})
     for what in (NESTED, "[" * 100_000, "1" * 1_000_000):
         with pytest.raises(Invalid):
-            probe.read_facts(whole.replace('"HERE"', what), TASK)
+            look.read_facts(whole.replace('"HERE"', what), TASK)
     with pytest.raises(Invalid, match=r"answer is \[\["):
-        probe.read_facts(NESTED, TASK)
+        look.read_facts(NESTED, TASK)
 
 
 FULL = {
@@ -217,7 +219,7 @@ FULL = {
         2,
         cards=[card(0, sm=86), card(1, sm=86)],
         processes=[{"pid": 7, "user": "ann", "command": "x"}],
-        cards_on_bus=2,
+        on_bus=2,
     ),
     "cpu_flags": ["amx_bf16"],
     "runs": [{"pid": 7, "run": "r", "holder": "ann@desk"}],
@@ -231,23 +233,19 @@ ODD = ("12.8", "²", "GPU-0a", "/srv", "2.15.0", 29500, {"images": 1}, "-1", 63,
 def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
     """From the border on, facts are trusted: whatever passes it is a plan, or a sentence."""
     try:
-        found = probe.read_facts(json.dumps(answer), TASK)
+        found = look.read_facts(json.dumps(answer), TASK)
     except Invalid:
         return
-    assert found["home"].startswith("/") and "\n" not in found["home"]
-    assert len(found["gpus"]["cards"]) == found["gpus"]["count"] < 1024
-    other = facts(2, packages={"timm": True})
-    times = {"asked_unix": 100.0, "answered_unix": 100.1}
-    known = {"node1": Facts(host="node1", **times, **found), "node2": other}
+    assert found.home.startswith("/") and "\n" not in found.home
+    assert len(found.gpus.cards) <= 64
+    known = {"node1": replace(found, host="node1"), "node2": facts(2)}
     env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
     hosts = [host(1, env=env, cuda_home="/usr/local/cuda"), host(2)]
     chosen = {"device": device, "output": "."}
-    with pytest.MonkeyPatch.context() as patch, contextlib.suppress(UserError):
-        patch.setattr(probe, "check_ways", lambda *_: [])
-        patch.setattr(preflight.code, "current", lambda *_: CODE)
-        asked = Requirements(Config(), replace(SETTINGS, **chosen))
-        preflight.check(OpenMachines(hosts[:1], {}, known), asked)
-        preflight.check(OpenMachines(hosts, {}, known), asked)
+    asked = Requirements(Config(), replace(SETTINGS, **chosen))
+    with contextlib.suppress(UserError):
+        for some in (hosts[:1], hosts):
+            judge.problems(OpenMachines(some, {}, known), asked, Control(1 << 40))
         measure.timetables(hosts, known)
         json.dumps(build(hosts, [*known.values()], settings=chosen).document())
 
@@ -266,28 +264,36 @@ def test_an_odd_frame_is_true_or_refused(frame):
 
 @many
 @given(st.text() | values.map(json.dumps))
-@example('[[["192.0.2.1", 1], "x"], [["192.0.2.1", 2], "x"]]')
+@example('[{"address": "192.0.2.1", "port": 1, "why": "x"}]')
 def test_any_text_is_an_answer_or_refused(text):
     with contextlib.suppress(Invalid):
-        probe.read_facts(text, TASK)
-    told = probe._read_pairs(text.encode(errors="replace"), {"192.0.2.1"})
-    assert isinstance(told, str) or all(pair[0][0] == "192.0.2.1" for pair in told)
+        look.read_facts(text, TASK)
+    told = look.read_unreached(text.encode(errors="replace"), {"192.0.2.1"})
+    assert isinstance(told, str) or all(one.address == "192.0.2.1" for one in told)
+
+
+def way(address="192.0.2.1", port=1):
+    return {"address": address, "port": port, "why": "no route"}
 
 
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ('[[["192.0.2.1", 1], "no route"]]', [[["192.0.2.1", 1], "no route"]]),
-        ('[[["192.0.2.7", 1], "no route"]]', "its answer[0][0][0] is not what it should be"),
-        ('[[["192.0.2.1", 0], "no route"]]', "its answer[0][0][1] is not what it should be"),
-        ('[[["192.0.2.1", 1], "x"], [["192.0.2.1", 2], "x"]]', "one machine twice"),
-        (NESTED, "its answer[0] is not what it should be"),
+        ([way()], None),
+        ([way("192.0.2.7")], "it names a machine twice, or one that it was not asked for"),
+        ([way(port=0)], "its answer[0].port is 0, and one of range(1, 65536) was expected"),
+        ([way(), way(port=2)], "it names a machine twice, or one that it was not asked for"),
+        (NESTED, "its answer[0] is [["),
         ("[" * 100_000, "it is no JSON"),
     ],
 )
 def test_what_a_machine_says_of_its_peers(said, told):
-    told = told if isinstance(told, list) else f"what it says is impossible ({told})"
-    assert probe._read_pairs(said.encode(), {"192.0.2.1": "node1"}) == told
+    line = said if isinstance(said, str) else json.dumps(said)
+    found = look.read_unreached(line.encode(), {"192.0.2.1": "node1"})
+    if told is None:
+        assert found == [look.Unreached(**one) for one in said]
+    else:
+        assert found.startswith(f"what it says is impossible ({told}")
 
 
 # A public key: 32 bytes of which none is secret.
@@ -382,6 +388,13 @@ def test_any_names_of_checkpoints_are_read(names):
     assert tip is None or re.fullmatch(r"step-[0-9]+\.pt", tip[1])
 
 
+@dataclass(frozen=True)
+class Pair:
+    a: Annotated[str, validate.Match("[a-z]+")] | None
+    b: list[int]
+    c: dict[str, bool] = field(default_factory=dict)
+
+
 # A shape with a value that has it: parts of each kind that a shape may have.
 PARTS = {
     "bool": (bool, True),
@@ -393,7 +406,7 @@ PARTS = {
     "one": (validate.One(("a", 3)), "a"),
     "range": (validate.One(range(9)), 8),
     "list": ([int], [1, 2]),
-    "row": (validate.Row((str, int)), ["a", 1]),
+    "data": (Pair, {"a": "x", "b": [7]}),
     "each": (validate.Each((None, [str])), {"a": None, "b": ["c"]}),
     "fields": ({"a": {"b": int}}, {"a": {"b": 1}, "more": 2}),
     "either": ((None, int, [int]), [3]),
@@ -413,7 +426,10 @@ def test_each_kind_of_part_has_its_shape_or_is_refused(document):
     except Invalid as error:
         assert str(error).startswith("it") and len(str(error)) < 5000
         return
-    assert found.keys() == shape.keys() and validate.check(found, shape, "it") == found
+    found["data"] = asdict(found["data"])
+    assert found.keys() == shape.keys()
+    again = validate.check(found, shape, "it")
+    assert {**again, "data": asdict(again["data"])} == found
     json.dumps(found).encode()
 
 

@@ -341,7 +341,7 @@ def test_odd_folders_end_in_a_sentence_or_go_on(tmp_path, monkeypatch):
     from hypothesis import given
     from hypothesis import strategies as st
 
-    from launcher.machines.probes import machine
+    from launcher.node import probe as machine
     from tests.fuzz import damaged, many
 
     monkeypatch.setattr(decode, "PAUSES", ())

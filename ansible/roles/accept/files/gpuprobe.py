@@ -22,7 +22,7 @@ REPEATS = 10
 # Names of nvidia-smi's queries, which exist since driver 440.
 QUERIES = (
     *("name", "driver_version", "memory.total", "memory.used", "temperature.gpu"),
-    *("pcie.link.gen.current", "pcie.link.gen.max"),
+    "pcie.link.gen.current",
     *("pcie.link.width.current", "pcie.link.width.max", "clocks_throttle_reasons.active"),
 )
 
@@ -105,8 +105,9 @@ def measure(index):
         "memory_mib": number(state["memory.total"]),
         "used_mib": number(before["memory.used"]),
         "celsius": number(state["temperature.gpu"]),
-        "pcie": [number(state["pcie.link.gen.current"]), number(state["pcie.link.width.current"])],
-        "pcie_max": [number(state["pcie.link.gen.max"]), number(state["pcie.link.width.max"])],
+        "generation": number(state["pcie.link.gen.current"]),
+        "lanes": number(state["pcie.link.width.current"]),
+        "most_lanes": number(state["pcie.link.width.max"]),
         "throttled": number(state["clocks_throttle_reasons.active"]),
         **{key: round(value, 1) for key, value in figures.items()},
     }

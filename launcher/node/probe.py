@@ -2,8 +2,6 @@
 but caches: the data's listing, and which models there are. Standard library only.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json
@@ -20,36 +18,36 @@ import time
 
 from contract import layout
 from contract.card import route
+from launcher.node.machine import disk_free
 from launcher.node.machine_lock import claims
 
 MOST_PACKAGES = 5000
 SECONDS = 20  # for one command: the control machine waits 30 in all
 
 
-def main(task, mark):
-    """Print one line of JSON after the mark: the facts that `task` asks for."""
-    found = versions()
+def main(question, mark):
+    """Print one line of JSON after the mark: the facts that `question` asks for."""
+    found, folder = versions(), question["node_dir"]
     facts = {
         "unix": time.time(),
         "home": str(pathlib.Path.home()),
-        "hostname": socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)),
-        "cpu_flags": cpu_flags(task["cpu_flags"]),
+        "cpu_flags": cpu_flags(question["cpu_flags"]),
         "machine": machine_id(),
         "versions": found,
-        "models": models(task["models"], task["node_dir"], found["torchvision"]),
-        "packages": {name: has_package(name) for name in task["packages"]},
-        "distributions": distributions() if task["distributions"] else {},
+        "models": models(question["models"], folder, found["torchvision"]),
+        "missing": [name for name in question["packages"] if not has_package(name)],
+        "distributions": distributions() if question["distributions"] else {},
         "glibc": glibc(),
         "gpus": gpus(),
         "runs": claims(),
-        "paths": {path: pathlib.Path(path).exists() for path in task["paths"]},
-        "routes": {peer: route(peer) for peer in task["peers"]},
-        "free_ports": free_ports(task["ports"]),
-        "data": data(task["data"], task["node_dir"]),
-        "disk_free": disk_free(task["node_dir"]),
-        "writable": writable(task["node_dir"]),
-        "guard_python": os.access(task["guard_python"], os.X_OK),
+        "toolkit": pathlib.Path(question["toolkit"]).exists(),
+        "interfaces": {peer: route(peer)["interface"] for peer in question["peers"]},
+        "free_ports": free_ports(question["ports"]),
+        "data": data(question["data"], folder),
+        "disk_free": disk_free(nearest(folder)),
+        "writable": os.access(nearest(folder), os.W_OK),
+        "guard_python": os.access(question["guard_python"], os.X_OK),
     }
     print(mark + json.dumps(facts))
 
@@ -77,7 +75,7 @@ def versions():
     # may be older.
     from importlib import metadata
 
-    found: dict[str, str | None] = {"python": "{}.{}.{}".format(*sys.version_info[:3])}
+    found = {"python": "{}.{}.{}".format(*sys.version_info[:3])}
     for name in ("torch", "torchvision"):
         try:
             found[name] = metadata.version(name)
@@ -96,7 +94,7 @@ def distributions():
     """The versions of all packages, as pip would name them."""
     from importlib import metadata
 
-    found: dict[str, str] = {}
+    found = {}
     for one in metadata.distributions():
         if one.metadata["Name"] and len(found) < MOST_PACKAGES:
             found.setdefault(one.metadata["Name"], one.version)
@@ -182,15 +180,6 @@ def nearest(path):
     return str(path)
 
 
-def disk_free(path):
-    state = os.statvfs(nearest(path))
-    return state.f_bavail * state.f_frsize
-
-
-def writable(path):
-    return os.access(nearest(path), os.W_OK)
-
-
 def cards_on_bus():
     """Number of NVIDIA's display controllers (PCI class 03), with or without a driver."""
     found = 0
@@ -205,24 +194,20 @@ def cards_on_bus():
 
 def gpus():
     """GPUs in the order of nvidia-smi, driver version and the processes that hold them."""
-    none = {"count": 0, "cards": [], "driver": None, "processes": [], "error": None}
-    none["cards_on_bus"] = cards_on_bus()
+    found = {"cards": [], "driver": None, "processes": [], "error": None, "on_bus": cards_on_bus()}
     if shutil.which("nvidia-smi") is None:
-        return none
+        return found
     listed = query(("driver_version", "name", "uuid", "pci.device_id"))
     if listed is None:
-        return dict(none, error=run_error(["nvidia-smi"]))
+        return dict(found, error=run_error(["nvidia-smi"]))
     # A driver of 2021 or older does not know the field, and refuses the whole question.
     capabilities = query(("compute_cap",)) or []
     capabilities += [[""]] * (len(listed) - len(capabilities))
     cards = [card(row, sm) for row, sm in zip(listed, capabilities)]
     held = output(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"]) or ""
-    processes = []
-    for line in held.splitlines():
-        if line.strip().isdigit():
-            processes.append(described_process(int(line)))
+    pids = [int(line) for line in held.splitlines() if line.strip().isdigit()]
     driver = listed[0][0] if listed else None
-    return dict(none, count=len(cards), cards=cards, driver=driver, processes=processes)
+    return dict(found, cards=cards, driver=driver, processes=[*map(described_process, pids)])
 
 
 def query(fields):
@@ -279,10 +264,10 @@ def data(folder, node_dir):
     """Classes and number of images of train/ and val/, or what keeps them from being a data set."""
     root = pathlib.Path(folder)
     there = bool(folder) and root.is_dir()
-    found = {"path": folder, "exists": there, "problem": None, "splits": {}, "others": []}
+    found = {"exists": there, "problem": None, "splits": {}, "others": []}
     if folder and not there:
         found["others"] = others(root.parent)
-    if found["exists"]:
+    if there:
         try:
             with layout.readable():
                 found["splits"] = splits(root, pathlib.Path(node_dir))

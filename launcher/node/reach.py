@@ -23,8 +23,8 @@ def main(address, listen_port, peers, mark):
     # Another launcher may look in the same second; both may listen, so neither stops the other.
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listens = listen(server, address, listen_port)
-    failed = [[peer, said] for peer, said in ((p, reach(family, p)) for p in peers) if said]
-    print(mark + json.dumps(failed))
+    tried = [{"address": a, "port": port, "why": reach(family, (a, port))} for a, port in peers]
+    print(mark + json.dumps([one for one in tried if one["why"]]))
     sys.stdout.flush()
     # Others may still be on their way: the control machine ends this by closing stdin.
     deadline = time.monotonic() + WAIT_SECONDS
@@ -53,7 +53,7 @@ def reach(family, peer):
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.settimeout(CONNECT_SECONDS)
             try:
-                sock.connect(tuple(peer))
+                sock.connect(peer)
                 return None
             except OSError as error:
                 said = error.strerror or str(error)

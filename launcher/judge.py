@@ -1,0 +1,295 @@
+"""What is wrong with machines for a run: from their answers to a list of problems. Nothing here
+asks a machine or reads a file."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from contract.errors import UserError
+from contract.machines import CLOCK_TOLERANCE
+from contract.options import Options as TrainerOptions
+from contract.split import refuse_batch
+from contract.text import counted
+from launcher.look import Control, Facts, OpenMachines, Requirements
+from launcher.machines.engine import Host
+from launcher.options import in_words_of_make
+from launcher.plan import devices, models
+from launcher.plan.code import OWN
+from launcher.plan.script import Script
+from launcher.problems import ALWAYS, Problem, Refused, problem, together
+
+DISK_FREE = 1 << 30
+DISK_FULL = 64 << 20  # nothing can be trained here
+
+
+def problems(machines: OpenMachines, asked: Requirements, control: Control) -> list[Problem]:
+    """Everything that is wrong with these machines for this run, but for the ways between them."""
+    hosts, facts, settings = machines.hosts, machines.facts, asked.settings
+    parts: dict[str, devices.NodeDevices] = {}
+    found = [*master(hosts), *of_control(control.disk_free)]
+    try:
+        parts = devices.assign(hosts, facts, settings)
+    except Refused as refused:
+        found += refused.reasons
+    for_all = []
+    for host in hosts:
+        own = facts[host.name]
+        gets = host.name not in parts or parts[host.name].kind == "cuda"
+        on_gpus = devices.wants_gpus(host, settings.device) and (gets or bool(own.gpus.error))
+        for_all += [*_software(host, own, on_gpus), *data(host, own, asked)]
+        for_all += [*_state(host, own), *_busy(host, own, asked.run, on_gpus)]
+    found += [*together(for_all), *versions(machines)]
+    if isinstance(settings, Script):
+        return [*found, *_script(machines, settings, control)]
+    found += [*model(machines, settings.model, control), *same_data(machines)]
+    found += _batch(machines, settings)
+    if not any(one.blocks is ALWAYS for one in found):
+        found += _refusal("precision", lambda: devices.precision(parts, machines, asked))
+    return found
+
+
+def apart(machines: OpenMachines, asked: Requirements) -> list[Problem]:
+    """What keeps machines, each of which is fit, from training together."""
+    found = versions(machines)
+    if not isinstance(asked.settings, Script):
+        found += same_data(machines)
+    return [one for one in found if one.blocks is ALWAYS]
+
+
+def _refusal(code: str, decide: Callable[[], object]) -> list[Problem]:
+    """What contract/ says of a choice, where it refuses it."""
+    try:
+        decide()
+    except UserError as error:
+        return [problem(code, said=in_words_of_make(text)) for text in error.problems]
+    return []
+
+
+# ---- this machine, and node 0 as the others see it ----
+
+
+def of_control(free: int) -> list[Problem]:
+    """Of the disk that logs, records and checkpoints go to."""
+    if free >= DISK_FREE:
+        return []
+    code = "control-disk-full" if free < 2 * DISK_FULL else "control-disk-low"
+    return [problem(code, free=free >> 20)]
+
+
+def master(hosts: Sequence[Host]) -> list[Problem]:
+    """A loopback address of node 0 means on every other machine that machine itself."""
+    addresses = [ipaddress.ip_address(host.address) for host in hosts]
+    if not addresses or not addresses[0].is_loopback or all(one.is_loopback for one in addresses):
+        return []
+    return [problem("master-loopback", name=hosts[0].name, address=addresses[0])]
+
+
+# ---- one machine by itself ----
+
+
+def _software(host: Host, facts: Facts, on_gpus: bool) -> Iterator[Problem]:
+    """The first thing that its software lacks."""
+    missing = [name for name in ("torch", "torchvision") if not getattr(facts.versions, name)]
+    error = facts.gpus.error
+    if missing:
+        lacks = " and ".join(missing)
+        yield problem("torch-missing", host, missing=lacks, python=host.env_python)
+    elif error and on_gpus:
+        code = "driver-upgraded" if "version mismatch" in error else "driver-fails"
+        yield problem(code, host, error=error)
+    elif not facts.toolkit:
+        yield problem("toolkit-missing", host, folder=host.cuda_home)
+    elif not facts.guard_python:
+        yield problem("guard-python-missing", host, python=host.engine.guard_python)
+
+
+def data(host: Host, facts: Facts, asked: Requirements) -> Iterator[Problem]:
+    """Why the folder is not a data set, in the trainer's own words (contract/layout.py)."""
+    folder, seen = host.data_path(asked.options.data), facts.data
+    if folder and not seen.exists:
+        names, be = ", ".join(seen.others), "is" if len(seen.others) == 1 else "are"
+        others = f"; there {be} {names}" if names else ""
+        remedy = _data_remedy(host, Path(folder).name)
+        yield problem("data-missing", host, folder=folder, others=others, remedy=remedy)
+    elif folder and seen.problem:
+        yield problem("data-unfit", host, folder=folder, why=seen.problem)
+
+
+def _data_remedy(host: Host, name: str) -> str:
+    if name == "digits":
+        return host.engine.data_hint
+    if name == "imagenet":
+        return (
+            "`make imagenet SRC=<folder of its archives>` makes data/imagenet here, and `make "
+            "provision` with imagenet in data_sets copies it to every machine, or mounts the disk "
+            "that has it (docs/shares.md)"
+        )
+    brings = " (data_sets in group_vars/all.yml brings them there)"
+    there = "" if host.engine.is_local else brings
+    return f"correct DATA, or put class folders into its train/ and val/{there}"
+
+
+def _state(host: Host, facts: Facts) -> Iterator[Problem]:
+    folder = facts.absolute(host.node_dir)
+    if not facts.writable:
+        yield problem("not-writable", host, folder=folder)
+    if facts.disk_free < DISK_FREE:
+        code = "disk-full" if facts.disk_free < DISK_FULL else "disk-low"
+        yield problem(code, host, free=facts.disk_free >> 20, folder=folder)
+    if abs(facts.skew) > CLOCK_TOLERANCE:
+        way = "ahead of" if facts.skew > 0 else "behind"
+        yield problem("clock", host, seconds=abs(facts.skew), way=way)
+
+
+def _busy(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> Iterator[Problem]:
+    """Of a run on this machine, with GPUs or without; otherwise of whoever else uses its GPUs. What
+    is left of `run` itself is no problem."""
+    others = {f"{one.holder}: run {one.run}" for one in facts.runs if one.run != run}
+    if others:
+        yield problem("machine-busy", host, holders="; ".join(sorted(others)))
+    elif not facts.runs and on_gpus and facts.gpus.processes:
+        held = [f"{one.user}: {one.command} (pid {one.pid})" for one in facts.gpus.processes]
+        yield problem("gpus-busy", host, holders="; ".join(held))
+
+
+# ---- the model, or the script ----
+
+
+def model(machines: OpenMachines, name: str, control: Control) -> list[Problem]:
+    """One machine is asked for the name, since all have the same torchvision, or the difference is
+    a problem; and all for what one's own model imports."""
+    if not machines.hosts:
+        return []
+    host = machines.hosts[0]
+    facts = machines.facts[host.name]
+    if ":" not in name:
+        return [*_classifier(name, host, facts)]
+    imports = _imports(machines, control.imports, "model-imports", model=name)
+    return [*_own(name, host, facts, control.sent)] or together([*imports])
+
+
+def _classifier(name: str, host: Host, facts: Facts) -> Iterator[Problem]:
+    known = facts.models
+    if known and name not in known:  # else there is no torchvision, or no answer in time
+        near = ", ".join(difflib.get_close_matches(name, known, 3) or known[:3])
+        own = {"name": host.name, "version": facts.versions.torchvision}
+        yield problem("model-unknown", model=name, near=near, **own)
+
+
+def _own(name: str, host: Host, facts: Facts, sent: Sequence[str]) -> Iterator[Problem]:
+    """A file of any folder, or `package.module:function` in the checkout or in the machine's
+    environment. (Its functions were looked at before: models.by_path.)"""
+    module, _, function = name.rpartition(":")
+    if models.is_path(name):
+        if f"{OWN}/{Path(module).name}" not in sent:
+            yield problem("model-not-sent", model=name, file=module)
+        return
+    file = models.in_checkout(module)
+    if file and file not in sent:
+        yield problem("model-elsewhere", model=name, file=file, function=function)
+    elif not file and module.partition(".")[0] in facts.missing:
+        known = [f.removesuffix(".py").replace("/", ".") for f in sent if f.startswith("examples/")]
+        close = difflib.get_close_matches(module, known, 3)
+        near = f"; nearest: {', '.join(close)}" if close else ""
+        yield problem("model-nowhere", model=name, name=host.name, module=module, near=near)
+
+
+def _imports(
+    machines: OpenMachines, packages: Sequence[str], code: str, **values: str
+) -> Iterator[Problem]:
+    """Of each machine that lacks some of the packages."""
+    for host in machines.hosts:
+        lacks = [name for name in packages if name in machines.facts[host.name].missing]
+        if lacks:
+            names, words = ", ".join(lacks), " ".join(lacks)
+            more = {**values, "python": host.env_python, "packages": words}
+            yield problem(code, host, missing=names, **more)
+
+
+def _script(machines: OpenMachines, script: Script, control: Control) -> list[Problem]:
+    """What the script needs, and neither its layer nor a machine's environment has."""
+    if script.requirements and (wrong := python(machines)):
+        return wrong
+    if control.no_layer:
+        return [problem("script-packages", said=text) for text in control.no_layer]
+    name = script.words[-1]
+    facts = [(host, machines.facts[host.name]) for host in machines.hosts]
+    if script.broken and any(_reads_no_more(own) for _, own in facts):
+        return [problem("script-broken", script=name, why=script.broken[0])]
+    found = []
+    for host, own in facts:
+        if lacks := control.layer.differs(own.distributions) if control.layer else []:
+            found.append(problem("script-stack", host, lacks=", ".join(lacks)))
+    wanted = [one for one in control.imports if one not in control.modules]
+    return together([*found, *_imports(machines, wanted, "script-imports", script=name)])
+
+
+def _reads_no_more(facts: Facts) -> bool:
+    """Whether its Python is not newer than ours, by which the script was read."""
+    minor = re.match(r"(\d{1,4})\.(\d{1,4})", str(facts.versions.python))
+    return minor is None or (int(minor[1]), int(minor[2])) <= sys.version_info[:2]
+
+
+# ---- machines beside each other ----
+
+
+def _differing(values: Mapping[str, str]) -> str:
+    """`2.1 (node1, node2), 2.2 (node3)` if there is more than one value."""
+    groups: dict[str, list[str]] = {}
+    for host, value in values.items():
+        groups.setdefault(value, []).append(host)
+    named = [f"{value} ({', '.join(hosts)})" for value, hosts in groups.items()]
+    return ", ".join(named) if len(named) > 1 else ""
+
+
+STACK = {"torch": "torch", "torchvision": "torchvision", "cuda": "torch's CUDA", "nccl": "NCCL"}
+
+
+def versions(machines: OpenMachines) -> list[Problem]:
+    facts = {host.name: machines.facts[host.name] for host in machines.hosts}
+    found = []
+    for name, what in STACK.items():
+        if values := _differing({h: str(getattr(f.versions, name)) for h, f in facts.items()}):
+            found.append(problem("versions-differ", what=what, values=values))
+    drivers = {h: f.gpus.driver.split(".")[0] for h, f in facts.items() if f.gpus.driver}
+    if values := _differing(drivers):
+        found.append(problem("drivers-differ", values=values))
+    return found
+
+
+def python(machines: OpenMachines) -> list[Problem]:
+    """Machines whose Pythons a layer cannot be made for together."""
+    values = _differing({host.name: machines.facts[host.name].python for host in machines.hosts})
+    return [problem("python-differs", values=values)] if values else []
+
+
+def same_data(machines: OpenMachines) -> list[Problem]:
+    found = []
+    for split in ("train", "val"):
+        values = {}
+        for host in machines.hosts:
+            if listing := machines.facts[host.name].data.splits.get(split):
+                images, classes = (
+                    counted(listing.images, "image"),
+                    counted(listing.classes, "class"),
+                )
+                values[host.name] = f"{images} in {classes}, {listing.sha256[:8]}"
+        if differing := _differing(values):
+            found.append(problem("data-differs", split=split, values=differing))
+    return found
+
+
+def _batch(machines: OpenMachines, settings: TrainerOptions) -> list[Problem]:
+    """The first machine's data count: others that differ are a problem."""
+    nodes = len(machines.hosts)
+    first = machines.facts[machines.hosts[0].name] if nodes else None
+    listing = first.data.splits.get("train") if first else None
+    if listing is None:
+        return []
+    images, batch = listing.images, settings.per_node_batch_size
+    return _refusal("batch", lambda: refuse_batch(images, batch, nodes))

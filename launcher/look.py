@@ -1,0 +1,453 @@
+"""Asks all machines at once what a plan needs to know of them, and whom each of them reaches; and
+what this one has for them. The answers are values of known types: judge.py says what they mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from contract import levels, validate
+from contract.errors import UserError
+from contract.options import Config
+from contract.options import Options as TrainerOptions
+from contract.validate import NATURAL, Each, Invalid, Match, One
+from launcher import folders
+from launcher.machines import engine, inventory
+from launcher.machines.engine import (
+    LARGEST,
+    Host,
+    Late,
+    MachineError,
+    Node,
+    Process,
+    pieces,
+    place_of,
+    talk,
+)
+from launcher.machines.inventory import MOST_GPUS
+from launcher.node.probe import MOST_PACKAGES
+from launcher.plan import code, layer, models
+from launcher.plan.layer import Environment, Layer
+from launcher.plan.script import Script
+from launcher.problems import Problem, Refused, problem
+from launcher.remote import MARK, SECONDS, marked, program
+
+FIRST_PORT, PORTS = 29500, 32
+NO_STATUS = -1  # what paramiko has where the connection ended before the command
+REACH_SECONDS = 15.0
+# With more machines than this each tries only its nearest neighbours and node 0, not all n * n
+# pairs.
+ALL_PAIRS = 16
+
+
+Version = Annotated[str, Match(r"[A-Za-z0-9.+!_-]{1,100}")]
+Count = Annotated[int, NATURAL]
+Port = Annotated[int, One(range(1, 1 << 16))]
+Interface = Annotated[str, Match(r"[^\s/]{1,15}")]
+
+
+@dataclass(frozen=True)
+class Versions:
+    """`cuda` is the one that torch was built for."""
+
+    python: Version | None
+    torch: Version | None
+    torchvision: Version | None
+    nccl: Version | None
+    cuda: Version | None
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU: `sm` is 10 x major + minor of its compute capability, None where the driver does not
+    say; `pci` the number of its PCI device."""
+
+    name: str
+    uuid: str
+    pci: str | None
+    sm: Annotated[int, One(range(10, 1000))] | None
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    pid: Count
+    user: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """In the order of nvidia-smi; `on_bus` counts NVIDIA's cards, with a driver or without."""
+
+    cards: list[Card]
+    driver: str | None
+    processes: list[GpuProcess]
+    error: str | None
+    on_bus: Count
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A run that has the machine."""
+
+    pid: Count
+    run: str
+    holder: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One split of a data set; `sha256` is of its names and sizes."""
+
+    classes: Count
+    images: Count
+    sha256: Annotated[str, Match("[0-9a-f]{64}")]
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """`others`: the names of those beside one that is missing."""
+
+    exists: bool
+    problem: str | None
+    splits: dict[str, Listing]
+    others: list[str]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What launcher/node/probe.py answers on one machine, of what it was asked. `missing` of the
+    packages, `free_ports` of the ports; `interfaces` by peer; `toolkit`: cuda_home is one, where
+    there is any."""
+
+    unix: float
+    home: Annotated[str, Match(r"/[^\x00-\x1f]*")]
+    cores: Annotated[int, One(range(1, 1 << 20))]
+    cpu_flags: list[Annotated[str, One(levels.BF16_FLAGS)]]
+    machine: str
+    versions: Versions
+    models: list[str]
+    missing: list[str]
+    distributions: Annotated[dict[str, str], Each(Match(r"[\w.+!-]{1,100}"), MOST_PACKAGES)]
+    glibc: Annotated[int, One(range(1000))]
+    gpus: Gpus
+    runs: list[Claim]
+    toolkit: bool
+    interfaces: dict[str, Interface | None]
+    free_ports: list[Port]
+    data: DataSet
+    disk_free: Count
+    writable: bool
+    guard_python: bool
+    # By this machine: its name, and by how many seconds its clock is ahead of ours, at least.
+    host: str = ""
+    skew: float = 0.0
+
+    def absolute(self, folder: str) -> str:
+        """An absolute path on this machine; relative ones begin at the run user's home."""
+        return folder if folder.startswith("/") else f"{self.home}/{folder}"
+
+    @property
+    def python(self) -> str:
+        """3.11, for which packages are made."""
+        return ".".join(str(self.versions.python).split(".")[:2])
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What the machines must be able to do. `run` is the run to resume, None for a new one."""
+
+    options: Config
+    settings: TrainerOptions | Script
+    run: str | None = None
+    begun: bool = False  # the precision in `settings` is the one that the run began with
+
+    @property
+    def subject(self) -> str:
+        """What is trained, by a name."""
+        settings = self.settings
+        return settings.name if isinstance(settings, Script) else settings.model
+
+    @property
+    def packages(self) -> list[str]:
+        """What is to be imported in the machines' environments, and is asked for there."""
+        if isinstance(self.settings, Script):
+            return [*self.settings.imports]
+        model = self.settings.model
+        module = [] if models.is_path(model) or ":" not in model else [model.partition(".")[0]]
+        return [*models.packages(model), *module]
+
+
+@dataclass
+class OpenMachines:
+    """Open connections and what was seen over them."""
+
+    hosts: list[Host]
+    nodes: dict[str, Node]
+    facts: dict[str, Facts]
+
+    def close(self) -> None:
+        engine.close_all(self.nodes)
+
+    def leave(self, names: Collection[str]) -> None:
+        """Go on without these machines."""
+        engine.close_all({name: self.nodes[name] for name in names if name in self.nodes})
+        for name in names:
+            self.nodes.pop(name, None)
+            self.facts.pop(name, None)
+        self.hosts = [host for host in self.hosts if host.name not in names]
+
+    def only(self, host: Host) -> OpenMachines:
+        return replace(self, hosts=[host])
+
+    @property
+    def environment(self) -> Environment:
+        """What a script's packages have to fit, where all have the same Python."""
+        facts = [self.facts[host.name] for host in self.hosts]
+        glibc = min(one.glibc for one in facts)
+        return Environment.of(str(facts[0].versions.python), glibc, facts[0].distributions)
+
+
+@dataclass(frozen=True)
+class Control:
+    """What this machine knows itself: the bytes free for runs/, the files that are sent, what these
+    import; the layer of a script's packages with the modules in it, or why there is none."""
+
+    disk_free: int
+    sent: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    layer: Layer | None = None
+    modules: frozenset[str] = frozenset()
+    no_layer: tuple[str, ...] = ()
+
+
+def here(machines: OpenMachines, asked: Requirements) -> Control:
+    """What this machine has for such a run on these machines; a layer is made where it is none."""
+    free, settings = folders.disk_free(), asked.settings
+    if not isinstance(settings, Script):
+        sent = code.current(models.folder(settings.model)).names
+        return Control(free, sent, tuple(models.packages(settings.model)))
+    pythons = {machines.facts[host.name].python for host in machines.hosts}
+    if settings.requirements is None or len(pythons) != 1:
+        return Control(free, imports=settings.imports)
+    try:
+        made = layer.of(settings.requirements, machines.environment)
+    except UserError as error:
+        return Control(free, no_layer=error.problems)
+    modules = frozenset(made.modules())
+    return Control(free, imports=settings.imports, layer=made, modules=modules)
+
+
+def at(hosts: list[Host], asked: Requirements, *, without_missing: bool = False) -> OpenMachines:
+    """Connect to the machines and ask them. Raises UserError naming all that did not answer.
+
+    With `without_missing`, machines that do not answer are left out instead.
+    """
+    nodes, failures = engine.open_all(hosts)
+    try:
+        if failures and not without_missing:
+            raise UserError(*unreached(hosts, failures))
+        present = [host for host in hosts if host.name in nodes]
+        questions = {host.name: question(host, present, asked) for host in present}
+        facts, silent = ask_all(nodes, questions)
+        if silent and not without_missing:
+            raise Refused([*silent.values()])
+        return OpenMachines([host for host in present if host.name in facts], nodes, facts)
+    except BaseException:
+        engine.close_all(nodes)
+        raise
+
+
+def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
+    """What to say of machines that cannot be reached, by their names. Where none can, and they are
+    those of the inventory as it comes, nobody has listed machines yet."""
+    example = all(inventory.EXAMPLE.get(host.name) == host.address for host in hosts)
+    if len(failures) < len(hosts) or not example:
+        return list(failures.values())
+    return [f"{', '.join(failures)}: {problem('examples').said}", next(iter(failures.values()))]
+
+
+def question(host: Host, hosts: Iterable[Host], asked: Requirements) -> dict[str, Any]:
+    """What launcher/node/probe.py is asked on one of these machines."""
+    settings, hosts = asked.settings, list(hosts)
+    script = settings if isinstance(settings, Script) else None
+    peers = [other.address for other in hosts if other.name != host.name] or [host.address]
+    # One machine is enough: a torchvision that differs between machines is reported.
+    rule = None if script or host is not hosts[0] else models.rule(asked.subject)
+    return {
+        "peers": list(dict.fromkeys(peers)),
+        "ports": candidate_ports(asked.options),
+        "node_dir": host.node_dir,
+        "guard_python": host.engine.guard_python,
+        "models": rule,
+        "packages": asked.packages,
+        "distributions": script is not None and script.requirements is not None,
+        "toolkit": f"{host.cuda_home}/bin" if host.cuda_home else "/",
+        "data": host.data_path(asked.options.data),
+        "cpu_flags": levels.BF16_FLAGS,
+    }
+
+
+def candidate_ports(options: Config) -> list[int]:
+    ports = list(range(FIRST_PORT, FIRST_PORT + PORTS))
+    return ports if options.port is None else [options.port, *ports]
+
+
+def ask_all(
+    nodes: dict[str, Node], questions: dict[str, dict[str, Any]]
+) -> tuple[dict[str, Facts], dict[str, Problem]]:
+    """Facts by host name, and a problem for each host that gave none."""
+    facts, failures = {}, {}
+    with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
+        answers = pool.map(lambda name: _asked(nodes[name], questions[name]), nodes)
+        for name, answer in zip(nodes, answers):
+            if isinstance(answer, Facts):
+                facts[name] = answer
+            else:
+                failures[name] = answer
+    return facts, failures
+
+
+def _asked(node: Node, question: dict[str, Any]) -> Facts | Problem:
+    """The border of a machine: what goes wrong here with its answer is that machine's."""
+    try:
+        return _ask(node, question)
+    except Invalid as error:
+        return problem("answer-impossible", node.host, why=error)
+    except Exception as error:
+        return problem("answer-fails", node.host, place=place_of(error))
+
+
+def _ask(node: Node, question: dict[str, Any]) -> Facts | Problem:
+    host = node.host
+    source = program("launcher.node.probe", f"main({question!r}, {MARK!r})")
+    asked = time.time()
+    try:
+        process = node.start([host.env_python, "-IB", "-"])
+        output, said, status = talk(process, source.encode(), SECONDS)
+    except MachineError as error:
+        return Problem("unreached", str(error))
+    except UserError as error:
+        return problem("answer-refused", host, why=error)
+    except FileNotFoundError:
+        return problem("python-missing", host, python=host.env_python, said="no such file")
+    except OSError as error:
+        return problem("connection-broke", host, why=f": {error}")
+    if (line := marked(output)) is not None:
+        facts = read_facts(line, question)
+        return replace(facts, host=host.name, skew=skew(facts.unix, asked, time.time()))
+    if status in (126, 127):
+        return problem("python-missing", host, python=host.env_python, said=said)
+    if status == NO_STATUS:
+        return problem("connection-broke", host, why="")
+    if status is None:
+        return problem("answer-late", host, seconds=SECONDS)
+    return problem("python-fails", host, python=host.env_python, said=said)
+
+
+def read_facts(line: str, question: Mapping[str, Any]) -> Facts:
+    """What a machine answers to a question, and nothing else. Raises Invalid."""
+    facts: Facts = validate.check(validate.parse(line), Facts, "answer")
+    if len(facts.gpus.cards) > MOST_GPUS:
+        raise Invalid(f"answer.gpus.cards are {len(facts.gpus.cards)}")
+    silent = [peer for peer in question["peers"] if peer not in facts.interfaces]
+    if silent:
+        raise Invalid(f"answer.interfaces.{silent[0]} is missing")
+    missing, free = set(facts.missing), set(facts.free_ports)
+    return replace(
+        facts,
+        missing=[name for name in question["packages"] if name in missing],
+        interfaces={peer: facts.interfaces[peer] for peer in question["peers"]},
+        free_ports=[port for port in question["ports"] if port in free],
+    )
+
+
+def skew(unix: float, asked: float, answered: float) -> float:
+    """By how many seconds a clock is ahead that showed `unix` at some time between two of ours."""
+    return unix - answered if unix > answered else min(0.0, unix - asked)
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """A machine that another does not reach by TCP."""
+
+    address: str
+    port: Port
+    why: str
+
+
+def peers_of(index: int, count: int) -> list[int]:
+    """The machines that number `index` of `count` connects to."""
+    if count <= ALL_PAIRS:
+        return [other for other in range(count) if other != index]
+    near = [(index + step) % count for step in range(1, ALL_PAIRS // 2)]
+    return sorted({0, *near} - {index})
+
+
+def ways(machines: OpenMachines) -> list[Problem]:
+    """The pairs of machines that cannot connect."""
+    hosts = machines.hosts
+    names = {host.address: host.name for host in hosts}
+    if len(names) < 2:
+        return []  # local nodes: there is nothing between them
+    ports = [([*machines.facts[host.name].free_ports] or [FIRST_PORT])[-1] for host in hosts]
+
+    def start(index: int) -> Process:
+        host = hosts[index]
+        peers = [[hosts[n].address, ports[n]] for n in peers_of(index, len(hosts))]
+        call = f"main({host.address!r}, {ports[index]}, {peers!r}, {MARK!r})"
+        source = program("launcher.node.reach", call)
+        return machines.nodes[host.name].start([host.env_python, "-IB", "-c", source])
+
+    with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+        processes = list(pool.map(start, range(len(hosts))))
+        try:
+            answers = list(pool.map(lambda process: _answer(process, names), processes))
+        finally:  # only now: others may still have to reach a machine that has answered
+            for process in processes:
+                process.close()
+    problems = []
+    for host, answer in zip(hosts, answers):
+        if isinstance(answer, str):
+            problems.append(problem("ways-unknown", host, why=answer))
+            continue
+        for far in answer:
+            where = {"peer": names[far.address], "address": far.address, "port": far.port}
+            problems.append(problem("no-way", of=host.label(), why=far.why, **where))
+    return problems
+
+
+def read_unreached(line: bytes, known: Collection[str]) -> list[Unreached] | str:
+    """What an answer says of each machine, once at most; or why it is not one."""
+    try:
+        found: list[Unreached] = validate.check(validate.parse(line), [Unreached], "its answer")
+        addresses = [one.address for one in found]
+        if len(set(addresses)) < len(addresses) or not set(addresses) <= set(known):
+            raise Invalid("it names a machine twice, or one that it was not asked for")
+    except Invalid as error:
+        return f"what it says is impossible ({error})"
+    return found
+
+
+def _answer(process: Process, known: Collection[str]) -> list[Unreached] | str:
+    """What one machine did not reach, or why it says nothing of that. Its process stays, since
+    others may not have reached it yet."""
+    size, rest = 0, b""
+    try:
+        for piece in pieces(process, REACH_SECONDS):
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(MARK.encode()):
+                    return read_unreached(line[len(MARK) :], known)
+            size += len(piece)
+            if size > LARGEST:
+                return "it said too much"
+    except Late:
+        return f"no answer within {REACH_SECONDS:.0f} s"
+    except Exception as error:  # the border of a machine, as above
+        return place_of(error)
+    said = process.stderr()
+    return said.splitlines()[-1] if said else "it ended without an answer"

@@ -1,0 +1,104 @@
+"""What is wrong with machines: each problem names the machine, the cause and the remedy."""
+
+from dataclasses import replace
+
+import pytest
+
+from contract.errors import UserError
+from contract.machines import CLOCK_TOLERANCE
+from contract.options import Config
+from launcher.look import Requirements, skew
+from launcher.plan import checks
+from launcher.problems import Refused, problem, refuse_or_warn
+from tests.unit.launcher import launcher_values
+from tests.unit.launcher.launcher_values import (
+    DATA,
+    LISTING,
+    SETTINGS,
+    VERSIONS,
+    codes,
+    facts,
+    gpus,
+    host,
+)
+
+
+def problems(*found, model="resnet18", run=None):
+    hosts = [host(int(one.host[4:])) for one in found]
+    asked = Requirements(Config(), replace(SETTINGS, model=model), run)
+    return launcher_values.problems(hosts, found, asked)
+
+
+def test_nothing_wrong():
+    assert problems(facts(1), facts(2)) == []
+
+
+def versions(**changes):
+    return {**VERSIONS, **changes}
+
+
+@pytest.mark.parametrize(("off", "wrong"), [(-0.5, False), (1.5, True)])
+def test_a_clock_is_wrong_for_a_run_where_it_is_wrong_for_make_check(off, wrong):
+    """For make check: tests/unit/ansible/test_provision_clock.py."""
+    ahead = skew(100.1 + CLOCK_TOLERANCE + off, 100.0, 100.1)
+    behind = skew(100.0 - CLOCK_TOLERANCE - off, 100.0, 100.1)
+    found = problems(facts(1, skew=behind), facts(2, skew=ahead))
+    assert codes(found) == ["clock"] * 2 * wrong
+
+
+@pytest.mark.parametrize(
+    ("images", "remedy"),
+    [
+        (64, None),
+        (63, "give 31 or less."),
+        (4, "give 2 or less."),
+        (3, "add images, or take fewer machines."),  # a rank's batch has two at least
+    ],
+)
+def test_a_batch_larger_than_the_data_is_refused(images, remedy):
+    data = {**DATA, "splits": {"train": {**LISTING, "images": images}, "val": LISTING}}
+    found = problems(facts(1, data=data), facts(2, data=data))
+    said = f"BATCH=32 on 2 machines is 64 images a step, and train/ has {images}: {remedy}"
+    assert [(one.code, one.text) for one in found] == ([("batch", said)] if remedy else [])
+
+
+def test_what_several_machines_have_in_common_is_said_once():
+    missing = {"data": {**DATA, "exists": False, "others": ["digits", "mnt"]}}
+    (one,) = problems(facts(1, **missing), facts(2, **missing))
+    assert (one.code, one.labels) == ("data-missing", ("node1 (192.0.2.1)", "node2 (192.0.2.2)"))
+    both = problems(facts(1, **missing), facts(2, **missing, writable=False))
+    assert [one.labels for one in both[1:]] == [("node2 (192.0.2.2)",)]
+
+
+def test_a_run_that_goes_on_does_not_stand_in_its_own_way():
+    left = facts(1, runs=[{"pid": 7, "run": "r", "holder": "ann@desk"}], gpus=gpus(1))
+    assert problems(left, run="r") == []
+    assert codes(problems(left, run="other")) == ["machine-busy"]
+
+
+def test_a_model_that_is_not_there_is_a_problem_once():
+    (one,) = problems(facts(1), facts(2), model="resnet19")
+    assert (one.code, one.labels) == ("model-unknown", ())
+
+
+def test_versions_that_differ_are_both_named():
+    (one,) = problems(facts(1), facts(2, versions=versions(torch="2.14.1")), facts(3))
+    assert one.code == "versions-differ"
+    assert "2.15.0 (node1, node3), 2.14.1 (node2)" in one.text
+
+
+def test_force_passes_over_what_does_not_always_block():
+    soft, hard = problem("drivers-differ", values="2"), problem("precision", said="no half")
+    assert refuse_or_warn([soft], force=True) == [soft.text]
+    for wrong, force in (([soft], False), ([soft, hard], True)):
+        with pytest.raises(Refused) as caught:
+            refuse_or_warn(wrong, force)
+        assert ("(FORCE=1 starts anyway.)" in caught.value.problems) == (hard not in wrong)
+        assert caught.value.reasons == [hard if force else soft]
+
+
+def test_more_nodes_than_the_inventory_lists():
+    hosts = [host(1), host(2)]
+    with pytest.raises(UserError, match=r"NODES=3, but inventory.ini lists 2 \(node1, node2\)"):
+        checks.select(hosts, Config(nodes=3))
+    assert checks.select(hosts, Config(nodes=1)) == hosts[:1]
