@@ -27,38 +27,38 @@ DISK_FREE = 1 << 30
 DISK_FULL = 64 << 20  # nothing can be trained here
 
 
-def problems(machines: OpenMachines, asked: Requirements, control: Control) -> list[Problem]:
+def problems(machines: OpenMachines, needs: Requirements, control: Control) -> list[Problem]:
     """Everything that is wrong with these machines for this run, but for the ways between them."""
-    hosts, facts, settings = machines.hosts, machines.facts, asked.settings
+    hosts, facts, settings = machines.hosts, machines.facts, needs.settings
     parts: dict[str, devices.NodeDevices] = {}
-    found = [*master(hosts), *of_control(control.disk_free)]
+    wrong = [*master(hosts), *of_control(control.disk_free)]
     try:
         parts = devices.assign(hosts, facts, settings)
     except Refused as refused:
-        found += refused.reasons
+        wrong += refused.reasons
     for_all = []
     for host in hosts:
         own = facts[host.name]
         gets = host.name not in parts or parts[host.name].kind == "cuda"
         on_gpus = devices.wants_gpus(host, settings.device) and (gets or bool(own.gpus.error))
-        for_all += [*_software(host, own, on_gpus), *data(host, own, asked)]
-        for_all += [*_state(host, own), *_busy(host, own, asked.run, on_gpus)]
-    found += [*together(for_all), *versions(machines)]
+        for_all += [*_software(host, own, on_gpus), *data(host, own, needs)]
+        for_all += [*_state(host, own), *_busy(host, own, needs.run, on_gpus)]
+    wrong += [*together(for_all), *versions(machines)]
     if isinstance(settings, Script):
-        return [*found, *_script(machines, settings, control)]
-    found += [*model(machines, settings.model, control), *same_data(machines)]
-    found += _batch(machines, settings)
-    if not any(one.blocks is ALWAYS for one in found):
-        found += _refusal("precision", lambda: devices.precision(parts, machines, asked))
-    return found
+        return [*wrong, *_script(machines, settings, control)]
+    wrong += [*model(machines, settings.model, control), *same_data(machines)]
+    wrong += _batch(machines, settings)
+    if not any(one.blocks is ALWAYS for one in wrong):
+        wrong += _refusal("precision", lambda: devices.precision(parts, machines, needs))
+    return wrong
 
 
-def apart(machines: OpenMachines, asked: Requirements) -> list[Problem]:
+def apart(machines: OpenMachines, needs: Requirements) -> list[Problem]:
     """What keeps machines, each of which is fit, from training together."""
-    found = versions(machines)
-    if not isinstance(asked.settings, Script):
-        found += same_data(machines)
-    return [one for one in found if one.blocks is ALWAYS]
+    wrong = versions(machines)
+    if not isinstance(needs.settings, Script):
+        wrong += same_data(machines)
+    return [one for one in wrong if one.blocks is ALWAYS]
 
 
 def _refusal(code: str, decide: Callable[[], object]) -> list[Problem]:
@@ -108,9 +108,9 @@ def _software(host: Host, facts: Facts, on_gpus: bool) -> Iterator[Problem]:
         yield problem("guard-python-missing", host, python=host.engine.guard_python)
 
 
-def data(host: Host, facts: Facts, asked: Requirements) -> Iterator[Problem]:
+def data(host: Host, facts: Facts, needs: Requirements) -> Iterator[Problem]:
     """Why the folder is not a data set, in the trainer's own words (contract/layout.py)."""
-    folder, seen = host.data_path(asked.options.data), facts.data
+    folder, seen = host.data_path(needs.options.data), facts.data
     if folder and not seen.exists:
         names, be = ", ".join(seen.others), "is" if len(seen.others) == 1 else "are"
         others = f"; there {be} {names}" if names else ""
@@ -161,7 +161,7 @@ def _busy(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> Iterator[
 
 
 def model(machines: OpenMachines, name: str, control: Control) -> list[Problem]:
-    """One machine is asked for the name, since all have the same torchvision, or the difference is
+    """One machine is needs for the name, since all have the same torchvision, or the difference is
     a problem; and all for what one's own model imports."""
     if not machines.hosts:
         return []
@@ -221,12 +221,12 @@ def _script(machines: OpenMachines, script: Script, control: Control) -> list[Pr
     facts = [(host, machines.facts[host.name]) for host in machines.hosts]
     if script.broken and any(_reads_no_more(own) for _, own in facts):
         return [problem("script-broken", script=name, why=script.broken[0])]
-    found = []
+    wrong = []
     for host, own in facts:
         if lacks := control.layer.differs(own.distributions) if control.layer else []:
-            found.append(problem("script-stack", host, lacks=", ".join(lacks)))
+            wrong.append(problem("script-stack", host, lacks=", ".join(lacks)))
     wanted = [one for one in control.imports if one not in control.modules]
-    return together([*found, *_imports(machines, wanted, "script-imports", script=name)])
+    return together([*wrong, *_imports(machines, wanted, "script-imports", script=name)])
 
 
 def _reads_no_more(facts: Facts) -> bool:
@@ -252,14 +252,14 @@ STACK = {"torch": "torch", "torchvision": "torchvision", "cuda": "torch's CUDA",
 
 def versions(machines: OpenMachines) -> list[Problem]:
     facts = {host.name: machines.facts[host.name] for host in machines.hosts}
-    found = []
+    wrong = []
     for name, what in STACK.items():
         if values := _differing({h: str(getattr(f.versions, name)) for h, f in facts.items()}):
-            found.append(problem("versions-differ", what=what, values=values))
+            wrong.append(problem("versions-differ", what=what, values=values))
     drivers = {h: f.gpus.driver.split(".")[0] for h, f in facts.items() if f.gpus.driver}
     if values := _differing(drivers):
-        found.append(problem("drivers-differ", values=values))
-    return found
+        wrong.append(problem("drivers-differ", values=values))
+    return wrong
 
 
 def python(machines: OpenMachines) -> list[Problem]:
@@ -269,7 +269,7 @@ def python(machines: OpenMachines) -> list[Problem]:
 
 
 def same_data(machines: OpenMachines) -> list[Problem]:
-    found = []
+    wrong = []
     for split in ("train", "val"):
         values = {}
         for host in machines.hosts:
@@ -280,8 +280,8 @@ def same_data(machines: OpenMachines) -> list[Problem]:
                 )
                 values[host.name] = f"{images} in {classes}, {listing.sha256[:8]}"
         if differing := _differing(values):
-            found.append(problem("data-differs", split=split, values=differing))
-    return found
+            wrong.append(problem("data-differs", split=split, values=differing))
+    return wrong
 
 
 def _batch(machines: OpenMachines, settings: TrainerOptions) -> list[Problem]:

@@ -163,7 +163,7 @@ class Requirements:
     options: Config
     settings: TrainerOptions | Script
     run: str | None = None
-    begun: bool = False  # the precision in `settings` is the one that the run began with
+    keeps_precision: bool = False  # that in `settings` is the run's
 
     @property
     def subject(self) -> str:
@@ -224,9 +224,9 @@ class Control:
     no_layer: tuple[str, ...] = ()
 
 
-def here(machines: OpenMachines, asked: Requirements) -> Control:
+def here(machines: OpenMachines, needs: Requirements) -> Control:
     """What this machine has for such a run on these machines; a layer is made where it is none."""
-    free, settings = folders.disk_free(), asked.settings
+    free, settings = folders.disk_free(), needs.settings
     if not isinstance(settings, Script):
         sent = code.current(models.folder(settings.model)).names
         return Control(free, sent, tuple(models.packages(settings.model)))
@@ -241,7 +241,7 @@ def here(machines: OpenMachines, asked: Requirements) -> Control:
     return Control(free, imports=settings.imports, layer=made, modules=modules)
 
 
-def at(hosts: list[Host], asked: Requirements, *, without_missing: bool = False) -> OpenMachines:
+def at(hosts: list[Host], needs: Requirements, *, without_missing: bool = False) -> OpenMachines:
     """Connect to the machines and ask them. Raises UserError naming all that did not answer.
 
     With `without_missing`, machines that do not answer are left out instead.
@@ -251,7 +251,7 @@ def at(hosts: list[Host], asked: Requirements, *, without_missing: bool = False)
         if failures and not without_missing:
             raise UserError(*unreached(hosts, failures))
         present = [host for host in hosts if host.name in nodes]
-        questions = {host.name: question(host, present, asked) for host in present}
+        questions = {host.name: question(host, present, needs) for host in present}
         facts, silent = ask_all(nodes, questions)
         if silent and not without_missing:
             raise Refused([*silent.values()])
@@ -270,23 +270,23 @@ def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
     return [f"{', '.join(failures)}: {problem('examples').said}", next(iter(failures.values()))]
 
 
-def question(host: Host, hosts: Iterable[Host], asked: Requirements) -> dict[str, Any]:
+def question(host: Host, hosts: Iterable[Host], needs: Requirements) -> dict[str, Any]:
     """What launcher/node/probe.py is asked on one of these machines."""
-    settings, hosts = asked.settings, list(hosts)
+    settings, hosts = needs.settings, list(hosts)
     script = settings if isinstance(settings, Script) else None
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
     # One machine is enough: a torchvision that differs between machines is reported.
-    rule = None if script or host is not hosts[0] else models.rule(asked.subject)
+    rule = None if script or host is not hosts[0] else models.rule(needs.subject)
     return {
         "peers": list(dict.fromkeys(peers)),
-        "ports": candidate_ports(asked.options),
+        "ports": candidate_ports(needs.options),
         "node_dir": host.node_dir,
         "guard_python": host.engine.guard_python,
         "models": rule,
-        "packages": asked.packages,
+        "packages": needs.packages,
         "distributions": script is not None and script.requirements is not None,
         "toolkit": f"{host.cuda_home}/bin" if host.cuda_home else "/",
-        "data": host.data_path(asked.options.data),
+        "data": host.data_path(needs.options.data),
         "cpu_flags": levels.BF16_FLAGS,
     }
 
@@ -324,7 +324,7 @@ def _asked(node: Node, question: dict[str, Any]) -> Facts | Problem:
 def _ask(node: Node, question: dict[str, Any]) -> Facts | Problem:
     host = node.host
     source = program("launcher.node.probe", f"main({question!r}, {MARK!r})")
-    asked = time.time()
+    start = time.time()
     try:
         process = node.start([host.env_python, "-IB", "-"])
         output, said, status = talk(process, source.encode(), SECONDS)
@@ -338,7 +338,7 @@ def _ask(node: Node, question: dict[str, Any]) -> Facts | Problem:
         return problem("connection-broke", host, why=f": {error}")
     if (line := marked(output)) is not None:
         facts = read_facts(line, question)
-        return replace(facts, host=host.name, skew=skew(facts.unix, asked, time.time()))
+        return replace(facts, host=host.name, skew=skew(facts.unix, start, time.time()))
     if status in (126, 127):
         return problem("python-missing", host, python=host.env_python, said=said)
     if status == NO_STATUS:
@@ -365,9 +365,9 @@ def read_facts(line: str, question: Mapping[str, Any]) -> Facts:
     )
 
 
-def skew(unix: float, asked: float, answered: float) -> float:
+def skew(unix: float, start: float, end: float) -> float:
     """By how many seconds a clock is ahead that showed `unix` at some time between two of ours."""
-    return unix - answered if unix > answered else min(0.0, unix - asked)
+    return unix - end if unix > end else min(0.0, unix - start)
 
 
 @dataclass(frozen=True)
@@ -423,13 +423,13 @@ def ways(machines: OpenMachines) -> list[Problem]:
 def read_unreached(line: bytes, known: Collection[str]) -> list[Unreached] | str:
     """What an answer says of each machine, once at most; or why it is not one."""
     try:
-        found: list[Unreached] = validate.check(validate.parse(line), [Unreached], "its answer")
-        addresses = [one.address for one in found]
+        those: list[Unreached] = validate.check(validate.parse(line), [Unreached], "its answer")
+        addresses = [one.address for one in those]
         if len(set(addresses)) < len(addresses) or not set(addresses) <= set(known):
             raise Invalid("it names a machine twice, or one that it was not asked for")
     except Invalid as error:
         return f"what it says is impossible ({error})"
-    return found
+    return those
 
 
 def _answer(process: Process, known: Collection[str]) -> list[Unreached] | str:

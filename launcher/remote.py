@@ -88,7 +88,7 @@ def tree_sha256(node: Node, folder: str) -> str | None:
     where it cannot be known."""
     try:
         shape = Match("([0-9a-f]{64})?")
-        found: str = ask(node, "launcher.node.machine", f"show({MARK!r}, {folder!r})", shape)
+        known: str = ask(node, "launcher.node.machine", f"show({MARK!r}, {folder!r})", shape)
     except (OSError, UserError, Invalid):
         return None
-    return found
+    return known

@@ -98,7 +98,7 @@ def check_machines(
         with waiting(terminal, "building the model here once"):
             notes = trial.here()
         _say(notes, terminal)
-    asked = Requirements(options, settings, run, begun=run is not None)
+    asked = Requirements(options, settings, run, keeps_precision=run is not None)
     owners = Owners(hosts, options.min_nodes)
     machines = _fit(asked, owners, terminal, everybody, place)
     if trial and not models.torch_is_here():
@@ -233,7 +233,7 @@ def decide(
         settings, sync_why = decide_sync(settings, hosts, terminal)
         options = with_trainer(options, sync=settings.sync)
     options = with_trainer(options, precision=settings.precision)
-    asked = replace(asked, options=options, settings=settings, begun=True)
+    asked = replace(asked, options=options, settings=settings, keeps_precision=True)
     balance = Balance.before(before or {}, hosts) or decide_balance(
         asked, owners.hosts, machines, terminal
     )
@@ -288,7 +288,7 @@ def decide_precision(
     assert isinstance(settings, TrainerOptions)
     parts = devices.assign(machines.hosts, machines.facts, settings)
     level = devices.precision(parts, machines, asked)
-    why = "as the run began" if asked.begun and level.why == AS_ASKED else level.why
+    why = "as the run began" if asked.keeps_precision and level.why == AS_ASKED else level.why
     terminal.say(f"precision {level.name}: {why}")
     kind = parts[machines.hosts[0].name].kind
     return replace(settings, device=kind, precision=level.name), why
@@ -343,24 +343,20 @@ def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan
     else:
         foreseen = predictions.predicted(settings, machines.hosts)
         sent = code.current(models.folder(settings.model))
-    limits = instruction_limits()
+    env = {**instruction_limits(), **details.pop("extra_env", {})}
     request = plan.Request(
         unix=time.time(),
+        options=checked.options,
+        settings=settings,
+        code=sent,
         predicted=foreseen,
         precision_why=checked.precision_why,
         sync_why=checked.sync_why,
         balance=checked.balance,
-        instruction_limits=limits,
+        extra_env=env,
         **details,
     )
-    return plan.build(
-        machines.hosts,
-        machines.facts,
-        checked.options,
-        settings,
-        sent,
-        request,
-    )
+    return plan.build(machines.hosts, machines.facts, request)
 
 
 def warnings(settings: TrainerOptions | Script, hosts: list[Host]) -> list[str]:

@@ -202,13 +202,13 @@ def _generations() -> list[tuple[int, int, int]]:
     return [(row["first"], row["last"], row["sm"]) for row in rows]
 
 
-def precision(parts: dict[str, NodeDevices], machines: OpenMachines, asked: Requirements) -> Level:
+def precision(parts: dict[str, NodeDevices], machines: OpenMachines, needs: Requirements) -> Level:
     """The level of a run that begins, or began, with that of its settings. Raises UserError."""
-    settings, hosts = asked.settings, machines.hosts
+    settings, hosts = needs.settings, machines.hosts
     assert isinstance(settings, TrainerOptions)
     devices = [device for part in parts.values() for device in part.devices]
     try:
-        return levels.resolve(settings.precision, devices, settings.emulate, asked.begun)
+        return levels.resolve(settings.precision, devices, settings.emulate, needs.keeps_precision)
     except UserError as error:
         on_cpu = [host for host in hosts if parts[host.name].kind == "cpu"]
         mixed = on_cpu if len(on_cpu) < len(hosts) else []

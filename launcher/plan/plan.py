@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,23 +154,25 @@ def shell_line(node: NodePlan) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """Which attempt a plan is for. A later attempt continues from the newest checkpoint that any of
-    its machines holds: the trainer finds and distributes it.
+    """What a plan is for. `settings` is what the trainer makes of the options, its device and
+    precision decided, or the script in its place; both `why`s are a clause on what was decided. A
+    later attempt continues from the newest checkpoint that any of its machines holds: the trainer
+    finds and distributes it; `last` is that of a script, below its folder.
 
-    Both `why`s are a clause on what was decided before. `bar` is the width of
-    the control terminal, 0 where there is none; `predicted` is what `make plan` said;
-    `instruction_limits` go into each rank's environment. `independent`: each machine is a world
-    of its own, and `timetables` (measure.py) say how it measures its links beforehand. `last` is
-    the newest checkpoint of a script, below its folder.
+    `bar` is the width of the control terminal, 0 where there is none; `predicted` is what `make
+    plan` said; `extra_env` goes into each rank's environment. `independent`: each machine is a
+    world of its own, and `timetables` (measure.py) say how it measures its links beforehand.
     """
 
     run: str
     unix: float
+    options: Config
+    settings: TrainerOptions | Script
+    code: Code
     attempt: int = 1
     used_ports: frozenset[int] = frozenset()
     bar: int = 0
     extra_env: dict[str, str] = field(default_factory=dict)
-    instruction_limits: dict[str, str] = field(default_factory=dict)
     predicted: dict[str, Any] | None = None
     precision_why: str = AS_ASKED
     sync_why: str = AS_ASKED
@@ -180,35 +182,11 @@ class Request:
     last: str | None = None
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What all nodes of an attempt have in common. In a measurement, whose nodes share only the
-    code, `own_ports` holds each one's port by name."""
-
-    request: Request
-    options: Config
-    master_addr: str
-    master_port: int
-    ranks_per_node: tuple[int, ...]
-    parts: dict[str, NodeDevices]
-    own_ports: dict[str, int]
-    weights: tuple[int, ...]  # of the nodes; none for equal parts
-    settings: TrainerOptions | Script
-    code: str  # its folder below node_dir
-
-
-def build(
-    hosts: list[Host],
-    facts: dict[str, Facts],
-    options: Config,
-    settings: TrainerOptions | Script,
-    code: Code,
-    request: Request,
-) -> Plan:
-    """The plan of one attempt; `settings` is what the trainer makes of the options, its device and
-    precision decided, or the script in its place. Raises Refused."""
+def build(hosts: list[Host], facts: dict[str, Facts], request: Request) -> Plan:
+    """The plan of one attempt. Raises Refused."""
+    options, settings, code = request.options, request.settings, request.code
     parts = devices.assign(hosts, facts, settings)
-    counts = tuple(parts[host.name].processes for host in hosts)
+    counts = [parts[host.name].processes for host in hosts]
     if wrong := judge.master(hosts):
         raise Refused(wrong)
     if isinstance(settings, Script):
@@ -216,33 +194,27 @@ def build(
     else:
         check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
         known = _of_trainer(settings, request)
-    port = choose_port(facts[hosts[0].name], options.port, set(request.used_ports))
-    own_ports = _own_ports(hosts, facts) if request.independent else {}
     weights = () if request.independent else request.balance.of(hosts)
-    address = hosts[0].address
-    shared = Shared(
-        *(request, options, address, port, counts, parts, own_ports, weights, settings),
-        code=code.folder,
-    )
-    return Plan(
+    plan = Plan(
         run=request.run,
         attempt=request.attempt,
         created_unix=request.unix,
         tandem=__version__,
         data=options.data,
         world_size=sum(counts),
-        master_addr=shared.master_addr,
-        master_port=port,
+        master_addr=hosts[0].address,
+        master_port=choose_port(facts[hosts[0].name], options.port, request.used_ports),
         code_sha256=code.sha256,
         git_revision=code.git_revision,
         git_diff=code.git_diff,
         options=options,
-        nodes=tuple(_nodes(hosts, facts, shared)),
+        nodes=(),
         balance={host.name: weight for host, weight in zip(hosts, weights)},
         balance_why=request.balance.why,
         predicted=request.predicted,
         **known,
     )
+    return replace(plan, nodes=tuple(_nodes(hosts, facts, plan, request, parts)))
 
 
 def _of_trainer(settings: TrainerOptions, request: Request) -> dict[str, Any]:
@@ -261,63 +233,74 @@ def _of_script(script: Script) -> dict[str, Any]:
     return {**dict.fromkeys(("model", "epochs", "sync", "precision")), "script": script.document()}
 
 
-def _own_ports(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, int]:
-    """A free port for each machine's own rendezvous. Raises UserError."""
-    ports: dict[str, int] = {}
-    for host in hosts:
-        here = facts[host.name].machine
-        taken = {port for name, port in ports.items() if facts[name].machine == here}
-        ports[host.name] = choose_port(facts[host.name], None, taken)
-    return ports
-
-
-def _nodes(hosts: list[Host], facts: dict[str, Facts], shared: Shared) -> list[NodePlan]:
+def _nodes(
+    hosts: list[Host],
+    facts: dict[str, Facts],
+    plan: Plan,
+    request: Request,
+    parts: dict[str, NodeDevices],
+) -> Iterator[NodePlan]:
+    """The machines' parts of a plan. In a measurement each is a world of its own, with a port of
+    its own."""
     on_machine: Counter[str] = Counter()  # several nodes may share a machine, and so its cores
-    for host, count in zip(hosts, shared.ranks_per_node):
-        on_machine[facts[host.name].machine] += count
-    return [
-        _node(rank, host, facts[host.name], on_machine[facts[host.name].machine], shared)
-        for rank, host in enumerate(hosts)
-    ]
+    for host in hosts:
+        on_machine[facts[host.name].machine] += parts[host.name].processes
+    first, taken = 0, defaultdict[str, set[int]](set)  # ports, by machine
+    for rank, host in enumerate(hosts):
+        own, part = facts[host.name], parts[host.name]
+        place = (len(hosts), rank, part.processes, plan.master_addr, plan.master_port)
+        if request.independent:
+            port = choose_port(own, None, taken[own.machine])
+            taken[own.machine].add(port)
+            place = (1, 0, part.processes, host.address, port)
+        threads = max(1, own.cores // on_machine[own.machine])
+        env = job.environment(interface(host, own), threads, host.cuda_home)
+        yield _node(host, own, part, plan, request, rank, first, place, env)
+        first += 0 if request.independent else part.processes
 
 
-def _node(rank: int, host: Host, fact: Facts, on_machine: int, shared: Shared) -> NodePlan:
-    """One node's part of the plan; `on_machine` processes share the machine's cores."""
-    folder, part = fact.absolute(host.node_dir), shared.parts[host.name]
-    output = f"{folder}/runs/{shared.request.run}"
-    data = host.data_path(shared.options.data)
-    card = interface(host, fact)
-    env = job.environment(card, max(1, fact.cores // on_machine), host.cuda_home)
-    request = shared.request
-    if isinstance(shared.settings, TrainerOptions) and models.folder(shared.settings.model):
+def _node(
+    host: Host,
+    own: Facts,
+    part: NodeDevices,
+    plan: Plan,
+    request: Request,
+    rank: int,
+    first: int,
+    place: tuple[int, int, int, str, int],
+    env: dict[str, str],
+) -> NodePlan:
+    """One node's part; `first` is its first rank, `place` launch's arguments."""
+    folder, settings, code = own.absolute(host.node_dir), request.settings, request.code.folder
+    output, data = f"{folder}/runs/{plan.run}", host.data_path(plan.data)
+    if isinstance(settings, TrainerOptions) and models.folder(settings.model):
         env["TANDEM_MODEL_FOLDER"] = OWN
-    env.update({**request.instruction_limits, **request.extra_env, **host.env})
-    env.update(part.environment(host.env))
+    env.update({**request.extra_env, **host.env, **part.environment(host.env)})
     before = []
     if host.name in request.timetables:
         env["TANDEM_LINKS"] = json.dumps(request.timetables[host.name])
         figures = f"{output}/nodes/{host.name}/links.json"
         before = [host.env_python, "-m", "launcher.node.prepare", "links", figures]
-    if isinstance(shared.settings, Script):
-        before = _script(shared.settings, host, folder, shared.code, output, env)
+    if isinstance(settings, Script):
+        before = _script(settings, host, folder, code, output, env)
     if request.bar and rank == 0:
-        env.update(_bar(request.bar, f"[{host.name} {sum(shared.ranks_per_node) - 1}] "))
-    first = 0 if shared.own_ports else sum(shared.ranks_per_node[:rank])
+        env.update(_bar(request.bar, f"[{host.name} {plan.world_size - 1}] "))
+    launch = [host.env_python, *job.launch(*place, plan.unit)]
     return NodePlan(
         host=host.name,
         node_rank=rank,
-        ranks=tuple(range(first, first + shared.ranks_per_node[rank])),
+        ranks=tuple(range(first, first + part.processes)),
         connection=host.connection,
         address=host.address,
         port=host.port,
         user=host.user,
-        interface=card,
-        argv=(*before, *_launch(rank, host, shared), *_program(data, output, shared, part)),
+        interface=interface(host, own),
+        argv=(*before, *launch, *_program(data, output, plan, request, part)),
         env=env,
-        cwd=f"{folder}/{shared.code}",
+        cwd=f"{folder}/{code}",
         output=output,
         data=data,
-        versions=asdict(fact.versions),
+        versions=asdict(own.versions),
         owner_signs=host.owner.signs,
         away_dir=host.owner.away_dir if host.owner.signs else "",
     )
@@ -342,25 +325,16 @@ def _bar(columns: int, label: str) -> dict[str, str]:
     return {"TANDEM_PROGRESS": "bar", "COLUMNS": str(width), "LINES": "24"}
 
 
-def _launch(rank: int, host: Host, shared: Shared) -> list[str]:
-    counts, request = shared.ranks_per_node, shared.request
-    name = f"{request.run}-{request.attempt}"
-    place = (len(counts), rank, counts[rank], shared.master_addr, shared.master_port)
-    if shared.own_ports:
-        place = (1, 0, counts[rank], host.address, shared.own_ports[host.name])
-    return [host.env_python, *job.launch(*place, name)]
-
-
-def _program(data: str, output: str, shared: Shared, part: NodeDevices) -> list[str]:
+def _program(data: str, output: str, plan: Plan, request: Request, part: NodeDevices) -> list[str]:
     """What launch starts, with its arguments."""
-    if isinstance(shared.settings, Script):
-        return ["--use_env", *shared.settings.argv(shared.request.last)]
+    if isinstance(request.settings, Script):
+        return ["--use_env", *request.settings.argv(request.last)]
     given: dict[str, Any] = {"data": data} if data else {}
-    given.update(output=output, **for_trainer(shared.options))
+    given.update(output=output, **for_trainer(plan.options))
     given["device"] = part.kind
-    if shared.weights:
-        given["balance"] = shared.weights
-    if shared.request.attempt > 1:
+    if plan.balance:
+        given["balance"] = list(plan.balance.values())
+    if plan.attempt > 1:
         given["resume"] = "auto"
     return ["-m", "trainer", "--config", json.dumps(given)]
 
@@ -375,7 +349,7 @@ def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> N
         raise Refused([problem("batch-small", name=name, processes=processes, **about)])
 
 
-def choose_port(facts: Facts, wanted: int | None, avoid: set[int]) -> int:
+def choose_port(facts: Facts, wanted: int | None, avoid: Collection[int]) -> int:
     """A free port on node 0. Raises Refused when the one that was asked for is taken."""
     if wanted is not None and wanted not in facts.free_ports:
         raise Refused([problem("port-taken", name=facts.host, port=wanted)])

@@ -98,7 +98,7 @@ def test_whose_fault_it_is_that_a_machine_does_not_follow(tmp_path):
 
 
 def test_a_clock_is_wrong_for_make_check_where_it_is_wrong_for_a_run():
-    """For a run: tests/unit/launcher/test_preflight.py."""
+    """For a run: tests/unit/launcher/test_judge.py."""
     tolerance = CLOCK_TOLERANCE
     for off, wrong in ((tolerance - 0.5, False), (tolerance + 1.5, True)):
         facts = machine(clock=QUESTION["clock"][1] + off)

@@ -272,14 +272,8 @@ def plan_written(made):
     options = Config(nodes=2, trainer={"model": "resnet50", "per_node_batch_size": 64, "lr": 0.1})
     said = {"images_per_second": 9.0, "made_unix": 1.0}
     code = dataclasses.replace(CODE, git_revision="abc", git_diff="x")
-    one = planning.build(
-        [host(1), host(2)],
-        {"node1": facts(1), "node2": facts(2)},
-        options,
-        SETTINGS,
-        code,
-        planning.Request(run=made.scratch.name, unix=1.0, predicted=said),
-    )
+    asked = planning.Request(made.scratch.name, 1.0, options, SETTINGS, code, predicted=said)
+    one = planning.build([host(1), host(2)], {"node1": facts(1), "node2": facts(2)}, asked)
     write_json(made.scratch / "plan.json", one.document())
     return one
 

@@ -109,13 +109,16 @@ def gpus(count, **changes):
 def build(hosts, found, options=None, settings=None, **details):
     """The plan of an attempt whose precision is decided here."""
     named, wanted = {one.host: one for one in found}, replace(SETTINGS, **(settings or {}))
-    asked = Requirements(options or Config(), wanted, begun=details.get("attempt", 1) > 1)
+    asked = Requirements(options or Config(), wanted, keeps_precision=details.get("attempt", 1) > 1)
     parts = devices.assign(hosts, named, wanted)
     level = devices.precision(parts, OpenMachines(hosts, {}, named), asked)
-    request = making.Request(**{"run": "r", "unix": 0.0, "precision_why": level.why, **details})
-    chosen = replace(wanted, precision=level.name)
-    options = with_trainer(asked.options, precision=level.name)
-    return making.build(hosts, named, options, chosen, CODE, request)
+    chosen = {
+        "options": with_trainer(asked.options, precision=level.name),
+        "settings": replace(wanted, precision=level.name),
+        "precision_why": level.why,
+    }
+    known = {"run": "r", "unix": 0.0, "code": CODE, **chosen, **details}
+    return making.build(hosts, named, making.Request(**known))
 
 
 def planned(precision="fp32", sync="allreduce", **options):

@@ -64,8 +64,8 @@ def read(folder, name="train.py", **more):
 def planned(found, hosts=None, cards=0, **request):
     hosts = hosts or (host(1), host(2))
     known = {one.name: facts(n, gpus=gpus(cards)) for n, one in enumerate(hosts, 1)}
-    made = plan.Request(**{"run": "r", "unix": 0.0, **request})
-    return plan.build(list(hosts), known, Config(data=""), found, CODE, made)
+    made = plan.Request("r", 0.0, Config(data=""), found, CODE, **request)
+    return plan.build(list(hosts), known, made)
 
 
 def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
