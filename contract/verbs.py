@@ -70,24 +70,13 @@ RESUME = RUN_OPTIONS["resume"]
 DEVICES = ("cuda", "cpu")
 # A script of one's own, in the place of the trainer (docs/own-script.md).
 PACKAGES = tuple(RUN_OPTIONS[name] for name in ("script", "folder", "requirements"))
-SCRIPT = (
-    *PACKAGES,
-    *(RUN_OPTIONS[name] for name in ("output", "resume_args", "resume_from")),
-)
+SCRIPT = (*PACKAGES, *(RUN_OPTIONS[name] for name in ("output", "resume_args", "resume_from")))
 
 # In the order of `make help`, by what one wants; None begins a group.
 VERBS: Dict[str, Optional[Verb]] = {
     "First": None,
-    "help": Verb(
-        "print this list; `make help VERB` says what VERB takes",
-        (),
-        "make help train",
-    ),
-    "env": Verb(
-        "install what this machine needs (torch: once it trains here)",
-        (),
-        "make env",
-    ),
+    "help": Verb("print this list; `make help VERB` says what VERB takes", (), "make help train"),
+    "env": Verb("install what this machine needs (torch: once it trains here)", (), "make env"),
     "demo": Verb(
         "train the digits on four local nodes: no root, no other machine",
         (*WHAT[1:], *START, ARGS),
@@ -150,9 +139,7 @@ VERBS: Dict[str, Optional[Verb]] = {
         "make upgrade LIMIT=node3",
     ),
     "accept": Verb(
-        "measure the network between machines, their disks and cards",
-        (INVENTORY,),
-        "make accept",
+        "measure the network between machines, their disks and cards", (INVENTORY,), "make accept"
     ),
     "bundle": Verb(
         "gather what machines without internet need",
@@ -215,11 +202,7 @@ VERBS: Dict[str, Optional[Verb]] = {
         (*WHAT, RESUME, *SCRIPT, *START, *HOURS, ARGS),
         "make train INVENTORY=examples/demo.ini NODES=2 EPOCHS=3",
     ),
-    "stop": Verb(
-        "end a run; its workers save a checkpoint first",
-        (RUN,),
-        "make stop RUN=latest",
-    ),
+    "stop": Verb("end a run; its workers save a checkpoint first", (RUN,), "make stop RUN=latest"),
     "queue": Verb(
         "list who has the machines, and who waits for them (QUEUE=1)",
         (INVENTORY, _row("REMOVE", "take a run out of it: its number, or the run")),
@@ -241,16 +224,8 @@ VERBS: Dict[str, Optional[Verb]] = {
         (RUN, JSON),
         "make status JSON=1",
     ),
-    "attach": Verb(
-        "show a run that is under way",
-        (RUN,),
-        "make attach RUN=latest",
-    ),
-    "runs": Verb(
-        "list all runs, newest first",
-        (),
-        "make runs",
-    ),
+    "attach": Verb("show a run that is under way", (RUN,), "make attach RUN=latest"),
+    "runs": Verb("list all runs, newest first", (), "make runs"),
     "Compare": None,
     "report": Verb(
         "make the report of a run from its files",
@@ -321,35 +296,19 @@ VERBS: Dict[str, Optional[Verb]] = {
         "make test-gpu DEVICE=cpu",
     ),
     "snapshots": Verb(
-        "write the sentences that users meet anew: tests/messages/",
-        (),
-        "make snapshots",
+        "write the sentences that users meet anew: tests/messages/", (), "make snapshots"
     ),
     "mutants": Verb(
-        "change rules of the product: do the tests notice? (root, hours)",
-        (),
-        "make mutants",
+        "change rules of the product: do the tests notice? (root, hours)", (), "make mutants"
     ),
-    "lint": Verb(
-        "run every linter",
-        (),
-        "make lint",
-    ),
-    "bench": Verb(
-        "measure figures, by the methods of bench/README.md (root)",
-        (),
-        "make bench",
-    ),
+    "lint": Verb("run every linter", (), "make lint"),
+    "bench": Verb("measure figures, by the methods of bench/README.md (root)", (), "make bench"),
     "bench-gpu": Verb(
         "measure our steps beside others': docs/performance.md (a GPU)",
         (_row("DEVICE", "cpu: a tiny version, to try it", choices=DEVICES),),
         "make bench-gpu DEVICE=cpu",
     ),
-    "lock": Verb(
-        "make requirements/*.txt anew from *.in (needs uv)",
-        (),
-        "make lock",
-    ),
+    "lock": Verb("make requirements/*.txt anew from *.in (needs uv)", (), "make lock"),
 }
 # Said in the list of machines, of one machine.
 IN_INVENTORY = {

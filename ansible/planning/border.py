@@ -53,9 +53,7 @@ MACHINE = {
     "held_since": (float, None),
     "toolkits": Each((VERSION, None)),
     "gpus": [{"vendor": HEX, "device": HEX}],
-    "disks": Each(
-        {"free": float, "free_inodes": (float, None), "read_only": bool, "device": int},
-    ),
+    "disks": Each({"free": float, "free_inodes": (float, None), "read_only": bool, "device": int}),
     "links": [
         {
             "name": str,

@@ -208,10 +208,7 @@ def _files(root: Path, part: str) -> Iterator[str]:
 
 def _git(root: Path, *arguments: str) -> str | None:
     done = subprocess.run(
-        ["git", "-c", "core.quotePath=off", *arguments],
-        cwd=root,
-        capture_output=True,
-        check=False,
+        ["git", "-c", "core.quotePath=off", *arguments], cwd=root, capture_output=True, check=False
     )
     # Names and contents may be of any encoding.
     return os.fsdecode(done.stdout) if done.returncode == 0 else None
