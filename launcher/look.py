@@ -28,7 +28,6 @@ from launcher.machines.engine import (
     talk,
 )
 from launcher.machines.inventory import MOST_GPUS
-from launcher.node.probe import MOST_PACKAGES
 from launcher.plan import code, layer, models
 from launcher.plan.layer import Environment, Layer
 from launcher.plan.script import Script
@@ -36,6 +35,7 @@ from launcher.problems import Problem, Refused, problem
 from launcher.remote import MARK, SECONDS, marked, program
 
 FIRST_PORT, PORTS = 29500, 32
+MOST_PACKAGES = 5000  # of a machine
 NO_STATUS = -1  # what paramiko has where the connection ended before the command
 REACH_SECONDS = 15.0
 # With more machines than this each tries only its nearest neighbours and node 0, not all n * n
@@ -284,7 +284,7 @@ def question(host: Host, hosts: Iterable[Host], needs: Requirements) -> dict[str
         "guard_python": host.engine.guard_python,
         "models": rule,
         "packages": needs.packages,
-        "distributions": script is not None and script.requirements is not None,
+        "distributions": MOST_PACKAGES if script and script.requirements else 0,
         "toolkit": f"{host.cuda_home}/bin" if host.cuda_home else "/",
         "data": host.data_path(needs.options.data),
         "cpu_flags": levels.BF16_FLAGS,

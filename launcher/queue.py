@@ -32,7 +32,6 @@ from launcher.node.machine import who
 from launcher.node.tickets import LARGEST, LEASE
 from launcher.problems import Problem, problem
 from launcher.remote import MARK, ask
-from report.status import Follower
 
 TICKETS = "launcher.node.tickets"
 WORD = Match(r"[\w@+.-]{0,200}")
@@ -189,8 +188,10 @@ def left(run: str) -> str:
 
 
 @lru_cache(maxsize=4)
-def _follower(folder: Path) -> Follower:
+def _follower(folder: Path) -> Any:
     """It reads only what is new since it looked last."""
+    from report.status import Follower  # a fifth of a second, where something waits
+
     return Follower(folder)
 
 

@@ -14,7 +14,6 @@ from contract.options import Options as TrainerOptions
 from launcher import folders
 from launcher.machines import inventory
 from launcher.machines.engine import Host
-from report import measurements
 
 NEARLY = 1.05  # an exact run that is up to this much slower than the fastest is still preferred
 
@@ -73,6 +72,8 @@ def own_speeds(settings: TrainerOptions, hosts: Sequence[Host]) -> dict[str, flo
         settings.precision,
         names,
     )
+    from report import measurements  # which no run with equal parts asks for
+
     return measurements.newest_speeds(folders.RUNS, asked)
 
 

@@ -83,7 +83,7 @@ def wrapped(tmp_path, monkeypatch):
 
 
 TASK = {
-    **{"peers": [], "ports": [47401], "packages": [], "distributions": False, "toolkit": "/"},
+    **{"peers": [], "ports": [47401], "packages": [], "distributions": 0, "toolkit": "/"},
     **{"models": None, "data": "/none", "cpu_flags": ()},
 }
 

@@ -21,7 +21,7 @@ from trainer.data.folder import ImageFolder
 
 ASKED = {
     **{name: [] for name in ("peers", "ports", "packages", "cpu_flags")},
-    **{"distributions": False, "models": None, "guard_python": "/usr/bin/python3"},
+    **{"distributions": 0, "models": None, "guard_python": "/usr/bin/python3"},
     **{"toolkit": "/", "data": "", "node_dir": "/nowhere"},
 }
 

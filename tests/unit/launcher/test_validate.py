@@ -21,7 +21,6 @@ from contract.validate import Invalid
 from launcher import collect, judge, look, measure
 from launcher.look import Control, OpenMachines, Requirements
 from launcher.machines.engines import ssh
-from launcher.node.probe import MOST_PACKAGES
 from launcher.terminal import Terminal
 from launcher.watch import attempts
 from launcher.watch.guards import LARGEST, ONCE, Frames, shapes
@@ -196,9 +195,9 @@ def test_memory_is_bounded_by_what_came(part):
 
 def test_a_machine_has_as_many_packages_as_a_machine_may_have():
     """Of each a file is made for pip: 100,000 names were 390 MiB."""
-    most = {f"a{number}": "1" for number in range(MOST_PACKAGES)}
+    most = {f"a{number}": "1" for number in range(look.MOST_PACKAGES)}
     whole = json.dumps({**ANSWER, "distributions": most})
-    assert len(look.read_facts(whole, TASK).distributions) == MOST_PACKAGES
+    assert len(look.read_facts(whole, TASK).distributions) == look.MOST_PACKAGES
     with pytest.raises(Invalid, match=r"answer.distributions is "):
         look.read_facts(json.dumps({**ANSWER, "distributions": {**most, "b": "1"}}), TASK)
 
