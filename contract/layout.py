@@ -1,7 +1,7 @@
 """What a data set is: ROOT/{train,val}/<class>/<image>, by the names of files and folders alone.
 
 The layout is defined only here. The trainer lists its images with this module, and
-launcher/machines/probe.py sends its source to machines that have neither the code nor any package
+launcher/remote.py sends its source to machines that have neither the code nor any package
 yet. So it imports only the standard library, nothing from the trainer, and runs on Python >= 3.6.
 """
 
