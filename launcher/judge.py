@@ -15,7 +15,7 @@ from contract.machines import CLOCK_TOLERANCE
 from contract.options import Options as TrainerOptions
 from contract.split import refuse_batch
 from contract.text import counted
-from launcher.look import Control, Facts, OpenMachines, Requirements
+from launcher.look import Control, Facts, OpenMachines, Requirements, Unreached
 from launcher.machines.engine import Host
 from launcher.options import in_words_of_make
 from launcher.plan import devices, models
@@ -282,6 +282,21 @@ def same_data(machines: OpenMachines) -> list[Problem]:
         if differing := _differing(values):
             wrong.append(problem("data-differs", split=split, values=differing))
     return wrong
+
+
+def ways(
+    machines: OpenMachines, answers: Mapping[str, Sequence[Unreached] | str]
+) -> Iterator[Problem]:
+    """The pairs of machines that cannot connect."""
+    names = {host.address: host.name for host in machines.hosts}
+    for host in machines.hosts:
+        answer = answers.get(host.name, ())
+        if isinstance(answer, str):
+            yield problem("ways-unknown", host, why=answer)
+            continue
+        for far in answer:
+            where = {"peer": names[far.address], "address": far.address, "port": far.port}
+            yield problem("no-way", of=host.label(), why=far.why, **where)
 
 
 def _batch(machines: OpenMachines, settings: TrainerOptions) -> list[Problem]:

@@ -387,12 +387,12 @@ def peers_of(index: int, count: int) -> list[int]:
     return sorted({0, *near} - {index})
 
 
-def ways(machines: OpenMachines) -> list[Problem]:
-    """The pairs of machines that cannot connect."""
+def ways(machines: OpenMachines) -> dict[str, list[Unreached] | str]:
+    """Whom each machine does not reach, or why it does not say."""
     hosts = machines.hosts
-    names = {host.address: host.name for host in hosts}
-    if len(names) < 2:
-        return []  # local nodes: there is nothing between them
+    addresses = {host.address for host in hosts}
+    if len(addresses) < 2:
+        return {}  # local nodes: there is nothing between them
     ports = [([*machines.facts[host.name].free_ports] or [FIRST_PORT])[-1] for host in hosts]
 
     def start(index: int) -> Process:
@@ -405,19 +405,11 @@ def ways(machines: OpenMachines) -> list[Problem]:
     with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
         processes = list(pool.map(start, range(len(hosts))))
         try:
-            answers = list(pool.map(lambda process: _answer(process, names), processes))
+            answers = list(pool.map(lambda process: _answer(process, addresses), processes))
         finally:  # only now: others may still have to reach a machine that has answered
             for process in processes:
                 process.close()
-    problems = []
-    for host, answer in zip(hosts, answers):
-        if isinstance(answer, str):
-            problems.append(problem("ways-unknown", host, why=answer))
-            continue
-        for far in answer:
-            where = {"peer": names[far.address], "address": far.address, "port": far.port}
-            problems.append(problem("no-way", of=host.label(), why=far.why, **where))
-    return problems
+    return {host.name: answer for host, answer in zip(hosts, answers)}
 
 
 def read_unreached(line: bytes, known: Collection[str]) -> list[Unreached] | str:

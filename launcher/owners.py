@@ -170,7 +170,7 @@ class Owners:
         new = [host.name for host in machines.hosts if host.name not in self._been]
         if not new or len(new) == len(machines.hosts):
             return []
-        wrong = judge.apart(machines, asked) or look.ways(machines)
+        wrong = judge.apart(machines, asked) or [*judge.ways(machines, look.ways(machines))]
         texts = [one.text for one in wrong]
         if texts:
             machines.leave(new)

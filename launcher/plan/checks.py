@@ -147,7 +147,7 @@ def gather(options: Config, terminal: Terminal) -> Path:
 def problems_of(machines: OpenMachines, asked: Requirements) -> list[Problem]:
     """Everything that is wrong with machines for a run, the ways between them included."""
     found = judge.problems(machines, asked, look.here(machines, asked))
-    return found or look.ways(machines)
+    return found or [*judge.ways(machines, look.ways(machines))]
 
 
 def _hosts(options: Config) -> list[Host]:

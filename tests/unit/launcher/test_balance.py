@@ -77,7 +77,7 @@ def ready(monkeypatch, tmp_path):
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     monkeypatch.setattr(inventory, "load", lambda _path: HOSTS)
     monkeypatch.setattr(look, "at", lambda hosts, _: OpenMachines(hosts, {}, FACTS))
-    monkeypatch.setattr(look, "ways", lambda *_: [])
+    monkeypatch.setattr(look, "ways", lambda *_: {})
 
     def make(before=None, **options):
         said = io.StringIO()

@@ -35,7 +35,7 @@ def ready(monkeypatch, tmp_path):
 
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
         monkeypatch.setattr(look, "at", answers)
-        monkeypatch.setattr(look, "ways", lambda *_: [])
+        monkeypatch.setattr(look, "ways", lambda *_: {})
         monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
         monkeypatch.setattr(folders, "RUNS", tmp_path)
         monkeypatch.setattr(checks.time, "sleep", sleep)

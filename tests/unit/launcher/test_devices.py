@@ -38,7 +38,7 @@ CARDS = {
 
 @pytest.fixture(autouse=True)
 def mesh_is_whole(monkeypatch):
-    monkeypatch.setattr(look, "ways", lambda *_: [])
+    monkeypatch.setattr(look, "ways", lambda *_: {})
 
 
 def having(*names):

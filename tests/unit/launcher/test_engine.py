@@ -102,7 +102,7 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
     assert silent == {} and found["node2"].guard_python
 
     listening = {f"node{n}": facts(n, free_ports=[47410 + n]) for n in (1, 2)}
-    assert look.ways(OpenMachines(hosts, nodes, listening)) == []
+    assert look.ways(OpenMachines(hosts, nodes, listening)) == {"node1": [], "node2": []}
 
     script = tmp_path / "script.py"
     script.write_text("import os; print('rank', os.environ['RANK'])")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from launcher import look
+from launcher import judge, look
 from launcher.look import OpenMachines
 from launcher.machines.engines.local import LocalNode, LocalProcess
 from tests.unit.launcher.launcher_values import codes, facts, host
@@ -30,7 +30,7 @@ def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
             return LocalProcess([*argv[:-1], argv[-1].replace("47202, [", "47299, [")])
 
     three.nodes["node2"] = Deaf(three.hosts[1])
-    found = look.ways(three)
+    found = [*judge.ways(three, look.ways(three))]
     assert codes(found) == ["no-way"] * 2
     assert [one.said.split(" by TCP")[0] for one in found] == [
         "node1 does not reach node2 (127.0.7.2)",
@@ -57,15 +57,15 @@ def listening():
 
 def test_two_launchers_may_look_in_the_same_second(listening):
     listening(("127.0.7.1", 47301), socket.SO_REUSEADDR, socket.SO_REUSEPORT)
-    assert look.ways(machines(3, port=47300)) == []
+    assert not any(look.ways(machines(3, port=47300)).values())
     local = [host(n, connection="local", address="127.0.0.1") for n in (1, 2)]
-    assert look.ways(OpenMachines(local, {}, {})) == []  # nothing is between them
+    assert look.ways(OpenMachines(local, {}, {})) == {}  # nothing is between them
 
 
 def test_a_launcher_of_another_user_that_looks_in_the_same_second_stops_nobody(listening):
     """Two users may not listen on one port; who reaches that one has reached the machine."""
     listening(("127.0.7.1", 47401), socket.SO_REUSEADDR)
-    assert look.ways(machines(2, port=47400)) == []
+    assert not any(look.ways(machines(2, port=47400)).values())
 
 
 def test_many_machines_are_tried_in_part_and_all_take_part():

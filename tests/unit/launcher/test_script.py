@@ -289,7 +289,7 @@ def test_the_machines_are_checked_and_nothing_is_said_of_precision(project, monk
     found = {h.name: facts(n) for n, h in enumerate(hosts, 1)}
     monkeypatch.setattr(inventory, "load", lambda _path: hosts)
     monkeypatch.setattr(look, "at", lambda *_: OpenMachines(hosts, {}, found))
-    monkeypatch.setattr(look, "ways", lambda *_: [])
+    monkeypatch.setattr(look, "ways", lambda *_: {})
     said = io.StringIO()
     ready = checks.check_machines(asked(project), Terminal(said))
     assert "precision" not in said.getvalue()

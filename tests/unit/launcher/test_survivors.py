@@ -32,7 +32,7 @@ def machines(monkeypatch):
         return OpenMachines(here, nodes, said)
 
     monkeypatch.setattr(owners.look, "at", look)
-    monkeypatch.setattr(owners.look, "ways", lambda *_: [])
+    monkeypatch.setattr(owners.look, "ways", lambda *_: {})
     monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
     monkeypatch.setattr(owners.engine, "open_all", lambda hosts: (look(hosts, None).nodes, {}))
     monkeypatch.setattr(owners, "ask", lambda nodes: dict.fromkeys(nodes))
