@@ -12,7 +12,7 @@ from torch import nn
 
 from contract.options import Options
 from tandem.timings import Clock
-from trainer.build import job, materials
+from trainer.build import build_job, build_materials
 from trainer.data.batch import MEAN, STD, Batch
 from trainer.resume import resolve_options
 from trainer.step import rebuild_buckets, train_step
@@ -58,7 +58,7 @@ class Tandem:
         )  # fmt: skip
         world = start(options)
         options = resolve_options(options, world)
-        self.job = job(options, world, materials(options, world), Clock(world.device))
+        self.job = build_job(options, world, build_materials(options, world), Clock(world.device))
         rebuild_buckets(self.job)
         self.batch, self.number = None, 0
 

@@ -49,8 +49,8 @@ def private(folder: Path) -> str:
     try:
         folder = folder.expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-        if folder.is_absolute() and stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+        status = folder.lstat()
+        if folder.is_absolute() and stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
             folder.chmod(0o700)
             return str(folder)
     except (OSError, RuntimeError):  # no home, or none that may be written to

@@ -22,15 +22,14 @@ ALONE = ("compile", "checkpoint_activations", "auto_batch", "skip_oom")
 def choose(options: Options, world: World) -> Precision:
     """apex's amp where every rank has it and it supports these options, else ours, with the reason
     in `why`. Collective. Raises UserError where --amp apex is impossible."""
-    asked = options.amp
     amp, reason = _apex(options, world) if options.precision.startswith("O") else (None, "")
-    reasons = [str(one) for one in world.gather(reason) if one]
-    if asked == "apex" and (reasons or amp is None):
+    reasons = [str(answer) for answer in world.gather(reason) if answer]
+    if options.amp == "apex" and (reasons or amp is None):
         raise UserError(f"--amp apex: {(reasons or ['it is for O0 to O3'])[0]}.")
     if amp is not None and not reasons:
         return ApexAmp(amp, options.precision, world.device)
     ours = Precision(options.precision, world.device)
-    ours.why = reasons[0] if reasons and asked == "auto" else ""
+    ours.why = reasons[0] if reasons and options.amp == "auto" else ""
     return ours
 
 

@@ -48,7 +48,7 @@ def workers(job: Job) -> int:
     return worker_count(job.options, job.world, job.image_size, images)
 
 
-def sentences(job: Job, cost: Cost) -> str:
+def describe_run(job: Job, cost: Cost) -> str:
     """What is about to be trained, in sentences for people."""
     world, options, size = job.world, job.options, job.image_size
     count, flops = cost
@@ -67,8 +67,8 @@ def sentences(job: Job, cost: Cost) -> str:
             parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
         steps = options.epochs * job.steps_per_epoch
         warm_up = options.phases.all_warm_up(strategy)
-        for told in [warm_up, *prices.caveats(strategy, options.family, steps)]:
-            parts += f"\n{told}" if told else ""
+        for note in [warm_up, *prices.caveats(strategy, options.family, steps)]:
+            parts += f"\n{note}" if note else ""
     saved = "" if options.output else "; nothing is saved: no --output"
     return (
         f"{options.model}: {amount(count, ' parameters')}, {work} of {size} px, {level}\n"

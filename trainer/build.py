@@ -66,21 +66,21 @@ class Job(Materials):
         return max(micro_batches(self.world.batches[self.world.rank], self.micro_batches))
 
 
-def materials(options: Options, world: World) -> Materials:
+def build_materials(options: Options, world: World) -> Materials:
     """Data sets and model. Raises UserError on all ranks when one of them lacks something."""
     with world.agreed():
-        made = _materials(options, world)
-    gathered = world.gather((len(made.train_set), len(made.eval_set)))
+        parts = _build_materials(options, world)
+    gathered = world.gather((len(parts.train_set), len(parts.eval_set)))
     counts = [(train, val) for train, val in gathered]
     if len(set(counts)) > 1:
         raise UserError(
             f"the ranks see different data sets (train, val images): {counts}. "
             "Copy the same images to all machines."
         )
-    return made
+    return parts
 
 
-def _materials(options: Options, world: World) -> Materials:
+def _build_materials(options: Options, world: World) -> Materials:
     if options.compile and not hasattr(torch, "compile"):
         raise UserError(f"--compile needs torch 2.0 or newer; this is {torch.__version__}.")
     if options.skip_oom and world.size > 1:
@@ -106,12 +106,12 @@ def _images(options: Options, split: str) -> ImageFolder:
     return ImageFolder(options.data, split, options)
 
 
-def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
+def build_job(options: Options, world: World, parts: Materials, clock: Clock) -> Job:
     """Put model, optimizer and everything around them together, on the device."""
     shape = torch.channels_last if options.channels_last else torch.contiguous_format
     level = choose(options, world)
     # torch declares no `Module.to` with both arguments, though it supports them.
-    model = cast(nn.Module, cast(Any, found.model).to(world.device, memory_format=shape))
+    model = cast(nn.Module, cast(Any, parts.model).to(world.device, memory_format=shape))
     if options.sync_bn and world.size > 1:
         model = syncbn.convert(model, world.device, clock, options.timeout)
     optimizer = build_optimizer(model, options, world.global_batch)
@@ -135,7 +135,7 @@ def job(options: Options, world: World, found: Materials, clock: Clock) -> Job:
         options=options,
         world=world,
         clock=clock,
-        **{**vars(found), "model": model},
+        **{**vars(parts), "model": model},
         net=parallel.wrap(called, options, world, sync),
         norms=[module for module in model.modules() if isinstance(module, _BatchNorm)],
         optimizer=optimizer,

@@ -28,7 +28,7 @@ from . import optim
 from .build import Job
 from .finite import not_finite
 from .snapshots import OwnState, Snapshot, tensors_in
-from .writer import is_whole
+from .writer import is_complete
 
 log = logging.getLogger(__name__)
 
@@ -57,11 +57,11 @@ def snapshot(job: Job, position: Position) -> Snapshot:
     """A copy of all state of the rank that saves it, on the CPU, so that training may go on. Copies
     from CUDA are complete once the function that `arrival` returns has returned."""
     return Snapshot(
-        model=_copied(job.precision.full_state(job.model)),
-        optimizer=_copied(job.optimizer.state_dict()),
+        model=_copy(job.precision.full_state(job.model)),
+        optimizer=_copy(job.optimizer.state_dict()),
         precision=job.precision.state_dict(),
-        ema=_copied(job.ema.state_dict()) if job.ema is not None else None,
-        sync=_copied(job.sync.common_state(job.model)) if job.sync is not None else None,
+        ema=_copy(job.ema.state_dict()) if job.ema is not None else None,
+        sync=_copy(job.sync.common_state(job.model)) if job.sync is not None else None,
         epoch=position.epoch,
         sample=position.sample,
         step=position.step,
@@ -83,7 +83,7 @@ def arrival(device: torch.device) -> Callable[[], None]:
     return event.synchronize
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_cuda:
         # Into pinned memory: the device makes the copy asynchronously, before its next step.
         there = torch.empty_like(value, device="cpu", pin_memory=True)
@@ -91,9 +91,9 @@ def _copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: _copied(inner) for key, inner in value.items()}
+        return {key: _copy(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_copied(inner) for inner in value]
+        return [_copy(inner) for inner in value]
     return value
 
 
@@ -127,14 +127,14 @@ def own_state(job: Job, position: Position) -> Optional[OwnState]:
     if job.sync is None or own is None or not job.sync.topology.leads:
         return None
     nodes = list(job.world.nodes)
-    return OwnState(sync=_copied(own), run=position.run, step=position.step, nodes=nodes)
+    return OwnState(sync=_copy(own), run=position.run, step=position.step, nodes=nodes)
 
 
 class Damaged(UserError):
     """The file is not as it was written."""
 
 
-def loaded(name: str, content: BinaryIO) -> Dict[Any, Any]:
+def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
     """The dict of tensors and plain values that a file holds; messages call the file `name`. Raises
     UserError for anything else, Damaged where its bytes are no torch file's, and OSError where it
     cannot be read; executes nothing of it."""
@@ -172,11 +172,11 @@ def complete(files: Iterable[pathlib.Path]) -> Iterator[Tuple[pathlib.Path, byte
     """Each file that is whole, with its bytes and what it holds. Others were left by a machine that
     lost power, or by a disk that fails: they are named, and an older one can be taken."""
     for file in files:
-        if not is_whole(file):
+        if not is_complete(file):
             continue
         content = file.read_bytes()
         try:
-            yield file, content, loaded(str(file), io.BytesIO(content))
+            yield file, content, load(str(file), io.BytesIO(content))
         except Damaged as error:
             log.warning("%s", error)
 
@@ -209,11 +209,11 @@ def read_weights(job: Job) -> None:
     with job.world.agreed():
         try:
             with path.open("rb") as file:
-                state = loaded(name, file)
+                state = load(name, file)
         except OSError as error:
             raise UserError(f"{name}: cannot be read: {error.strerror}.") from error
-        given = tensors_in(name, state.get("model", state))
-        job.precision.renew_masters(job.model, load_weights(job.model, given))
+        tensors = tensors_in(name, state.get("model", state))
+        job.precision.renew_masters(job.model, load_weights(job.model, tensors))
         if job.ema is not None:
             job.ema.begin(job.precision.full_state(job.model))
 

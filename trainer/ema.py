@@ -73,11 +73,11 @@ class Ema:
 
     def load_state_dict(self, state: AverageState) -> None:
         """Raises UserError for an average of another model."""
-        given = state["average"]
+        average = state["average"]
         for key, value in self.average.items():
-            if key not in given or given[key].shape != value.shape:
+            if key not in average or average[key].shape != value.shape:
                 raise UserError(f"the checkpoint's average does not belong to this model: {key}.")
-            value.copy_(given[key])
+            value.copy_(average[key])
         self.updates = state["updates"]
 
 

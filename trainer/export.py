@@ -12,13 +12,13 @@ from contract.errors import UserError
 from .checkpoint import complete
 from .finite import not_finite
 from .snapshots import Snapshot, snapshot_in
-from .writer import checkpoints, whole
+from .writer import atomic_write, checkpoints
 
 
 def newest(folder: pathlib.Path, best: bool) -> Snapshot:
     """The state with the most samples of the newest run, or the best one. Raises UserError."""
-    found = sorted(folder.glob("checkpoints/*/best.pt")) if best else checkpoints(folder)
-    states = [snapshot_in(str(path), state) for path, _, state in complete(found)]
+    paths = sorted(folder.glob("checkpoints/*/best.pt")) if best else checkpoints(folder)
+    states = [snapshot_in(str(path), state) for path, _, state in complete(paths)]
     if not states:
         raise UserError(
             f"{folder}: no complete {'best' if best else 'step-*'}.pt in checkpoints/*/."
@@ -28,10 +28,10 @@ def newest(folder: pathlib.Path, best: bool) -> Snapshot:
 
 def weights(state: Snapshot, average: bool) -> Dict[str, torch.Tensor]:
     """The model's state dict, or its moving average's; without DDP's prefix, in fp32 at least."""
-    kept = state["ema"]
-    if average and kept is None:
+    ema = state["ema"]
+    if average and ema is None:
         raise UserError("--ema: this run kept no average, which it does if trained with --ema.")
-    chosen = kept["average"] if average and kept is not None else state["model"]
+    chosen = ema["average"] if average and ema is not None else state["model"]
     if not_finite(chosen, chosen):
         raise UserError("the state is not finite: the run diverged. Export an earlier one.")
     half = (torch.float16, torch.bfloat16)
@@ -48,10 +48,10 @@ def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
         except ImportError as error:
             raise UserError(f"{path}: needs `pip install safetensors`; or name it .pt.") from error
         plain = {key: value.contiguous() for key, value in tensors.items()}
-        with whole(path) as file:
+        with atomic_write(path) as file:
             save_file(plain, file.name)
     elif path.suffix == ".pt":
-        with whole(path) as file:
+        with atomic_write(path) as file:
             torch.save(tensors, file)
     else:
         raise UserError(f"{path}: the name must end in .pt or .safetensors.")
@@ -63,14 +63,14 @@ def main(argv: Optional[List[str]] = None) -> int:
     parser.add_argument("file", type=pathlib.Path, help="FILE.pt or FILE.safetensors")
     parser.add_argument("--best", action="store_true", help="the state with the best top-1")
     parser.add_argument("--ema", action="store_true", help="its moving average")
-    asked = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     try:
-        tensors = weights(newest(asked.folder, asked.best), asked.ema)
-        write(tensors, asked.file)
+        tensors = weights(newest(args.folder, args.best), args.ema)
+        write(tensors, args.file)
     except UserError as error:
         print(f"trainer.export: {error}", file=sys.stderr)
         return 2
-    print(f"{asked.file}: {sum(t.numel() for t in tensors.values()):,} numbers")
+    print(f"{args.file}: {sum(t.numel() for t in tensors.values()):,} numbers")
     return 0
 
 

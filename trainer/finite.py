@@ -21,7 +21,7 @@ EVALUATION = "epoch {}: the model's outputs on val are not finite, though its we
 
 
 class Trouble(TypedDict):
-    """What one rank has seen. `epoch` and `step` are counted from 1, as people count them."""
+    """What one rank observed. `epoch` and `step` are counted from 1, as people count them."""
 
     host: str
     rank: int
@@ -69,15 +69,15 @@ def not_finite(state: Dict[str, torch.Tensor], weights: Collection[str]) -> List
     return [name for name, is_bad in zip(floats, torch.stack(bad).tolist()) if is_bad]
 
 
-def sentences(found: List[Trouble], options: Options, world: World) -> str:
-    """Where the run's numbers were lost, and the likely causes. `found`: from every rank that has
-    seen it."""
-    with_loss = [one for one in found if one["loss"]]
-    first = min(with_loss or found, key=lambda one: one["step"])
+def describe(troubles: List[Trouble], options: Options, world: World) -> str:
+    """A sentence on where the run's numbers were lost, and the likely causes. `troubles`: of every
+    rank that has one."""
+    with_loss = [trouble for trouble in troubles if trouble["loss"]]
+    first = min(with_loss or troubles, key=lambda trouble: trouble["step"])
     at = f"epoch {first['epoch']}, step {first['step']}"
-    begun = [one for one in with_loss if one["step"] == first["step"]]
-    alone = 0 < len(begun) < world.size
-    who = ", ".join(f"{one['host']} (rank {one['rank']})" for one in begun) if alone else ""
+    origins = [trouble for trouble in with_loss if trouble["step"] == first["step"]]
+    alone = 0 < len(origins) < world.size
+    who = ", ".join(f"{o['host']} (rank {o['rank']})" for o in origins) if alone else ""
     what = f"the loss has been {first['loss']} since {at}"
     if not with_loss:
         what = f"{first['tensor']} of the model is not finite after {at}"

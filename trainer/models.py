@@ -82,7 +82,7 @@ def _torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
 
 
 def _own(name: str, num_classes: int, image_size: int) -> nn.Module:
-    model, takes_classes = _called(_find(name), num_classes)
+    model, takes_classes = _call(_find(name), num_classes)
     if not isinstance(model, nn.Module):
         raise UserError(f"--model {name}: returned {type(model).__name__}, not a torch.nn.Module.")
     shape = _output_shape(model, name, image_size)
@@ -99,11 +99,11 @@ def _own(name: str, num_classes: int, image_size: int) -> nn.Module:
     return WithHead(model, shape[1], num_classes)
 
 
-def _called(function: Callable[..., Any], num_classes: int) -> Tuple[Any, bool]:
+def _call(function: Callable[..., Any], num_classes: int) -> Tuple[Any, bool]:
     """What the function returns, and whether it accepted `num_classes`; like timm's functions, it
     may accept it through **kwargs."""
     parameters = inspect.signature(function).parameters
-    behind = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    behind = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if "num_classes" not in parameters and not behind:
         return function(), False
     try:
@@ -256,20 +256,21 @@ def try_out(name: str, image_size: Optional[int], unused_allowed: bool) -> List[
 def main(argv: List[str]) -> int:
     """`python -m trainer.models MODEL '{"image_size": null, ...}'`, by which the launcher tries out
     a model before it asks any machine."""
-    name, asked = argv[1], json.loads(argv[2])
+    name, settings = argv[1], json.loads(argv[2])
     try:
-        notes = try_out(name, asked["image_size"], asked["find_unused_parameters"])
+        notes = try_out(name, settings["image_size"], settings["find_unused_parameters"])
     except UserError as error:
         missing = isinstance(error.__cause__, ModuleNotFoundError)
-        said = f"{error}" if not missing else f"{error} So it is not tried out here beforehand."
-        print(f"trainer: {said}", file=sys.stderr)
+        reason = f"{error}" if not missing else f"{error} So it is not tried out here beforehand."
+        print(f"trainer: {reason}", file=sys.stderr)
         return UNTRIED if missing else BAD_INPUT
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if "site-packages" not in frame.filename]
         at = (own or frames)[-1]
-        said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        print(f"trainer: --model {name}: {said} ({at.filename}, line {at.lineno})", file=sys.stderr)
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        place = f"{at.filename}, line {at.lineno}"
+        print(f"trainer: --model {name}: {reason} ({place})", file=sys.stderr)
         return BAD_INPUT
     for note in notes:
         print(note)

@@ -65,12 +65,13 @@ def load_state(optimizer: torch.optim.Optimizer, state: Dict[str, Any], options:
     saved = state.get("state")
     if _sizes(state) != _sizes(optimizer.state_dict()) or not isinstance(saved, dict):
         raise UserError("the checkpoint's optimizer has other weights than this model's.")
+    entries = {}
     for place, entry in saved.items():
         if type(place) is not int or not 0 <= place < len(weights) or not isinstance(entry, dict):
             raise _odd_state(place)
-    kept = {place: _kept(place, entry, weights[place], options) for place, entry in saved.items()}
+        entries[place] = _weight_state(place, entry, weights[place], options)
     groups = optimizer.state_dict()["param_groups"]
-    optimizer.load_state_dict({"state": kept, "param_groups": groups})
+    optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 
 def _sizes(state: Dict[str, Any]) -> List[int]:
@@ -78,15 +79,15 @@ def _sizes(state: Dict[str, Any]) -> List[int]:
     groups = state.get("param_groups")
     if not isinstance(groups, list):
         return []
-    lists = [one.get("params") if isinstance(one, dict) else None for one in groups]
-    return [len(one) for one in lists if isinstance(one, list)]
+    lists = [group.get("params") if isinstance(group, dict) else None for group in groups]
+    return [len(group) for group in lists if isinstance(group, list)]
 
 
-def _kept(
+def _weight_state(
     place: int, entry: Dict[str, Any], weight: torch.Tensor, options: Options
 ) -> Dict[str, Any]:
-    """What is kept of one weight, by the optimizer's row of OPTIMIZERS."""
-    row, kept = OPTIMIZERS[options.optimizer], {}
+    """The optimizer's tensors of a weight, as its row of OPTIMIZERS names them."""
+    row, tensors = OPTIMIZERS[options.optimizer], {}
     for name in row.keeps(options):
         value: Any = entry.get(name)
         if value is None and not row.counts:
@@ -95,10 +96,10 @@ def _kept(
             raise _odd_state(place)
         if value.shape != weight.shape or not value.is_floating_point():
             raise _odd_state(place)
-        kept[name] = value
+        tensors[name] = value
     if row.counts:
-        kept["step"] = torch.tensor(_steps(place, entry.get("step")))
-    return kept
+        tensors["step"] = torch.tensor(_steps(place, entry.get("step")))
+    return tensors
 
 
 def _steps(place: int, value: Any) -> float:

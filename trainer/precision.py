@@ -23,9 +23,9 @@ WEIGHTS = {"fp64": torch.float64, "O2": torch.float16, "O3": torch.float16}
 
 def refuse_other_apex() -> None:
     """PyPI's `apex` has nothing to do with NVIDIA's, and hides it. Raises UserError."""
-    found = importlib.util.find_spec("apex")
-    folders = list(found.submodule_search_locations or []) if found is not None else []
-    if found is not None and not any(pathlib.Path(f, "normalization").is_dir() for f in folders):
+    spec = importlib.util.find_spec("apex")
+    folders = list(spec.submodule_search_locations or []) if spec is not None else []
+    if spec is not None and not any(pathlib.Path(f, "normalization").is_dir() for f in folders):
         raise UserError(
             "the installed package `apex` is not NVIDIA's: run `pip uninstall apex`. "
             "--precision O0 to O3 work without apex too."
@@ -113,8 +113,8 @@ class DeviceScale:
         good = (self._good + 1) * ~overflow
         doubled = good == PATIENCE
         self._good = good * ~doubled
-        kept = self.factor * (1 - 0.5 * overflow.float())
-        self.factor = torch.where(doubled, (kept * 2).clamp(max=MOST), kept)
+        factor = self.factor * (1 - 0.5 * overflow.float())
+        self.factor = torch.where(doubled, (factor * 2).clamp(max=MOST), factor)
 
     def state_dict(self) -> ScaleState:
         return {"value": self.value, "good_steps": self.good_steps}
@@ -189,16 +189,16 @@ class Precision:
         overflow: Union[bool, torch.Tensor] = False
         if self.scale is not None:
             gradients = [weight.grad for weight in weights if weight.grad is not None]
-            found = unscale(gradients, self.scale.inverse(self.device))
+            overflows = unscale(gradients, self.scale.inverse(self.device))
         if clip:
             nn.utils.clip_grad_norm_(weights, clip)
         if isinstance(self.scale, DeviceScale):
-            overflow = found > 0
+            overflow = overflows > 0
             self.scale.update(overflow)
             _make_momenta(optimizer)
-            optimizer.found_inf = found  # type: ignore[attr-defined]
+            optimizer.found_inf = overflows  # type: ignore[attr-defined]
         elif self.scale is not None:
-            overflow = bool(found)
+            overflow = bool(overflows)
             self.scale.update(overflow)
         if overflow is not True:
             optimizer.step()
@@ -249,16 +249,16 @@ def _places(
     model: nn.Module, state: Dict[str, torch.Tensor], masters: Dict[nn.Parameter, nn.Parameter]
 ) -> Places:
     """The places of `state`'s tensors; {} where a model builds its state dict in its own way."""
-    found: Places = {}
+    places: Places = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for tensors in (module._parameters, module._buffers):
             for key, value in tensors.items():
                 name = f"{prefix}.{key}" if prefix else key
                 if name in state and value in masters:
-                    found[name] = ({key: masters[value]}, key)
+                    places[name] = ({key: masters[value]}, key)
                 elif name in state:
-                    found[name] = (tensors, key)
-    return {name: found[name] for name in state} if found.keys() == state.keys() else {}
+                    places[name] = (tensors, key)
+    return {name: places[name] for name in state} if places.keys() == state.keys() else {}
 
 
 def _make_momenta(optimizer: torch.optim.Optimizer) -> None:

@@ -14,12 +14,12 @@ from contract.text import counted
 from tandem.timings import Clock
 
 from . import checkpoint, resume
-from .build import Job, job, materials
+from .build import Job, build_job, build_materials
 from .data.loader import eval_batches
 from .memory import one_pass
 from .models import last_linear
 from .world import World
-from .writer import whole
+from .writer import atomic_write
 
 
 def infer(options: Options, world: World) -> int:
@@ -32,18 +32,18 @@ def infer(options: Options, world: World) -> int:
     with world.agreed():
         if world.rank == 0:  # which alone writes
             _check_writable(options)
-    made = job(options, world, materials(options, world), Clock(world.device))
+    job = build_job(options, world, build_materials(options, world), Clock(world.device))
     if options.weights is not None:
-        checkpoint.read_weights(made)
-    state = resume.find(made, same_options=False)
+        checkpoint.read_weights(job)
+    state = resume.find(job, same_options=False)
     if state is not None:
         average = state["ema"]["average"] if state["ema"] else None
-        checkpoint.load_weights(made.model, average or state["model"])
+        checkpoint.load_weights(job.model, average or state["model"])
     elif options.weights is None:
         raise UserError(f"--resume {options.resume}: no checkpoint below --output.")
-    rows = _gathered(made)
+    rows = _infer_all(job)
     if world.rank == 0:
-        _write(made, rows)
+        _write(job, rows)
         print(f"{counted(len(rows[0]), 'image')} of val: written")
     return 0
 
@@ -58,39 +58,39 @@ def _check_writable(options: Options) -> None:
             raise UserError(f"{file}: this user may not write into {folder}.")
 
 
-def _write(made: Job, rows: List[torch.Tensor]) -> None:
-    options = made.options
+def _write(job: Job, rows: List[torch.Tensor]) -> None:
+    options = job.options
     for name, write in ((options.predict, _predictions), (options.extract, _embeddings)):
         if name is None:
             continue
         try:
-            with whole(pathlib.Path(name)) as file:
-                write(made, rows, file)
+            with atomic_write(pathlib.Path(name)) as file:
+                write(job, rows, file)
         except OSError as error:
             raise RankError(f"{name}: cannot be written: {error.strerror}.") from error
 
 
 @torch.no_grad()
-def _gathered(made: Job) -> List[torch.Tensor]:
+def _infer_all(job: Job) -> List[torch.Tensor]:
     """Index, class, probability and embedding of all images of all ranks, in data-set order."""
-    seen: Dict[str, torch.Tensor] = {}
-    last = last_linear(made.model)
-    if made.options.extract and last is None:
+    captured: Dict[str, torch.Tensor] = {}
+    last = last_linear(job.model)
+    if job.options.extract and last is None:
         raise UserError("--extract: this model has no linear layer whose input to take.")
     if last is not None:
-        last.register_forward_pre_hook(lambda _, inputs: seen.update(features=inputs[0]))
+        last.register_forward_pre_hook(lambda _, inputs: captured.update(features=inputs[0]))
     parts = []
-    made.model.eval()
-    for batch in eval_batches(made.eval_set, made.options, made.world, made.micro_batch):
-        images, _ = batch.on(made.world.device)
-        with one_pass(), made.precision.computing():
-            outputs = made.model(made.normalise(images))
+    job.model.eval()
+    for batch in eval_batches(job.eval_set, job.options, job.world, job.micro_batch):
+        images, _ = batch.on(job.world.device)
+        with one_pass(), job.precision.computing():
+            outputs = job.model(job.normalise(images))
         best = outputs.double().softmax(1).max(1)
-        features = seen["features"].flatten(1).float() if made.options.extract else best.values
-        found = (batch.indices, best.indices, best.values, features)
-        parts.append([column.cpu() for column in found])
+        features = captured["features"].flatten(1).float() if job.options.extract else best.values
+        results = (batch.indices, best.indices, best.values, features)
+        parts.append([column.cpu() for column in results])
     mine = [torch.cat(column) for column in zip(*parts)]  # empty if this rank had no image
-    rows = [theirs for theirs in made.world.gather_state(mine) if theirs]
+    rows = [theirs for theirs in job.world.gather_state(mine) if theirs]
     if not rows:
         raise UserError("--predict and --extract: not one image of val can be read.")
     columns = [torch.cat(column) for column in zip(*rows)]
@@ -103,18 +103,18 @@ def _gathered(made: Job) -> List[torch.Tensor]:
     return [column[columns[0].argsort()] for column in columns]
 
 
-def _predictions(made: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:
+def _predictions(job: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:
     """A CSV table. Names that are not UTF-8 keep their bytes, which alone find the file."""
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     table = csv.writer(text)
     table.writerow(["path", "class", "probability"])
     for index, label, probability in zip(*(column.tolist() for column in columns[:3])):
-        path_and_class = made.eval_set.paths[index], made.train_set.classes[label]
+        path_and_class = job.eval_set.paths[index], job.train_set.classes[label]
         table.writerow([*path_and_class, f"{probability:.6f}"])
     text.detach()  # flushes the text and leaves the file open for its owner to close
 
 
-def _embeddings(made: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:
+def _embeddings(job: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:
     """A torch file: `paths`, and `embeddings` float32 (images, features)."""
-    paths = [made.eval_set.paths[index] for index in columns[0].tolist()]
+    paths = [job.eval_set.paths[index] for index in columns[0].tolist()]
     torch.save({"paths": paths, "embeddings": columns[3]}, file)

@@ -131,15 +131,15 @@ def first_failure(ranks: Sequence[BaseProcess]) -> int:
     in a collective, and would wait for ever, so it is killed. So is a rank that still runs
     TEAR_DOWN seconds after another has finished.
     """
-    left, code = {rank.sentinel: rank for rank in ranks}, 0
+    running, code = {rank.sentinel: rank for rank in ranks}, 0
     patience: Optional[float] = None
-    while left:
-        ended = connection.wait(list(left), patience)
+    while running:
+        ended = connection.wait(list(running), patience)
         if not ended:
-            for rank in left.values():
+            for rank in running.values():
                 rank.kill()
-        for sentinel in ended or list(left):
-            rank = left.pop(int(cast(Any, sentinel)))
+        for sentinel in ended or list(running):
+            rank = running.pop(int(cast(Any, sentinel)))
             rank.join()
             own = rank.exitcode or 0
             code = code or (own if own >= 0 else 128 - own)

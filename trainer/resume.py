@@ -1,5 +1,5 @@
-"""What a run continues: the newest complete checkpoint on any machine, what this machine kept for
-itself, and the settings that all ranks use.
+"""What a run continues from: the newest complete checkpoint on any machine, the state that this
+machine keeps for itself, and the settings that all ranks use.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from contract.levels import HALF, Device, resolve
 from contract.options import ENTRIES, Options
 
 from .build import Job
-from .checkpoint import Position, complete, decisive, loaded
+from .checkpoint import Position, complete, decisive, load
 from .snapshots import OwnState, Snapshot, own_state_in, snapshot_in
 from .world import World
 from .writer import checkpoints
@@ -35,7 +35,7 @@ from .writer import checkpoints
 log = logging.getLogger(__name__)
 
 
-class Found(NamedTuple):
+class Candidate(NamedTuple):
     """The best checkpoint on a rank's machine. `key` orders by run, then by whether all machines
     have their own files for it, then by samples seen; `sync`: the run's."""
 
@@ -52,14 +52,16 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
     if options.resume == "none":
         return None
     content, mine = b"", None
-    complete = _complete(job)
+    steps = _complete_steps(job)
     with world.agreed():
         if world.local_rank == 0:
-            content, mine = _newest_here(job, complete)
-    found = [one and Found(tuple(one[0]), *one[1:]) for one in world.gather(mine)]
-    # Among equal ones, the lowest rank's is taken.
-    source = max(range(world.size), key=lambda rank: found[rank].key if found[rank] else ("",))
-    best = found[source]
+            content, mine = _newest_here(job, steps)
+    candidates = [row and Candidate(tuple(row[0]), *row[1:]) for row in world.gather(mine)]
+    keys: List[Tuple[Any, ...]] = [
+        candidate.key if candidate else ("",) for candidate in candidates
+    ]
+    source = max(range(world.size), key=keys.__getitem__)  # of equal ones the lowest rank's
+    best = candidates[source]
     if best is None:
         if options.resume == "auto":
             return None
@@ -78,17 +80,17 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
     if world.exchange is not None:
         content = world.exchange.bytes_from(source, content)
     name = f"the checkpoint of rank {source}"
-    return snapshot_in(name, loaded(name, io.BytesIO(content)))
+    return snapshot_in(name, load(name, io.BytesIO(content)))
 
 
-def _newest_here(job: Job, complete: FrozenSet[Tuple[str, int]]) -> Tuple[bytes, Optional[Found]]:
-    best: Tuple[bytes, Optional[Found]] = (b"", None)
+def _newest_here(job: Job, steps: FrozenSet[Tuple[str, int]]) -> Tuple[bytes, Optional[Candidate]]:
+    best: Tuple[bytes, Optional[Candidate]] = (b"", None)
     for content, state in _allowed_here(job.options):
         other = differing(state, job.options, len(job.train_set))
-        key = (state["run"], (state["run"], state["step"]) in complete, state["samples"])
-        found = Found(key, other, state["options"].get("sync", "").strip("'"))
-        if best[1] is None or found.key > best[1].key:
-            best = content, found
+        key = (state["run"], (state["run"], state["step"]) in steps, state["samples"])
+        candidate = Candidate(key, other, state["options"].get("sync", "").strip("'"))
+        if best[1] is None or candidate.key > best[1].key:
+            best = content, candidate
     return best
 
 
@@ -109,7 +111,7 @@ def _newest_options(
     """The run, the samples seen and the options called `names` of the newest checkpoint on this
     machine; None where there is none. Values that an option cannot have are left out."""
     entries = {name: entry for name, entry in ENTRIES.items() if name in names}
-    found = []
+    candidates = []
     for _, state in _allowed_here(options):
         own = {
             name: value
@@ -117,8 +119,8 @@ def _newest_options(
             for value in entry.choices or (True, False)
             if repr(value) == (state["options"].get(name) or repr(entry.legacy))
         }
-        found.append((state["run"], state["samples"], {k: str(v) for k, v in own.items()}))
-    return max(found, key=lambda one: one[:2], default=None)
+        candidates.append((state["run"], state["samples"], {k: str(v) for k, v in own.items()}))
+    return max(candidates, key=lambda candidate: candidate[:2], default=None)
 
 
 def differing(state: Snapshot, options: Options, train_images: int) -> List[str]:
@@ -149,8 +151,8 @@ def common_state_is_lost(job: Job, state: Snapshot) -> bool:
 
 
 def restore_own(job: Job, position: Position) -> bool:
-    """Load what the machines kept for themselves at this position. False where one has lost it or
-    the run had other ranks: then all begin anew. Collective."""
+    """Load each machine's own state at this position. False where a machine has lost it or the run
+    had other ranks: then all begin anew. Collective."""
     if job.sync is None or job.sync.state_dict() is None:
         return True
     wanted = (position.run, position.step)
@@ -174,13 +176,13 @@ def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], OwnState]]:
     writer = world.nodes.index(world.node_rank)
     path = pathlib.Path((options.output if options.resume == "auto" else options.resume) or ".")
     folder = path.parent.parent.parent if path.is_file() else path
-    for file, _, found in complete(sorted(folder.glob(f"checkpoints/*/rank{writer}/step-*.pt"))):
-        state = own_state_in(str(file), found)
+    for file, _, content in complete(sorted(folder.glob(f"checkpoints/*/rank{writer}/step-*.pt"))):
+        state = own_state_in(str(file), content)
         if state["nodes"] == list(world.nodes):
             yield (state["run"], state["step"]), state
 
 
-def _complete(job: Job) -> FrozenSet[Tuple[str, int]]:
+def _complete_steps(job: Job) -> FrozenSet[Tuple[str, int]]:
     """The (run, step) pairs for which all machines have their own files. Collective."""
     if job.sync is None or job.sync.state_dict() is None:
         return frozenset()
@@ -197,12 +199,12 @@ OPEN = ("channels_last", "jpeg_scaling")
 def resolve_options(options: Options, world: World) -> Options:
     """The options with the settings that all ranks use. A resumed run keeps its own. Collective.
     Raises UserError."""
-    kept = _from_checkpoint(options, world)
-    options = resolve_precision(options, world, kept)
+    stored = _from_checkpoint(options, world)
+    options = _resolve_precision(options, world, stored.get("precision", ""))
     fast = _for_tensor_cores(options, world.devices)
     usual = {"channels_last": fast, "jpeg_scaling": True}
     chosen: Dict[str, Any] = {
-        name: kept.get(name, repr(usual[name])) == "True"
+        name: stored.get(name, repr(usual[name])) == "True"
         for name in OPEN
         if getattr(options, name) is None
     }
@@ -212,13 +214,10 @@ def resolve_options(options: Options, world: World) -> Options:
     return dataclasses.replace(options, **chosen)
 
 
-def resolve_precision(
-    options: Options, world: World, kept: Optional[Dict[str, str]] = None
-) -> Options:
-    """The options with the level that all ranks compute in. `kept`: the result of
-    `_from_checkpoint`, which is called if it is None. Collective. Raises UserError."""
-    found = _from_checkpoint(options, world) if kept is None else kept
-    before = found.get("precision", "") if options.precision == "auto" else ""
+def _resolve_precision(options: Options, world: World, stored: str) -> Options:
+    """The options with the level that all ranks compute in. `stored`: that of the checkpoint to
+    resume from, or empty. Raises UserError."""
+    before = stored if options.precision == "auto" else ""
     level = resolve(before or options.precision, world.devices, options.emulate, bool(before))
     if (level.name, level.why) != (options.precision, "as asked"):
         why = "as this run began" if before and level.why == "as asked" else level.why
@@ -242,5 +241,5 @@ def _from_checkpoint(options: Options, world: World) -> Dict[str, str]:
     with world.agreed():
         if world.local_rank == 0:
             mine = _newest_options(options, ("precision", *OPEN))
-    found = [one for one in world.gather(mine) if one]
-    return max(found, key=lambda one: one[:2])[2] if found else {}
+    candidates = [candidate for candidate in world.gather(mine) if candidate]
+    return max(candidates, key=lambda candidate: candidate[:2])[2] if candidates else {}

@@ -30,16 +30,16 @@ class Screen:
         self._with_bar = self.shown and kind == "bar"
         self._bar: Any = None
         self._epochs, self._steps_per_epoch = options.epochs, steps
-        self._begun: Optional[float] = None
-        self._said = self._printed = time.monotonic()  # of `_printed` also what `look` printed
+        self._start: Optional[float] = None
+        self._last_line = self._printed = time.monotonic()  # of `_printed` also what `look` printed
         self._due_at = float("inf")
-        self._done = self._step = self._steps = self._first = 0
+        self._images = self._step = self._steps = self._first = 0
         self._epoch, self._doing = "", ""
         self._over = threading.Event()
 
     def say(self, text: str) -> None:
         if self.shown:
-            self._said = time.monotonic()
+            self._last_line = time.monotonic()
             self._print(text)
 
     def _print(self, text: str) -> None:
@@ -61,7 +61,7 @@ class Screen:
         already."""
         now = time.monotonic()
         if self._bar is None and self._doing and now - self._printed >= SILENCE:
-            self._print(f"{self._doing}, {now - self._said:.0f} s after the last line")
+            self._print(f"{self._doing}, {now - self._last_line:.0f} s after the last line")
 
     def doing(self, what: str) -> None:
         """Set the description of the current work that `look` prints."""
@@ -69,9 +69,9 @@ class Screen:
 
     def epoch(self, epoch: int, done: int) -> None:
         """An epoch begins with its step `done`, counted from 0."""
-        if self._begun is None:
-            self._begun = time.monotonic()
-            self._due_at = self._begun + FIRST
+        if self._start is None:
+            self._start = time.monotonic()
+            self._due_at = self._start + FIRST
         self._epoch, self._step = f"epoch {epoch + 1}/{self._epochs}", done
         self._in_step()
         if self._with_bar:
@@ -88,7 +88,7 @@ class Screen:
 
     def step(self, images: int) -> None:
         self._first = self._first or images
-        self._done += images
+        self._images += images
         self._steps += 1
         self._step += 1
         self._in_step()
@@ -104,8 +104,8 @@ class Screen:
 
     def figures(self, step: int, left: int, loss: float, top1: float) -> None:
         """Show figures that were just read; `left`: training images until the run's end."""
-        spent = time.monotonic() - (self._begun or 0.0)
-        rest = tqdm.format_interval(left * spent / max(self._done, 1))
+        spent = time.monotonic() - (self._start or 0.0)
+        rest = tqdm.format_interval(left * spent / max(self._images, 1))
         if self._bar is not None:
             parts = [f"run {rest}", *self._speed(), f"loss {loss:.3f}", f"top-1 {top1:.1%}"]
             room = columns() - len(f"{self._epoch} 100%|| 00:00") - NARROWEST
@@ -123,7 +123,7 @@ class Screen:
         ranks over this rank's seconds of steps, without the first one."""
         if not self._lines.steps or self._steps < 2:
             return []
-        images = (self._done - self._first) / (self._steps - 1)
+        images = (self._images - self._first) / (self._steps - 1)
         return [f"{images * self._lines.steps / self._lines.spent:.0f} images/s"]
 
     def evaluated(self, epoch: int, train_loss: float, result: Any) -> None:
@@ -143,9 +143,9 @@ class Screen:
 def columns() -> int:
     """How wide a bar may be: COLUMNS (from which the launcher has subtracted its label), else the
     width of the terminal."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdigit() and int(given) > 0:
-        return int(given)
+    setting = os.environ.get("COLUMNS", "")
+    if setting.isdigit() and int(setting) > 0:
+        return int(setting)
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns - 1
     except (OSError, ValueError):
@@ -154,10 +154,10 @@ def columns() -> int:
 
 def fitting(parts: List[str], room: int) -> List[str]:
     """The first of the parts, as many as fit into `room` with a comma in front of each."""
-    kept: List[str] = []
+    chosen: List[str] = []
     for part in parts:
         room -= len(f", {part}")
         if room < 0:
             break
-        kept.append(part)
-    return kept
+        chosen.append(part)
+    return chosen

@@ -90,12 +90,12 @@ def _fraction(value: Any) -> bool:
 
 def _tensors(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(key, str) and is_plain(one) for key, one in value.items()
+        isinstance(key, str) and is_plain(tensor) for key, tensor in value.items()
     )
 
 
 def _strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 def _named_strings(value: Any) -> bool:

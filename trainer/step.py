@@ -63,8 +63,8 @@ def seed_step(job: Job, step: int) -> None:
     # The same as torch.manual_seed for these generators, without its search for devices.
     torch.default_generator.manual_seed(seed)
     if job.world.device.type == "cuda":
-        every = torch.cuda.default_generators
-        own = [every[job.world.device.index]] if job.options.parallel == "ddp" else every
+        generators = torch.cuda.default_generators
+        own = [generators[job.world.device.index]] if job.options.parallel == "ddp" else generators
         for generator in own:
             generator.manual_seed(seed)
 

@@ -10,7 +10,7 @@ import torch
 from .world import World
 
 # These are counters, since torch 1.12's stores have no `check`, and `get` waits for a missing key.
-ASKED, WHEN = "asked to stop", "stop at meeting"
+REQUESTS, WHEN = "asked to stop", "stop at meeting"
 # By how many meetings a CUDA host may be ahead of the last one that its device has finished.
 LEAD = 2
 
@@ -45,7 +45,7 @@ class Stop:
         agreed = store.add(WHEN, 0)
         if agreed:
             return agreed <= self.meeting
-        if self.requested and store.add(ASKED, 1) == 1:
+        if self.requested and store.add(REQUESTS, 1) == 1:
             store.add(WHEN, self.meeting + 1 + self.lead)
         return False
 

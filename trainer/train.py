@@ -15,8 +15,8 @@ from contract.split import rank_slice
 from tandem.timings import Clock, Lines, peak
 
 from . import checkpoint, finite, parallel, resume
-from .banner import sentences, start_line
-from .build import job, materials
+from .banner import describe_run, start_line
+from .build import build_job, build_materials
 from .data.batch import Batch
 from .data.generated import Generated, GeneratedBatches
 from .data.loader import TrainBatches
@@ -57,17 +57,17 @@ class Run:
     """One attempt at a run: the job, its position, and where its figures go."""
 
     def __init__(self, options: Options, world: World) -> None:
-        found = materials(options, world)
+        parts = build_materials(options, world)
         self.clock = Clock(world.device)
         # Before anything is cast or wrapped: apex would remember this forward's cast weights.
-        self.cost = describe(found.model, found.image_size)
-        self.job = job(options, world, found, self.clock)
+        self.cost = describe(parts.model, parts.image_size)
+        self.job = build_job(options, world, parts, self.clock)
         self.options, self.world = options, world
         with world.agreed():
             self.lines = Lines(options.output, world.host, world.rank, self.clock)
             self.screen = Screen(options, world, self.job.steps_per_epoch, self.lines)
             self.sample_log = SampleLog(options, world)
-        self.batches = TrainBatches(found.train_set, options, world)
+        self.batches = TrainBatches(parts.train_set, options, world)
         self.stop = Stop(world)
         folder = pathlib.Path(options.output or ".", "checkpoints", world.host)
         saves = bool(options.output) and world.local_rank == 0
@@ -76,11 +76,11 @@ class Run:
         own = folder / f"rank{world.rank}"
         self.own_writer: Optional[Writer] = Writer(own, options.keep) if options.output else None
         self.tallies: List[Tuple[int, torch.Tensor]] = []  # each with its step
-        self.tallied = 0
+        self.tally_samples = 0
         self.losses = finite.Losses(options.nonfinite_steps)
         self.evaluates = True  # to a finite loss, when it was last evaluated
         self.due = False  # a checkpoint, as --checkpoint_every says
-        self.warmed = False  # whether the last step was an exact one of the warm-up
+        self.in_warm_up = False  # whether the last step was an exact one of the warm-up
         self.epoch_loss = [0.0, 0]  # sum and count of this rank's samples, this epoch and attempt
         agree_micro_batches(self.job)
         parallel.check_micro_batches(options, world, self.job.micro_batches)
@@ -111,9 +111,9 @@ class Run:
             if not self.epoch():
                 self.save(best=False)
                 return False
-            done = self.position.epoch  # epochs completed
-            last = done == self.options.epochs
-            best = (last or done % self.options.evaluate_every == 0) and self.evaluate()
+            completed = self.position.epoch  # epochs completed
+            last = completed == self.options.epochs
+            best = (last or completed % self.options.evaluate_every == 0) and self.evaluate()
             if last or best or self.due or self.options.checkpoint_every == 0:
                 self.save(best)
         if not self.evaluates:  # the model that the run ends with
@@ -131,8 +131,8 @@ class Run:
             if self.stop.now():
                 return False
             self._step(batch)
-            every = self.options.checkpoint_every
-            self.due |= every > 0 and at.step % every == 0
+            interval = self.options.checkpoint_every
+            self.due |= interval > 0 and at.step % interval == 0
             if self.due and at.sample < len(job.train_set):
                 self.save(best=False)
             self.clock.enter("data")
@@ -152,14 +152,15 @@ class Run:
             with one_pass():
                 tally = train_step(job, batch, at.step, lr, exact=exact)
             self.tallies.append((at.step + 1, tally))
-            self.tallied += len(batch.indices)
+            self.tally_samples += len(batch.indices)
         except OutOfMemory:
             if not self.options.skip_oom:
                 raise
             # The exception's traceback holds the step's tensors until this block ends: nothing
             # within it may need their memory, and the exception must not outlive it.
             self._drop_step()
-        self._log_samples(batch)
+        begin = at.sample + rank_slice(batch.sizes, self.world.rank).start
+        self.sample_log.add(at.epoch, begin, batch.indices.tolist())
         at.sample += batch.global_count
         at.step += 1
         self.screen.step(batch.global_count)
@@ -182,24 +183,20 @@ class Run:
         sync = self.job.sync
         if sync is None or not sync.strategy.rule.warms:
             return False
-        if self.warmed and not exact:
+        if self.in_warm_up and not exact:
             self.screen.say(
                 f"step {self.position.step}: exact sums have ended, {sync.strategy.spec} begins"
             )
-        self.warmed = exact
+        self.in_warm_up = exact
         return exact
 
     def _drop_step(self) -> None:
         self.job.net.zero_grad(set_to_none=True)
         log.warning("step %d did not fit into memory and was skipped", self.position.step + 1)
 
-    def _log_samples(self, batch: Batch) -> None:
-        begin = self.position.sample + rank_slice(batch.sizes, self.world.rank).start
-        self.sample_log.add(self.position.epoch, begin, batch.indices.tolist())
-
     def _read_tallies(self) -> Dict[str, Any]:
         """Read what the device has summed up: the only wait for it between steps."""
-        count = self.tallied
+        count = self.tally_samples
         if count == 0:
             return {}
         rows = self._show_tallies()
@@ -208,21 +205,21 @@ class Run:
         # A request like any other: the ranks agree on where to stop, and there on why.
         self.stop.requested |= self.losses.lost
         loss, hits = (sum(column) for column in zip(*rows))
-        self.tallies, self.tallied = [], 0
+        self.tallies, self.tally_samples = [], 0
         self.epoch_loss = [self.epoch_loss[0] + loss, self.epoch_loss[1] + count]
         return {"loss": loss / count, "top1": hits / count}
 
     def _show_tallies(self) -> List[Tuple[float, float]]:
         """Give the screen what the device has summed up so far; returns the sums of loss and hits
         of each step."""
-        if self.tallied == 0:
+        if self.tally_samples == 0:
             return []
         sums = torch.stack([tally for _, tally in self.tallies])
         rows = [(loss, hits) for loss, hits in sums.double().tolist()]
         loss, correct = (sum(column) for column in zip(*rows))
         total = len(self.job.train_set)
         left = self.options.epochs * total - self.position.samples(total)
-        mean, top1 = loss / self.tallied, correct / self.tallied
+        mean, top1 = loss / self.tally_samples, correct / self.tally_samples
         self.screen.figures(self.position.step, left, mean, top1)
         return rows
 
@@ -237,18 +234,18 @@ class Run:
         mine: Optional[finite.Trouble] = None
         if self.losses.lost or broken:
             self._read_tallies()  # for the step at which it began
-            seen = self.losses.count > 0
+            in_loss = self.losses.count > 0
             mine = finite.Trouble(
                 host=self.world.host,
                 rank=self.world.rank,
-                epoch=self.losses.epoch if seen else at.epoch + (at.sample > 0),
-                step=self.losses.step if seen else at.step,
+                epoch=self.losses.epoch if in_loss else at.epoch + (at.sample > 0),
+                step=self.losses.step if in_loss else at.step,
                 loss=self.losses.name,
                 tensor=broken[0] if broken else None,
             )
-        found = [one for one in self.world.gather(mine) if one]
-        if found:
-            raise Diverged(finite.sentences(found, self.options, self.world))
+        troubles = [trouble for trouble in self.world.gather(mine) if trouble]
+        if troubles:
+            raise Diverged(finite.describe(troubles, self.options, self.world))
 
     def evaluate(self) -> bool:
         """Evaluate the model; True when this is the best result so far."""
@@ -301,7 +298,7 @@ class Run:
         start = start_line(self.job, self.cost, at.samples(len(self.job.train_set)))
         self.lines.add("start", timed=False, **start)
         self.lines.flush()
-        self.screen.say(sentences(self.job, self.cost))
+        self.screen.say(describe_run(self.job, self.cost))
         if resumed:
             where = f"epoch {at.epoch + 1}, image {at.sample}, step {at.step}"
             self.screen.say(f"resumed at {where if at.epoch < self.options.epochs else 'its end'}")

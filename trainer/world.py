@@ -69,14 +69,14 @@ class World(Place):
             yield
         except UserError as error:
             own, code = str(error), error.code
-        told = self.gather((own, self.host, code))
-        errors = [(sentence, host) for sentence, host, _ in told]
+        answers = self.gather((own, self.host, code))
+        errors = [(sentence, host) for sentence, host, _ in answers]
         if any(sentence for sentence, _ in errors):
             apart = [f"{host}: {sentence}" for sentence, host in dict.fromkeys(errors) if sentence]
             alike = len({sentence for sentence, _ in errors}) == 1
-            found = UserError(own if alike else " ".join(apart))
-            found.code = next(code for _, _, code in told if code)
-            raise found
+            common = UserError(own if alike else " ".join(apart))
+            common.code = next(code for _, _, code in answers if code)
+            raise common
 
 
 def start(options: Options) -> World:
@@ -131,7 +131,7 @@ def _backend(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-class Met(NamedTuple):
+class Meeting(NamedTuple):
     """What World knows once the group is formed; `store` is the trainer's own."""
 
     store: dist.Store
@@ -139,7 +139,7 @@ class Met(NamedTuple):
     devices: Tuple[Device, ...]
 
 
-def _meet(options: Options, here: Place, own: Device, device: torch.device) -> Met:
+def _meet(options: Options, here: Place, own: Device, device: torch.device) -> Meeting:
     """Form the process group. Raises UserError where the ranks do not find each other."""
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = _first_host(here)
@@ -177,7 +177,7 @@ def _meet(options: Options, here: Place, own: Device, device: torch.device) -> M
             "address the first machine's?"
         ) from error
     own_store = dist.PrefixStore("trainer", store)
-    return Met(own_store, exchange, devices)
+    return Meeting(own_store, exchange, devices)
 
 
 def _first_host(here: Place) -> str:
@@ -186,21 +186,21 @@ def _first_host(here: Place) -> str:
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise UserError("MASTER_ADDR is not set: set it to the address of the first machine.")
-    shown = subprocess.run(
+    answer = subprocess.run(
         ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
     )
-    return shown.stdout.split()[0]
+    return answer.stdout.split()[0]
 
 
 def own_device(device: torch.device, host: str, options: Options) -> Device:
     """This rank's device; with --parallel dp, the weakest of the process's GPUs."""
     version, cuda = str(torch.__version__), torch.version.cuda
     if device.type == "cpu":
-        found = re.findall(r"^flags\s*:(.*)", _cpuinfo(), re.MULTILINE)
-        bf16 = cpu_has_bf16(found[0].split() if found else (), os.environ)
+        flags = re.findall(r"^flags\s*:(.*)", _cpuinfo(), re.MULTILINE)
+        bf16 = cpu_has_bf16(flags[0].split() if flags else (), os.environ)
         return Device(host, "cpu", platform.machine(), 0, bf16, version, cuda)
-    every = range(torch.cuda.device_count()) if options.parallel != "ddp" else [device.index]
-    weakest = min(every, key=torch.cuda.get_device_capability)
+    gpus = range(torch.cuda.device_count()) if options.parallel != "ddp" else [device.index]
+    weakest = min(gpus, key=torch.cuda.get_device_capability)
     major, minor = torch.cuda.get_device_capability(weakest)
     name = torch.cuda.get_device_name(weakest)
     return Device(host, "cuda", name, 10 * major + minor, False, version, cuda)

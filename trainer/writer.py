@@ -17,7 +17,7 @@ def checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
     return sorted(folder.glob("checkpoints/*/step-*.pt"))
 
 
-def is_whole(path: pathlib.Path) -> bool:
+def is_complete(path: pathlib.Path) -> bool:
     """Whether a torch file is complete: it is a zip archive, and all its CRC-32s are checked."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -27,7 +27,7 @@ def is_whole(path: pathlib.Path) -> bool:
 
 
 @contextlib.contextmanager
-def whole(path: pathlib.Path) -> Iterator[BinaryIO]:
+def atomic_write(path: pathlib.Path) -> Iterator[BinaryIO]:
     """A file to write to within the block. Afterwards `path` is complete, even after a power cut;
     if writing fails, `path` is as it was before."""
     unfinished = path.with_suffix(".unfinished")
@@ -49,7 +49,7 @@ def whole(path: pathlib.Path) -> Iterator[BinaryIO]:
 def write_whole(payload: Mapping[str, Any], path: pathlib.Path) -> None:
     """Save `payload` so that `path` is never incomplete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as file:
+    with atomic_write(path) as file:
         torch.save(payload, file)
 
 
@@ -75,8 +75,8 @@ class Writer:
         self.folder, self.keep = folder, keep
         self._thread = ThreadPoolExecutor(1)
         self._pending: Optional[Future[None]] = None
-        for left in folder.glob("*.unfinished"):
-            left.unlink(missing_ok=True)
+        for unfinished in folder.glob("*.unfinished"):
+            unfinished.unlink(missing_ok=True)
 
     def save(
         self, payload: Mapping[str, Any], best: bool, arrived: Callable[[], None] = lambda: None

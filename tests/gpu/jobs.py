@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from contract.options import Options
 from tandem.timings import Clock
-from trainer.build import job, materials
+from trainer.build import build_job, build_materials
 from trainer.data.loader import TrainBatches
 from trainer.step import train_step
 from trainer.world import start
@@ -46,7 +46,7 @@ def prepared(images, device, world=None, **given):
     options = options_of(images, device, **given)
     if world is None:
         world = start(options)
-    return job(options, world, materials(options, world), Clock(world.device))
+    return build_job(options, world, build_materials(options, world), Clock(world.device))
 
 
 def batches(job, epochs=1, size=None):

@@ -13,7 +13,7 @@ from contract.errors import UserError
 from contract.levels import Device, resolve
 from contract.options import Options
 from tandem import sync
-from trainer.finite import sentences
+from trainer.finite import describe
 
 OPTIONS = {
     "no such option": "--epoch 3",
@@ -103,8 +103,8 @@ def divergences():
     first = {**trouble, "step": 7, "loss": "NaN", "host": "node7", "rank": 1}
     options = Options(sync="ef:15", precision="O1", model="own.py:net", lr=0.05)
     world = SimpleNamespace(size=2)
-    yield "on one rank", sentences([silent, first], options, world)
-    yield "without a loss", sentences([silent], Options(clip_grad_norm=1.0), world)
+    yield "on one rank", describe([silent, first], options, world)
+    yield "without a loss", describe([silent], Options(clip_grad_norm=1.0), world)
 
 
 def render():

@@ -6,7 +6,7 @@ import torch
 from contract.options import Options
 from tandem.timings import Clock
 from tests.trainer_ranks import make_images, run_ranks
-from trainer.build import job, materials
+from trainer.build import build_job, build_materials
 from trainer.data.loader import TrainBatches
 from trainer.process import start
 from trainer.step import rebuild_buckets, train_step
@@ -27,7 +27,7 @@ def compiled_for(root):
         per_node_batch_size=8, accumulate=2, bucket_mb=999,
     )  # fmt: skip
     world = start(options)
-    ours = job(options, world, materials(options, world), Clock(world.device))
+    ours = build_job(options, world, build_materials(options, world), Clock(world.device))
     rebuild_buckets(ours)
     settled = list(sizes)
     for step, batch in enumerate(TrainBatches(ours.train_set, options, world).epoch(0)):

@@ -20,7 +20,7 @@ from tests.trainer_ranks import (
     trainer,
     wait_for_steps,
 )
-from trainer.writer import Writer, is_whole
+from trainer.writer import Writer, is_complete
 
 ARGV = [
     "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "shift",
@@ -150,7 +150,7 @@ def test_killed_while_saving_leaves_whole_checkpoints(tmp_path, kills):
         os.kill(child.pid, signal.SIGKILL)
         child.join()
         for path in tmp_path.glob("*.pt"):
-            assert is_whole(path)
+            assert is_complete(path)
             with path.open("rb") as file:
                 found = load_tensors(file)
             assert (found["model"]["weight"] == found["step"]).all()

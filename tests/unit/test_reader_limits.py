@@ -230,7 +230,7 @@ def a_checkpoint(folder, count):
     torch, checkpoint = pytest.importorskip("torch"), pytest.importorskip("trainer.checkpoint")
     content = io.BytesIO()
     torch.save({str(number): torch.zeros(1) for number in range(count // 20)}, content)
-    return lambda: checkpoint.loaded("it", io.BytesIO(content.getvalue()))
+    return lambda: checkpoint.load("it", io.BytesIO(content.getvalue()))
 
 
 def a_listing(folder, count):

@@ -20,8 +20,8 @@ from contract.layout import FAILING
 
 # Seconds between the trials to read a file whose disk or file server fails.
 PAUSES = (0.5, 1.0, 2.0, 4.0)
-# What the kernel answers where a file was listed and is not there any more.
-GONE = (errno.ENOENT, errno.ENOTDIR)
+# The kernel's errors for a file that was listed and is not there any more.
+MISSING = (errno.ENOENT, errno.ENOTDIR)
 # Bytes of an image: of its file, of all stages of its pixels, as Pillow holds them (RGB in four),
 # and what the decoder of a JPEG holds until the last scan. Some MiB of buffers come on top.
 LARGEST = 280 << 20
@@ -47,27 +47,27 @@ class BadImage(Exception):
     """The file is not an image that training can use; the text says why."""
 
 
-class NotGiven(BadImage):
+class Unreadable(BadImage):
     """Its disk or file server failed in each trial; whether the image is good is not known."""
 
 
-class Gone(NotGiven):
-    """It is not there any more: by itself, or with all that its mount had."""
+class Missing(Unreadable):
+    """The file is not there any more: it alone, or all that its mount had."""
 
 
 class Picture:
     """An opened image. For a JPEG, only the header is read until the wanted number of pixels is
     known; any other format is decoded at once."""
 
-    def __init__(self, image: Image.Image, held: int = 0) -> None:
-        """`held`: bytes of its file. Raises BadImage, as `pixels` does."""
+    def __init__(self, image: Image.Image, file_bytes: int = 0) -> None:
+        """Raises BadImage, as `pixels` does."""
         self._later = image if isinstance(image, JpegImageFile) else None
-        self._held = held
+        self._file_bytes = file_bytes
         if self._later is None:
-            self._pixels = _decoded(image, held)
+            self._pixels = _decode(image, file_bytes)
             self.size = self._pixels.size  # upright
         else:
-            self._held += _coefficients(self._later)
+            self._file_bytes += _coefficients(self._later)
             width, height = image.size
             self._turned = _turn(image)
             self.size = (height, width) if self._turned in SIDEWAYS else (width, height)
@@ -75,11 +75,11 @@ class Picture:
     @property
     def factors(self) -> Tuple[int, ...]:
         """The factors that `pixels` accepts without moving any pixel, largest first."""
-        every = (8, 4, 2, 1) if self._later is not None else (1,)
+        factors = (8, 4, 2, 1) if self._later is not None else (1,)
         if self._later is None or self._turned is None:
-            return every
+            return factors
         # A row or column that rounding adds is the last one, which a rotation may make the first.
-        return tuple(one for one in every if not any(side % one for side in self.size))
+        return tuple(factor for factor in factors if not any(side % factor for side in self.size))
 
     def pixels(self, factor: int = 1) -> Image.Image:
         """8-bit RGB, upright. A JPEG has `factor` (2, 4 or 8) times fewer pixels a side, rounded
@@ -89,34 +89,34 @@ class Picture:
             if factor > 1:
                 wanted = (self._later.width // factor, self._later.height // factor)
                 self._later.draft(None, wanted)
-            self._pixels, self._later = _decoded(self._later, self._held), None
+            self._pixels, self._later = _decode(self._later, self._file_bytes), None
         return self._pixels
 
 
-def _decoded(image: Image.Image, held: int) -> Image.Image:
-    """8-bit RGB, rotated upright by its EXIF orientation. `held`: bytes besides its pixels. Raises
-    BadImage.
+def _decode(image: Image.Image, file_bytes: int) -> Image.Image:
+    """8-bit RGB, rotated upright by its EXIF orientation. `file_bytes`: of the file, and of what
+    its decoder holds besides the pixels. Raises BadImage.
 
     16-bit grey is refused although Pillow would convert it: it would be clipped to white, and
     training would use wrong pixels. CMYK is converted by Pillow without a colour profile.
     """
-    with _explained():
+    with _explain_errors():
         if image.mode not in EIGHT_BIT:
             raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
-        _refuse_large(image, held)
+        _refuse_large(image, file_bytes)
         image.load()
         rgb, turn = image if image.mode == "RGB" else _to_rgb(image), _turn(image)
         if turn is None:
             return rgb
-        _refuse_large(image, held, turned=True)  # a PNG says it behind its pixels
+        _refuse_large(image, file_bytes, turned=True)  # a PNG says it behind its pixels
         return rgb.transpose(turn)
 
 
-def _refuse_large(image: Image.Image, held: int, turned: bool = False) -> None:
+def _refuse_large(image: Image.Image, file_bytes: int, turned: bool = False) -> None:
     """A small file may hold any number of equal pixels."""
     kinds = [image.mode, *["RGBA"] * _has_holes(image), *["RGB"] * (image.mode != "RGB")]
     channels = [1 if kind in ("1", "L", "P") else 4 for kind in (*kinds, *["RGB"] * turned)]
-    total = held + image.width * image.height * sum(channels)
+    total = file_bytes + image.width * image.height * sum(channels)
     if total > LARGEST:
         most = f"{LARGEST >> 20} MiB are taken at most"
         raise BadImage(f"its pixels take {total >> 20:,} MiB, {most}: make it smaller")
@@ -126,10 +126,10 @@ def _coefficients(image: JpegImageFile) -> int:
     """Bytes that the decoder holds until the last scan, however few pixels are wanted: two for each
     value of each component, unless the one scan has all components. To be called first."""
     layers = len(image.layer)
-    whole = b"\xff\xda" + struct.pack(">HB", 6 + 2 * layers, layers)
+    header = b"\xff\xda" + struct.pack(">HB", 6 + 2 * layers, layers)
     file = cast(BinaryIO, image.fp)  # behind the head of the first scan
-    file.seek(-len(whole) - 2 * layers - 3, io.SEEK_CUR)
-    if file.read(len(whole)) == whole and "progressive" not in image.info:
+    file.seek(-len(header) - 2 * layers - 3, io.SEEK_CUR)
+    if file.read(len(header)) == header and "progressive" not in image.info:
         return 0
     most = max(high for _, high, *_ in image.layer) * max(wide for *_, wide, _ in image.layer)
     values = sum(high * wide for _, high, wide, _ in image.layer) / most
@@ -147,43 +147,38 @@ def _content(path: Path, pauses: Tuple[float, ...]) -> bytes:
             raise BadImage(f"its file has more than {LARGEST >> 20} MiB: make it smaller")
         except OSError as error:
             reason = f"cannot be read: {error.strerror}"
-            if error.errno in GONE:
-                raise Gone(reason) from error
+            if error.errno in MISSING:
+                raise Missing(reason) from error
             if error.errno not in FAILING:
                 raise BadImage(reason) from error
         time.sleep(pause)
-    raise NotGiven(reason)
+    raise Unreadable(reason)
 
 
-def is_given(path: Path) -> bool:
-    """Whether a disk or file server, and not the memory of this machine, gives a file's bytes."""
+def is_readable(path: Path) -> bool:
+    """Whether the disk or file server still gives a file's bytes; the page cache does not count."""
     try:
         with path.open("rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             file.read(1)
     except OSError as error:
-        return error.errno not in (*FAILING, *GONE)
+        return error.errno not in (*FAILING, *MISSING)
     return True
 
 
 def open_picture(path: Path, again: bool = True) -> Picture:
-    """Raises BadImage with the reason; NotGiven where disk or file server fail, after more trials
-    if they are to be made `again`, and Gone where there is no such file."""
+    """Raises BadImage with the reason; Unreadable where disk or file server fail, with `again`
+    after several trials; and Missing where there is no such file."""
     content = _content(path, PAUSES if again else ())
     if not content:
         raise BadImage("empty file")
-    with _explained():
+    with _explain_errors():
         return Picture(_open(io.BytesIO(content)), len(content))
-
-
-def read_image(path: Path) -> Image.Image:
-    """All pixels of an image. Raises BadImage with the reason."""
-    return open_picture(path).pixels()
 
 
 def size_of(path: Path) -> Tuple[int, int]:
     """Width and height from the file's header, before any rotation. Raises BadImage."""
-    with _explained():
+    with _explain_errors():
         _refuse_pipe(path)
         with _open(path) as image:
             return image.size
@@ -195,7 +190,7 @@ def _refuse_pipe(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _explain_errors() -> Iterator[None]:
     """Turns what Pillow raises within the block into a BadImage."""
     try:
         yield

@@ -19,13 +19,13 @@ from contract.options import Options
 from contract.text import counted
 
 from ..errors import DataLost
-from .decode import BadImage, is_given, size_of
+from .decode import BadImage, is_readable, size_of
 
 log = logging.getLogger(__name__)
 
 SMALL = 64  # pixels; images up to this size are used whole and shifted, not cropped
 USUAL = 224
-TRIED = 4  # other images that are read where one is not given
+TRIED = 4  # other images that are read where one cannot be
 # Most bytes that a machine's ranks together keep of a split; never more than 1/8 of its memory.
 MOST = 2**31
 NOT_DECODED, GOOD, BAD = 0, 1, 2
@@ -50,7 +50,7 @@ class ImageFolder:
         self.root = Path(root)
         self.quarantine = Quarantine(options.bad_images)
         self.options = options
-        with _explained(root):
+        with _explain_errors(root):
             by_class = images_by_class(self.root, split)
         # As they were when the images were listed: one that is gone later keeps its name.
         self.mounts = mounts()
@@ -75,18 +75,18 @@ class ImageFolder:
         the headers of about 64 of them, spread over the classes."""
         sides = []
         for name in self.classes[:: len(self.classes) // 64 + 1]:
-            with _explained(self.root):
+            with _explain_errors(self.root):
                 some = images(self.root, "train", name)[: 64 // len(self.classes) + 1]
             for path in some:
                 with contextlib.suppress(BadImage):  # it is reported when it is used
                     sides.append(min(size_of(self.root / path)))
         return median_low(sides or [USUAL])
 
-    def gives_others(self, path: str) -> bool:
-        """Whether the disk or share of this image gives any of some others."""
-        others = [one for one in self.by_mount[self.mount_of(path)] if one != path]
+    def reads_others(self, path: str) -> bool:
+        """Whether any of up to TRIED other images on the disk or share of this one can be read."""
+        others = [other for other in self.by_mount[self.mount_of(path)] if other != path]
         step, place = len(others) // TRIED + 1, self.paths.index(path)
-        return not others or any(is_given(self.root / one) for one in others[place % step :: step])
+        return not others or any(is_readable(self.root / p) for p in others[place % step :: step])
 
     @cached_property
     def by_mount(self) -> Dict[str, List[str]]:
@@ -94,17 +94,17 @@ class ImageFolder:
         folders: Dict[str, List[str]] = {}
         for path in self.paths:
             folders.setdefault(path.rpartition("/")[0], []).append(path)
-        found: Dict[str, List[str]] = {}
+        paths: Dict[str, List[str]] = {}
         for inside in folders.values():
-            found.setdefault(self.mount_of(inside[0]), []).extend(inside)
-        return found
+            paths.setdefault(self.mount_of(inside[0]), []).extend(inside)
+        return paths
 
     def mount_of(self, path: str) -> str:
         """`/srv/data (node1:/data, nfs4)`: where an image was mounted. Asks no file server."""
         real = os.path.realpath((self.root / path).parent) + "/"
-        above = (one for one in self.mounts if real.startswith(one.folder.rstrip("/") + "/"))
-        found = max(above, key=lambda one: len(one.folder), default=Mount("", "/", ""))
-        return f"{found.folder} ({found.source}, {found.kind})"
+        above = (mount for mount in self.mounts if real.startswith(mount.folder.rstrip("/") + "/"))
+        mount = max(above, key=lambda mount: len(mount.folder), default=Mount("", "/", ""))
+        return f"{mount.folder} ({mount.source}, {mount.kind})"
 
 
 class Mount(NamedTuple):
@@ -126,7 +126,7 @@ def _character(match: "re.Match[str]") -> str:
 
 
 @contextlib.contextmanager
-def _explained(root: object) -> Iterator[None]:
+def _explain_errors(root: object) -> Iterator[None]:
     try:
         yield
     except NoAnswer as error:
@@ -144,8 +144,8 @@ def image_sizes(options: Options, natural: int) -> Sizes:
 
 
 class Bad(NamedTuple):
-    """`mount`: the disk or share that did not give it, where the image itself is not at fault;
-    `alone`: it gives others."""
+    """An image that cannot be used. `mount`: the disk or share that failed to give it, where the
+    image itself is not at fault; `alone`: other images there can be read."""
 
     path: str
     reason: str
@@ -154,38 +154,38 @@ class Bad(NamedTuple):
 
 
 class Quarantine:
-    """The bad images that this rank has found so far. The user's files are left where they are."""
+    """The bad images that this rank has met so far. The user's files are left where they are."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.found: Dict[str, Bad] = {}
+        self.images: Dict[str, Bad] = {}
 
     def __len__(self) -> int:
-        return len(self.found)
+        return len(self.images)
 
-    def add(self, met: Iterable[Bad]) -> None:
+    def add(self, bad_images: Iterable[Bad]) -> None:
         """Log each new file. Raises DataLost where a mount gives no image any more, and RankError
         when there are more than `limit` bad ones."""
-        for bad in met:
-            if bad.path in self.found:
+        for bad in bad_images:
+            if bad.path in self.images:
                 continue
-            self.found[bad.path] = bad
+            self.images[bad.path] = bad
             if not bad.alone:
                 raise self._lost(bad, "and other images there cannot be read either")
             log.warning("bad image %s: %s", printable(bad.path), bad.reason)
-            if len(self.found) <= self.limit:
+            if len(self.images) <= self.limit:
                 continue
-            if sum(bool(one.mount) for one in self.found.values()) > self.limit // 2:
-                raise self._lost(bad, f"as {len(self.found)} images could not be used before it")
+            if sum(bool(image.mount) for image in self.images.values()) > self.limit // 2:
+                raise self._lost(bad, f"as {len(self.images)} images could not be used before it")
             raise RankError(
-                f"{counted(len(self.found), 'image')} cannot be used, the last is "
+                f"{counted(len(self.images), 'image')} cannot be used, the last is "
                 f"{printable(bad.path)}: {bad.reason}. "
                 f"Repair or remove them, or raise --bad_images (now {self.limit})."
             )
 
     def _lost(self, bad: Bad, why: str) -> DataLost:
         path = printable(bad.path)
-        mount = bad.mount or next(one.mount for one in self.found.values() if one.mount)
+        mount = bad.mount or next(image.mount for image in self.images.values() if image.mount)
         return DataLost(
             f"{mount} does not give the images any more: {path} {bad.reason}, {why}. Check "
             "that disk or file server; what was saved before is kept."

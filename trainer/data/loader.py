@@ -18,9 +18,9 @@ from contract.split import rank_slice, step_size
 from ..world import World
 from .augment import Evaluate, Train
 from .batch import Batch, derive_seed
-from .decode import BadImage, Gone, NotGiven, open_picture
+from .decode import BadImage, Missing, Unreadable, open_picture
 from .folder import SMALL, Bad, ImageCache, ImageFolder, fits
-from .workers import data_loader, started, worker_count
+from .workers import data_loader, start, worker_count
 
 AGAIN = 60.0  # seconds in which a disk or share is waited for once
 TRIALS = 16  # how many replacements in a row may be bad too before the run gives up
@@ -47,10 +47,10 @@ class Samples(Dataset):  # type: ignore[type-arg]
     folder: ImageFolder
     transform: Union[Train, Evaluate]
     seed: int
-    # Images that their disk did not give: this process does not wait for them again.
+    # Images whose disk failed: this process does not wait for them again.
     given_up: Set[str] = dataclasses.field(default_factory=set)
-    # By disk or share the time from which its images are waited for again, where one of them was
-    # waited for in vain; infinite where it gives none, by which the run ends.
+    # Disk or share -> the monotonic time from which its images are waited for again, after a wait
+    # in vain; infinite where it gives no image, which ends the run.
     patience: Dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, draw: Draw) -> Sample:
@@ -63,7 +63,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
         chosen = index
         for _ in range(1 if draw.epoch is None else 1 + TRIALS):
             try:
-                again = self._is_waited_for(paths[chosen])
+                again = self._waits_for(paths[chosen])
                 picture = open_picture(self.folder.root / paths[chosen], again)
                 return Sample(self.transform(picture, rng), targets[chosen], index, bad)
             except BadImage as error:
@@ -73,21 +73,21 @@ class Samples(Dataset):  # type: ignore[type-arg]
                 break
         return Sample(None, targets[index], index, bad)
 
-    def _is_waited_for(self, path: str) -> bool:
+    def _waits_for(self, path: str) -> bool:
         """Whether to wait where its disk fails. Raises NotGiven where that gives no image."""
         until = self.patience.get(self.folder.mount_of(path), 0.0) if self.patience else 0.0
         if until == math.inf:
-            raise NotGiven("is not read any more")
+            raise Unreadable("is not read any more")
         return path not in self.given_up and time.monotonic() >= until
 
     def _bad(self, path: str, error: BadImage) -> Bad:
-        if not isinstance(error, NotGiven):
+        if not isinstance(error, Unreadable):
             return Bad(path, str(error))
         mount = self.folder.mount_of(path)
-        alone = self.patience.get(mount) != math.inf and self.folder.gives_others(path)
+        alone = self.patience.get(mount) != math.inf and self.folder.reads_others(path)
         if not alone:
             self.patience[mount] = math.inf
-        elif isinstance(error, Gone):
+        elif isinstance(error, Missing):
             return Bad(path, str(error))  # its mount is there, and no one waits for it
         elif path not in self.given_up:
             self.patience[mount] = time.monotonic() + AGAIN
@@ -108,7 +108,7 @@ class Bases(Dataset):  # type: ignore[type-arg]
     def __getitem__(self, index: int) -> Tuple[int, Optional[np.ndarray]]:
         """The index and its base, which is None for a bad image."""
         try:
-            # What is not given is tried again by Samples.
+            # Samples tries again what cannot be read now.
             picture = open_picture(self.folder.root / self.folder.paths[index], again=False)
             return index, self.transform.base(picture)
         except BadImage:
@@ -139,8 +139,8 @@ class TrainBatches:
             mine = rank_slice(shares[-1], self.world.rank)
             steps.append(order[start : start + count][mine].tolist())
             start += count
-        found = self._source.batches(steps, epoch)
-        for (images, targets, indices, bad), sizes in zip(found, shares):
+        batches = self._source.batches(steps, epoch)
+        for (images, targets, indices, bad), sizes in zip(batches, shares):
             self.dataset.quarantine.add(bad)
             if len(images) < len(indices):
                 raise RankError(
@@ -161,7 +161,7 @@ def eval_batches(
     for images, targets, indices, bad in Source(samples, options, world).batches(steps):
         dataset.quarantine.add(bad)
         if bad:
-            lost = {one.path for one in bad}
+            lost = {image.path for image in bad}
             paths = [dataset.paths[index] for index in indices.tolist()]
             good = [place for place, path in enumerate(paths) if path not in lost]
             targets, indices = targets[good], indices[good]
@@ -212,7 +212,7 @@ class Source:
                 pinned=self.world.device.type == "cuda",
                 stays=self.stays,
             )
-        return started(self._loader)
+        return start(self._loader)
 
     def _workers(self, images: int) -> int:
         return worker_count(self.options, self.world, self.size, images)
@@ -226,7 +226,7 @@ class Source:
         count = sum(map(len, missing))
         bases = Bases(folder, self.samples.transform)
         wanted = [indices for indices in missing if indices]
-        decoded = started(data_loader(bases, wanted, list, self._workers(count) if count else 0))
+        decoded = start(data_loader(bases, wanted, list, self._workers(count) if count else 0))
         for indices, lacking in zip(steps, missing):
             for index, base in next(decoded) if lacking else []:
                 folder.cache.put(index, base)
@@ -251,7 +251,7 @@ def _collate(size: int, samples: Sequence[Sample]) -> Collated:
     images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0, size, size, 3)
     targets = torch.tensor([sample.target for sample in samples], dtype=torch.int64)
     indices = torch.tensor([sample.number for sample in samples], dtype=torch.int64)
-    bad = [one for sample in samples for one in sample.bad]
+    bad = [image for sample in samples for image in sample.bad]
     return images.to(torch.uint8).permute(0, 3, 1, 2), targets, indices, bad
 
 

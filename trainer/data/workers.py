@@ -61,7 +61,7 @@ def data_loader(
     )
 
 
-def started(loader: DataLoader[Any]) -> Iterator[Any]:
+def start(loader: DataLoader[Any]) -> Iterator[Any]:
     """iter(loader), whose processes start with SIGTERM and SIGINT blocked, and keep them blocked.
     To be called from the main thread: see `end_with`."""
     with blocked(signal.SIGTERM, signal.SIGINT):

@@ -21,7 +21,7 @@ from contract.options import Options
 from launcher import folders, run
 from launcher.options import trainer_settings
 from tests.trainer_ranks import free_port
-from trainer.checkpoint import loaded
+from trainer.checkpoint import load
 from trainer.resume import differing
 from trainer.snapshots import snapshot_in
 
@@ -93,7 +93,7 @@ def test_a_run_whose_strategy_had_another_name_is_reported_and_goes_on(
     with pytest.raises(ZeroDivisionError):
         run.resume(older.name, {"nodes": 1})
     assert found[0].trainer["sync"] == now
-    state = snapshot_in("it", loaded("it", io.BytesIO(checkpoint())))
+    state = snapshot_in("it", load("it", io.BytesIO(checkpoint())))
     state["options"]["sync"] = repr(taken)
     options = Options(**{"sync": now, "output": "."})
     assert "sync" not in differing(state, options, state["train_images"])
@@ -104,7 +104,7 @@ def checkpoint():
 
 
 def test_its_checkpoint_is_one_of_todays():
-    state = snapshot_in("it", loaded("it", io.BytesIO(checkpoint())))
+    state = snapshot_in("it", load("it", io.BytesIO(checkpoint())))
     assert (state["step"], state["epoch"]) == (8, 1)
     assert sum(tensor.numel() for tensor in state["model"].values()) > 100
 

@@ -83,4 +83,4 @@ def test_the_first_lines_of_a_run_say_what_its_strategy_lost_with_adam():
         steps_per_epoch=100,
         train_set=type("Images", (list,), {"classes": ("a", "b")})(range(64)),
     )
-    assert prices.with_adam(strategies.parse("ef:3:peak")) in banner.sentences(job, (1000, None))
+    assert prices.with_adam(strategies.parse("ef:3:peak")) in banner.describe_run(job, (1000, None))

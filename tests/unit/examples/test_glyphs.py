@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from contract.layout import images_by_class
-from trainer.data.decode import read_image
+from trainer.data.decode import open_picture
 from trainer.models import build
 
 ROOT = Path(__file__).parents[3]
@@ -46,7 +46,7 @@ def test_the_trainer_reads_the_folder(tmp_path, monkeypatch):
     assert glyphs.write(tmp_path, 3, train=2, val=1) == 6
     found = images_by_class(tmp_path, "train")
     assert list(found) == ["00", "01"]
-    pixels = np.asarray(read_image(tmp_path / found["01"][1]))
+    pixels = np.asarray(open_picture(tmp_path / found["01"][1]).pixels())
     assert (pixels == glyphs.images(two[1], 2, [3, 0, 1])[1]).all()
 
 

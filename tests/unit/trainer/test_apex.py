@@ -71,9 +71,9 @@ def test_operations_are_counted_before_apex_sees_the_model():
     with (
         mock.patch.multiple(
             "trainer.train",
-            materials=lambda *_: mock.Mock(),
+            build_materials=lambda *_: mock.Mock(),
             describe=lambda *_: order.append("describe"),
-            job=mock.Mock(side_effect=lambda *_: order.append("job") or 1 / 0),
+            build_job=mock.Mock(side_effect=lambda *_: order.append("job") or 1 / 0),
         ),
         pytest.raises(ZeroDivisionError),
     ):

@@ -10,7 +10,7 @@ from contract.options import Options
 from tandem.compat import ddp_buffers
 from tandem.timings import Clock
 from trainer import parallel
-from trainer.build import job, materials
+from trainer.build import build_job, build_materials
 from trainer.data.loader import TrainBatches
 from trainer.memory import recompute_activations
 from trainer.models import build
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 def made(images, **settings):
     options = Options(data=str(images), model="tests.trainer_models:plain", workers=0, **settings)
     world = World(batches=(8,))
-    return job(options, world, materials(options, world), Clock(CPU))
+    return build_job(options, world, build_materials(options, world), Clock(CPU))
 
 
 def test_label_smoothing_reaches_the_loss(images):

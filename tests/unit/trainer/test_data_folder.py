@@ -17,7 +17,7 @@ from contract.errors import UserError
 from contract.options import Options
 from tests.trainer_ranks import run_ranks
 from trainer.data import decode
-from trainer.data.decode import BadImage, read_image, size_of
+from trainer.data.decode import BadImage, open_picture, size_of
 from trainer.data.folder import Bad, ImageFolder, Quarantine, Sizes, image_sizes
 
 
@@ -116,7 +116,7 @@ def test_eight_bit_images_become_rgb_as_pillow_makes_it(tmp_path, mode):
     """Whatever its name says that it is."""
     form = "JPEG" if mode == "CMYK" else "PNG"
     path = make(tmp_path / "a.jpg", mode=mode, format=form)
-    image = read_image(path)
+    image = open_picture(path).pixels()
     assert (image.mode, image.size, size_of(path)) == ("RGB", (40, 30), (40, 30))
     with Image.open(path) as theirs:
         assert image.tobytes() == theirs.convert("RGB").tobytes()
@@ -130,7 +130,7 @@ def test_images_stand_as_the_camera_was_held(tmp_path, orientation, suffix):
     image.paste((255, 255, 255), (0, 0, 4, 4))
     exif[0x0112] = orientation
     image.save(tmp_path / f"a.{suffix}", exif=exif)
-    shown = read_image(tmp_path / f"a.{suffix}")
+    shown = open_picture(tmp_path / f"a.{suffix}").pixels()
     right, below = orientation in (2, 3, 6, 7), orientation in (3, 4, 7, 8)
     assert shown.size == ((16, 8) if orientation < 5 else (8, 16))
     corner = ((shown.width - 1) * right, (shown.height - 1) * below)
@@ -165,7 +165,7 @@ def test_each_kind_of_bad_image_has_its_reason(tmp_path, kind, reason):
     path = tmp_path / "a.png"
     put(path, kind, b"")
     with pytest.raises(BadImage, match=reason):
-        read_image(path)
+        open_picture(path).pixels()
     if kind in (b"hello", "no file"):
         with pytest.raises(BadImage, match=reason):
             size_of(path)
@@ -325,7 +325,7 @@ def put_split(folder, classes, good):
 
 def decoded(root, path):
     try:
-        read_image(root / path)
+        open_picture(root / path).pixels()
         return "decoded"
     except BadImage as error:
         with pytest.raises(UserError) as raised:

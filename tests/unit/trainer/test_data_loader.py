@@ -135,7 +135,7 @@ def test_bad_images_are_replaced_alike_on_any_rank(spoilt, root):
     assert all(clean[image.numpy().tobytes()] == target for image, target in alone.values())
     folder = ImageFolder(spoilt, "train", options)
     list(TrainBatches(folder, options, world()).epoch(0))
-    assert sorted(folder.quarantine.found) == ["train/0/1.png", "train/2/5.png"]
+    assert sorted(folder.quarantine.images) == ["train/0/1.png", "train/2/5.png"]
 
 
 def test_bad_images_are_left_out_of_evaluation(spoilt):

@@ -15,7 +15,7 @@ from contract.options import Options
 from tests.trainer_ranks import lines, make_images, run_ranks, said
 from trainer.data import decode, folder, loader
 from trainer.data.augment import Evaluate
-from trainer.data.decode import Gone, NotGiven, open_picture
+from trainer.data.decode import Missing, Unreadable, open_picture
 
 ARGV = ["--model", "tests.trainer_models:plain", "--epochs", 2, "--image_size", 16]
 
@@ -53,11 +53,11 @@ def test_a_read_error_that_passes_is_waited_for(images, monkeypatch):
     assert open_picture(path).size == (16, 16)
     assert waited == [0.5, 1.0, 2.0]
     fails(path)
-    with pytest.raises(NotGiven, match="Input/output error"):
+    with pytest.raises(Unreadable, match="Input/output error"):
         open_picture(path)
     assert sum(waited[3:]) == sum(decode.PAUSES) < 10
     path.unlink()
-    with pytest.raises(Gone, match="No such file"):
+    with pytest.raises(Missing, match="No such file"):
         open_picture(path)
     assert len(waited) == 8  # nobody waits for a file that is not there
 
@@ -129,11 +129,11 @@ def test_a_mount_of_few_of_the_images_that_vanishes_is_none_of_bad_images(images
     disk = folder.Mount("/dev/sdb1", str(first), "ext4")
     monkeypatch.setattr(folder, "mounts", lambda: [disk, folder.Mount("/dev/sda1", "/", "ext4")])
     found = folder.ImageFolder(str(images), "train", Options())
-    assert found.gives_others("train/class0/0.png")
+    assert found.reads_others("train/class0/0.png")
     for path in first.iterdir():
         path.unlink()
-    assert not found.gives_others("train/class0/0.png")
-    assert found.gives_others("train/class39/0.png")
+    assert not found.reads_others("train/class0/0.png")
+    assert found.reads_others("train/class39/0.png")
 
 
 def emptied(*argv):

@@ -12,7 +12,7 @@ from trainer import process
 from trainer.data.decode import open_picture
 from trainer.data.folder import ImageFolder
 from trainer.data.loader import TrainBatches
-from trainer.data.workers import FEW, data_loader, started, worker_count
+from trainer.data.workers import FEW, data_loader, start, worker_count
 from trainer.world import World
 
 WORLD = World(batches=(4,))
@@ -40,7 +40,7 @@ class Pids(torch.utils.data.Dataset):
 def test_no_signal_of_a_whole_job_reaches_loader_processes():
     """As scancel, systemd and a terminal send them."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    made = started(data_loader(Pids(), [[0]] * 30, list, workers=2))
+    made = start(data_loader(Pids(), [[0]] * 30, list, workers=2))
     loaders = [next(made)[0] for _ in range(2)]
     for pid in loaders:
         os.kill(pid, signal.SIGTERM)
@@ -61,7 +61,7 @@ class Hanging(torch.utils.data.Dataset):
 
 
 def hang(pipe):
-    next(started(data_loader(Hanging(pipe), [[0]], list, workers=1)))
+    next(start(data_loader(Hanging(pipe), [[0]], list, workers=1)))
 
 
 def test_a_loader_that_hangs_in_a_read_ends_with_its_rank():
@@ -83,7 +83,7 @@ def test_a_loader_that_hangs_in_a_read_ends_with_its_rank():
 
 def leave_beside_one_that_hangs():
     ours, theirs = CONTEXT.Pipe()
-    made = started(data_loader(Hanging(theirs), [[0]], list, workers=1))
+    made = start(data_loader(Hanging(theirs), [[0]], list, workers=1))
     ours.recv()
     process.leave(3 + (made is None))
 

@@ -68,7 +68,7 @@ class Tried:
 
     def resumed(self):
         """Whether there was something to resume from; then a step is done. Raises UserError."""
-        checkpoint.restore(self.job, checkpoint.loaded("it", io.BytesIO(self.raw)))
+        checkpoint.restore(self.job, checkpoint.load("it", io.BytesIO(self.raw)))
         state = resume.find(self.job)
         if state is not None:
             checkpoint.restore(self.job, state)
@@ -226,7 +226,7 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(tried):
     newer = tried.path.with_name("step-00000003.pt")
     with zipfile.ZipFile(newer, "w") as archive:
         archive.writestr("x/data.pkl", b"no pickle")
-    assert writer.is_whole(newer)
+    assert writer.is_complete(newer)
     assert tried.resumed()
     newer.unlink()
     writer.write_whole({"run": "r", "model": {}}, tried.path)  # no checkpoint of ours
@@ -272,4 +272,4 @@ def test_a_small_file_does_not_fill_the_memory():
     packed.seek(0)
     assert checkpoint.load_tensors(packed)["weight"].numel() == 1 << 24
     with pytest.raises(checkpoint.Damaged):
-        checkpoint.loaded("it", packed)
+        checkpoint.load("it", packed)

@@ -90,7 +90,7 @@ def test_machines_are_told_apart_by_their_names_where_no_launcher_numbers_them(m
     from trainer import world
 
     hosts = ["b", "a", "b", "b"]
-    monkeypatch.setattr(world, "_meet", lambda *_: world.Met(None, None, ()))
+    monkeypatch.setattr(world, "_meet", lambda *_: world.Meeting(None, None, ()))
     monkeypatch.setattr(world.World, "gather", lambda self, _: list(zip(hosts, (0, 0, 1, 2))))
     monkeypatch.setenv("TANDEM_NODE", "b")
     for name, value in numbered("OMPI_COMM_WORLD_", RANK=3, SIZE=4, LOCAL_RANK=2).items():

@@ -170,7 +170,7 @@ def test_the_device_is_set_before_the_group_is_formed(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: order.append(str(device)))
     monkeypatch.setattr(
-        world, "_meet", lambda *_: order.append("meet") or world.Met(None, None, ())
+        world, "_meet", lambda *_: order.append("meet") or world.Meeting(None, None, ())
     )
     monkeypatch.setattr(world, "own_device", lambda *_: None)
     monkeypatch.setattr(world.World, "gather", lambda self, thing: [thing] * 8)

@@ -10,7 +10,7 @@ import pytest
 
 from contract.options import Options
 from trainer import screen as screens
-from trainer.banner import sentences
+from trainer.banner import describe_run
 from trainer.evaluate import Result
 from trainer.logs import quiet_others
 from trainer.screen import Screen
@@ -62,12 +62,12 @@ def test_a_run_introduces_itself():
     job = mock.MagicMock(world=world, options=Options(), micro_batches=1, steps_per_epoch=1)
     size = job.train_set.__len__
     size.return_value = job.train_set.classes.__len__.return_value = 1
-    first, *rest = sentences(job, (25_557_032, 2_468_352)).splitlines()
+    first, *rest = describe_run(job, (25_557_032, 2_468_352)).splitlines()
     assert "25.6 M parameters, 2.47 MFLOP an image of " in first
     assert rest[0].startswith("1 image of 1 class;")
     assert rest[1] == "1 step an epoch; batch 8 over 1 rank"
     size.return_value = 2000
-    many = sentences(job, (640, None)).splitlines()
+    many = describe_run(job, (640, None)).splitlines()
     assert "640 parameters, FLOPs unknown" in many[0] and many[1].startswith("2,000 images of 1")
 
 

@@ -93,7 +93,7 @@ def test_another_process_may_remove_what_is_left_at_the_same_moment(tmp_path, mo
 
 def test_a_file_that_breaks_off_leaves_the_one_before(tmp_path):
     (tmp_path / "table.csv").write_text("before")
-    with pytest.raises(OSError, match="full"), writer.whole(tmp_path / "table.csv") as file:
+    with pytest.raises(OSError, match="full"), writer.atomic_write(tmp_path / "table.csv") as file:
         file.write(b"half")
         raise OSError("full")
     assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
