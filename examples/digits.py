@@ -31,12 +31,12 @@ def digits() -> dict[Path, bytes]:
     from PIL import Image
 
     scans = gzip.decompress(SCANS.read_bytes()).decode().splitlines()
-    seen: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     files = {}
     for index, scan in enumerate(scans):
         *values, digit = map(int, scan.split(","))
-        split = "val" if seen[digit] % 5 == 4 else "train"
-        seen[digit] += 1
+        split = "val" if counts[digit] % 5 == 4 else "train"
+        counts[digit] += 1
         pixels = bytes(round(value * (255 / LEVELS)) for value in values)
         image = Image.frombytes("L", (8, 8), pixels)
         image = image.resize((SIZE, SIZE), Image.Resampling.BICUBIC)
@@ -64,8 +64,8 @@ def write(folder: Path, files: dict[Path, bytes]) -> int:
 
 def foreign(folder: Path, files: dict[Path, bytes]) -> list[Path]:
     """Return the files in `folder` that are not part of the data set."""
-    found = (path.relative_to(folder) for path in folder.glob("*/*/*") if path.is_file())
-    return sorted(path for path in found if path not in files and path.suffix != ".partial")
+    paths = (path.relative_to(folder) for path in folder.glob("*/*/*") if path.is_file())
+    return sorted(path for path in paths if path not in files and path.suffix != ".partial")
 
 
 def main() -> int:

@@ -27,10 +27,10 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
 
     def verb(name: str, text: str, on_node: bool = False) -> argparse.ArgumentParser:
-        made = verbs.add_parser(name, help=text, description=text, parents=[common])
+        command = verbs.add_parser(name, help=text, description=text, parents=[common])
         if on_node:
-            made.add_argument("node", type=int, metavar="N", help="number of the node, from 1")
-        return made
+            command.add_argument("node", type=int, metavar="N", help="number of the node, from 1")
+        return command
 
     up = verb("up", "boot the machines and wait until they answer ssh")
     up.add_argument("--nodes", type=int, default=4, metavar="N")
@@ -87,7 +87,7 @@ def refuse_rate(rate: Optional[str]) -> None:
         raise LabError("virtual machines are emulated, slower than any cable: they have no rate")
 
 
-def asked_for(name: str, args: argparse.Namespace) -> Lab:
+def lab_of(name: str, args: argparse.Namespace) -> Lab:
     count = plan.check_count(args.nodes)
     cpus, megabytes = plan.check_hardware(args.vm, args.cpus, args.memory)
     return Lab(
@@ -113,7 +113,7 @@ def make_bundle(lab: Lab) -> None:
         return
     print("lab: gathering in bundle/ what the nodes need (minutes the first time)", flush=True)
     env = {**os.environ, "PATH": f"{tool.parent}:{os.environ.get('PATH', os.defpath)}"}
-    done = subprocess.run(
+    bundling = subprocess.run(
         [tool, book],
         cwd=lab.checkout,
         env=env,
@@ -122,8 +122,8 @@ def make_bundle(lab: Lab) -> None:
         text=True,
         check=False,
     )
-    if done.returncode:
-        print(done.stdout, file=sys.stderr)
+    if bundling.returncode:
+        print(bundling.stdout, file=sys.stderr)
         raise LabError("gathering bundle/ failed (see above); up --no-bundle does without it")
 
 
@@ -135,7 +135,7 @@ def act(args: argparse.Namespace, command: list[str]) -> None:
     check_host()
     name = plan.check_name(args.name or plan.default_name(CHECKOUT))
     if args.verb == "up":
-        lab = asked_for(name, args)
+        lab = lab_of(name, args)
         if lab.vm:
             check_host(vm=True)
             refuse_rate(lab.rate)

@@ -92,5 +92,5 @@ def _make(system: System, target: Path) -> None:
 
 
 def remove_unfinished(lab: str) -> None:
-    for left in (CACHE / "bases").glob(f"*.{lab}.unfinished"):
-        shutil.rmtree(left)
+    for path in (CACHE / "bases").glob(f"*.{lab}.unfinished"):
+        shutil.rmtree(path)

@@ -50,12 +50,12 @@ def files(lab: Lab, node: Node) -> dict[str, tuple[int, str]]:
 def accounts(lab: Lab, base: dict[str, str]) -> dict[str, str]:
     """The base's passwd, shadow and group files with the users of this lab added."""
     password = password_hash() if lab.bare else "*"
-    made = dict(base)
+    texts = dict(base)
     for number, user in enumerate(lab.users, USER_ID):
-        made["passwd"] += f"{user}:x:{number}:{number}::/home/{user}:/bin/bash\n"
-        made["shadow"] += f"{user}:{password}:20000:0:99999:7:::\n"
-        made["group"] += f"{user}:x:{number}:\n"
-    return made
+        texts["passwd"] += f"{user}:x:{number}:{number}::/home/{user}:/bin/bash\n"
+        texts["shadow"] += f"{user}:{password}:20000:0:99999:7:::\n"
+        texts["group"] += f"{user}:x:{number}:\n"
+    return texts
 
 
 def password_hash() -> str:

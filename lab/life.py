@@ -81,10 +81,10 @@ def _make_nodes(lab: Lab) -> None:
 
 
 def _write_control_files(lab: Lab) -> None:
-    known = disk.known_hosts(lab)
-    (lab.state / "known_hosts").write_text(known)
+    known_hosts = disk.known_hosts(lab)
+    (lab.state / "known_hosts").write_text(known_hosts)
     if not lab.bare:
-        (lab.state / "control.ssh/known_hosts").write_text(known)
+        (lab.state / "control.ssh/known_hosts").write_text(known_hosts)
     names = "".join(f"{machine.address}\t{machine.name}\n" for machine in lab.nodes)
     (lab.state / "hosts").write_text(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{names}")
     for folder in ("cgroup", "ansible"):

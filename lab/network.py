@@ -132,7 +132,7 @@ def namespaces_of(lab: str) -> list[str]:
     """The namespaces of a lab, including those of one that is half made."""
     with contextlib.suppress(FileNotFoundError):
         ours = re.compile(rf"{re.escape(lab)}-(control|stranger|node\d+)")
-        return sorted(found.name for found in NAMESPACES.iterdir() if ours.fullmatch(found.name))
+        return sorted(path.name for path in NAMESPACES.iterdir() if ours.fullmatch(path.name))
     return []
 
 

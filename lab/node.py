@@ -85,8 +85,8 @@ def wait_for_ssh(lab: Lab, booting: Mapping[Node, subprocess.Popen[bytes]]) -> N
 
 
 def _with_console(node: Node, trouble: str) -> str:
-    said = node.console.read_text(errors="replace").splitlines()[-15:]
-    return "\n".join([f"{node.name} {trouble}; its console:", *(said or ["(nothing)"])])
+    lines = node.console.read_text(errors="replace").splitlines()[-15:]
+    return "\n".join([f"{node.name} {trouble}; its console:", *(lines or ["(nothing)"])])
 
 
 def power_off(lab: Lab, node: Node) -> None:
@@ -115,15 +115,15 @@ def reboot(lab: Lab, node: Node) -> None:
     """Reboots `node` from inside, as its user would; returns when that user can log in again."""
     before = control.run_on(lab, node, BOOT_ID)
     if before.returncode:
-        said = before.stderr.strip() or f"exit code {before.returncode}"
+        reason = before.stderr.strip() or f"exit code {before.returncode}"
         raise LabError(
-            f"{node.name} refuses the login that would reboot it ({said}): mend {node.index}"
+            f"{node.name} refuses the login that would reboot it ({reason}): mend {node.index}"
         )
     # Only bare machines ask for the password.
     line = "sudo --stdin --prompt= systemctl reboot"
-    asked = control.run_on(lab, node, line, stdin=f"{disk.PASSWORD}\n")
-    if asked.returncode not in (0, SSH_LOST):
-        raise LabError(f"{node.name} refuses to reboot: {asked.stderr.strip()}")
+    answer = control.run_on(lab, node, line, stdin=f"{disk.PASSWORD}\n")
+    if answer.returncode not in (0, SSH_LOST):
+        raise LabError(f"{node.name} refuses to reboot: {answer.stderr.strip()}")
     deadline = time.monotonic() + BOOT_SECONDS
     while True:
         if network.answers_ssh(lab, node, connect=1, greet=30):

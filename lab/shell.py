@@ -31,8 +31,8 @@ def missing_tools(vm: bool) -> list[str]:
 
 def run(argv: Sequence[str], stdin: str = "") -> str:
     """The standard output of `argv`; raises LabError with its message if it fails."""
-    done = subprocess.run(argv, input=stdin, capture_output=True, text=True)
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip() or f"exit code {done.returncode}"
-        raise LabError(f"{' '.join(argv)}: {said}")
-    return done.stdout
+    process = subprocess.run(argv, input=stdin, capture_output=True, text=True)
+    if process.returncode:
+        reason = (process.stderr or process.stdout).strip() or f"exit code {process.returncode}"
+        raise LabError(f"{' '.join(argv)}: {reason}")
+    return process.stdout

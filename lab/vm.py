@@ -70,8 +70,8 @@ def _modules(root: Path, version: str) -> list[Path]:
     """The files of MODULES and of their dependencies, in the order of loading."""
     files: dict[Path, None] = {}
     for module in MODULES:
-        asked = ["modprobe", "--set-version", version, "--show-depends", module]
-        for line in run(["chroot", str(root), *asked]).splitlines():
+        query = ["modprobe", "--set-version", version, "--show-depends", module]
+        for line in run(["chroot", str(root), *query]).splitlines():
             if line.startswith("insmod "):  # not `builtin`, the other answer
                 files[root / line.split()[1].lstrip("/")] = None
     return list(files)

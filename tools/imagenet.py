@@ -46,10 +46,6 @@ CHECKED = ".archives.json"
 PIECE = 1 << 20
 
 
-class ImagenetError(Exception):
-    """A sentence for the user."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """What the archives contain, and which part of it has not been copied to `target` yet."""
@@ -71,7 +67,7 @@ class Plan:
 def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
     """({class number: wnid}, the class number of each validation image).
 
-    Raises ImagenetError for an archive of another shape. meta.mat has one row per synset: number,
+    Raises UserError for an archive of another shape. meta.mat has one row per synset: number,
     WordNet id, words, gloss and number of children; classes are those without children.
     """
     from scipy.io import loadmat
@@ -84,7 +80,7 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
                 wanted[name] = _content(archive, member).read()
     missing = [name for name, content in wanted.items() if not content]
     if missing:
-        raise ImagenetError(f"{path} has no {' and no '.join(missing)}: is it the devkit? {PAGE}")
+        raise UserError(f"{path} has no {' and no '.join(missing)}: is it the devkit? {PAGE}")
     meta, truth = wanted.values()
     rows = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
     leaves = {int(row[0]): str(row[1]) for row in rows if int(row[4]) == 0}
@@ -94,27 +90,27 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
     file = archive.extractfile(member)
     if file is None:  # a folder or a device, in an archive of another shape
-        raise ImagenetError(f"an archive has {member.name!r}, which is not a file. {PAGE}")
+        raise UserError(f"an archive has {member.name!r}, which is not a file. {PAGE}")
     return file
 
 
 @contextmanager
 def _tar(path: Path, mode: Literal["r:", "r:gz"]) -> Iterator[tarfile.TarFile]:
-    """Opens an archive; damage raises ImagenetError with a sentence for the user."""
+    """Opens an archive; damage raises UserError with a sentence for the user."""
     try:
         with tarfile.open(path, mode) as archive:
             yield archive
     except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
-        raise ImagenetError(
+        raise UserError(
             f"{path} cannot be read to its end ({error}): download it again from {PAGE}"
         ) from None
 
 
 def make_plan(source: Path, target: Path) -> Plan:
-    """Reads the archives' tables of contents. Raises ImagenetError, naming all missing archives."""
+    """Reads the archives' tables of contents. Raises UserError, naming all missing archives."""
     absent = [name for name in MD5 if not (source / name).is_file()]
     if absent:
-        raise ImagenetError(
+        raise UserError(
             f"{source} lacks {', '.join(absent)}. Download them, with an account, from {PAGE}"
         )
     wnid_of, truth = read_devkit(source / DEVKIT)
@@ -122,7 +118,7 @@ def make_plan(source: Path, target: Path) -> Plan:
         train = [(member.name.removesuffix(".tar"), member.size) for member in archive]
     unlike = sorted({name for name, _ in train} ^ set(wnid_of.values()))
     if unlike:
-        raise ImagenetError(
+        raise UserError(
             f"{source / TRAIN} and the devkit do not have the same classes: {_some(unlike)}"
         )
     with _tar(source / VAL, "r:") as archive:
@@ -130,7 +126,7 @@ def make_plan(source: Path, target: Path) -> Plan:
     expected = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, len(truth) + 1)]
     unlike = sorted({name for name, _ in val} ^ set(expected))
     if unlike:
-        raise ImagenetError(
+        raise UserError(
             f"{source / VAL} and the devkit do not have the same images: {_some(unlike)}"
         )
     places = ((name, wnid_of[number], size) for (name, size), number in zip(val, truth))
@@ -152,31 +148,31 @@ def _has(path: Path, size: int) -> bool:
 
 
 def check_space(plan: Plan) -> None:
-    """Raises ImagenetError if the target's disk has too little space."""
+    """Raises UserError if the target's disk has too little space."""
     needed = (plan.train_size() + plan.val_size()) * SPARE
     free = shutil.disk_usage(plan.target).free
     if needed > free:
-        raise ImagenetError(
+        raise UserError(
             f"{plan.target} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed: "
             "choose a folder on another disk with TO="
         )
 
 
 def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
-    """Sentences about archives that are not the official ones. Keeps checksums for later calls."""
+    """Sentences about archives that are not the official ones. Keeps sums for later calls."""
     record = plan.target / CHECKED
-    known = json.loads(record.read_text()) if record.is_file() else {}
+    sums = json.loads(record.read_text()) if record.is_file() else {}
     for name in MD5:
         path = plan.source / name
         size, changed = path.stat().st_size, path.stat().st_mtime_ns
-        if known.get(name, [])[:2] != [size, changed]:
+        if sums.get(name, [])[:2] != [size, changed]:
             with path.open("rb") as file, bar(f"checking {name}", size) as advance:
-                known[name] = [size, changed, _md5(file, advance)]
-            record.write_text(json.dumps(known))
+                sums[name] = [size, changed, _md5(file, advance)]
+            record.write_text(json.dumps(sums))
     return [
-        f"{plan.source / name} is not the official archive: its MD5 is {known[name][2]}, not {md5}"
+        f"{plan.source / name} is not the official archive: its MD5 is {sums[name][2]}, not {md5}"
         for name, md5 in MD5.items()
-        if known[name][2] != md5
+        if sums[name][2] != md5
     ]
 
 
@@ -206,10 +202,10 @@ def _extract_class(file: IO[bytes], folder: Path) -> None:
         for image in images:
             # Plain names alone, so that an archive cannot write outside its folder.
             if not image.isfile() or not re.fullmatch(r"[\w-]+\.JPEG", image.name):
-                raise ImagenetError(f"{folder.name}.tar has {image.name!r}, which is not an image")
+                raise UserError(f"{folder.name}.tar has {image.name!r}, which is not an image")
             _copy(_content(images, image), part / image.name, image.size)
     if not any(part.iterdir()):
-        raise ImagenetError(f"{folder.name}.tar has no images: download {TRAIN} again")
+        raise UserError(f"{folder.name}.tar has no images: download {TRAIN} again")
     # The name says that the folder is complete, so its contents must reach the disk first.
     os.sync()
     part.rename(folder)
@@ -234,7 +230,7 @@ def _copy(file: IO[bytes], path: Path, size: int) -> None:
     with path.open("wb") as output:
         shutil.copyfileobj(file, output, PIECE)
     if path.stat().st_size != size:
-        raise ImagenetError(f"{path} has {path.stat().st_size} bytes instead of {size}")
+        raise UserError(f"{path} has {path.stat().st_size} bytes instead of {size}")
 
 
 def count(folder: Path) -> tuple[int, int]:
@@ -271,11 +267,11 @@ def run(source: Path, target: Path) -> None:
 
 def main(argv: list[str]) -> int:
     try:
-        given = verb_words("imagenet", argv, "make imagenet")
-        if "src" not in given:
+        words = verb_words("imagenet", argv, "make imagenet")
+        if "src" not in words:
             raise UserError("say where the archives are: `make imagenet SRC=/folder/with/the/tars`")
-        run(Path(given["src"]), Path(given.get("to", "data/imagenet")))
-    except (UserError, ImagenetError, OSError) as error:
+        run(Path(words["src"]), Path(words.get("to", "data/imagenet")))
+    except (UserError, OSError) as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -64,23 +64,23 @@ def film(argv: list[str]) -> tuple[list[tuple[float, tuple[str, ...]]], int]:
     if pid == 0:
         os.execvp(argv[0], argv)  # noqa: S606 (without a shell on purpose)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    screen, begun = Screen(), time.monotonic()
+    screen, start = Screen(), time.monotonic()
     screen.feed(f"$ {' '.join(argv)}\r\n")
-    pictures, left = [(0.0, screen.picture())], b""
+    pictures, rest = [(0.0, screen.picture())], b""
     while True:
         try:
             data = os.read(terminal, 1 << 16)
         except OSError:  # the command has ended
             break
-        *whole, left = (left + data).rpartition(b"\n" if b"\n" in left + data else b"\r")
-        lines = b"".join(whole).decode(errors="replace").splitlines(keepends=True)
-        now = time.monotonic() - begun
+        *complete, rest = (rest + data).rpartition(b"\n" if b"\n" in rest + data else b"\r")
+        lines = b"".join(complete).decode(errors="replace").splitlines(keepends=True)
+        now = time.monotonic() - start
         for first in range(0, len(lines), SCROLL):
             screen.feed("".join(lines[first : first + SCROLL]))
             if screen.picture() != pictures[-1][1]:
                 pictures.append((now, screen.picture()))
-    screen.feed(left.decode(errors="replace"))
-    pictures.append((time.monotonic() - begun, screen.picture()))
+    screen.feed(rest.decode(errors="replace"))
+    pictures.append((time.monotonic() - start, screen.picture()))
     return pictures, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -90,28 +90,28 @@ def svg(pictures: list[tuple[float, tuple[str, ...]]]) -> str:
     times = [when for when, _ in pictures]
     gaps = [after - when for when, after in zip(times, times[1:])]
     stays = [*(min(LONGEST, max(SHORTEST, gap)) for gap in gaps), LAST]
-    whole, width = sum(stays), COLUMNS * WIDE
-    known: dict[str, int] = {}
+    total, width = sum(stays), COLUMNS * WIDE
+    numbers: dict[str, int] = {}
     shots, steps, at = [], [], 0.0
     for number, (stay, (_, lines)) in enumerate(zip(stays, pictures)):
-        steps.append(f"{100 * at / whole:.3f}%{{transform:translateX({-number * width:g}px)}}")
+        steps.append(f"{100 * at / total:.3f}%{{transform:translateX({-number * width:g}px)}}")
         at += stay
         shots += [
-            f'<use href="#t{known.setdefault(line, len(known))}" '
+            f'<use href="#t{numbers.setdefault(line, len(numbers))}" '
             f'x="{number * width:g}" y="{(row + 1) * HIGH}"/>'
             for row, line in enumerate(lines)
             if line
         ]
     texts = [
         f'<text id="t{number}" textLength="{len(line) * WIDE:g}">{html.escape(line)}</text>'
-        for line, number in known.items()
+        for line, number in numbers.items()
         if line
     ]
     wide, high = width + 2 * EDGE, ROWS * HIGH + 2 * EDGE
     return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide:g} {high}">
 <style>text{{font:13px ui-monospace,Menlo,Consolas,monospace;fill:#d8dee9;white-space:pre}}
 @keyframes film{{{"".join(steps)}}}
-.film{{animation:film {whole:.1f}s steps(1,end) infinite}}
+.film{{animation:film {total:.1f}s steps(1,end) infinite}}
 @media(prefers-reduced-motion:reduce){{.film{{animation:none;\
 transform:translateX({-(len(pictures) - 1) * width:g}px)}}}}</style>
 <defs>{"".join(texts)}</defs><rect width="100%" height="100%" rx="8" fill="#1b1f27"/>

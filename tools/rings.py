@@ -28,7 +28,7 @@ from contract.errors import UserError
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ".venv/bin/python"
 OTHER_CORE = ".venv-core2.16"
-KEPT = ROOT / ".tandem/test-all"
+RESULTS = ROOT / ".tandem/test-all"
 CI = os.environ.get("CI") == "true"
 # Two cores: beside a third process, since some tests wait for guards or ranks.
 BUSY = f"--numprocesses={(os.cpu_count() or 1) + 1}"
@@ -41,10 +41,6 @@ BESIDE_LEGACY = (
 )
 # What `make test` needs of Debian, by a command of each package (tools/test-packages.txt).
 COMMANDS = {"ssh": "openssh-client", "rsync": "rsync", "iostat": "sysstat", "chromium": "chromium"}
-
-
-class RingError(Exception):
-    """A sentence for the person who typed the line."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ def setup(*packages: str) -> list[Part]:
         return [Part("Debian packages", ("tools/apt.sh", *packages), setup=True), *parts]
     missing = sorted(name for command, name in COMMANDS.items() if not shutil.which(command))
     if missing:
-        raise RingError(f"the tests need: sudo apt install {' '.join(missing)}")
+        raise UserError(f"the tests need: sudo apt install {' '.join(missing)}")
     return parts
 
 
@@ -126,7 +122,7 @@ def ring_all(only: str) -> list[Part]:
     for part in setup("tools/test-packages.txt", "lab/packages.txt"):
         run(part)
     hour = ("-o", "faulthandler_timeout=3600")
-    long = collected("-m", "long", "tests/unit", "tests/train", "tests/lab")
+    long = collect("-m", "long", "tests/unit", "tests/train", "tests/lab")
     parts = [pytest(file, "-m", "long", *hour, file) for file in long]
     parts += [pytest(file, *hour, file) for file in files("bench")]
     ours, forty = {"PYTHON": PYTHON}, {"TANDEM_CHAOS_TRIALS": "40"}
@@ -144,24 +140,24 @@ RINGS = {"test": ring_test, "test-lab": ring_lab, "test-all": ring_all}
 
 def needs_root(why: str) -> None:
     if os.geteuid():
-        raise RingError(f"{why}, which needs root: sudo make {{verb}}")
+        raise UserError(f"{why}, which needs root: sudo make {{verb}}")
 
 
 def paths(only: str, room: str = "unit") -> list[str]:
     """ONLY=launcher, ONLY=train, ONLY=tests/unit/x.py::test_y; with spaces between, several."""
-    found = []
+    tests = []
     for word in only.split():
         places = (word, f"tests/{room}/{word}", f"tests/{word}")
         exists = [place for place in places if (ROOT / place.partition("::")[0]).exists()]
         exists = [place for place in exists if place.startswith("tests/")]
         if not exists:
             rooms = sorted(path.name for path in (ROOT / "tests/unit").iterdir() if path.is_dir())
-            raise RingError(
+            raise UserError(
                 f"ONLY={word}: no such tests. Name a file below tests/, or a room: "
                 f"{' '.join(name for name in rooms if name[0] != '_')} train lab gpu messages."
             )
-        found.append(exists[0])
-    return found
+        tests.append(exists[0])
+    return tests
 
 
 def files(folder: str) -> list[str]:
@@ -169,11 +165,12 @@ def files(folder: str) -> list[str]:
     return sorted(str(path.relative_to(ROOT)) for path in (ROOT / folder).glob("test_*.py"))
 
 
-def collected(*words: str) -> list[str]:
+def collect(*words: str) -> list[str]:
     """The files of the tests that these words choose."""
     argv = [PYTHON, "-m", "pytest", "--collect-only", "-qq", *words]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    return sorted({line.partition(":")[0] for line in done.stdout.splitlines() if ".py:" in line})
+    process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = process.stdout.splitlines()
+    return sorted({line.partition(":")[0] for line in lines if ".py:" in line})
 
 
 def minutes(seconds: float) -> str:
@@ -204,13 +201,13 @@ def run_all(verb: str, parts: Sequence[Part]) -> int:
         if code:
             print(f"== make {verb}: {part.name} failed after {minutes(sum(spent.values()))}")
             return 1
-    whole = minutes(sum(spent.values()))
-    print(f"== make {verb}: all passed in {whole}; the next time takes {minutes(spent[False])}")
+    total = minutes(sum(spent.values()))
+    print(f"== make {verb}: all passed in {total}; the next time takes {minutes(spent[False])}")
     return 0
 
 
 @dataclass
-class Ended:
+class Result:
     """How a part of `make test-all` ended."""
 
     name: str
@@ -228,16 +225,16 @@ class Ended:
 
 def run_pieces(parts: Sequence[Part], again: bool) -> int:
     """Each part once; a summary at the end."""
-    KEPT.mkdir(parents=True, exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     commit = ["git", "rev-parse", "--short", "HEAD"]
     at = subprocess.run(commit, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
-    every = []
+    results = []
     for part in parts:
-        place = KEPT / re.sub(r"\W+", "-", part.name)
+        place = RESULTS / re.sub(r"\W+", "-", part.name)
         record, log = place.with_suffix(".json"), place.with_suffix(".log")
-        before = Ended(**json.loads(record.read_text())) if record.exists() else None
+        before = Result(**json.loads(record.read_text())) if record.exists() else None
         if before and before.code == 0 and not again:
-            every.append(before)
+            results.append(before)
             continue
         print(f"== {part.name} ({log})", flush=True)
         begin = time.monotonic()
@@ -245,24 +242,24 @@ def run_pieces(parts: Sequence[Part], again: bool) -> int:
             code = run(part, out)
         printed = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         took, day = time.monotonic() - begin, time.strftime("%d %b")
-        ended = Ended(part.name, code, took, day, at, printed[-1] if printed else "")
+        ended = Result(part.name, code, took, day, at, printed[-1] if printed else "")
         record.write_text(json.dumps(asdict(ended)))
-        every.append(ended)
+        results.append(ended)
         print(ended, flush=True)
-    print(f"== make test-all, {minutes(sum(one.seconds for one in every))} in all:")
-    print(*every, sep="\n")
-    return 1 if any(one.code for one in every) else 0
+    print(f"== make test-all, {minutes(sum(result.seconds for result in results))} in all:")
+    print(*results, sep="\n")
+    return 1 if any(result.code for result in results) else 0
 
 
 def main(argv: Sequence[str]) -> int:
     ring = argv[0]
     try:
-        given = verb_words(ring, argv[1:], f"make {ring}")
-        parts = RINGS[ring](given.get("only", ""))
+        words = verb_words(ring, argv[1:], f"make {ring}")
+        parts = RINGS[ring](words.get("only", ""))
         if ring == "test-all":
-            return run_pieces(parts, given.get("again", False))
+            return run_pieces(parts, words.get("again", False))
         return run_all(ring, parts)
-    except (RingError, UserError) as error:
+    except UserError as error:
         print(f"tandem: {error}".replace("{verb}", ring), file=sys.stderr)
         return 2
     except KeyboardInterrupt:

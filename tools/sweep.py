@@ -56,35 +56,34 @@ State = dict[str, Any]  # sweep.json
 def main(argv: list[str]) -> int:
     """Returns the exit code."""
     try:
-        given = verb_words("sweep", argv, "make sweep")
-        folder = found(given) if "resume" in given else begun(given)
+        words = verb_words("sweep", argv, "make sweep")
+        folder = sweep_to_resume(words) if "resume" in words else new_sweep(words)
         with alone(folder):
-            return carry_out(folder, given.get("force", False))
+            return carry_out(folder, words.get("force", False))
     except UserError as error:
         say(str(error))
         return UserError.code
 
 
-def begun(given: Mapping[str, Any]) -> Path:
+def new_sweep(options: Mapping[str, Any]) -> Path:
     """The folder of a new sweep. Raises UserError for a grid that cannot be carried out."""
-    if "sweep" not in given:
+    if "sweep" not in options:
         raise UserError(
             "SWEEP is missing: `make help sweep` has an example; RESUME goes on with a sweep."
         )
-    base = {
-        name: str(given[key]) for name in ("INVENTORY", *SWEPT) if (key := name.lower()) in given
-    }
-    if "args" in given:
-        base["ARGS"] = shlex.join(given["args"])
-    rounds = given.get("rounds", 2)
-    cells = [cell(base, words) for words in grid(given["sweep"], base)]
-    refuse_long(len(cells) * rounds, SECONDS + AROUND, given.get("force", False))
+    keys = {name: name.lower() for name in ("INVENTORY", *SWEPT)}
+    base = {name: str(options[key]) for name, key in keys.items() if key in options}
+    if "args" in options:
+        base["ARGS"] = shlex.join(options["args"])
+    rounds = options.get("rounds", 2)
+    cells = [cell(base, words) for words in grid(options["sweep"], base)]
+    refuse_long(len(cells) * rounds, SECONDS + AROUND, options.get("force", False))
     folder = SWEEPS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise UserError(f"a sweep began this very second: {folder}; type it again.") from None
-    write(folder, {"sweep": given["sweep"], "rounds": rounds, "cells": cells, "runs": []})
+    write(folder, {"sweep": options["sweep"], "rounds": rounds, "cells": cells, "runs": []})
     return folder
 
 
@@ -137,7 +136,7 @@ def cell(base: Words, words: Words) -> dict[str, Any]:
         typed["ARGS"] += f" {shlex.join(TRIAL)}"
     argv = [f"{name}={value}" for name, value in typed.items() if value]
     verb_words("train", argv, "make train")
-    name = " ".join(f"{one}={shlex.quote(value)}" for one, value in words.items())
+    name = " ".join(f"{key}={shlex.quote(value)}" for key, value in words.items())
     return {"name": name, "argv": argv, "command": command}
 
 
@@ -152,17 +151,17 @@ def refuse_long(runs: int, seconds: float, force: bool, folder: Path | None = No
     )
 
 
-def found(given: Mapping[str, Any]) -> Path:
+def sweep_to_resume(words: Mapping[str, Any]) -> Path:
     """The folder of a sweep that goes on. Raises UserError."""
-    other = [key for key in given if key not in ("resume", "force")]
+    other = [key for key in words if key not in ("resume", "force")]
     if other:
         raise UserError(f"RESUME goes on with a sweep as it began: leave {other[0].upper()} out.")
-    every = sorted(path.parent.name for path in SWEEPS.glob("*/sweep.json"))
-    name = Path(given["resume"]).name
-    name = every[-1] if name == "latest" and every else name
-    if name not in every:
-        known = f"the newest are {', '.join(every[:-4:-1])}" if every else "there is none yet"
-        raise UserError(f"there is no sweep {given['resume']}: {known}.")
+    names = sorted(path.parent.name for path in SWEEPS.glob("*/sweep.json"))
+    name = Path(words["resume"]).name
+    name = names[-1] if name == "latest" and names else name
+    if name not in names:
+        known = f"the newest are {', '.join(names[:-4:-1])}" if names else "there is none yet"
+        raise UserError(f"there is no sweep {words['resume']}: {known}.")
     return SWEEPS / name
 
 
@@ -180,33 +179,33 @@ def alone(folder: Path) -> Iterator[None]:
 def carry_out(folder: Path, force: bool) -> int:
     """Runs what has no result yet, then compares. Returns the exit code."""
     state = read(folder)
-    state["runs"] = [adopted(folder, run) for run in state["runs"]]
+    state["runs"] = [adopt(folder, run) for run in state["runs"]]
     state["runs"] = [run for run in state["runs"] if run["run"]]  # what failed is tried again
     cells, took = state["cells"], []
     order = [(turn, at) for turn in range(state["rounds"]) for at in range(len(cells))]
-    done = {(run["round"], run["cell"]) for run in state["runs"]}
-    left = [place for place in order if place not in done]
+    finished = {(run["round"], run["cell"]) for run in state["runs"]}
+    pending = [place for place in order if place not in finished]
     print(
         f"sweep {folder.name}: {len(cells)} settings, {state['rounds']} times each; "
-        f"{len(left)} of {len(order)} runs to do",
+        f"{len(pending)} of {len(order)} runs to do",
         flush=True,
     )
     with Stop() as stop:
-        for index, (turn, at) in enumerate(left):
+        for index, (turn, at) in enumerate(pending):
             if any(run["cell"] == at and not run["run"] for run in state["runs"]):
                 continue  # it failed in an earlier round
-            print(f"{index + 1}/{len(left)}  {cells[at]['name']}", flush=True)
+            print(f"{index + 1}/{len(pending)}  {cells[at]['name']}", flush=True)
             began = time.monotonic()
-            run, code = one_run(folder, state, turn, at, stop)
-            if stop.asked or code in (STOPPED, INTERRUPTED):
-                said = f"`make sweep RESUME={folder.name}` goes on"
-                say(f"stopped, {counted(len(left) - index, 'run')} left: {said}")
+            run, code = run_cell(folder, state, turn, at, stop)
+            if stop.requested or code in (STOPPED, INTERRUPTED):
+                hint = f"`make sweep RESUME={folder.name}` goes on"
+                say(f"stopped, {counted(len(pending) - index, 'run')} left: {hint}")
                 return STOPPED
             print(f"     {run['run'] or run['cause']}", flush=True)
             if run["run"]:
                 took.append(time.monotonic() - began)
                 mean = sum(took) / len(took)
-                refuse_long(len(left) - index - 1, mean, force, folder)
+                refuse_long(len(pending) - index - 1, mean, force, folder)
     return subprocess.call([sys.executable, "-m", "report", "sweep", str(folder)])
 
 
@@ -226,26 +225,26 @@ class Stop:
     """Passes Ctrl-C, SIGTERM and a closed terminal on to the run under way, which saves first."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self.child: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Stop:
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        heeded = [one for one in signals if signal.getsignal(one) is not signal.SIG_IGN]
-        self.before = {one: signal.signal(one, self._ask) for one in heeded}
+        heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+        self.before = {number: signal.signal(number, self._request) for number in heeded}
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self.before.items():
             signal.signal(number, handler)
 
-    def _ask(self, *_: object) -> None:
-        self.asked = True
+    def _request(self, *_: object) -> None:
+        self.requested = True
         if self.child is not None:
             self.child.terminate()
 
 
-def one_run(folder: Path, state: State, turn: int, at: int, stop: Stop) -> tuple[State, int]:
+def run_cell(folder: Path, state: State, turn: int, at: int, stop: Stop) -> tuple[State, int]:
     """Carries out a cell once; returns its entry in sweep.json and its exit code."""
     log = f"{len(state['runs']) + 1:03d}-{turn + 1}-{at + 1}.log"
     entry: State = {"round": turn, "cell": at, "log": log, "run": None, "cause": None}
@@ -255,8 +254,8 @@ def one_run(folder: Path, state: State, turn: int, at: int, stop: Stop) -> tuple
     argv = [sys.executable, "-m", "launcher", "train", "--queue", *state["cells"][at]["argv"]]
     with (folder / log).open("wb") as file:
         code = call(argv, file, stop)
-    if not stop.asked:
-        entry.update(adopted(folder, entry))
+    if not stop.requested:
+        entry.update(adopt(folder, entry))
         if not entry["run"]:
             entry["cause"] = why(folder / log, code)
     write(folder, state)
@@ -268,15 +267,15 @@ def call(argv: list[str], file: Any, stop: Stop) -> int:
     words = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
     with subprocess.Popen(argv, start_new_session=True, **words) as child:
         stop.child = child
-        if stop.asked:  # between the last run and this one
+        if stop.requested:  # between the last run and this one
             child.terminate()
         code = child.wait()
         stop.child = None
     return code
 
 
-def adopted(folder: Path, entry: State) -> State:
-    """The entry with its run, if that has finished: a sweep that was killed left it behind."""
+def adopt(folder: Path, entry: State) -> State:
+    """The entry with its run, if that has finished: a sweep that was killed has not noted it."""
     name = run_of(folder / entry["log"])
     if entry["run"] or name is None or attempts_of(name)["status"] != "finished":
         return entry
@@ -286,8 +285,8 @@ def adopted(folder: Path, entry: State) -> State:
 def run_of(log: Path) -> str | None:
     """The run that a log names."""
     with contextlib.suppress(OSError):
-        said = re.search(r"^tandem: run ([\w.-]+)", log.read_text(errors="replace"), re.M)
-        return said[1] if said else None
+        match = re.search(r"^tandem: run ([\w.-]+)", log.read_text(errors="replace"), re.M)
+        return match[1] if match else None
     return None
 
 
@@ -301,14 +300,14 @@ def attempts_of(run: str) -> State:
 def why(log: Path, code: int) -> str:
     """In a sentence, why a run did not finish."""
     name = run_of(log)
-    causes = [one["first_cause"] for one in attempts_of(name)["attempts"]] if name else []
+    causes = [attempt["first_cause"] for attempt in attempts_of(name)["attempts"]] if name else []
     if causes and causes[-1]:
         return f"failed: {causes[-1]['message']} ({name})"
     lines = log.read_text(errors="replace").splitlines()
-    said = [line.removeprefix("tandem: ") for line in lines if line.startswith("tandem: ")]
-    said = [line for line in said if not line.startswith(("(FORCE", "waiting"))]
-    if name is None and said:
-        return f"refused: {said[-1]}"
+    messages = [line.removeprefix("tandem: ") for line in lines if line.startswith("tandem: ")]
+    messages = [line for line in messages if not line.startswith(("(FORCE", "waiting"))]
+    if name is None and messages:
+        return f"refused: {messages[-1]}"
     return f"exit code {code}: read {log}"
 
 

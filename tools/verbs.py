@@ -23,10 +23,10 @@ INTERNAL = ("ansible-env", "data/digits", "known", "machines")
 ANY = ("PYTHON",)
 
 
-def check(typed, given, environment):
+def check(typed, names, environment):
     """Refuse what was mistyped by raising UserError. Returns sentences on what is ignored.
 
-    typed: the words after make; given: names of variables typed there; environment: their values.
+    typed: the words after make; names: of variables typed there; environment: their values.
     """
     for verb in typed:
         if verb not in verbs.names() and verb not in INTERNAL:
@@ -34,20 +34,20 @@ def check(typed, given, environment):
     named = [verb for verb in typed if verb in verbs.names()] or ["help"]
     # Each is given all the words, but for those that take none, such as env.
     for verb in [verb for verb in named if verbs.variables_of(verb)] or named[:1]:
-        words = [f"{name}={environment[name]}" for name in given if name not in ANY]
+        words = [f"{name}={environment[name]}" for name in names if name not in ANY]
         verb_words(verb, words, f"make {verb}")
-    taken = {name for verb in named for name in verbs.variables_of(verb)}
+    variables = {name for verb in named for name in verbs.variables_of(verb)}
     return [
         f"{name}={environment[name]} in your shell's environment is not used: "
         f"type it after make: make {named[0]} {name}={shlex.quote(environment[name])}"
-        for name in sorted(taken)
-        if name not in given and environment.get(name)
+        for name in sorted(variables)
+        if name not in names and environment.get(name)
     ]
 
 
-def options(verb, given, environment):
+def options(verb, names, environment):
     """The arguments that a verb's variables stand for, words after `--` last. Raises UserError."""
-    words = [f"{name}={environment[name]}" for name in given if name not in ANY]
+    words = [f"{name}={environment[name]}" for name in names if name not in ANY]
     values = verb_words(verb, words, f"make {verb}")
     argv, last = [], []
     for row in verbs.variables_of(verb).values():
@@ -65,9 +65,9 @@ def options(verb, given, environment):
     return argv + last
 
 
-def run(verb, command, given, environment):
+def run(verb, command, names, environment):
     """Become the command with its options."""
-    argv = [*command, *options(verb, given, environment)]
+    argv = [*command, *options(verb, names, environment)]
     if command[0] == "ansible-playbook":  # shown, since it can be typed without make as well
         print(" ".join(map(shlex.quote, argv)), flush=True)
     path = shutil.which(argv[0])
@@ -85,14 +85,14 @@ def say(sentence):
 
 def main(argv):
     typed = os.environ.get("TANDEM_VERBS", "").split()
-    given = os.environ.get("TANDEM_GIVEN", "").split()
+    names = os.environ.get("TANDEM_GIVEN", "").split()
     try:
         if argv[0] == "run":
-            return run(argv[1], argv[2:], given, os.environ)
-        ignored = check(typed, given, os.environ)
+            return run(argv[1], argv[2:], names, os.environ)
+        ignored = check(typed, names, os.environ)
         if argv[0] == "help":
-            asked = [verb for verb in typed if verb in verbs.names() and verb != "help"]
-            print("\n\n".join(map(verbs.help_text, asked)) if asked else verbs.help_text())
+            wanted = [verb for verb in typed if verb in verbs.names() and verb != "help"]
+            print("\n\n".join(map(verbs.help_text, wanted)) if wanted else verbs.help_text())
         else:
             for sentence in ignored:
                 say(sentence)

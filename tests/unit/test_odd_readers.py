@@ -411,7 +411,7 @@ def test_a_damaged_sweep_goes_on_or_is_refused(made, ended, log):
                 assert "is damaged (" in str(error) or "is no sweep: " in str(error)
                 return
         for entry in state["runs"]:
-            sweep.adopted(folder, entry)
+            sweep.adopt(folder, entry)
             assert state["cells"][entry["cell"]]["argv"] is not None
         assert log is None or sweep.why(folder / DONE["log"], 1)
 

@@ -74,7 +74,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
         return Sample(None, targets[index], index, bad)
 
     def _waits_for(self, path: str) -> bool:
-        """Whether to wait where its disk fails. Raises NotGiven where that gives no image."""
+        """Whether to wait where its disk fails. Raises Unreadable where that gives no image."""
         until = self.patience.get(self.folder.mount_of(path), 0.0) if self.patience else 0.0
         if until == math.inf:
             raise Unreadable("is not read any more")

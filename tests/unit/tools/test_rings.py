@@ -9,12 +9,12 @@ from tools.rings import ROOT, Part
 @pytest.fixture
 def as_root(monkeypatch, tmp_path):
     monkeypatch.setattr(rings.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(rings, "KEPT", tmp_path)
+    monkeypatch.setattr(rings, "RESULTS", tmp_path)
 
 
 def test_every_file_of_tests_is_in_a_ring(as_root, monkeypatch):
     monkeypatch.setattr(rings, "run", lambda part: 0)
-    monkeypatch.setattr(rings, "collected", lambda *words: [])
+    monkeypatch.setattr(rings, "collect", lambda *words: [])
     words = {word for ring in rings.RINGS.values() for part in ring("") for word in part.argv}
     files = [path for room in ("tests", "bench") for path in (ROOT / room).rglob("test_*.py")]
     assert len(files) > 200
