@@ -49,7 +49,7 @@ class Machine:
     provisions: str  # the user that Ansible logs in as
     trains: str
 
-    def known_as(self):
+    def ssh_name(self):
         """The machine's name in known_hosts."""
         return self.address if self.port == 22 else f"[{self.address}]:{self.port}"
 
@@ -107,12 +107,12 @@ def _ask(tool, *words):
     """What one of Ansible's programs prints about the inventory. Raises BootstrapError."""
     argv = [str(TOOLS / tool), *words]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env=environment)
-    if done.returncode:
-        said = re.sub(r"^(\[ERROR\]:|ERROR!) ", "", done.stderr.strip())
-        ours = said.startswith("the inventory ")  # vars_plugins/names.py names what is wrong
-        raise BootstrapError(said if ours else f"the inventory cannot be read: {said}")
-    return done.stdout
+    process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env=environment)
+    if process.returncode:
+        reason = re.sub(r"^(\[ERROR\]:|ERROR!) ", "", process.stderr.strip())
+        ours = reason.startswith("the inventory ")  # vars_plugins/names.py names what is wrong
+        raise BootstrapError(reason if ours else f"the inventory cannot be read: {reason}")
+    return process.stdout
 
 
 def unknown(machine):
@@ -141,8 +141,9 @@ def scan(machine):
 
 def trusted_lines(machine):
     """The keys that known_hosts has for the machine already."""
-    done = subprocess.run(["ssh-keygen", "-F", machine.known_as()], capture_output=True, text=True)
-    return [line.split()[1:3] for line in done.stdout.splitlines() if not line.startswith("#")]
+    argv = ["ssh-keygen", "-F", machine.ssh_name()]
+    lines = subprocess.run(argv, capture_output=True, text=True).stdout.splitlines()
+    return [line.split()[1:3] for line in lines if not line.startswith("#")]
 
 
 def trust_host_key(machine, key, expected, ask=input):
@@ -152,13 +153,13 @@ def trust_host_key(machine, key, expected, ask=input):
     """
     if key is None:
         raise BootstrapError(unknown(machine) or NO_SSHD.format(**vars(machine)))
-    known = trusted_lines(machine)
-    if key.line.split()[1:3] in known:
+    trusted = trusted_lines(machine)
+    if key.line.split()[1:3] in trusted:
         return
-    if any(kind == key.line.split()[1] for kind, _ in known):
+    if any(kind == key.line.split()[1] for kind, _ in trusted):
         raise BootstrapError(
             f"{machine.name}: its host key is {key.fingerprint}, and known_hosts has another. "
-            f"If it was reinstalled, run ssh-keygen -R '{machine.known_as()}' and this command "
+            f"If it was reinstalled, run ssh-keygen -R '{machine.ssh_name()}' and this command "
             "again. If not, somebody may be intercepting the connection: find out before you go on"
         )
     if not is_confirmed(machine, key, expected, ask):
@@ -220,14 +221,14 @@ def logins(chosen, login, ask):
     If the user that provisions can log in already, it does, since an earlier call may have removed
     `login`'s rule. Otherwise ask(prompt) gives the password of `login`. Raises BootstrapError.
     """
-    found, before = {}, None
+    users, before = {}, None
     for machine in chosen:
         print(f"{machine.name}: trying to log in without a password", flush=True)
         passwordless = [
             user for user in (machine.provisions, login) if needs_no_password(machine, user)
         ]
         if passwordless:
-            found[machine.name] = (passwordless[0], "")
+            users[machine.name] = (passwordless[0], "")
             continue
         same = f" (Enter: the same as on {before})" if before else ""
         try:
@@ -237,12 +238,12 @@ def logins(chosen, login, ask):
                 f"{machine.name} asks for {login}'s password, and there is no terminal to type it: "
                 "run this in one, or give --password-file"
             ) from None
-        found[machine.name] = (login, typed or (found[before][1] if before else ""))
+        users[machine.name] = (login, typed or (users[before][1] if before else ""))
         before = machine.name
-    return found
+    return users
 
 
-def asked_or_read(file):
+def password_source(file):
     """How `logins` gets a password: typed, or from a file with one for all machines."""
     if not file:
         return getpass.getpass
@@ -298,13 +299,13 @@ def run_playbook(chosen, users, args):
         return subprocess.run(argv, cwd=ROOT, env=environment).returncode
 
 
-def trust_all(found, expected):
+def trust_all(chosen, expected):
     """(machines whose host key is trusted now, sentences about the others)."""
     print("Asking all machines for their host keys, which takes 10 s if one is off.", flush=True)
-    with ThreadPoolExecutor(len(found)) as pool:
-        keys = list(pool.map(scan, found))
+    with ThreadPoolExecutor(len(chosen)) as pool:
+        keys = list(pool.map(scan, chosen))
     trusted, sentences = [], []
-    for machine, key in zip(found, keys, strict=True):
+    for machine, key in zip(chosen, keys, strict=True):
         try:
             trust_host_key(machine, key, expected)
             trusted.append(machine)
@@ -318,8 +319,8 @@ def complain(text):
     is."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     for line in text.splitlines():
-        whole = line.startswith(" ") or width is None
-        print(line if whole else verbs.wrapped(line, width), file=sys.stderr)
+        verbatim = line.startswith(" ") or width is None
+        print(line if verbatim else verbs.wrapped(line, width), file=sys.stderr)
 
 
 def main(argv=None):
@@ -338,9 +339,9 @@ def main(argv=None):
     parser.add_argument("--password-file", help="a file with one for all, instead of being asked")
     args = parser.parse_args(argv)
     try:
-        found = machines(args.inventory, args.limit)
-        expected, ask = fingerprints(args.fingerprints), asked_or_read(args.password_file)
-        trusted, sentences = trust_all(found, expected)
+        chosen = machines(args.inventory, args.limit)
+        expected, ask = fingerprints(args.fingerprints), password_source(args.password_file)
+        trusted, sentences = trust_all(chosen, expected)
         users = logins(trusted, args.login, ask)
     except BootstrapError as error:
         complain(f"tandem: {error}")

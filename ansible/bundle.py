@@ -28,23 +28,23 @@ def plan(wanted, bundle):
     "index_url": ..., "mirrors": {name in releases.yml: URL}}, and "packages" instead of those of
     all roles.
     """
-    made = [
+    orders = [
         wheels.plan(stack, python, wanted["index_url"], bundle)
         for stack, python in wanted["wheels"]
     ]
     packages = set(wanted["packages"]) if "packages" in wanted else debs.role_packages()
-    made += [
+    orders += [
         debs.plan(release, packages | set(more), wanted["mirrors"], bundle)
         for release, more in wanted["releases"].items()
     ]
     # Last, so that what a person has to download holds up nothing else.
     for stack in wanted["stacks"]:
-        made += installers.plan(stack, wanted, bundle)
-    if any(order.folder.name.startswith("apex-") for order in made):
-        made.insert(0, wheels.plan_apex_tools(wanted["index_url"], bundle))
+        orders += installers.plan(stack, wanted, bundle)
+    if any(order.folder.name.startswith("apex-") for order in orders):
+        orders.insert(0, wheels.plan_apex_tools(wanted["index_url"], bundle))
     if wanted["conda"]:
-        made.append(installers.plan_conda(*wanted["conda"], bundle))
-    return list(dict.fromkeys(made))
+        orders.append(installers.plan_conda(*wanted["conda"], bundle))
+    return list(dict.fromkeys(orders))
 
 
 def gather(orders, progress):
@@ -77,9 +77,9 @@ def main(argv=None):
     try:
         orders = plan(args.wanted, args.folder)
         if args.verify:
-            found = verify(orders)
-            print("\n".join(found))
-            return 1 if found else 0
+            problems = verify(orders)
+            print("\n".join(problems))
+            return 1 if problems else 0
         changed = gather(orders, fetch.Progress(args.terminal))
     except BundleError as error:
         print(f"tandem: {error}", file=sys.stderr)

@@ -58,25 +58,25 @@ def inspect(inventory, extra):
         printed = run_playbook(argv, environment)
         if not output.exists():
             raise InspectionError(f"could not look at the machines: {reason(printed)}")
-        found = json.loads(output.read_text())
-    local = found["local"] if len(found["local"]) > 1 else []
-    found["findings"] = [row for row in found["findings"] if row["host"] not in local]
-    order = {name: place for place, name in enumerate(found["order"])}
-    machines = [*found["healthy"], *(health.absent(name) for name in found["absent"])]
-    parts = (("findings", found["findings"]), ("machines", machines))
+        result = json.loads(output.read_text())
+    local = result["local"] if len(result["local"]) > 1 else []
+    result["findings"] = [row for row in result["findings"] if row["host"] not in local]
+    order = {name: place for place, name in enumerate(result["order"])}
+    machines = [*result["healthy"], *(health.absent(name) for name in result["absent"])]
+    parts = (("findings", result["findings"]), ("machines", machines))
     ordered = {part: sorted(rows, key=lambda row: order[row["host"]]) for part, rows in parts}
     return {**ordered, "local": local}
 
 
-def run_playbook(argv, environment, every=8.0):
+def run_playbook(argv, environment, interval=8.0):
     """What a command prints. Every so many seconds it says on stderr which task is running."""
-    begun, over, lines = time.monotonic(), threading.Event(), [""]
+    start, over, lines = time.monotonic(), threading.Event(), [""]
 
     def say_progress():
-        while not over.wait(every):
+        while not over.wait(interval):
             tasks = [line for line in lines if line.startswith(("PLAY [", "TASK ["))]
             at = re.sub(r"^\w+ \[|\] \**$", "", tasks[-1].strip()) if tasks else "the inventory"
-            spent = time.monotonic() - begun
+            spent = time.monotonic() - start
             print(f"tandem: checking: {spent:.0f} s so far, at: {at}", file=sys.stderr, flush=True)
 
     threading.Thread(target=say_progress, daemon=True).start()
@@ -89,9 +89,9 @@ def run_playbook(argv, environment, every=8.0):
 
 def reason(printed):
     """Ansible's first error, as one line."""
-    found = re.search(r"^(?:\[ERROR\]:|ERROR!|fatal: \[[^\]]*\]:) (.+)", printed, re.MULTILINE)
-    said = found.group(1).strip() if found else "Ansible ended without a reason"
-    return f"{said.rstrip('.')}. To see all of it: ansible-playbook {PLAYBOOK.relative_to(ROOT)}"
+    match = re.search(r"^(?:\[ERROR\]:|ERROR!|fatal: \[[^\]]*\]:) (.+)", printed, re.MULTILINE)
+    message = match.group(1).strip() if match else "Ansible ended without a reason"
+    return f"{message.rstrip('.')}. To see all of it: ansible-playbook {PLAYBOOK.relative_to(ROOT)}"
 
 
 def text(findings, machines, local=(), width=80):
@@ -118,11 +118,11 @@ def paragraph(finding, width):
     """The lines of one finding below its machine's name."""
     lines = []
     for word in ("cause", "remedy"):
-        said = "".join(
+        words = "".join(
             c if c.isprintable() else " " for c in finding[word]
         )  # a machine's own words
         # A remedy may begin with what is to be typed, which stays as it is.
-        sentence = said[:1].upper() + said[1:] if word == "cause" else said
+        sentence = words[:1].upper() + words[1:] if word == "cause" else words
         first = "  - " if word == "cause" else "    Remedy: "
         lines += textwrap.wrap(
             f"{first}{sentence}", width, subsequent_indent="    ", break_long_words=False
@@ -136,7 +136,7 @@ def main(argv=None):
     parser.add_argument("--json", action="store_true", help="findings and machines, for scripts")
     args, extra = parser.parse_known_args(argv)
     try:
-        found = inspect(args.inventory, extra)
+        result = inspect(args.inventory, extra)
     except InspectionError as error:
         print(f"tandem: {error}", file=sys.stderr)
         if args.json:
@@ -144,11 +144,11 @@ def main(argv=None):
             finding = {"host": "", "fault": "cannot_look", "cause": str(error), "remedy": remedy}
             print(json.dumps({"findings": [finding], "machines": []}, indent=2))
         return 2
-    problems, machines = preflight.problems(found["findings"]), found["machines"]
+    problems, machines = preflight.problems(result["findings"]), result["machines"]
     if args.json:
         print(json.dumps({"findings": problems, "machines": machines}, indent=2))
     else:
-        print(text(found["findings"], machines, found["local"]))
+        print(text(result["findings"], machines, result["local"]))
     return 1 if problems else 0
 
 

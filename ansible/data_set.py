@@ -13,10 +13,10 @@ from contract import layout
 def problem(root):
     """Why `root` is not a data set with images in each split; "" if it is one."""
     try:
-        found = {split: layout.images_by_class(root, split) for split in layout.SPLITS}
+        classes = {split: layout.images_by_class(root, split) for split in layout.SPLITS}
     except layout.LayoutError as error:
         return f"{root}: {error}"
-    empty = [split for split, images in found.items() if not any(images.values())]
+    empty = [split for split, images in classes.items() if not any(images.values())]
     return f"{root} has no images in {' and '.join(empty)}" if empty else ""
 
 

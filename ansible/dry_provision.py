@@ -69,7 +69,7 @@ def rows(entries, table, bundle):
     are the cluster's, and taken from the first. bundle: the folder in which files are looked for.
     Raises PlanError if no stack fits.
     """
-    refused = _refused([entry["facts"] for entry in entries])
+    refused = _refusals([entry["facts"] for entry in entries])
     printed = [
         {"host": host, "what": "system",
          "lines": [f"REFUSED: {row['cause']}", f"remedy: {row['remedy']}"]}
@@ -84,13 +84,13 @@ def rows(entries, table, bundle):
     if not entries:
         return printed
     machines = [entry["facts"] for entry in entries]
-    asked = entries[0]["settings"]
+    chosen = entries[0]["settings"]
     try:
-        stack = stacks.resolve(machines, asked["stack"], table, members, asked.get("kept"))
+        stack = stacks.resolve(machines, chosen["stack"], table, members, chosen.get("kept"))
     except PlanError as error:
-        said = [*map(preflight.text, refused.values()), str(error)]
-        raise PlanError(". ".join(said)) from None
-    wanted = {name: asked[name] for name in ("toolkit", "apex", "apex_extensions")}
+        reasons = [*map(preflight.text, refused.values()), str(error)]
+        raise PlanError(". ".join(reasons)) from None
+    wanted = {name: chosen[name] for name in ("toolkit", "apex", "apex_extensions")}
     plans = toolkit.toolkit_plan(machines, stack, wanted, table)
     for entry in entries:
         facts = entry["facts"]
@@ -107,15 +107,15 @@ def rows(entries, table, bundle):
     return printed
 
 
-def _refused(machines):
+def _refusals(machines):
     """{host: finding} of those that nothing can provision, as role reach refuses them."""
-    asked = [facts for facts in machines if set(facts) != {"host"}]
+    answering = [facts for facts in machines if set(facts) != {"host"}]
     # Of a machine that reach set aside no more is known than what its shell said; on the others
     # modules ran, whichever Ansible's they were.
-    whole = {facts["host"] for facts in asked if "gpus" in facts}
+    examined = {facts["host"] for facts in answering if "gpus" in facts}
     first = {}
-    for row in looks.unfit(asked, importlib.metadata.version("ansible-core")):
-        if row["host"] not in whole or row["fault"] not in looks.MENDED:
+    for row in looks.unfit(answering, importlib.metadata.version("ansible-core")):
+        if row["host"] not in examined or row["fault"] not in looks.MENDED:
             first.setdefault(row["host"], row)
     return first
 
@@ -288,22 +288,20 @@ def inspect(inventory, extra):
         argv += ["--extra-vars", json.dumps(named)]
         argv += ["--inventory", inventory] if inventory else []
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-        done = subprocess.run(
+        printed = subprocess.run(
             argv + extra, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        ).stdout
         if not output.exists():
-            raise InspectionError(f"{done.stdout}\ntandem: ansible-playbook could not look (above)")
+            raise InspectionError(f"{printed}\ntandem: ansible-playbook could not look (above)")
         entries = json.loads(output.read_text())
-    kept = {"kept": _kept(inventory)}
-    return [
-        {"facts": entry["facts"], "settings": {**kept, **entry["settings"]}} for entry in entries
-    ]
+    decision = {"kept": _decision(inventory)}
+    return [{**entry, "settings": {**decision, **entry["settings"]}} for entry in entries]
 
 
-def _kept(inventory):
+def _decision(inventory):
     """What `stack: auto` decided before, as role preflight keeps it beside the inventory."""
-    path = Path(stacks.kept_file(inventory or ROOT / "inventory.ini"))
-    return stacks.kept(path.read_text(), path) if path.is_file() else {}
+    path = Path(stacks.decision_file(inventory or ROOT / "inventory.ini"))
+    return stacks.read_decision(path.read_text(), path) if path.is_file() else {}
 
 
 def read(path):

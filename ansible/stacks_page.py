@@ -98,10 +98,10 @@ TABLES = {"stacks": stacks, "drivers": drivers, "files": files}
 def page(text, table):
     """The page with its tables written anew."""
     for name, make in TABLES.items():
-        head, found, rest = text.partition(BEGIN.format(name) + "\n")
-        if not found:
+        head, begin, rest = text.partition(BEGIN.format(name) + "\n")
+        if not begin:
             raise ValueError(f"docs/stacks.md has no line {BEGIN.format(name)}")
-        text = head + found + "\n".join(make(table)) + "\n" + rest[rest.index(END) :]
+        text = head + begin + "\n".join(make(table)) + "\n" + rest[rest.index(END) :]
     return text
 
 

@@ -35,10 +35,10 @@ def order(folder, parts, bundle=BUNDLE):
     return installers.Installers(files=files, folder=bundle / "installers" / folder)
 
 
-def gather(made, module, progress):
+def gather(wanted, module, progress):
     """Carries an order out, unless it was carried out before. Raises BundleError."""
-    if not manifest.is_complete(made.folder, made.purpose()):
-        module.gather(made, progress)
+    if not manifest.is_complete(wanted.folder, wanted.purpose()):
+        module.gather(wanted, progress)
 
 
 def main(argv=None):
@@ -49,18 +49,18 @@ def main(argv=None):
     parser.add_argument("--bundle", type=Path, default=BUNDLE)
     parser.add_argument("--list", action="store_true", help="gather nothing, list what is there")
     args = parser.parse_args(argv)
-    made, progress = order(args.folder, args.parts, args.bundle), Progress()
+    wanted, progress = order(args.folder, args.parts, args.bundle), Progress()
     try:
         # What it prints is for people; our one line is for Ansible.
         with redirect_stdout(io.StringIO()):
             if not args.list:
-                gather(made, installers, progress)
+                gather(wanted, installers, progress)
             if args.tools_from and not args.list:
                 gather(wheels.plan_apex_tools(args.tools_from, args.bundle), wheels, progress)
     except BundleError as error:
         print(error, file=sys.stderr)
         return 2
-    _, digests = manifest.read(made.folder)
+    _, digests = manifest.read(wanted.folder)
     print(json.dumps({"sha256": digests, "trusted": progress.trusted}))
     return 0
 

@@ -46,9 +46,9 @@ def record(path):
         ipaddress.IPv4Address(row["address"])
         return {**row, "inventory": Path(row["inventory"])}
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        what = " ".join(f"{type(error).__name__}: {error}".split())
         raise WakeError(
-            f"{path.stem} cannot be woken, since {path} is damaged ({said[:100]}): switch it on by "
+            f"{path.stem} cannot be woken, since {path} is damaged ({what[:100]}): switch it on by "
             "its button and run make provision, which writes it anew"
         ) from None
 
@@ -56,7 +56,7 @@ def record(path):
 def records(folder, inventory, limit):
     """{name: record} of the inventory's machines, all or those in `limit`, and sentences on records
     that are damaged. Raises WakeError if there is nothing to try."""
-    found, damaged = {}, {}
+    rows, damaged = {}, {}
     for path in sorted(folder.glob("*.json")):
         try:
             row = record(path)
@@ -64,24 +64,24 @@ def records(folder, inventory, limit):
             damaged[path.stem] = str(error)
             continue
         if row["inventory"] == inventory:
-            found[path.stem] = row
-    unknown = sorted(set(limit) - set(found) - set(damaged))
-    if unknown or (not found and not damaged):
+            rows[path.stem] = row
+    unknown = sorted(set(limit) - set(rows) - set(damaged))
+    if unknown or (not rows and not damaged):
         raise WakeError(
             f"it is not known how to wake {', '.join(unknown) or 'any machine'}: set "
             "wake_on_lan: true in group_vars/all.yml and run make provision while it is on"
         )
-    wanted = {name: row for name, row in found.items() if not limit or name in limit}
-    return wanted, [said for name, said in damaged.items() if not limit or name in limit]
+    wanted = {name: row for name, row in rows.items() if not limit or name in limit}
+    return wanted, [sentence for name, sentence in damaged.items() if not limit or name in limit]
 
 
 def own_networks():
     """The IPv4 networks of this machine's cards. Raises WakeError if they cannot be listed."""
     try:
-        said = subprocess.run(["ip", "-json", "-4", "address"], capture_output=True, text=True)
-        links = filter(None, json.loads(said.stdout))
-        found = [one for link in links for one in link["addr_info"] if one["family"] == "inet"]
-        texts = [f"{one['local']}/{one['prefixlen']}" for one in found]
+        process = subprocess.run(["ip", "-json", "-4", "address"], capture_output=True, text=True)
+        links = filter(None, json.loads(process.stdout))
+        rows = [row for link in links for row in link["addr_info"] if row["family"] == "inet"]
+        texts = [f"{row['local']}/{row['prefixlen']}" for row in rows]
         return [ipaddress.ip_interface(text).network for text in texts]
     except (OSError, ValueError, KeyError) as error:
         raise WakeError(f"the cards of this machine cannot be listed by `ip`: {error}") from None
@@ -89,13 +89,13 @@ def own_networks():
 
 def broadcast(address, networks):
     """The broadcast address of a network. Raises WakeError if no card of ours is in it."""
-    reached = [one for one in networks if ipaddress.IPv4Address(address) in one]
+    reached = [network for network in networks if ipaddress.IPv4Address(address) in network]
     if not reached:
         raise WakeError(
             f"no card of this machine is in the network of {address}, and routers do not pass on "
             "the packet that wakes: run make wake on a machine on the same switch"
         )
-    return str(max(reached, key=lambda one: one.prefixlen).broadcast_address)
+    return str(max(reached, key=lambda network: network.prefixlen).broadcast_address)
 
 
 def send(mac, to, port=PORT):
@@ -114,8 +114,8 @@ def answers(address, port):
 
 def wake(rows, networks, seconds, pause=2.0):
     """{name: why} of the machines that did not answer within so many seconds; prints which did."""
-    begun, absent = time.monotonic(), dict.fromkeys(rows, "")
-    while absent and time.monotonic() - begun < seconds:
+    start, absent = time.monotonic(), dict.fromkeys(rows, "")
+    while absent and time.monotonic() - start < seconds:
         for name in list(absent):
             row = rows[name]
             try:  # again and again: a packet may be lost
@@ -124,7 +124,7 @@ def wake(rows, networks, seconds, pause=2.0):
             except (WakeError, OSError) as error:
                 absent[name] = str(error)
             if answers(row["address"], row["port"]):
-                print(f"{name} answers after {time.monotonic() - begun:.0f} s", flush=True)
+                print(f"{name} answers after {time.monotonic() - start:.0f} s", flush=True)
                 del absent[name]
         time.sleep(pause if absent else 0)
     return absent
@@ -139,8 +139,8 @@ def main(argv=None):
     limit = [name for name in args.limit.split(",") if name]
     try:
         rows, damaged = records(RECORDS, Path(args.inventory).resolve(), limit)
-        for said in damaged:
-            print(f"tandem: {said}", file=sys.stderr)
+        for sentence in damaged:
+            print(f"tandem: {sentence}", file=sys.stderr)
         absent = wake(rows, own_networks(), args.seconds)
     except WakeError as error:
         print(f"tandem: {error}", file=sys.stderr)

@@ -93,7 +93,7 @@ def role_packages(roles=ANSIBLE / "roles"):
 
     They are literal, since no machine is asked: a list or a mapping of lists. Raises BundleError.
     """
-    found = set()
+    packages = set()
     for path in sorted([*roles.glob("*/defaults/main.yml"), *roles.glob("*/vars/main.yml")]):
         role = path.parents[1].name
         listed = (yaml.safe_load(path.read_text()) or {}).get(f"{role}_packages", [])
@@ -103,8 +103,8 @@ def role_packages(roles=ANSIBLE / "roles"):
             raise BundleError(
                 f"{role}_packages in {path} is not literal: `make bundle` could not know the names"
             )
-        found.update(names)
-    return found
+        packages.update(names)
+    return packages
 
 
 def gather(order, progress):
@@ -117,9 +117,9 @@ def gather(order, progress):
     _apt(order, environment, "update", "--error-on=any")
     files = _resolve(order, environment)
     fetch_all(files, f"packages {order.release}", progress, _proxy(environment))
-    kept = {file.path.name for file in files}
+    names = {file.path.name for file in files}
     for path in order.folder.iterdir():
-        if path.name not in kept:
+        if path.name not in names:
             path.unlink()
     (order.folder / INDEX).write_text(_index(order, environment, files))
     digests = {path.name: manifest.sha256(path) for path in order.folder.iterdir()}
@@ -151,16 +151,16 @@ def _private_apt(order):
 
 
 def _apt(order, environment, *words):
-    done = subprocess.run(
+    process = subprocess.run(
         ["apt-get", "--quiet", *words], env=environment, capture_output=True, text=True
     )
-    if done.returncode:
-        said = [line[3:] for line in done.stderr.splitlines() if line.startswith("E: ")]
+    if process.returncode:
+        errors = [line[3:] for line in process.stderr.splitlines() if line.startswith("E: ")]
         raise BundleError(
             f"apt-get could not do {words[0]!r} for {order.release}: "
-            f"{' '.join(said) or done.stderr.strip()}"
+            f"{' '.join(errors) or process.stderr.strip()}"
         )
-    return done.stdout
+    return process.stdout
 
 
 def _resolve(order, environment):
@@ -179,14 +179,14 @@ def _resolve(order, environment):
 
 def _stanzas(environment, packages):
     """The archive's entry for each version of these packages: dictionaries, with their "text"."""
-    done = subprocess.run(
+    process = subprocess.run(
         ["apt-cache", "show", *packages],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    for text in done.stdout.strip().split("\n\n"):
+    for text in process.stdout.strip().split("\n\n"):
         yield {**dict(re.findall(r"^(\S+): (.+)$", text, re.MULTILINE)), "text": text}
 
 
@@ -194,24 +194,24 @@ def _index(order, environment, files):
     """The repository's index: the archive's own entries, except for the files' paths."""
     wanted = {file.sha256: file.path.name for file in files}
     names = [file.path.name.split("_")[0] for file in files]
-    found = {
+    entries = {
         stanza["SHA256"]: re.sub(
             r"^Filename: .*$", f"Filename: ./{wanted[stanza['SHA256']]}", stanza["text"], flags=re.M
         )
         for stanza in _stanzas(environment, names)
         if stanza["SHA256"] in wanted
     }
-    return "\n\n".join(found[digest] for digest in wanted) + "\n"
+    return "\n\n".join(entries[digest] for digest in wanted) + "\n"
 
 
 def _proxy(environment):
     """The proxy that this machine's apt uses; "" for none."""
-    done = subprocess.run(
+    process = subprocess.run(
         ["apt-config", "shell", "PROXY", "Acquire::http::Proxy"],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    match = re.search(r"PROXY='(.*)'", done.stdout)
+    match = re.search(r"PROXY='(.*)'", process.stdout)
     return match[1] if match else ""

@@ -66,11 +66,11 @@ def _is_wanted(word, default):
 
 def _driver(oldest, version, drivers):
     """The newest driver of the table, or the one of this version."""
-    found = [row for row in drivers if version in ("auto", str(row["version"]))]
-    if not found or _numbers(found[0]["version"]) < _numbers(oldest):
+    rows = [row for row in drivers if version in ("auto", str(row["version"]))]
+    if not rows or _numbers(rows[0]["version"]) < _numbers(oldest):
         which = "" if version == "auto" else f" {version}, and this stack needs one"
         raise BundleError(f"ansible/stacks.yml has no driver{which} of version {oldest} or newer")
-    return found[0]
+    return rows[0]
 
 
 def _numbers(version):
@@ -99,8 +99,8 @@ def gather(order, progress):
     """Carries the plan out. Raises BundleError, which names all files behind a login at once."""
     order.folder.mkdir(parents=True, exist_ok=True)
     # The manifest stays until the next one is written: it may be the only record of a first use.
-    _, known = manifest.read(order.folder)
-    expected = {file.name: file.sha256 or known.get(file.name, "") for file in order.files}
+    _, first_uses = manifest.read(order.folder)
+    expected = {file.name: file.sha256 or first_uses.get(file.name, "") for file in order.files}
     public = [
         File(file.url, order.folder / file.name, expected[file.name])
         for file in order.files

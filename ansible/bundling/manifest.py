@@ -42,8 +42,8 @@ def is_complete(folder, purpose):
 
     Only files that are newer than the manifest are read; `problems` reads all.
     """
-    found, digests = read(folder)
-    if found != purpose:
+    written, digests = read(folder)
+    if written != purpose:
         return False
     finished = (folder / NAME).stat().st_mtime_ns
     return all(
@@ -54,10 +54,10 @@ def is_complete(folder, purpose):
 
 def problems(folder, purpose):
     """Sentences about what is wrong with the folder, after reading every file; [] if nothing is."""
-    found, digests = read(folder)
-    if not found:
+    written, digests = read(folder)
+    if not written:
         return [f"{folder} is missing or was not completed. Run: make bundle"]
-    if found != purpose:
+    if written != purpose:
         return [f"{folder} was gathered for something other than is needed now. Run: make bundle"]
     sentences = []
     for name, digest in digests.items():

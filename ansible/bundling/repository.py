@@ -20,9 +20,9 @@ def pack(url, commit, path):
 
 def _git(folder, *words):
     try:
-        done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True)
+        process = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True)
     except FileNotFoundError:
         raise BundleError("git is missing on this machine: sudo apt install git") from None
-    if done.returncode:
-        said = " ".join(done.stderr.split()) or "nothing"
-        raise BundleError(f"git {words[0]} of {words[-1]} failed: {said}")
+    if process.returncode:
+        reason = " ".join(process.stderr.split()) or "nothing"
+        raise BundleError(f"git {words[0]} of {words[-1]} failed: {reason}")

@@ -70,13 +70,13 @@ def plan_apex_tools(index_url, bundle):
 def parse_lock(text):
     """The requirements of a lock that `uv pip compile --generate-hashes` wrote."""
     joined = text.replace("\\\n", " ")
-    found = []
+    requirements = []
     for line in joined.splitlines():
         match = re.match(r"([A-Za-z0-9._-]+)==(\S+)", line)
         if match:
             hashes = frozenset(re.findall(r"--hash=sha256:([0-9a-f]{64})", line))
-            found.append(Requirement(match[1], match[2], hashes))
-    return found
+            requirements.append(Requirement(match[1], match[2], hashes))
+    return requirements
 
 
 def platforms(glibc):
@@ -98,12 +98,12 @@ def fetch(requirement, order):
         for tag in platforms(order.glibc):
             argv += ["--platform", tag]
         argv += ["--index-url", order.index_url, "--dest", str(order.folder), "-r", file.name]
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        said = [line for line in done.stdout.splitlines() if line.strip()] or ["nothing"]
+        process = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if process.returncode:
+        lines = [line for line in process.stdout.splitlines() if line.strip()] or ["nothing"]
         raise BundleError(
             f"{requirement.name} {requirement.version} could not be fetched from "
-            f"{order.index_url}; pip said: {said[-1]}. Run the same command again: what is there "
+            f"{order.index_url}; pip said: {lines[-1]}. Run the same command again: what is there "
             "already is kept"
         )
 

@@ -31,7 +31,7 @@ DOCUMENTATION = """
 """
 
 
-def cleaned(display):
+def clean_display(display):
     """`Display.display` for text that holds a machine's own words."""
 
     @functools.wraps(display)
@@ -42,7 +42,7 @@ def cleaned(display):
 
 
 # All that Ansible says leaves by this method: warnings and errors are no callback's matter.
-Display.display = cleaned(Display.display)
+Display.display = clean_display(Display.display)
 
 
 class CallbackModule(Default):
@@ -50,13 +50,13 @@ class CallbackModule(Default):
     CALLBACK_TYPE = "stdout"
     CALLBACK_NAME = "tandem"
 
-    asked = False  # whether it was said that machines are being asked
+    announced = False  # whether it was said that machines are being asked
 
     def v2_playbook_on_task_start(self, task, is_conditional):
-        if not reaching(task):
+        if not is_reach(task):
             super().v2_playbook_on_task_start(task, is_conditional)
-        elif not self.asked:
-            self.asked = True
+        elif not self.announced:
+            self.announced = True
             self._say("Asking the machines whether they answer: 10 s if one of them is off.")
 
     def v2_playbook_on_stats(self, stats):
@@ -73,28 +73,28 @@ class CallbackModule(Default):
 
     def v2_runner_on_unreachable(self, result):
         # Role reach says what ssh said and what to do, once all machines have had time to answer.
-        if not reaching(result._task):
+        if not is_reach(result._task):
             super().v2_runner_on_unreachable(result)
 
     def v2_runner_on_ok(self, result):
-        if not reaching(result._task):
+        if not is_reach(result._task):
             super().v2_runner_on_ok(result)
         elif result._task.action.endswith("debug"):
             self._say(result._result.get("msg"))
 
     def v2_runner_item_on_ok(self, result):
-        if not reaching(result._task):
+        if not is_reach(result._task):
             super().v2_runner_item_on_ok(result)
 
     def v2_runner_on_failed(self, result, ignore_errors=False):
         # A failure without sentences of ours, such as the argument spec's, is shown as usual.
-        said = result._result.get("msg")
-        if reaching(result._task) and isinstance(said, list):
-            self._say(said)
-        elif refusing(result) and not (ignore_errors or self._display.verbosity):
+        message = result._result.get("msg")
+        if is_reach(result._task) and isinstance(message, list):
+            self._say(message)
+        elif is_refusal(result) and not (ignore_errors or self._display.verbosity):
             where = result._host.get_name()
             before = "" if where == "localhost" else f"fatal: [{where}]: "
-            self._display.display(on_screen(f"{before}{said}"), color=C.COLOR_ERROR)
+            self._display.display(on_screen(f"{before}{message}"), color=C.COLOR_ERROR)
         else:
             super().v2_runner_on_failed(result, ignore_errors)
 
@@ -119,19 +119,19 @@ def go_on_with(core):
 def recap(host, row):
     """A machine's line at the end: what Ansible's own says, in the columns of a terminal."""
     names = (("ok", "ok"), ("changed", "changed"), ("unreachable", "unreachable"))
-    counts = [f"{said}={row[name]}" for name, said in (*names, ("failures", "failed"))]
+    counts = [f"{label}={row[name]}" for name, label in (*names, ("failures", "failed"))]
     return f"{host:<20} : {' '.join(f'{count:<10}' for count in counts)}".rstrip()
 
 
-def reaching(task):
+def is_reach(task):
     """Whether a task belongs to role reach."""
     return task._role is not None and task._role.get_name() == "reach"
 
 
-def refusing(result):
+def is_refusal(result):
     """Whether a playbook says by this failure what is wrong, in a sentence of its own."""
-    action, said = result._task.action.rpartition(".")[2], result._result.get("msg")
-    return action in ("fail", "assert") and isinstance(said, str) and said != "Assertion failed"
+    action, text = result._task.action.rpartition(".")[2], result._result.get("msg")
+    return action in ("fail", "assert") and isinstance(text, str) and text != "Assertion failed"
 
 
 def on_screen(sentence):

@@ -59,11 +59,11 @@ def python_of(stack, machine, manager):
     return dict(zip(("manager", "python"), stacks.python_for(stack, machine, manager)))
 
 
-def older_core(seen, core):
+def older_core(answers, core):
     """See planning/looks.py; "" where this control machine has no Python for it."""
     names = ("python3.12", "python3.11", "python3.10")
     here = (3, 10) <= sys.version_info < (3, 13) or any(map(shutil.which, names))
-    return looks.older_core(seen, core) if here else ""
+    return looks.older_core(answers, core) if here else ""
 
 
 FILTERS = {
@@ -109,9 +109,9 @@ FILTERS = {
     "hosts_file": members.hosts_file,
     "interface_of": network_facts.interface_of,
     "known_hosts_file": members.known_hosts_file,
-    "kept": stacks.kept,
+    "kept": stacks.read_decision,
     "kept_addresses": firewall.kept_addresses,
-    "kept_file": stacks.kept_file,
+    "kept_file": stacks.decision_file,
     "kernel_packages": driver_result.kernel_packages,
     "linux_again": boot.linux_again,
     "locked": packages.locked,
@@ -153,7 +153,7 @@ FILTERS = {
 # What machines say among the arguments of these filters, by place: border.py's shapes, where str is
 # whatever a program printed. The facts and figures of the others were checked when they came in, by
 # the filters of border.py, or are looked at by themselves (health, member, the firewall's).
-SAID = {
+SHAPES = {
     "accept_allreduce": {0: [float]},
     "card_facts": {0: str},
     "connection_end": {0: str},
@@ -186,11 +186,11 @@ def _for_ansible(name, function):
 
     @functools.wraps(function)
     def filtered(*arguments):
-        taken = list(arguments)
+        checked = list(arguments)
         try:
-            for place, shape in SAID.get(name, {}).items():
-                taken[place] = border.read(taken[place], shape, name.replace("_", " "))
-            return function(*taken)
+            for place, shape in SHAPES.get(name, {}).items():
+                checked[place] = border.read(checked[place], shape, name.replace("_", " "))
+            return function(*checked)
         except PlanError as error:
             raise AnsibleFilterError(str(error)) from error
 

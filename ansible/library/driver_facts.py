@@ -58,7 +58,9 @@ OFFERED = re.compile(
     r"|libcuda1$|dkms$|g(cc|\+\+)(-\d+)?$|make$|openssl$)"
 )
 # Those that depend on a whole driver. The other names do not tell what they depend on.
-WHOLE = re.compile(r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(tesla-\d+-)?(open-)?kernel-dkms$")
+DRIVERS = re.compile(
+    r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(tesla-\d+-)?(open-)?kernel-dkms$"
+)
 # A package of one branch of the driver: what it is, and the branch. At the end may be its kind, and
 # of Ubuntu's signed modules their kernel, or its series.
 BRANCH = re.compile(
@@ -70,7 +72,7 @@ SERIES = re.compile(r"linux-image-([a-z][a-z0-9.-]*)$")
 # Ubuntu's metapackage of signed modules for a branch and a series of kernels; and what is told of
 # the packages that would come with it.
 MODULES = "linux-modules-nvidia-{}-{}"
-TOLD = re.compile(r"linux-(modules-nvidia|image)-|nvidia-dkms-|dkms$")
+KERNEL_PARTS = re.compile(r"linux-(modules-nvidia|image)-|nvidia-dkms-|dkms$")
 # The drivers that DKMS knows, so that it can build them for another kernel.
 DKMS = "/var/lib/dkms/nvidia*"
 PREFERENCES = "/etc/apt/preferences.d/*"
@@ -90,7 +92,7 @@ FOLDERS = ("/usr", "/var/lib", "/var/tmp", "/boot")  # noqa: S108
 KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 
-def said(*argv):
+def text_of(*argv):
     """What a command prints, "" if it fails. It may take long, since a plan depends on it."""
     return output(*argv, seconds=300) or ""
 
@@ -102,17 +104,17 @@ def packages():
     what the metapackage is called that brings the kernel ("generic-hwe-24.04"), None without one.
     """
     layout = "${db:Status-Abbrev}\t${Package}\t${Version}\t${Depends}\n"
-    found, held, transitional, series = {}, [], {}, []
-    for line in said("dpkg-query", "--show", "--showformat", layout).splitlines():
+    versions, held, transitional, series = {}, [], {}, []
+    for line in text_of("dpkg-query", "--show", "--showformat", layout).splitlines():
         status, name, version, depends = line.split("\t")
         if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are pending
-            found[name] = version
+            versions[name] = version
             transitional.update(leads_to(name, depends))
             series += series_of(name, version, depends)
         if status[0] == "h":
             held.append(name)
     return {
-        "packages": found,
+        "packages": versions,
         "held": held,
         "transitional": transitional,
         "kernel_series": max(series)[-1] if series else None,
@@ -154,27 +156,28 @@ def archive(pin, simulate, installed):
     and lack what it depends on; "prebuilt": {packages that go together: modules and kernels that
     come with them} of drivers with signed modules for the kernel's series.
     """
-    names = {name for name in said("apt-cache", "pkgnames").split() if OFFERED.match(name)}
+    names = {name for name in text_of("apt-cache", "pkgnames").split() if OFFERED.match(name)}
     names |= {name for name in installed["packages"] if name.startswith("linux-")}
     with tempfile.TemporaryDirectory() as folder:
         for path in glob.glob(PREFERENCES):
             if path != pin:
                 shutil.copy(path, folder)
         option = "Dir::Etc::preferencesparts=" + folder
-        text = said("apt-cache", "-o", option, "policy", *sorted(names)) if names else ""
+        text = text_of("apt-cache", "-o", option, "policy", *sorted(names)) if names else ""
         pairs = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (\S+)", text, re.MULTILINE)
-        found = {name: version for name, version in pairs if version != "(none)"}
-        leading = transitional(option, sorted(found))
-        whole = [name for name in found if WHOLE.match(name) and name not in leading]
-        signed = prebuilt(found, installed["kernel_series"])
-        asked = sorted(whole) + signed if simulate else []
-        answers = dict.fromkeys(asked, ([], None))
-        if asked and broken():  # no word against any of these
-            asked = []
+        offered = {name: version for name, version in pairs if version != "(none)"}
+        leading = transitional(option, sorted(offered))
+        drivers = [name for name in offered if DRIVERS.match(name) and name not in leading]
+        signed = prebuilt(offered, installed["kernel_series"])
+        ways = sorted(drivers) + signed if simulate else []
+        answers = dict.fromkeys(ways, ([], None))
+        if ways and broken():  # no word against any of these
+            ways = []
         with ThreadPoolExecutor(max_workers=4) as pool:
-            answers.update(zip(asked, pool.map(lambda way: simulated(way.split(), option), asked)))
+            tries = pool.map(lambda way: simulate_install(way.split(), option), ways)
+            answers.update(zip(ways, tries))
     return {
-        "offered": found,
+        "offered": offered,
         "offered_transitional": leading,
         "uninstallable": {way: why for way, (_, why) in answers.items() if why},
         "prebuilt": {way: answers[way][0] for way in signed if way in answers},
@@ -187,39 +190,39 @@ def prebuilt(offered, series):
     The metapackage of the kernel's series alone stands for nvidia-dkms, which every driver depends
     on: the modules of one kernel do not. The running kernel may be older than the metapackage's.
     """
-    found = []
+    ways = []
     for name in sorted(offered):
         branch = re.match(r"nvidia-(?:driver|headless-no-dkms)-(\d.*)$", name)
         meta = branch and MODULES.format(branch.group(1), series)
         if meta in offered:
             own = MODULES.format(branch.group(1), platform.release())
-            found.append(" ".join([meta] + [own] * (own in offered) + [name]))
-    return found
+            ways.append(" ".join([meta] + [own] * (own in offered) + [name]))
+    return ways
 
 
 def transitional(option, names):
     """Those of the offered packages that only lead to another branch: {package: that one}."""
     names = [name for name in names if BRANCH.match(name)]
-    shown = said("apt-cache", "-o", option, "show", "--no-all-versions", *names) if names else ""
-    found = {}
-    for stanza in shown.split("\n\n"):
+    text = text_of("apt-cache", "-o", option, "show", "--no-all-versions", *names) if names else ""
+    targets = {}
+    for stanza in text.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Depends): (.*)$", stanza, re.MULTILINE))
         if "Depends" in fields:
-            found.update(leads_to(fields["Package"], fields["Depends"]))
-    return found
+            targets.update(leads_to(fields["Package"], fields["Depends"]))
+    return targets
 
 
-def simulated(names, option):
+def simulate_install(names, option):
     """(modules and kernels that would come, why apt could not install `names`), were nothing held.
 
     The role holds all of the driver that it installed, and releases it before it installs another.
     """
     argv = ["apt-get", "-o", option, "-o", "APT::Ignore-Hold=true", "--simulate"]
     argv.append("--no-install-recommends")
-    done, text = outcome(*argv, "--allow-change-held-packages", "install", *names)
-    if done:
+    succeeded, text = outcome(*argv, "--allow-change-held-packages", "install", *names)
+    if succeeded:
         coming = re.findall(r"^Inst (\S+) ", text, re.MULTILINE)
-        return sorted(name for name in coming if TOLD.match(name)), None
+        return sorted(name for name in coming if KERNEL_PARTS.match(name)), None
     return [], reason(text) or "it does not say why"
 
 
@@ -228,8 +231,8 @@ def runfile():
     text = read("/var/lib/nvidia/log")
     if text is None:
         return None
-    found = re.search(r"\d{3}\.\d+(\.\d+)?", text.split("\n")[0])
-    return found.group() if found else "0"
+    match = re.search(r"\d{3}\.\d+(\.\d+)?", text.split("\n")[0])
+    return match.group() if match else "0"
 
 
 def module(kernel):
@@ -237,8 +240,8 @@ def module(kernel):
     # Debian's are called after their package: nvidia-current, nvidia-tesla-470. Of several the
     # newest counts, which its alternatives prefer.
     names = {"nvidia", "nvidia-current", *(os.path.basename(path) for path in glob.glob(DKMS))}
-    found = {said("modinfo", "-k", kernel, "-F", "version", name) for name in names} - {""}
-    return max(found, key=numbers) if found else None
+    versions = {text_of("modinfo", "-k", kernel, "-F", "version", name) for name in names} - {""}
+    return max(versions, key=numbers) if versions else None
 
 
 def kernel_compiler():
@@ -254,14 +257,14 @@ def sessions():
     names: of the people who are logged in there.
     """
     units, names = [], set()
-    for line in said("loginctl", "list-sessions", "--no-legend").splitlines():
+    for line in text_of("loginctl", "list-sessions", "--no-legend").splitlines():
         name = line.split()[0]
-        shown = said("loginctl", "show-session", name)
-        told = dict(row.split("=", 1) for row in shown.splitlines() if "=" in row)
-        if told.get("Seat") and told.get("Type") in GRAPHICAL:
-            units += [told.get("Scope"), "user@%s.service" % told.get("User")]
-        if told.get("Seat") and told.get("Class", "user") == "user":
-            names.add(told.get("Name") or "session " + name)
+        text = text_of("loginctl", "show-session", name)
+        session = dict(row.split("=", 1) for row in text.splitlines() if "=" in row)
+        if session.get("Seat") and session.get("Type") in GRAPHICAL:
+            units += [session.get("Scope"), "user@%s.service" % session.get("User")]
+        if session.get("Seat") and session.get("Class", "user") == "user":
+            names.add(session.get("Name") or "session " + name)
     return units, sorted(names)
 
 
@@ -296,7 +299,7 @@ def opens(folder, prefix):
 
 def display_manager():
     """The unit that shows the login screen, such as "gdm.service", and whether it runs."""
-    text = said(
+    text = text_of(
         "systemctl", "show", "--property=Id,ActiveState,LoadState", "display-manager.service"
     )
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

@@ -61,28 +61,28 @@ def smi():
     """What nvidia-smi says of its cards: {"done": whether it did well, "text"}; None without it."""
     if shutil.which("nvidia-smi") is None:
         return None
-    done, text = outcome(*SMI, "--format=csv,noheader,nounits", seconds=60)
-    return {"done": done, "text": text[:4096]}
+    succeeded, text = outcome(*SMI, "--format=csv,noheader,nounits", seconds=60)
+    return {"done": succeeded, "text": text[:4096]}
 
 
 def kernel_log():
     """What the kernel has said since it booted; None where we may not read it."""
-    asked = ("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--quiet")
-    return output(*asked, seconds=60) or output("dmesg") or None
+    argv = ("journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--quiet")
+    return output(*argv, seconds=60) or output("dmesg") or None
 
 
 def errors(text):
     """{"xids": {number: how many}, "disks": {device: how many}} of a kernel's log."""
-    found = {"xids": {}, "disks": {}}
+    counts = {"xids": {}, "disks": {}}
     for line in text.splitlines():
         xid, disk = XID.search(line), DISK.search(line)
         if xid:
-            count(found["xids"], xid.group(1))
+            count(counts["xids"], xid.group(1))
         if disk:
             name = next(filter(None, disk.groups()))
             if not ODD.match(name):
-                count(found["disks"], name)
-    return found
+                count(counts["disks"], name)
+    return counts
 
 
 def count(counts, name):
@@ -92,17 +92,17 @@ def count(counts, name):
 
 def ext4_errors():
     """{device: how many} of errors that ext4 has written down in its file systems, over boots."""
-    found = {}
+    counts = {}
     for path in glob.glob("/sys/fs/ext4/*/errors_count"):
         text = read(path) or "0"
         if text.isdigit() and int(text):
-            found[path.split("/")[-2]] = int(text)
-    return found
+            counts[path.split("/")[-2]] = int(text)
+    return counts
 
 
 def disks(folders):
     """[{"folder", "size", "free"}]: one folder of each file system, and bytes."""
-    found = {}
+    rows = {}
     for folder in folders:
         there = os.path.abspath(folder)
         while not os.path.exists(there):
@@ -110,8 +110,8 @@ def disks(folders):
         state = os.statvfs(there)
         size = state.f_blocks * state.f_frsize
         row = {"folder": there, "size": size, "free": state.f_bavail * state.f_frsize}
-        found.setdefault(os.stat(there).st_dev, row)
-    return list(found.values())
+        rows.setdefault(os.stat(there).st_dev, row)
+    return list(rows.values())
 
 
 def main():

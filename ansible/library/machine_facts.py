@@ -70,7 +70,7 @@ Dir::State::Lists "%(folder)s/lists";
 Dir::Cache "%(folder)s/cache";
 """
 TOOLKITS = "/usr/local/cuda*"
-HELD = "/var/lib/tandem/driver/held"
+HOLDS = "/var/lib/tandem/driver/held"
 DISPLAY = "0x03"  # PCI class of display controllers
 
 # Finds who else has our address by an ARP probe, without changing anybody's cache (RFC 5227).
@@ -118,13 +118,13 @@ def system():
 
 
 def gpus():
-    found = []
+    cards = []
     for device in sorted(glob.glob("/sys/bus/pci/devices/*")):
         kind = read(device + "/class") or ""
         if kind.startswith(DISPLAY):
             vendor, card = (read(device + "/" + name)[2:] for name in ("vendor", "device"))
-            found.append({"vendor": vendor, "device": card})
-    return found
+            cards.append({"vendor": vendor, "device": card})
+    return cards
 
 
 def driver():
@@ -204,7 +204,7 @@ def network(address):
 
 
 def ipv4(link):
-    return [one for one in link.get("addr_info", []) if one.get("family") == "inet"]
+    return [row for row in link.get("addr_info", []) if row.get("family") == "inet"]
 
 
 def address_owner(interface, address):
@@ -274,8 +274,8 @@ def boot_passphrases():
             continue
         key, listed = [*words[2:4], "none", ""][:2] if len(words) < 4 else words[2:4]
         options = {option.split("=")[0] for option in listed.split(",")}
-        asked = key in ("none", "-") or "keyscript" in options
-        if asked and not options & {"noauto", "nofail", "tpm2-device"}:
+        by_hand = key in ("none", "-") or "keyscript" in options
+        if by_hand and not options & {"noauto", "nofail", "tpm2-device"}:
             waiting.append(words[0])
     return [] if os.path.exists(CLEVIS) else waiting
 
@@ -291,10 +291,10 @@ def dead_sources():
         settings_file = os.path.join(folder, "apt.conf")
         with open(settings_file, "w") as file:
             file.write(ASK_SOURCES % {"folder": folder})
-        _, said = outcome("apt-get", "update", "-c", settings_file, seconds=30)
+        _, text = outcome("apt-get", "update", "-c", settings_file, seconds=30)
     missing = r"^(?:E|Error): The repository '(\S+ \S+) Release' (?:does not have|no longer has)"
-    names = re.findall(missing, said, re.MULTILINE)
-    if not re.search(r"^(Get|Hit):", said, re.MULTILINE):
+    names = re.findall(missing, text, re.MULTILINE)
+    if not re.search(r"^(Get|Hit):", text, re.MULTILINE):
         return []
     return [{"source": name, "file": file_of_source(name.split()[0])} for name in names]
 
@@ -311,14 +311,14 @@ def file_of_source(address):
 def toolkits():
     """{folder: the version that its nvcc says, or None} of the CUDA toolkits that others installed
     where Tandem's go. Links are none."""
-    found = {}
+    versions = {}
     for folder in sorted(glob.glob(TOOLKITS)):
         ours = os.path.exists(folder + "/.tandem/cuda")
         if re.search(r"cuda(-\d+\.\d+)?$", folder) and not os.path.islink(folder) and not ours:
-            said = output(folder + "/bin/nvcc", "--version", seconds=60) or ""
-            version = re.search(r"\bV(\d+\.\d+\.\d+)", said)
-            found[folder] = version.group(1) if version else None
-    return found
+            text = output(folder + "/bin/nvcc", "--version", seconds=60) or ""
+            version = re.search(r"\bV(\d+\.\d+\.\d+)", text)
+            versions[folder] = version.group(1) if version else None
+    return versions
 
 
 def held_since():
@@ -326,9 +326,9 @@ def held_since():
 
     A kernel that is held with its driver gets no security fixes.
     """
-    if not re.search(r"^linux-(?!modules-nvidia-)", read(HELD) or "", re.MULTILINE):
+    if not re.search(r"^linux-(?!modules-nvidia-)", read(HOLDS) or "", re.MULTILINE):
         return None
-    return os.stat(HELD).st_mtime
+    return os.stat(HOLDS).st_mtime
 
 
 def environments():

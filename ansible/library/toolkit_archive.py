@@ -122,13 +122,13 @@ def tars(src, work):
 def data_of(deb, tar):
     """A package's files as a tar archive. Raises Refused for a file that is not a package."""
     with open(tar, "wb") as output:
-        done = subprocess.run(
+        process = subprocess.run(
             ["dpkg-deb", "--fsys-tarfile", deb], stdout=output, stderr=subprocess.PIPE, check=False
         )
-    if done.returncode:
-        if b"No space left" in done.stderr:
+    if process.returncode:
+        if b"No space left" in process.stderr:
             raise OSError(errno.ENOSPC, "No space left on device")
-        raise Refused("it is not a package: %s" % done.stderr.decode(errors="replace").strip())
+        raise Refused("it is not a package: %s" % process.stderr.decode(errors="replace").strip())
     return tar
 
 
@@ -152,7 +152,7 @@ def place_of(member):
 
 def unpack(src, folder):
     """Unpacks what is wanted into `folder`; returns the files, relative to it."""
-    found = []
+    files = []
     work = folder + ".work"
     os.makedirs(work)
     for tar in tars(src, work):
@@ -165,8 +165,8 @@ def unpack(src, folder):
                 if not os.path.isdir(os.path.dirname(target)):
                     os.makedirs(os.path.dirname(target))
                 write_member(archive, member, target)
-                found.append(place)
-    return found
+                files.append(place)
+    return files
 
 
 def write_member(archive, member, target):
@@ -207,8 +207,8 @@ def install(toolkit, name, src, digest):
 
 
 def clean(folder):
-    for left in (folder, folder + ".work"):
-        shutil.rmtree(left, ignore_errors=True)
+    for path in (folder, folder + ".work"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def delete(toolkit, files):
@@ -231,17 +231,17 @@ def remove(toolkit, name):
 
 def present(module):
     """What the module returns for state=present."""
-    asked = module.params
-    toolkit, name, digest = asked["toolkit"], asked["name"], asked["sha256"]
+    params = module.params
+    toolkit, name, digest = params["toolkit"], params["name"], params["sha256"]
     record = read_record(toolkit, name)
-    whole = all(os.path.lexists(os.path.join(toolkit, file)) for file in record["files"])
-    wanted = record["sha256"] != digest or not whole  # None: it was interrupted
+    complete = all(os.path.lexists(os.path.join(toolkit, file)) for file in record["files"])
+    wanted = record["sha256"] != digest or not complete  # None: it was interrupted
     if module.check_mode or not wanted:
         return {"changed": wanted, "wanted": wanted, "files": record["files"]}
-    found = sha256(asked["src"])
-    if found != digest:
-        raise Refused("its SHA-256 is %s and should be %s: it is broken" % (found, digest))
-    files = install(toolkit, name, asked["src"], digest)
+    actual = sha256(params["src"])
+    if actual != digest:
+        raise Refused("its SHA-256 is %s and should be %s: it is broken" % (actual, digest))
+    files = install(toolkit, name, params["src"], digest)
     return {"changed": True, "wanted": True, "files": files}
 
 
@@ -257,20 +257,20 @@ def main():
         required_if=[("state", "present", ["sha256"])],
         supports_check_mode=True,
     )
-    asked = module.params
+    params = module.params
     try:
-        if asked["state"] == "present":
+        if params["state"] == "present":
             module.exit_json(**present(module))
-        there = os.path.exists(record_of(asked["toolkit"], asked["name"]))
-        changed = there if module.check_mode else remove(asked["toolkit"], asked["name"])
+        there = os.path.exists(record_of(params["toolkit"], params["name"]))
+        changed = there if module.check_mode else remove(params["toolkit"], params["name"])
         module.exit_json(changed=changed, files=[])
     except (Refused, tarfile.TarError, EOFError) as error:
-        module.fail_json(msg="%s could not be used: %s." % (asked["src"], error))
+        module.fail_json(msg="%s could not be used: %s." % (params["src"], error))
     except OSError as error:
         if error.errno == errno.ENOSPC:
             module.fail_json(msg="No space is left in %s for %s. Nothing was changed: make room, "
-                             "and run again." % (asked["toolkit"], asked["name"]))  # fmt: skip
-        module.fail_json(msg="%s could not be used: %s." % (asked["src"], error))
+                             "and run again." % (params["toolkit"], params["name"]))  # fmt: skip
+        module.fail_json(msg="%s could not be used: %s." % (params["src"], error))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ def broken():
     An installation that broke off, on a full disk for example, leaves it so that apt refuses every
     other until it is finished: no word against any package that it is asked for.
     """
-    done, text = outcome("apt-get", "-o", "Debug::NoLocking=true", "check")
-    return None if done else reason(text)
+    succeeded, text = outcome("apt-get", "-o", "Debug::NoLocking=true", "check")
+    return None if succeeded else reason(text)
 
 
 def reason(text):

@@ -15,14 +15,14 @@ def read(path):
 
 def output(*argv, seconds=10):
     """What a command prints; None if it is missing, fails or takes longer."""
-    done, text = outcome(*argv, seconds=seconds, errors=False)
-    return text.strip() if done else None
+    succeeded, text = outcome(*argv, seconds=seconds, errors=False)
+    return text.strip() if succeeded else None
 
 
 def outcome(*argv, seconds=300, errors=True):
     """(whether a command succeeded, what it printed, with its errors if asked for)."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             argv,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT if errors else subprocess.DEVNULL,
@@ -33,4 +33,4 @@ def outcome(*argv, seconds=300, errors=True):
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)
-    return done.returncode == 0, done.stdout.decode(errors="replace")
+    return process.returncode == 0, process.stdout.decode(errors="replace")

@@ -8,9 +8,9 @@ BOOT = "/boot"
 
 def waiting_kernel(running):
     """The release of the newest kernel in /boot, which the next boot takes; None: no newer one."""
-    found = [path.split("vmlinuz-", 1)[1] for path in glob.glob(BOOT + "/vmlinuz-*")]
-    found = [release for release in found if not release.endswith((".old", ".dpkg-tmp"))]
-    newest = max(found, key=numbers, default=running)
+    releases = [path.split("vmlinuz-", 1)[1] for path in glob.glob(BOOT + "/vmlinuz-*")]
+    releases = [release for release in releases if not release.endswith((".old", ".dpkg-tmp"))]
+    newest = max(releases, key=numbers, default=running)
     return newest if numbers(newest) > numbers(running) else None
 
 

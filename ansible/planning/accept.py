@@ -39,12 +39,12 @@ def accept_pairs(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All pairs, each once, with the figures that its measuring side wrote, or its error."""
     hosts = [result["host"] for result in results]
     by_host = {result["host"]: result for result in results}
-    found = []
+    entries = []
     for pair in (pair for pairs in accept_rounds(hosts) for pair in pairs):
         client, server = pair
         figures = by_host[client]["pairs"].get(server) or {"error": "no figures"}
-        found.append({"pair": list(pair), **figures})
-    return sorted(found, key=lambda entry: (hosts.index(entry["pair"][0]), entry["pair"]))
+        entries.append({"pair": list(pair), **figures})
+    return sorted(entries, key=lambda entry: (hosts.index(entry["pair"][0]), entry["pair"]))
 
 
 def _worst(entry: dict[str, Any]) -> float:
@@ -68,7 +68,7 @@ def accept_findings(results: list[dict[str, Any]], allreduce: dict[str, Any] | N
     """
     pairs = accept_pairs(results)
     cards = {result["host"]: result["card"] for result in results}
-    found = [
+    findings = [
         f"{a} and {b} could not measure each other: {entry['error']}. "
         "Does a firewall stand between them?"
         for entry in pairs
@@ -77,20 +77,20 @@ def accept_findings(results: list[dict[str, Any]], allreduce: dict[str, Any] | N
     ]
     measured = [entry for entry in pairs if "error" not in entry]
     rates = {host: rate for host, rate in _best_rates(measured).items() if rate}
-    found += _slow_machines(rates, cards)
-    found += _slow_pairs(measured, rates) + _short_packets(measured, cards)
+    findings += _slow_machines(rates, cards)
+    findings += _slow_pairs(measured, rates) + _short_packets(measured, cards)
     if allreduce and allreduce["seconds"] > 1.5 * allreduce["floor_seconds"]:
-        found.append(
+        findings.append(
             f"The all-reduce over all machines takes {allreduce['seconds']:.2f} s, though the "
             f"slowest link allows {allreduce['floor_seconds']:.2f} s: several machines sending at "
             "once slow each other down. Is the switch, or a cable between two switches, shared?"
         )
-    return found
+    return findings
 
 
 def _slow_machines(rates: dict[str, float], cards: dict[str, dict[str, Any]]) -> list[str]:
     best = max(rates.values(), default=0.0)
-    found = []
+    findings = []
     for host, rate in rates.items():
         speed = cards[host].get("speed") or 0
         # If all cables are slow, no rate stands out, but a card that reports 100 is not at gigabit.
@@ -98,11 +98,11 @@ def _slow_machines(rates: dict[str, float], cards: dict[str, dict[str, Any]]) ->
             continue
         kind = "a 100 Mbit/s cable, port or card" if rate < 100 else "a bad cable, port or card"
         says = f" (its card says {speed} Mbit/s)" if speed > 0 else ""
-        found.append(
+        findings.append(
             f"{host} reaches {rate:.0f} Mbit/s at best{says}, others {best:.0f}: {kind}. It slows "
             "every run down to its own rate. Try another cable, then another port of the switch."
         )
-    return found
+    return findings
 
 
 def _slow_pairs(measured: list[dict[str, Any]], rates: dict[str, float]) -> list[str]:

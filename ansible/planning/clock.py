@@ -21,7 +21,7 @@ def clock_server(members, wanted, own_addresses):
     return {"address": members[host], "host": host}
 
 
-def clock_servers_fault(server, facts, gone):
+def clock_servers_fault(server, facts, failed):
     """A sentence about what keeps the others from following the cluster's clock; "" if nothing.
 
     server: its name in the inventory, "" for somebody else's server; facts: what preflight
@@ -29,7 +29,7 @@ def clock_servers_fault(server, facts, gone):
     """
     if not server:
         return ""
-    if gone:
+    if failed:
         return f"{server}, which gives the time, did not answer or has failed"
     manager = firewall.firewall_manager(facts.get("ufw_conf", ""), facts.get("firewalld", False))
     if manager == "ufw":

@@ -61,8 +61,8 @@ def driver_wanted(variables, at_hand):
     variables: {name: value}; at_hand: names of the installers that the control machine has. Raises
     PlanError for a value that a setting cannot have.
     """
-    said = {key: _value(variables, setting) for key, setting in SETTINGS.items()}
-    return {**said, "at_hand": list(at_hand)}
+    settings = {key: _value(variables, setting) for key, setting in SETTINGS.items()}
+    return {**settings, "at_hand": list(at_hand)}
 
 
 def _value(variables, setting):
@@ -188,8 +188,8 @@ def removal(facts, kind):
     if kind == "runfile":
         return "sudo nvidia-uninstall"
     # A name with a + is kept by apt-get (its manual, "install").
-    kept = [f" {name}+" for name in sorted(facts["packages"]) if CONTAINERS.match(name)]
-    return f"sudo apt-get purge '*nvidia*'{''.join(kept)}"
+    containers = [f" {name}+" for name in sorted(facts["packages"]) if CONTAINERS.match(name)]
+    return f"sudo apt-get purge '*nvidia*'{''.join(containers)}"
 
 
 def _installed(facts):

@@ -27,24 +27,24 @@ def driver_hold(facts, version, wanted, stack, let_go=()):
     kernel's metapackages and linux-modules-nvidia-* too.
     """
     stays = kernel_stays(facts, wanted, stack)
-    held = {}
+    holds = {}
     for name, present in sorted(facts["packages"].items()):
         own = version and DRIVER.match(name) and stacks.upstream(present).startswith(version)
         own = own or name in facts["transitional"] or name in let_go
         due = stays if of_kernel(name) else own
         if due:
-            held[name] = present
+            holds[name] = present
     stanzas = [
-        f"Package: {' '.join(name for name in held if held[name] == present)}\n"
+        f"Package: {' '.join(name for name in holds if holds[name] == present)}\n"
         f"Pin: version {present}\nPin-Priority: 999\n"
-        for present in sorted(set(held.values()))
+        for present in sorted(set(holds.values()))
     ]
     # Half installed: of no version that a pin could name.
-    half = sorted(name for name in set(let_go) - set(held) if stays or not of_kernel(name))
-    patterns = [f"{name}$" for name in [*held, *half]] + [offers.MODULES] * stays
+    half = sorted(name for name in set(let_go) - set(holds) if stays or not of_kernel(name))
+    patterns = [f"{name}$" for name in [*holds, *half]] + [offers.MODULES] * stays
     lines = "".join(f'    "{pattern}";\n' for pattern in patterns)
     block = f"Unattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
-    return {"packages": [*held, *half], "preferences": "\n".join(stanzas), "unattended": block}
+    return {"packages": [*holds, *half], "preferences": "\n".join(stanzas), "unattended": block}
 
 
 def kernel_stays(facts, wanted, stack):
@@ -107,8 +107,8 @@ def driver_outcome(facts, loading, smi):
     smi: {"rc", "text"} of `nvidia-smi --query-gpu=driver_version --format=csv,noheader`.
     """
     loaded, kernel = facts["driver"], facts["kernel"]
-    said = set(re.findall(r"\d+\.\d+[.\d]*", smi["text"])) if smi["rc"] == 0 else set()
-    if loaded and said == {loaded}:
+    versions = set(re.findall(r"\d+\.\d+[.\d]*", smi["text"])) if smi["rc"] == 0 else set()
+    if loaded and versions == {loaded}:
         return _next("done", f"module and nvidia-smi agree: {loaded}")
     if facts["nouveau"]:
         return _next("reboot", "nouveau drives the card until the next boot")

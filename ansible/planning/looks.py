@@ -22,31 +22,31 @@ def looks(machines):
     answers = [(m["inventory_hostname"], m.get("reach_answer", {})) for m in machines
                if m.get("ansible_connection") != "local"]  # fmt: skip
     return [
-        {"host": host, **seen}
+        {"host": host, **facts}
         for host, answer in answers
         if not answer.get("unreachable")
-        for seen in [look(border.read(answer.get("stdout", ""), str, host))]
-        if seen
+        for facts in [look(border.read(answer.get("stdout", ""), str, host))]
+        if facts
     ]
 
 
-def look(said):
+def look(answer):
     """{"arch", "kernel", "python", "distribution", "release", "like", "container"}, texts; {}."""
-    seen = {NAMES.get(name, name): value.strip() for name, value in LINE.findall(said)}
-    if not seen.get("arch"):
+    facts = {NAMES.get(name, name): value.strip() for name, value in LINE.findall(answer)}
+    if not facts.get("arch"):
         return {}
-    return {**dict.fromkeys((*NAMES.values(), "kernel", "container", "python"), ""), **seen}
+    return {**dict.fromkeys((*NAMES.values(), "kernel", "container", "python"), ""), **facts}
 
 
-def unfit(seen, core):
+def unfit(machines, core):
     """Findings on the machines that no role can provision, or none by ansible-core `core`."""
     findings = []
-    for facts in seen:
+    for facts in machines:
         rows = [*machine.impossible(facts), *machine.python(facts, core)]
         old = any(row[0] == "python" for row in rows)
         findings += [
             {"host": facts["host"], "fault": fault, "cause": cause,
-             "remedy": _both(seen, core) if old and fault == "python" else remedy}
+             "remedy": _both(machines, core) if old and fault == "python" else remedy}
             for fault, cause, remedy in rows
         ]  # fmt: skip
     return findings
@@ -56,15 +56,15 @@ def _old(facts, core):
     return any(row[0] == "python" for row in machine.python(facts, core))
 
 
-def _both(seen, core):
+def _both(machines, core):
     """How to provision machines of which some are too old for `core`."""
-    if all(OLDEST <= _python(facts) <= NEWEST for facts in seen):
+    if all(OLDEST <= _python(facts) <= NEWEST for facts in machines):
         return (
             "`make provision CORE=2.16` provisions all that answer: that Ansible takes Python "
             f"{_text(OLDEST)} to {_text(NEWEST)}"
         )
-    old = [facts["host"] for facts in seen if _old(facts, core)]
-    rest = [facts["host"] for facts in seen if facts["host"] not in old]
+    old = [facts["host"] for facts in machines if _old(facts, core)]
+    rest = [facts["host"] for facts in machines if facts["host"] not in old]
     return (
         f"`make provision CORE=2.16 LIMIT={','.join(old)}`, and the others by `make provision "
         f"LIMIT={','.join(rest)}`, with stack: NAME in group_vars/all.yml, since auto decides over "
@@ -72,10 +72,10 @@ def _both(seen, core):
     )
 
 
-def older_core(seen, core):
+def older_core(machines, core):
     """The ansible-core by which to go on, where every machine that answers needs an older one."""
-    old = [facts for facts in seen if _old(facts, core) and _python(facts) >= OLDEST]
-    return OLDER if seen and len(old) == len(seen) else ""
+    old = [facts for facts in machines if _old(facts, core) and _python(facts) >= OLDEST]
+    return OLDER if machines and len(old) == len(machines) else ""
 
 
 def _python(facts):

@@ -23,17 +23,17 @@ def hosts_file(text, members):
     members' names (Debian's "127.0.1.1 node1"), since Gloo would offer that address to its peers.
     The original stays above it as a comment, for `former_hosts_file`.
     """
-    kept = []
+    lines = []
     for line in _without_block(text.splitlines()):
         rest = _without_members(line, members)
         if rest == line:
-            kept.append(line)
+            lines.append(line)
         elif rest is None:
-            kept.append(REMOVED + line)
+            lines.append(REMOVED + line)
         else:
-            kept += [REPLACED + line, rest]
+            lines += [REPLACED + line, rest]
     block = [f"{address}\t{name}" for name, address in members.items()]
-    return "\n".join([*kept, HOSTS_BEGIN, *block, HOSTS_END]) + "\n"
+    return "\n".join([*lines, HOSTS_BEGIN, *block, HOSTS_END]) + "\n"
 
 
 def former_hosts_file(text):
@@ -48,15 +48,15 @@ def former_hosts_file(text):
 
 
 def _without_block(lines):
-    kept, inside = [], False
+    outside, inside = [], False
     for line in lines:
         if line == HOSTS_BEGIN:
             inside = True
         elif line == HOSTS_END and inside:
             inside = False
         elif not inside:
-            kept.append(line)
-    return kept
+            outside.append(line)
+    return outside
 
 
 def _without_members(line, members):
@@ -86,13 +86,13 @@ def known_hosts_file(text, members):
         if owner is None:
             lines.append(line)
         elif owner in unplaced:
-            lines += _known_lines(unplaced.pop(owner))
+            lines += _lines_of(unplaced.pop(owner))
     for member in unplaced.values():
-        lines += _known_lines(member)
+        lines += _lines_of(member)
     return "".join(f"{line}\n" for line in lines)
 
 
-def _known_lines(member):
+def _lines_of(member):
     return [f"{','.join(member['names'])} {key['type']} {key['key']}" for key in member["keys"]]
 
 
@@ -109,7 +109,7 @@ def host_keys(facts, host):
     They come from the machine, and become lines of a file that root reads on all machines: raises
     PlanError if one is not a key of its kind.
     """
-    found = []
+    keys = []
     for kind, types in KEY_TYPES.items():
         if f"ssh_host_key_{kind}_public" not in facts:
             continue
@@ -122,8 +122,8 @@ def host_keys(facts, host):
                 f"Look at /etc/ssh/ssh_host_{kind}_key.pub there; until then the machine is not to "
                 "be trusted"
             )
-        found.append({"type": key_type, "key": key})
-    return found
+        keys.append({"type": key_type, "key": key})
+    return keys
 
 
 def _type_inside(key):
@@ -152,10 +152,10 @@ def forgotten(item):
 
 def ssh_message(variables):
     """ssh's message on one line, without Ansible's prefixes."""
-    said = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
+    message = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
     for prefix in ("Task failed: ", "Failed to connect to the host via ssh: "):
-        said = said.removeprefix(prefix)
-    return said
+        message = message.removeprefix(prefix)
+    return message
 
 
 def wrong_names(printed, members):
@@ -164,12 +164,12 @@ def wrong_names(printed, members):
     printed: what `getent ahostsv4 NAME ...` says, whose first line on a name ends with it: the
     address there is the one that connections take. members: {name: address}.
     """
-    found: dict[str, str] = {}
+    addresses: dict[str, str] = {}
     for words in map(str.split, printed.splitlines()):
         if len(words) == 3:
-            found.setdefault(words[2], words[0])
+            addresses.setdefault(words[2], words[0])
     return [
-        f"{name} for {found.get(name, 'nothing')} instead of {address}"
+        f"{name} for {addresses.get(name, 'nothing')} instead of {address}"
         for name, address in members.items()
-        if found.get(name) != address
+        if addresses.get(name) != address
     ]

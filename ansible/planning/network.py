@@ -15,7 +15,7 @@ from . import network_ifupdown as ifupdown
 from . import network_netplan as netplan
 from . import network_networkd as networkd
 from . import network_nm as nm
-from . import preserved_settings as kept
+from . import preserved_settings as preserved
 
 # The facts that programs print.
 PRINTED = ("nmcli", "connection", "networkctl", "card_dns", "card_search", "resolv", "card_ip4",
@@ -46,7 +46,7 @@ def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     facts, want = json.loads(json.dumps(facts)), json.loads(json.dumps(want))
     manager = _manager(facts)
     if want["mode"] == "replace":
-        want = kept.completed(facts, want)
+        want = preserved.completed(facts, want)
     plan = {"aside": [], "mode": "0644", **_PLANNERS[manager](facts, want), "manager": manager}
     mode = plan.pop("mode")
     plan["files"] = {path: {"content": text, "mode": mode} for path, text in plan["files"].items()}

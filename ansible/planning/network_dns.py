@@ -22,16 +22,16 @@ def name_servers(facts: dict[str, Any]) -> dict[str, list[str]]:
     systemd-resolved), resolv (text of resolv.conf), card_ip4 (`nmcli --terse --fields IP4 device
     show CARD`), networkctl (`networkctl status CARD`), leases (text of dhclient's leases).
     """
-    found = _resolved(facts) if facts["card_dns"] else _resolv_conf(facts["resolv"])
-    if not found["dns"] and _local(facts):
+    servers = _resolved(facts) if facts["card_dns"] else _resolv_conf(facts["resolv"])
+    if not servers["dns"] and _local(facts):
         ways = (
             _networkmanager(facts["card_ip4"]),
             _networkd(facts["networkctl"]),
             _dhclient(facts),
         )
-        more = next((way for way in ways if way["dns"]), found)
-        found = {"dns": more["dns"], "search": found["search"] or more["search"]}
-    return found
+        more = next((way for way in ways if way["dns"]), servers)
+        servers = {"dns": more["dns"], "search": servers["search"] or more["search"]}
+    return servers
 
 
 def refuse_lost(facts: dict[str, Any], dns: list[str]) -> None:
@@ -52,7 +52,7 @@ def _local(facts: dict[str, Any]) -> list[str]:
                if words[:1] == ["nameserver"] and len(words) > 1]  # fmt: skip
     if not all(_loopback(server) for server in servers):
         return []
-    return [one for one in servers if not (facts["card_dns"] and one in RESOLVED)]
+    return [s for s in servers if not (facts["card_dns"] and s in RESOLVED)]
 
 
 def _loopback(text: str) -> bool:
@@ -77,20 +77,20 @@ def _resolv_conf(text: str) -> dict[str, list[str]]:
 
 def _networkmanager(text: str) -> dict[str, list[str]]:
     """From lines such as IP4.DNS[1]:192.168.56.1."""
-    said = re.findall(r"^IP4\.(DNS|DOMAIN|SEARCHES)\[\d+\]:\s*(\S+)\s*$", text, re.MULTILINE)
-    return _way([value for key, value in said if key == "DNS"],
-                [value for key, value in said if key != "DNS"])  # fmt: skip
+    rows = re.findall(r"^IP4\.(DNS|DOMAIN|SEARCHES)\[\d+\]:\s*(\S+)\s*$", text, re.MULTILINE)
+    return _way([value for key, value in rows if key == "DNS"],
+                [value for key, value in rows if key != "DNS"])  # fmt: skip
 
 
 def _networkd(text: str) -> dict[str, list[str]]:
     """From `  DNS: 192.168.56.1`, further ones in lines of their own without a name."""
-    said: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
         named = re.match(r"\s*([A-Z][\w ]*): (.*)$", line)
         name = named.group(1) if named else name
-        said.setdefault(name, []).extend((named.group(2) if named else line).split())
-    return _way(said.get("DNS", []), said.get("Search Domains", []))
+        values.setdefault(name, []).extend((named.group(2) if named else line).split())
+    return _way(values.get("DNS", []), values.get("Search Domains", []))
 
 
 def _dhclient(facts: dict[str, Any]) -> dict[str, list[str]]:
@@ -101,13 +101,13 @@ def _dhclient(facts: dict[str, Any]) -> dict[str, list[str]]:
 
 def lease_options(facts: dict[str, Any]) -> dict[str, list[str]]:
     """{option: values} of dhclient's last lease of an address that the card has."""
-    held = [address.partition("/")[0] for address in facts["card"]["addresses"]]
+    own = [address.partition("/")[0] for address in facts["card"]["addresses"]]
     options: dict[str, list[str]] = {}
     for lease in re.findall(r"^lease \{\n(.*?)^\}", facts["leases"], re.MULTILINE | re.DOTALL):
         address = re.search(r"^\s*fixed-address (\S+);", lease, re.MULTILINE)
-        if address and address.group(1) in held:
-            said = re.findall(r"^\s*option (\S+) (.*);", lease, re.MULTILINE)
-            options = {key: re.split(r'[\s,"]+', value.strip('"')) for key, value in said}
+        if address and address.group(1) in own:
+            rows = re.findall(r"^\s*option (\S+) (.*);", lease, re.MULTILINE)
+            options = {key: re.split(r'[\s,"]+', value.strip('"')) for key, value in rows}
     return options
 
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from . import PlanError
-from . import preserved_settings as kept
+from . import preserved_settings as preserved
 
 INTERFACES = "/etc/network/interfaces"
 
@@ -18,12 +18,12 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     if want["mode"] == "add":
         return _add(facts, want, stanza)
     stanza += [f"    gateway {want['gateway']}"] if want["gateway"] else []
-    given = bool(want["dns"])
-    stanza += [f"    dns-nameservers {' '.join(want['dns'])}"] if given else []
-    stanza += [f"    dns-search {' '.join(want['search'])}"] if given and want["search"] else []
+    has_dns = bool(want["dns"])
+    stanza += [f"    dns-nameservers {' '.join(want['dns'])}"] if has_dns else []
+    stanza += [f"    dns-search {' '.join(want['search'])}"] if has_dns and want["search"] else []
     for path, text in sorted(facts["files"].items()):
         if path.startswith(INTERFACES):
-            stanza += kept.stanza_options(text, interface, given)
+            stanza += preserved.stanza_options(text, interface, has_dns)
     for row in want["routes"]:
         way = f"via {row['gateway']} " if row["gateway"] else ""
         stanza.append(f"    up ip route replace {row['to']} {way}dev {interface}")
@@ -60,13 +60,13 @@ def _add(facts: dict[str, Any], want: dict[str, Any], stanza: list[str]) -> dict
 
 
 def _without_stanzas(text: str, interface: str) -> str:
-    kept, inside = [], False
+    outside, inside = [], False
     for line in text.splitlines():
         if re.match(r"\s*(iface|auto|allow-\S+|mapping|source\S*|no-auto-down|no-scripts)\s", line):
             inside = bool(re.match(rf"\s*iface\s+{re.escape(interface)}\s+inet\s", line))
         if not inside:
-            kept.append(line)
-    return "\n".join([*kept, ""])
+            outside.append(line)
+    return "\n".join([*outside, ""])
 
 
 def has_stanza(text: str, interface: str) -> bool:

@@ -10,7 +10,7 @@ from contract.text import read_yaml
 
 from . import PlanError
 from . import network_networkd as networkd
-from . import preserved_settings as kept
+from . import preserved_settings as preserved
 
 NETPLAN = "/etc/netplan/90-tandem.yaml"
 
@@ -30,7 +30,7 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     if want["mode"] == "add":
         content = {"network": {"version": 2, "ethernets": {name: {"addresses": [want["address"]]}}}}
     else:
-        cards[name] = kept.netplan_card(cards[name] or {}, want)
+        cards[name] = preserved.netplan_card(cards[name] or {}, want)
         content = merged
     if _renderer(merged["network"], cards, name) == "NetworkManager":
         run = {"apply": ["netplan apply"], "back": ["netplan apply"]}
@@ -60,9 +60,9 @@ def _read(path: str, text: str, facts: dict[str, Any]) -> dict[str, Any]:
             if name != "renderer":  # of all these cards
                 _look_at(_mapping(card))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise PlanError(
-            f"{facts['host']}: {path} is no file of netplan's: {said}. Correct it there (sudo "
+            f"{facts['host']}: {path} is no file of netplan's: {reason}. Correct it there (sudo "
             "netplan generate says where), or leave `address` out."
         ) from None
     return document

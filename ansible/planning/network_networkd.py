@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from . import PlanError
-from . import preserved_settings as kept
+from . import preserved_settings as preserved
 
 # '-' sorts before every digit and letter: networkd finds this file first.
 WHOLE = "/etc/systemd/network/0-tandem-{}.network"
@@ -19,23 +19,23 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
         text = f"[Network]\nAddress={want['address']}\n"
         return {"files": {path: text}, **restart(facts, want)}
     path = WHOLE.format(facts["interface"])
-    found = network_file(facts)
-    folder = f"{found.rpartition('/')[2]}.d/"
+    file = network_file(facts)
+    folder = f"{file.rpartition('/')[2]}.d/"
     drop_ins = [each for each in facts["files"] if f"/network/{folder}" in each]
     if [each for each in drop_ins if not each.endswith("/tandem.conf")]:
         raise PlanError(
-            f"{facts['host']}: {found} has drop-ins ({', '.join(sorted(drop_ins))}), which a file "
+            f"{facts['host']}: {file} has drop-ins ({', '.join(sorted(drop_ins))}), which a file "
             "of ours would switch off. Write the address there by hand, and leave `address` out."
         )
-    if found not in facts["files"]:
+    if file not in facts["files"]:
         raise PlanError(
-            f"{facts['host']}: {found}, which configures {facts['interface']}, was not read: it is "
+            f"{facts['host']}: {file}, which configures {facts['interface']}, was not read: it is "
             "in neither /etc nor /run. Copy it to /etc/systemd/network, or leave `address` out."
         )
     network = [f"Address={want['address']}"]
     network += [f"Gateway={want['gateway']}"] if want["gateway"] else []
     network += [f"DNS={server}" for server in want["dns"]]
-    others = kept.networkd_kept(facts["files"][found])
+    others = preserved.networkd_options(facts["files"][file])
     network += [line for name, lines in others if name == "Network" for line in lines]
     if want["search"] and not any(line.startswith("Domains") for line in network):
         network.append(f"Domains={' '.join(want['search'])}")
@@ -61,5 +61,5 @@ def restart(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, list[str]]
 
 
 def network_file(facts: dict[str, Any]) -> str:
-    found = re.search(r"^\s*Network File: (/\S+)", facts["networkctl"], re.MULTILINE)
-    return found.group(1) if found else ""
+    match = re.search(r"^\s*Network File: (/\S+)", facts["networkctl"], re.MULTILINE)
+    return match.group(1) if match else ""

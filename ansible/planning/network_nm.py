@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from . import preserved_settings as kept
+from . import preserved_settings as preserved
 
 KEYFILE = "/etc/NetworkManager/system-connections/tandem-{}.nmconnection"
 
@@ -17,8 +17,8 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """
     interface, uuid = facts["interface"], nmcli(facts)[2]
     name, path = f"tandem-{interface}", KEYFILE.format(interface)
-    base = kept.keyfile_of(facts, uuid, path)
-    rest = kept.keyfile_kept(base, want["mode"] == "replace")
+    base = preserved.keyfile_of(facts, uuid, path)
+    rest = preserved.keyfile_options(base, want["mode"] == "replace")
     lines = ["[connection]", f"id={name}", "type=ethernet", f"interface-name={interface}",
              "autoconnect-priority=100", "", "[ethernet]"]  # fmt: skip
     mtu = facts["card"]["mtu"]
@@ -52,9 +52,9 @@ def _with_search(lines: list[str], want: dict[str, Any]) -> list[str]:
 def _with_routes(lines: list[str], want: dict[str, Any]) -> list[str]:
     """The lines of [ipv4], with the routes that DHCP gave so far, numbered after those there."""
     numbers = [
-        int(found.group(1))
-        for found in (re.match(r"routes?([0-9]{1,9})=", x) for x in lines)
-        if found
+        int(match.group(1))
+        for match in (re.match(r"routes?([0-9]{1,9})=", x) for x in lines)
+        if match
     ]
     rows = enumerate(want.get("routes", []), max(numbers, default=0) + 1)
     way = [f"route{n}={row['to']}" + f",{row['gateway']}" * bool(row["gateway"]) for n, row in rows]

@@ -19,7 +19,7 @@ def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[s
     """
     leased = _leased(facts) if facts["card"]["dynamic"] else []
     own = [ipaddress.IPv4Interface(each).network for each in (*facts["card"]["addresses"], address)]
-    found = []
+    result = []
     for row in routes(facts["route"]):
         if row["card"] != facts["interface"] or row["to"] == "default":
             continue
@@ -35,18 +35,18 @@ def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[s
                 f"{facts['host']}: DHCP gave it a route to {to} by {gateway}, which is not in the "
                 f"network of {address}. Choose an address in that network, or network_mode=add."
             )
-        found.append({"to": str(to), "gateway": gateway})
-    return found
+        result.append({"to": str(to), "gateway": gateway})
+    return result
 
 
 def _leased(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """(network, gateway) of option 121: prefix length, as many bytes as it needs, and gateway."""
     numbers = lease_options(facts).get("rfc3442-classless-static-routes", [])
-    rest, found = [number for number in numbers if re.fullmatch("[0-9]{1,3}", number)], []
+    rest, leased = [number for number in numbers if re.fullmatch("[0-9]{1,3}", number)], []
     while rest:
         size = (int(rest[0]) + 7) // 8
         to = ".".join((rest[1 : size + 1] + ["0"] * 4)[:4])
         gateway = ".".join(rest[size + 1 : size + 5])
-        found.append((f"{to}/{rest[0]}", gateway if gateway.strip("0.") else ""))
+        leased.append((f"{to}/{rest[0]}", gateway if gateway.strip("0.") else ""))
         rest = rest[size + 5 :]
-    return found
+    return leased

@@ -26,14 +26,14 @@ def bundle_order(hostvars, offline, stack, python=""):
             "own by: . /etc/os-release; echo $VERSION_CODENAME"
         )
     wanted = offline_releases(hostvars, offline, row)
-    known = [release for release in wanted if release in table]
-    own = {table[release]["python"] for release in known}
+    in_table = [release for release in wanted if release in table]
+    own = {table[release]["python"] for release in in_table}
     pythons = sorted({python} | (own & set(row.get("python", []))))
     return {
         "wheels": [[stack, each] for each in pythons],
         "releases": wanted,
         "stacks": [stack] if offline else [],
-        "conda": any(table[name]["python"] not in row.get("python", []) for name in known),
+        "conda": any(table[name]["python"] not in row.get("python", []) for name in in_table),
     }
 
 
@@ -41,12 +41,12 @@ def offline_releases(hostvars, offline, stack):
     """{code name: further packages}: headers of the kernels that the inventory names, the gcc that
     builds modules for them, where it is not the release's own (driver_candidates.kernels_gcc), and
     the one that builds apex (toolkit.compiler). stack: a row of stacks.yml."""
-    table, found = releases(), dict[str, set[str]]()
+    table, packages = releases(), dict[str, set[str]]()
     for host in offline:
         release, kernel = (
             border.setting(hostvars[host], name, host) for name in ("release", "kernel")
         )
-        further = found.setdefault(release, set())
+        further = packages.setdefault(release, set())
         if stack.get("apex") and "extensions" in table.get(release, {}):
             further.add(table[release]["extensions"])
         if not kernel:
@@ -55,7 +55,7 @@ def offline_releases(hostvars, offline, stack):
         gcc = table.get(release, {}).get("gcc")
         if gcc and stacks.version(kernel) >= stacks.version(gcc["since"]):
             further.add(gcc["package"])
-    return {release: sorted(further) for release, further in sorted(found.items())}
+    return {release: sorted(further) for release, further in sorted(packages.items())}
 
 
 def bundle_needed(hostvars, offline, machines, stack):
@@ -64,11 +64,11 @@ def bundle_needed(hostvars, offline, machines, stack):
     `machines`: {host: {"release": code name, "python": of its environment, "gpus": whether any}}.
     """
     for host in offline:
-        said, found = hostvars[host].get("release"), machines[host]["release"]
-        if said != found:
+        setting, actual = hostvars[host].get("release"), machines[host]["release"]
+        if setting != actual:
             raise PlanError(
-                f"{host} is {found}, and inventory.ini says release={said or ''} for it: write "
-                f"release={found}, then run `make bundle`"
+                f"{host} is {actual}, and inventory.ini says release={setting or ''} for it: write "
+                f"release={actual}, then run `make bundle`"
             )
     pythons = {machines[host]["python"] for host in offline}
     return {

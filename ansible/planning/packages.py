@@ -18,8 +18,8 @@ def locked(result):
     apt has a time to wait (DPkg::Lock::Timeout) from 1.9.11 on, so not on Ubuntu 18.04, and dpkg
     has none: roles try again.
     """
-    said = (result.get(part) for part in ("msg", "stderr", "module_stderr"))
-    return any(LOCKED.search(str(text)) for text in said if text)
+    texts = (result.get(part) for part in ("msg", "stderr", "module_stderr"))
+    return any(LOCKED.search(str(text)) for text in texts if text)
 
 
 def packages_planned(simulated):

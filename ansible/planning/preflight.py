@@ -71,14 +71,14 @@ def not_collected(host, message):
     }
 
 
-def problems(found):
-    """Those of `found` that are wrong: without what is only to be known."""
-    return [finding for finding in found if finding["fault"] not in NOTES]
+def problems(rows):
+    """The problems among these findings: all but notes."""
+    return [finding for finding in rows if finding["fault"] not in NOTES]
 
 
-def blocking(found):
-    """Those of `found` that keep site.yml from going on with the machine."""
-    return [finding for finding in found if finding["fault"] in BLOCKING]
+def blocking(rows):
+    """The findings that keep site.yml from going on with the machine."""
+    return [finding for finding in rows if finding["fault"] in BLOCKING]
 
 
 def text(finding):

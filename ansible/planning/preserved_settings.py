@@ -61,13 +61,13 @@ def sections(text: str) -> list[tuple[str, list[str]]]:
 
     A name may come several times, as [Route] does.
     """
-    found: list[tuple[str, list[str]]] = []
+    result: list[tuple[str, list[str]]] = []
     for line in map(str.strip, text.splitlines()):
         if line.startswith("[") and line.endswith("]"):
-            found.append((line[1:-1], []))
-        elif line and line[0] not in "#;" and found:
-            found[-1][1].append(line)
-    return found
+            result.append((line[1:-1], []))
+        elif line and line[0] not in "#;" and result:
+            result[-1][1].append(line)
+    return result
 
 
 def keyfile_of(facts: dict[str, Any], uuid: str, own: str) -> list[tuple[str, list[str]]]:
@@ -80,22 +80,22 @@ def keyfile_of(facts: dict[str, Any], uuid: str, own: str) -> list[tuple[str, li
     return []
 
 
-def keyfile_kept(base: list[tuple[str, list[str]]], replaced: bool) -> dict[str, list[str]]:
+def keyfile_options(base: list[tuple[str, list[str]]], replaced: bool) -> dict[str, list[str]]:
     """{section: lines} that our connection takes over from the one that it replaces."""
     names = {"802-3-ethernet": "ethernet"}  # as NetworkManager before 1.0 called it
-    kept: dict[str, list[str]] = {"ethernet": [], "ipv4": []}
+    preserved: dict[str, list[str]] = {"ethernet": [], "ipv4": []}
     for name, lines in base:
         if name != "connection":
-            kept.setdefault(names.get(name, name), []).extend(lines)
-    kept["ipv4"] = [line for line in kept["ipv4"] if not KEYFILE_ADDRESS.match(line)]
+            preserved.setdefault(names.get(name, name), []).extend(lines)
+    preserved["ipv4"] = [line for line in preserved["ipv4"] if not KEYFILE_ADDRESS.match(line)]
     if replaced:
-        kept["ipv4"] = [line for line in kept["ipv4"] if not KEYFILE_DHCP.match(line)]
-    return kept
+        preserved["ipv4"] = [line for line in preserved["ipv4"] if not KEYFILE_DHCP.match(line)]
+    return preserved
 
 
-def networkd_kept(text: str) -> list[tuple[str, list[str]]]:
+def networkd_options(text: str) -> list[tuple[str, list[str]]]:
     """The sections of a .network file without [Match] and without what gives IPv4 addresses."""
-    kept = []
+    preserved = []
     for name, lines in sections(text):
         if name in ("Match", "DHCP", "DHCPv4", "DHCPServer"):
             continue
@@ -105,8 +105,8 @@ def networkd_kept(text: str) -> list[tuple[str, list[str]]]:
             continue
         if name == "Network":
             lines = [kept_line for line in lines for kept_line in _network_line(line)]
-        kept.append((name, lines))
-    return kept
+        preserved.append((name, lines))
+    return preserved
 
 
 def _network_line(line: str) -> list[str]:
@@ -119,8 +119,8 @@ def _network_line(line: str) -> list[str]:
 
 
 def _value_is_ipv4(line: str, key: str) -> bool:
-    found = re.match(rf"{key}\s*=\s*([\d.]+)(/\d+)?$", line)
-    return found is not None and ipv4(found.group(1))
+    match = re.match(rf"{key}\s*=\s*([\d.]+)(/\d+)?$", line)
+    return match is not None and ipv4(match.group(1))
 
 
 def _is_default(lines: list[str]) -> bool:
@@ -135,8 +135,8 @@ def netplan_card(card: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     dropped = ("dhcp4", "dhcp4-overrides", "gateway4", "addresses", "routes", "nameservers")
     new = {key: value for key, value in card.items() if key not in dropped}
     # An address is a text, or a map of one key that holds its options.
-    six = [one for one in card.get("addresses") or []
-           if ":" in (one if isinstance(one, str) else next(iter(one), ""))]  # fmt: skip
+    six = [item for item in card.get("addresses") or []
+           if ":" in (item if isinstance(item, str) else next(iter(item), ""))]  # fmt: skip
     routes = [row for row in card.get("routes") or []
               if row.get("to") not in ("default", "0.0.0.0/0")
               or ":" in str(row.get("via", ""))]  # fmt: skip
@@ -154,13 +154,13 @@ def netplan_card(card: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     return new | ({"nameservers": names} if names else {})
 
 
-def stanza_options(text: str, interface: str, dns_given: bool) -> list[str]:
+def stanza_options(text: str, interface: str, has_dns: bool) -> list[str]:
     """The lines of a card's IPv4 stanzas that say something else than its address."""
-    kept, inside = [], False
+    preserved, inside = [], False
     for line in text.splitlines():
         if re.match(r"\s*(iface|auto|allow-\S+|mapping|source\S*|no-auto-down|no-scripts)\s", line):
             inside = bool(re.match(rf"\s*iface\s+{re.escape(interface)}\s+inet\s", line))
         elif inside and line.strip() and not line.lstrip().startswith("#"):
-            dropped = STANZA_ADDRESS.match(line) or (dns_given and STANZA_DNS.match(line))
-            kept += [] if dropped else [line]
-    return kept
+            dropped = STANZA_ADDRESS.match(line) or (has_dns and STANZA_DNS.match(line))
+            preserved += [] if dropped else [line]
+    return preserved

@@ -65,18 +65,18 @@ def counting(machine, table):
     Those that only draw (see only_draws) take no part; of the others as many as `gpus` of the
     machine's line in the inventory says ("gpus_counted"), as in a run.
     """
-    idle = left_out(machine, table)
-    able = [pair for pair in _known(machine, table) if pair not in idle]
+    idle = without_code(machine, table)
+    able = [pair for pair in _rows(machine, table) if pair not in idle]
     return able[: machine.get("gpus_counted")]
 
 
-def left_out(machine, table):
+def without_code(machine, table):
     """[(device, generation)] of the NVIDIA GPUs for which no stack has code, such as a GT 710."""
-    rows = _known(machine, table)
+    rows = _rows(machine, table)
     return [(device, row) for device, row in rows if row and only_draws(row, table)]
 
 
-def _known(machine, table):
+def _rows(machine, table):
     return [(device, generation(device, table)) for device in devices(machine)]
 
 
@@ -186,48 +186,48 @@ def _driver_effort(machine, needed):
     return 1 if not offered or max(offered) >= needed else 2
 
 
-def kept_file(inventory):
-    """Path of the file, beside the inventory, that keeps what `stack: auto` decided; "": none.
+def decision_file(inventory):
+    """Path of the file, beside the inventory, with the stack that `auto` decided; "": none.
 
     inventory: the path of the inventory's file; empty where it is no file, such as a list of names.
     """
     return str(Path(inventory).with_suffix(".stack.yml")) if inventory else ""
 
 
-def kept(text, path):
-    """What a kept_file says: {"stack": name, "path"}. Raises PlanError if it does not say it so."""
+def read_decision(text, path):
+    """{"stack": name, "path"} of a decision_file. Raises PlanError for another form."""
     try:
-        said = read_yaml(text)
+        value = read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict) or not isinstance(said.get("stack"), str):
+        value = None
+    if not isinstance(value, dict) or not isinstance(value.get("stack"), str):
         raise PlanError(
             f"{path} does not say which stack `stack: auto` decided: its line is, for example, "
             "stack: cu126. Correct it, or delete the file to have it decided again"
         )
-    return {"stack": said["stack"], "path": str(path)}
+    return {"stack": value["stack"], "path": str(path)}
 
 
-def resolve(machines, wanted, table, members=(), kept=None):
+def resolve(machines, wanted, table, members=(), decision=None):
     """The one stack of a cluster: its row of stacks.yml, with "name" and "reason".
 
     machines: facts of those that were asked; wanted: a row's name, or "auto"; members: names of all
-    machines of the cluster; kept: what `auto` decided before (the result of `kept`), which it does
-    not decide again. Raises PlanError with every obstacle and the nearest stack.
+    machines of the cluster; decision: the result of `read_decision` where `auto` decided before,
+    which it does not do again. Raises PlanError with every obstacle and the nearest stack.
     """
     machines = list(machines)
-    kept = kept if wanted == "auto" else None
-    for name in (wanted, kept["stack"] if kept else wanted):
+    decision = decision if wanted == "auto" else None
+    for name in (wanted, decision["stack"] if decision else wanted):
         if name != "auto" and name not in table["rows"]:
             raise PlanError(
                 f"stack {name!r} is not in ansible/stacks.yml, which has "
                 f"{', '.join(table['rows'])} and auto"
             )
-    if wanted == "auto" and not kept:
+    if wanted == "auto" and not decision:
         name, reason = _decide(machines, members, table)
-    elif kept:
-        name, reason = kept["stack"], "decided before, and kept"
-        what = f"was decided before ({kept['path']} keeps it), and is no longer possible"
+    elif decision:
+        name, reason = decision["stack"], "decided before, and kept"
+        what = f"was decided before ({decision['path']} keeps it), and is no longer possible"
         _refuse_impossible(name, machines, table, what)
     else:
         name, reason = wanted, "named by `stack`"
@@ -235,12 +235,12 @@ def resolve(machines, wanted, table, members=(), kept=None):
     return dict(table["rows"][name], name=name, reason=reason)
 
 
-def expected(machines, wanted, table, members=(), kept=None):
+def expected(machines, wanted, table, members=(), decision=None):
     """The setting `stack` by which one machine is judged: what `resolve` will name for all of them.
 
     `wanted` itself where something was named or kept, and where nothing can be decided yet.
     """
-    if wanted != "auto" or kept:
+    if wanted != "auto" or decision:
         return wanted
     try:
         return resolve(machines, wanted, table, members)["name"]
@@ -255,7 +255,7 @@ def _decide(machines, members, table):
     drawing = "".join(
         f"; {machine['host']}'s {row['name']} card {device} takes no part: no stack has code for it"
         for machine in machines
-        for device, row in left_out(machine, table)
+        for device, row in without_code(machine, table)
     )
     if not with_cards:
         rest = f"; not asked: {', '.join(unknown)}" if unknown else ""
@@ -271,7 +271,7 @@ def _decide(machines, members, table):
     fitting = [name for name in tried if not _all_obstacles(name, with_cards, table)]
     if not fitting:
         wrong = ". ".join(_all_obstacles(tried[-1], with_cards, table))
-        others = _all_obstacles(tried[-1], [{**one, "gpus": []} for one in with_cards], table)
+        others = _all_obstacles(tried[-1], [{**m, "gpus": []} for m in with_cards], table)
         out = (
             f". To leave it out, {_out_of_it('NAME, of ansible/stacks.yml')}" if not others else ""
         )
@@ -307,13 +307,13 @@ def resolve_driver(machine, stack, table, wanted="auto"):
     own_cards = cards(machine, table)
     if not own_cards or stack["cuda"] is None:
         return None
-    asked = [row for row in table["drivers"] if wanted in ("auto", row["version"])]
-    if not asked:
+    rows = [row for row in table["drivers"] if wanted in ("auto", row["version"])]
+    if not rows:
         known = ", ".join(row["version"] for row in table["drivers"])
         raise PlanError(f"driver {wanted} is not in ansible/stacks.yml, which has {known} and auto")
     sms = [row["sm"] for _, row in own_cards]
     wrong = []
-    for driver in asked:
+    for driver in rows:
         reasons = _driver_obstacles(driver, machine, sms, stack)
         if not reasons:
             return driver

@@ -44,7 +44,7 @@ class Toolkit:
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
+class Foreign:
     """A toolkit that somebody else installed. It is never changed."""
 
     folder: str
@@ -77,24 +77,26 @@ def toolkit_plan(machines, stack, wanted, table):
     """
     machines = list(machines)
     wanted = {name: _word(name, value) for name, value in wanted.items()}
-    found = {machine["host"]: found_toolkit(machine, stack, wanted, table) for machine in machines}
+    foreign = {
+        machine["host"]: foreign_toolkit(machine, stack, wanted, table) for machine in machines
+    }
     with_toolkit = [
         machine
         for machine in machines
         if _has_toolkit(machine, stack, wanted, table)
-        and (found[machine["host"]] is None or wanted["toolkit"] == "true")
-        and not _is_used(found[machine["host"]])
+        and (foreign[machine["host"]] is None or wanted["toolkit"] == "true")
+        and not _is_used(foreign[machine["host"]])
     ]
-    with_nvcc = [m for m in machines if m in with_toolkit or _is_used(found[m["host"]])]
+    with_nvcc = [m for m in machines if m in with_toolkit or _is_used(foreign[m["host"]])]
     with_apex = [machine for machine in machines if _has_apex(machine, stack, wanted, table)]
     toolkit = dataclasses.asdict(_toolkit(stack, table)) if with_toolkit else None
     obstacle = _no_extensions(with_apex, with_nvcc, stack, wanted)
     return {
         machine["host"]: {
             "toolkit": toolkit if machine in with_toolkit else None,
-            "found": found[machine["host"]] and dataclasses.asdict(found[machine["host"]]),
+            "found": foreign[machine["host"]] and dataclasses.asdict(foreign[machine["host"]]),
             "apex": (
-                dataclasses.asdict(_apex(machine, found[machine["host"]], obstacle, stack, table))
+                dataclasses.asdict(_apex(machine, foreign[machine["host"]], obstacle, stack, table))
                 if machine in with_apex
                 else None
             ),
@@ -103,7 +105,7 @@ def toolkit_plan(machines, stack, wanted, table):
     }
 
 
-def found_toolkit(machine, stack, wanted, table):
+def foreign_toolkit(machine, stack, wanted, table):
     """The toolkit of somebody else in one of the places of the stack's own; None if there is none.
 
     wanted: as in toolkit_plan. One whose nvcc has the stack's version is as good as ours.
@@ -113,20 +115,20 @@ def found_toolkit(machine, stack, wanted, table):
     if not places or _word("toolkit", wanted["toolkit"]) == "false":
         return None
     if not _has_toolkit(machine, stack, wanted, table):
-        return Found(places[0], used=False, reason="left alone: nothing is built with it")
+        return Foreign(places[0], used=False, reason="left alone: nothing is built with it")
     for folder in places:
         version = machine["toolkits"][folder]
         if version and version.split(".")[:2] == name.split("."):
-            return Found(folder, used=True, reason=f"CUDA {version} is there, and used as it is")
-    said = machine["toolkits"][places[0]]
-    said = f"says {said}, not {name}" if said else "gives no answer"
-    return Found(
-        places[0], used=False, reason=f"left alone: it is not Tandem's, and its nvcc {said}"
+            return Foreign(folder, used=True, reason=f"CUDA {version} is there, and used as it is")
+    answer = machine["toolkits"][places[0]]
+    answer = f"says {answer}, not {name}" if answer else "gives no answer"
+    return Foreign(
+        places[0], used=False, reason=f"left alone: it is not Tandem's, and its nvcc {answer}"
     )
 
 
-def _is_used(found):
-    return found is not None and found.used
+def _is_used(foreign):
+    return foreign is not None and foreign.used
 
 
 def _word(name, value):
@@ -182,9 +184,9 @@ def _part(entry):
     )
 
 
-def _apex(machine, found, obstacle, stack, table):
+def _apex(machine, foreign, obstacle, stack, table):
     """found: a toolkit of somebody else, or None; obstacle: the result of _no_extensions."""
-    kit = found.folder if _is_used(found) else f"{LINK}-{stack['toolkit']}"
+    kit = foreign.folder if _is_used(foreign) else f"{LINK}-{stack['toolkit']}"
     sms = sorted({row["sm"] for _, row in stacks.cards(machine, table)})
     gcc, package = compiler(machine, stack)
     return Apex(
@@ -202,12 +204,12 @@ def _no_extensions(machines, with_toolkit, stack, wanted):
     """Why apex has no CUDA extensions, on any machine, so that all compute alike; "": it has."""
     if wanted["apex_extensions"] == "false":
         return "apex_extensions is false"
-    found = {
+    obstacles = {
         machine["host"]: compiler_obstacle(machine, stack)
         or ("" if machine in with_toolkit else "no CUDA toolkit")
         for machine in machines
     }
-    clauses = [f"{host}: {obstacle}" for host, obstacle in found.items() if obstacle]
+    clauses = [f"{host}: {obstacle}" for host, obstacle in obstacles.items() if obstacle]
     if clauses and wanted["apex_extensions"] == "true":
         raise PlanError(
             "apex_extensions is true, and they cannot be built on every machine that gets apex: "
@@ -236,7 +238,7 @@ def compiler(machine, stack):
     if own is None or stacks.version(own)[0] <= stack["gcc"]:
         return own, ""
     there = {**machine.get("offered", {}), **machine.get("packages", {})}
-    older = {int(found[1]): name for name in there if (found := COMPILER.match(name))}
+    older = {int(match[1]): name for name in there if (match := COMPILER.match(name))}
     fitting = [number for number in older if number <= stack["gcc"]]
     if not fitting:
         return own, ""

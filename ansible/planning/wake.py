@@ -44,21 +44,20 @@ def wake_fault(printed):
     return "" if mode and "g" in mode[1] else "its card was not set to wake it"
 
 
-def wake_verdict(printed, service, kept, record):
+def wake_verdict(printed, service, text, record):
     """Half a sentence on why `make wake` will not wake a machine; "" where it will.
 
     printed: as wake_fault takes it; service: what systemctl answers to is-enabled and is-active of
-    tandem-wake.service; kept: the text of its record on the control machine, which should say
-    `record`.
+    tandem-wake.service; text: its record on the control machine, which should say `record`.
     """
     fault = wake_fault(printed)
     if fault:
         return fault
     if list(service) != ["enabled", "active"]:
-        said = " and ".join(word[:20] or "not there" for word in service)
-        return f"tandem-wake.service, which sets the card at each start and end, is {said}"
+        states = " and ".join(word[:20] or "not there" for word in service)
+        return f"tandem-wake.service, which sets the card at each start and end, is {states}"
     try:
-        known = json.loads(kept) == record
+        right = json.loads(text) == record
     except (ValueError, RecursionError):
-        known = False
-    return "" if known else "what .tandem/wake on the control machine says of it is wrong"
+        right = False
+    return "" if right else "what .tandem/wake on the control machine says of it is wrong"

@@ -49,5 +49,5 @@ def group_fault(group, typed):
     it is of use, or the group is not the first."""
     if group.name != "all" or typed:
         return ""
-    clusters = [one for one in group.get_descendants() if one.name == machines.GROUP]
-    return "" if any(one.get_hosts() for one in clusters) else machines.NOBODY
+    clusters = [child for child in group.get_descendants() if child.name == machines.GROUP]
+    return "" if any(child.get_hosts() for child in clusters) else machines.NOBODY

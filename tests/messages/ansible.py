@@ -195,7 +195,7 @@ STACKS = {
     "unknown card": resolved([machine(cards=["ffff"])]),
     "decided before": resolved([BLACKWELL], kept={"stack": "cu126", "path": "/a/pc.stack.yml"}),
     "unknown decided before": resolved([PASCAL], kept={"stack": "cu1", "path": "x"}),
-    "kept file": error(stacks.kept, "stack: 126\n", "/a/pc.stack.yml"),
+    "kept file": error(stacks.read_decision, "stack: 126\n", "/a/pc.stack.yml"),
     "driver 440": error(stacks.resolve_driver, machine(cards=["1e07"]), stack("cu102"), ONLY_440),
     "venv": error(stacks.python_for, stack("cpu"), machine("ubuntu2204"), "venv"),
 }
@@ -222,7 +222,7 @@ def power(watts, printed):
 
 def time_server(**changed):
     found = {"ufw_conf": "", "firewalld": False, **changed}
-    return partial(clock.clock_servers_fault, "pc1", found, gone=False)
+    return partial(clock.clock_servers_fault, "pc1", found, failed=False)
 
 
 def without(disks):
@@ -323,7 +323,7 @@ OTHERS = {
     "power, too much": power(300, CARDS),
     "power, too little": power(20, CARDS),
     "power, laptop": power(100, LAPTOP),
-    "clock, gone": partial(clock.clock_servers_fault, "pc1", {}, gone=True),
+    "clock, gone": partial(clock.clock_servers_fault, "pc1", {}, failed=True),
     "clock, ufw": time_server(ufw_conf="ENABLED=yes\n"),
     "clock, firewalld": time_server(firewalld=True),
     "wake, card": partial(wake.wake_fault, ETHTOOL.format(able="d", mode="d")),

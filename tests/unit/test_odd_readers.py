@@ -257,7 +257,7 @@ def test_what_others_claim_is_shown_as_text(claimed, said_no):
                 sockets[-1].bind(b"\0" + one[:100])
             except OSError:
                 continue  # it has this name already
-        shown = [*tandem.runs(), *tandem.said_no(), *tandem.said_no().values()]
+        shown = [*tandem.runs(), *tandem.refusals(), *tandem.refusals().values()]
         assert all(text.isprintable() for text in shown)
         assert len(tandem.own_files()) == len(set(said_no))
         for one in sockets:

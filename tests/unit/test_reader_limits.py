@@ -119,7 +119,7 @@ def most_of_yaml(tmp_path, text):
     """The memory that a recipe and a file of the stack's take, which hold this text."""
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
-    every = (lambda: parse(["--config", str(path)]), lambda: stacks.kept(text, "here"))
+    every = (lambda: parse(["--config", str(path)]), lambda: stacks.read_decision(text, "here"))
     return max(taken(read)[0] for read in every)
 
 
@@ -360,5 +360,5 @@ def test_what_is_larger_is_refused(tmp_path, name):
         with pytest.raises((*REFUSED, ValueError), match=r"has more than [\d,]+ KiB|no regular"):
             read()
     with pytest.raises(PlanError, match="does not say which stack"):
-        stacks.kept("stack: cu126\n" + " " * SHORT, "here")
-    assert json.loads(json.dumps(stacks.kept("stack: cu126", "here")))["stack"] == "cu126"
+        stacks.read_decision("stack: cu126\n" + " " * SHORT, "here")
+    assert json.loads(json.dumps(stacks.read_decision("stack: cu126", "here")))["stack"] == "cu126"

@@ -62,10 +62,10 @@ def python(facts, core):
 
 def known_releases():
     """{"debian": ["11", ...], "ubuntu": [...]}: the versions in ansible/releases.yml."""
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for row in offline.releases().values():
-        found.setdefault(row["distribution"], []).append(row["version"])
-    return {name: sorted(versions, key=stacks.version) for name, versions in found.items()}
+        rows.setdefault(row["distribution"], []).append(row["version"])
+    return {name: sorted(versions, key=stacks.version) for name, versions in rows.items()}
 
 
 def release_names(known):

@@ -142,14 +142,14 @@ def own_link(facts):
 
 def duplicates(machines):
     """Findings on machines two of which are the same one."""
-    found = []
+    findings = []
     for key, of in (("machine_id", "machine id"), ("mac", "hardware address")):
         first: dict[str, str] = {}
         for facts in machines:
             value = facts["machine_id"] if key == "machine_id" else own_mac(facts)
             other = first.setdefault(value, facts["host"])
             if value and other != facts["host"]:
-                found.append(
+                findings.append(
                     {
                         "host": facts["host"],
                         "fault": "duplicate_" + key,
@@ -159,7 +159,7 @@ def duplicates(machines):
                         "sudo rm /etc/machine-id && sudo systemd-machine-id-setup, and reboot",
                     }
                 )
-    return found
+    return findings
 
 
 def cluster(machines):
@@ -176,12 +176,12 @@ def faster_cards(machines):
     chosen = _fastest_network(machines)
     if chosen is None or chosen[0] <= slowest:
         return []
-    found = []
+    findings = []
     for facts, link in zip(machines, today):
         name, address = chosen[2][facts["host"]]
         if name != link["name"]:
             setting = f"ansible_host={address} (and remove address=..., if it is there)"
-            found.append(
+            findings.append(
                 {
                     "host": facts["host"],
                     "fault": "faster_card",
@@ -191,7 +191,7 @@ def faster_cards(machines):
                     "remedy": f"write {setting} into its line, then run make bootstrap",
                 }
             )
-    return found
+    return findings
 
 
 def _fastest_network(machines):
@@ -221,20 +221,20 @@ def own_mac(facts):
 
 def unreachable(variables):
     """The finding on a machine that did not answer, by what ssh said in its variables."""
-    said = members.ssh_message(variables)
+    message = members.ssh_message(variables)
     name = variables["inventory_hostname"]
     at = variables.get("ansible_host", name)
-    fault, remedy = next((fault, text) for words, fault, text in UNREACHABLE if words in said)
+    fault, remedy = next((fault, text) for words, fault, text in UNREACHABLE if words in message)
     causes = {
         "name": f"its address in the inventory, {at}, is a name that cannot be resolved here: "
-        f"{said}",
-        "no_sshd": f"{at} has no ssh server: {said}",
-        "unreachable": f"{at} did not answer: {said}",
+        f"{message}",
+        "no_sshd": f"{at} has no ssh server: {message}",
+        "unreachable": f"{at} did not answer: {message}",
     }
     return {
         "host": name,
         "fault": fault,
-        "cause": causes.get(fault, f"{at} did not let ssh in: {said}"),
+        "cause": causes.get(fault, f"{at} did not let ssh in: {message}"),
         "remedy": remedy.format(address=at),
     }
 

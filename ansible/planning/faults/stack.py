@@ -13,7 +13,7 @@ LONG_HELD = 90
 
 
 def driver(facts, question):
-    for device, row in stacks.left_out(facts, question["table"]):
+    for device, row in stacks.without_code(facts, question["table"]):
         yield (
             "card_left_out",
             f"its {row['name']} card {device} takes no part: no stack has code for it",
@@ -83,7 +83,7 @@ def _by_the_role(question, what):
 def fitting(facts, question):
     table = question["table"]
     try:
-        stack = stacks.resolve([facts], question["stack"], table, kept=question["kept"])
+        stack = stacks.resolve([facts], question["stack"], table, decision=question["kept"])
         manager, python = stacks.python_for(stack, facts, question["env_manager"])
         refusal = refused_driver(facts, stack, question)
     except PlanError as error:
@@ -153,7 +153,9 @@ def compiler(facts, stack, table):
 
 def own_toolkit(facts, stack, question):
     """What becomes of a toolkit that somebody else installed where the stack's own would go."""
-    there = toolkit.found_toolkit(facts, stack, {"toolkit": question["toolkit"]}, question["table"])
+    there = toolkit.foreign_toolkit(
+        facts, stack, {"toolkit": question["toolkit"]}, question["table"]
+    )
     if there is not None:
         yield (
             "toolkit",
@@ -185,7 +187,7 @@ def environment(facts, manager, python, question):
         )
 
 
-def held(facts, question):
+def held_kernel(facts, question):
     """A held kernel gets no security fixes, so after a while somebody should be told."""
     if facts["held_since"] is None:
         return
@@ -199,4 +201,4 @@ def held(facts, question):
         )
 
 
-CHECKS = (driver, fitting, held)
+CHECKS = (driver, fitting, held_kernel)

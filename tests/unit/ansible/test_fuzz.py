@@ -200,7 +200,7 @@ ASKED = {
 
 
 def test_what_machines_say_to_filters_is_known():
-    assert set(ASKED) == set(filters.SAID)
+    assert set(ASKED) == set(filters.SHAPES)
 
 
 @many(600)
@@ -208,7 +208,7 @@ def test_what_machines_say_to_filters_is_known():
 def test_what_a_program_printed_is_refused_or_read(data):
     name = data.draw(st.sampled_from([*ASKED]))
     given = list(copy.deepcopy(ASKED[name]))
-    for place in filters.SAID[name]:
+    for place in filters.SHAPES[name]:
         good = given[place]
         given[place] = data.draw(cut(good) | VALUES if isinstance(good, str) else odd(good))
     refused_or(FILTERS[f"tandem_{name}"], *given)
@@ -327,7 +327,7 @@ def test_how_a_machine_is_between_runs_is_read_or_not_known(said):
 @example("2026-99-99")
 @example("#" * 70_000)
 def test_a_kept_stack_is_refused_or_read(text):
-    refused_or(stacks.kept, text, "inventory.stack.yml")
+    refused_or(stacks.read_decision, text, "inventory.stack.yml")
 
 
 @many(50)

@@ -31,8 +31,8 @@ UFW = {"ufw_conf": "ENABLED=yes\n", "firewalld": False}
 def test_a_server_with_no_fault_or_that_nobody_knows_is_not_blamed():
     """What is said of others: tests/messages/ansible.py."""
     off = {"ufw_conf": "ENABLED=no\n", "firewalld": False}
-    assert clock.clock_servers_fault("pc1", off, gone=False) == ""
-    assert clock.clock_servers_fault("", UFW, gone=True) == ""  # a router that serves time
+    assert clock.clock_servers_fault("pc1", off, failed=False) == ""
+    assert clock.clock_servers_fault("", UFW, failed=True) == ""  # a router that serves time
 
 
 CHRONYC = """\

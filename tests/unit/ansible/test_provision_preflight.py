@@ -289,7 +289,7 @@ def test_disks_for_whose_passphrase_a_boot_waits(line, waits, tmp_path, monkeypa
 def test_only_a_kernel_that_is_held_grows_old(names, kernel, tmp_path, monkeypatch):
     facts = load("ansible/library/machine_facts.py")
     (tmp_path / "held").write_text("\n".join(["libcuda1", *names.split(), ""]))
-    monkeypatch.setattr(facts, "HELD", str(tmp_path / "held"))
+    monkeypatch.setattr(facts, "HOLDS", str(tmp_path / "held"))
     assert (facts.held_since() is not None) is kernel
 
 

@@ -109,18 +109,18 @@ def test_what_auto_decided_is_kept_whoever_is_on_and_whatever_comes():
 
 @pytest.mark.parametrize("text", ["", "stack:", "cu126", "[stack]", "stack: {", "stack: 126\n"])
 def test_a_kept_file_that_says_no_stack_is_refused(text):
-    found = stacks.kept("# a comment\nstack: cu126\n", "x")
+    found = stacks.read_decision("# a comment\nstack: cu126\n", "x")
     assert found == {"stack": "cu126", "path": "x"}
     with pytest.raises(PlanError):
-        stacks.kept(text, "/a/pc.stack.yml")
+        stacks.read_decision(text, "/a/pc.stack.yml")
 
 
 def test_every_way_to_the_kept_file_is_the_same(tmp_path):
     inventory = tmp_path / "pcs.ini"
     inventory.write_text("[cluster]\npc1 ansible_connection=local\n")
-    assert stacks.kept_file("") == ""
+    assert stacks.decision_file("") == ""
     path = tmp_path / "pcs.stack.yml"
-    assert stacks.kept_file(str(inventory)) == str(path)
+    assert stacks.decision_file(str(inventory)) == str(path)
     path.write_text("stack: cu126\n")
     (play,) = yaml.safe_load((ROOT / "ansible/playbooks/bundle.yml").read_text())
     play["tasks"] = [{"ansible.builtin.debug": {"msg": "bundle_stack={{ bundle_stack }}"}}]

@@ -37,7 +37,7 @@ def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
             fifo.open("w").close()
 
     monkeypatch.setattr(check, "print", say_progress, raising=False)
-    printed = check.run_playbook([sys.executable, str(script), str(fifo)], None, every=0.5)
+    printed = check.run_playbook([sys.executable, str(script), str(fifo)], None, interval=0.5)
     assert printed.startswith("TASK [preflight")
     assert told[-1].endswith("s so far, at: preflight : Ask for facts")
 

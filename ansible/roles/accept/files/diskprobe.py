@@ -35,9 +35,9 @@ def filesystem(path):
     best, kind = "", "unknown"
     with Path("/proc/self/mounts").open() as mounts:
         for line in mounts:
-            place, found = line.split()[1:3]
+            place, fstype = line.split()[1:3]
             if Path(place) in [path, *path.parents] and len(place) >= len(best):
-                best, kind = place, found
+                best, kind = place, fstype
     return kind
 
 
@@ -53,8 +53,8 @@ def data_rate(folder, seconds):
             break
     figures = {"folder": str(folder), "filesystem": filesystem(folder), "mb_per_second": None}
     if size >= 64 << 20:
-        count, taken = timed_read(paths, seconds)
-        figures["mb_per_second"] = round(count / taken / 1e6, 1)
+        count, spent = timed_read(paths, seconds)
+        figures["mb_per_second"] = round(count / spent / 1e6, 1)
     return figures
 
 
@@ -67,10 +67,10 @@ def disk_rate(folder, seconds):
                 file.write(os.urandom(CHUNK))
             file.flush()
             os.fsync(file.fileno())
-        count, taken = timed_read([path], seconds)
+        count, spent = timed_read([path], seconds)
     finally:
         path.unlink()
-    return {"filesystem": filesystem(folder), "mb_per_second": round(count / taken / 1e6, 1)}
+    return {"filesystem": filesystem(folder), "mb_per_second": round(count / spent / 1e6, 1)}
 
 
 def main():

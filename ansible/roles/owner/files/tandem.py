@@ -24,10 +24,12 @@ SEAT = ["Seat", "Class", "Desktop", "Type", "IdleSinceHint", "Name"]
 def output(argv):
     """What a command prints; "" where there is none."""
     try:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10)
+        process = subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.decode(errors="replace").strip()
+    return process.stdout.decode(errors="replace").strip()
 
 
 def account(uid):
@@ -58,29 +60,29 @@ def own_files():
     return [path for path in files() if owner(path) == account(os.getuid())]
 
 
-def said_no():
+def refusals():
     """Who said no, and when: {name: text}."""
-    found = {}
+    times = {}
     for path in files():
         with contextlib.suppress(OSError):  # it was taken back this very moment
             when = time.localtime(path.lstat().st_mtime)
-            found[owner(path)] = time.strftime("%A %H:%M, %d %B", when)
-    return found
+            times[owner(path)] = time.strftime("%A %H:%M, %d %B", when)
+    return times
 
 
 def runs():
     """A line for each run on this PC."""
     text = pathlib.Path("/proc/net/unix").read_text(errors="replace")
-    every = sorted(set(RUN.findall(text)))
-    pids = ",".join(pid for pid, _, _ in every[:MOST_RUNS])
-    told = output(["ps", "-o", "pid=,lstart=", "-p", pids]) if pids else ""
-    since = dict(line.split(None, 1) for line in told.split("\n") if " " in line.strip())
+    claims = sorted(set(RUN.findall(text)))
+    pids = ",".join(pid for pid, _, _ in claims[:MOST_RUNS])
+    printed = output(["ps", "-o", "pid=,lstart=", "-p", pids]) if pids else ""
+    since = dict(line.split(None, 1) for line in printed.split("\n") if " " in line.strip())
     lines = []
-    for pid, run, holder in every[:MOST_RUNS]:
+    for pid, run, holder in claims[:MOST_RUNS]:
         began = " since {}".format(since[pid]) if pid in since else ""
         lines.append("{} trains on it{} (run {}).".format(holder, began, run))
-    if len(every) > MOST_RUNS:
-        lines.append("{} more claim to train on it.".format(len(every) - MOST_RUNS))
+    if len(claims) > MOST_RUNS:
+        lines.append("{} more claim to train on it.".format(len(claims) - MOST_RUNS))
     return lines
 
 
@@ -88,7 +90,7 @@ def who():
     """Who uses this PC, since when, and how to say no."""
     for line in runs() or ["Nobody trains on this PC now."]:
         print(line)
-    for name, when in sorted(said_no().items()):
+    for name, when in sorted(refusals().items()):
         print(
             "{} said `tandem away` on {}: nobody trains here until `tandem back`.".format(
                 name, when
@@ -99,7 +101,7 @@ def who():
     return 0
 
 
-def refused(path, error):
+def report_error(path, error):
     reason = "{}: {}: ask whoever set up Tandem here.".format(path, error.strerror)
     print(reason, file=sys.stderr)
     return 1
@@ -114,7 +116,7 @@ def away():
         try:
             os.close(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except OSError as error:
-            return refused(path, error)
+            return report_error(path, error)
     leaves = "The run that is here saves and leaves, within 10 s as a rule and 45 s in any case"
     print(
         "{}: none comes until you say `tandem back`.".format(leaves if runs() else "No run is here")
@@ -129,10 +131,10 @@ def back():
         try:
             path.unlink()
         except OSError as error:
-            return refused(path, error)
+            return report_error(path, error)
     if not own:
         print("You had not said no.")
-    others = sorted(said_no())
+    others = sorted(refusals())
     if others:
         print("{} said no, too: only they, or root, can take that back.".format(", ".join(others)))
     else:
@@ -147,14 +149,14 @@ def desktop():
         for line in output(["loginctl", "list-sessions", "--no-legend"]).split("\n")
         if line
     ]
-    told = []
+    sessions = []
     for name in names:
-        argv = ["loginctl", "show-session", name, *("--property=" + one for one in SEAT)]
+        argv = ["loginctl", "show-session", name, *("--property=" + field for field in SEAT)]
         lines = [line.partition("=") for line in output(argv).split("\n")]
         session = {key: value for key, _, value in lines}
         if session.get("Seat") and session.get("Class", "").startswith("user"):
-            told.append(session)
-    for session in told:
+            sessions.append(session)
+    for session in sessions:
         which = session.get("Desktop") or session.get("Type") or "session"
         if session.get("IdleSinceHint", "0") != "0":
             text = "{}'s {} tells systemd-logind when nobody uses it."
@@ -162,7 +164,7 @@ def desktop():
             text = "{}'s {} has not told systemd-logind yet that nobody uses it: if it never does, "
             text += "lock it on leaving; else this PC counts as used while they are logged in."
         print(text.format(session.get("Name", "somebody"), which))
-    if not told:
+    if not sessions:
         print("Nobody is logged in at a seat, so whether the desktop tells is not known yet.")
     return 0
 

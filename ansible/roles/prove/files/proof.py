@@ -40,12 +40,12 @@ def products(device):
 def cards(count):
     """{"names", "precisions"} of its first cards, or of its CPU where none takes part."""
     if torch.cuda.device_count() < count:
-        seen = torch.cuda.device_count()
-        raise SystemExit("torch %s sees %d of %d cards" % (torch.__version__, seen, count))
+        visible = torch.cuda.device_count()
+        raise SystemExit("torch %s sees %d of %d cards" % (torch.__version__, visible, count))
     devices = [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]
-    every = [products(device) for device in devices]
+    answers = [products(device) for device in devices]
     names = [torch.cuda.get_device_name(number) for number in range(count)] or ["its CPU"]
-    common = [name for name in every[0] if all(name in own for own in every)]
+    common = [name for name in answers[0] if all(name in own for own in answers)]
     return {"names": names, "precisions": common}
 
 
