@@ -23,6 +23,6 @@ def pytest_terminal_summary(terminalreporter):
     if not FIGURES:
         return
     terminalreporter.section(f"figures ({os.cpu_count()} cores, load {os.getloadavg()[0]:.1f})")
-    for one in FIGURES:
-        aim = f"  (aim: {one['aim']})" if one["aim"] else ""
-        terminalreporter.line(f"{one['name']:<56} {one['value']:>10g} {one['unit']}{aim}")
+    for figure in FIGURES:
+        aim = f"  (aim: {figure['aim']})" if figure["aim"] else ""
+        terminalreporter.line(f"{figure['name']:<56} {figure['value']:>10g} {figure['unit']}{aim}")

@@ -162,13 +162,13 @@ def fed(device, data, scale):
 def fed_rate(job, batches):
     """Images a second of steps on these batches, from the second on: processes are there then."""
     counted, begin = 0, 0.0
-    for number, one in enumerate(batches):
-        train_step(job, one, number, 0.01)
+    for number, batch in enumerate(batches):
+        train_step(job, batch, number, 0.01)
         if number == 0:
             wait(job.world.device)
             begin = time.perf_counter()
         else:
-            counted += len(one.indices)
+            counted += len(batch.indices)
     wait(job.world.device)
     return counted / (time.perf_counter() - begin)
 
@@ -286,15 +286,15 @@ def failure(error):
     """One failure costs its rows, and not the tables."""
     if is_out_of_memory(error):
         return "does not fit into memory"
-    said = " ".join(str(error).split()).replace("|", "/")
-    print(f"failed: {type(error).__name__}: {said[:500]}", file=sys.stderr)
-    return f"failed: {type(error).__name__}: {said[:100]}"
+    message = " ".join(str(error).split()).replace("|", "/")
+    print(f"failed: {type(error).__name__}: {message[:500]}", file=sys.stderr)
+    return f"failed: {type(error).__name__}: {message[:100]}"
 
 
 def write(text):
     page = PAGE.read_text(encoding="utf-8")
-    found = re.escape(BEGIN) + ".*?" + re.escape(END)
-    PAGE.write_text(re.sub(found, lambda _: f"{BEGIN}\n{text}\n{END}", page, flags=re.S), "utf-8")
+    pattern = re.escape(BEGIN) + ".*?" + re.escape(END)
+    PAGE.write_text(re.sub(pattern, lambda _: f"{BEGIN}\n{text}\n{END}", page, flags=re.S), "utf-8")
 
 
 def main(argv):

@@ -155,8 +155,8 @@ class TimmLike(Bare):
         import timm.optim
         import timm.utils
 
-        made = timm.create_model(setting.model, num_classes=len(setting.data.classes))
-        self.model = made.to(self.device, memory_format=self.shape)
+        model = timm.create_model(setting.model, num_classes=len(setting.data.classes))
+        self.model = model.to(self.device, memory_format=self.shape)
         self.net = torch.compile(self.model) if setting.compiled else self.model
         self.optimizer = timm.optim.create_optimizer_v2(
             self.model, opt="sgd", lr=LR, momentum=0.9, weight_decay=1e-4

@@ -15,15 +15,17 @@ ROOMS = ("contract", "tandem", "trainer", "launcher", "report", "ansible", "lab"
 
 def imports(room_files: dict[str, Path]) -> dict[str, set[str]]:
     """For each module of ours, by its dotted name, the modules of ours that it imports."""
-    known = {name: name for name in room_files}
+    modules = {name: name for name in room_files}
     # Ansible's Python begins at its own folder: there `planning` is ansible/planning/.
-    known |= {name.removeprefix("ansible."): name for name in room_files}
-    found = {}
+    modules |= {name.removeprefix("ansible."): name for name in room_files}
+    graph = {}
     for name, path in room_files.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        found[name] = {known[one] for one in _imported(tree, package) if one in known} - {name}
-    return found
+        graph[name] = {modules[other] for other in _imported(tree, package) if other in modules} - {
+            name
+        }
+    return graph
 
 
 def _imported(tree: ast.Module, package: str) -> Iterator[str]:
@@ -45,7 +47,7 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
     sets = {
         frozenset(other for other in reach[name] if name in reach[other]) | {name} for name in graph
     }
-    return sorted((sorted(one) for one in sets if len(one) > 1), key=len, reverse=True)
+    return sorted((sorted(part) for part in sets if len(part) > 1), key=len, reverse=True)
 
 
 def _reachable(graph: dict[str, set[str]], start: str) -> set[str]:
@@ -68,8 +70,8 @@ def main() -> None:
     graph = imports({name: path for room in ROOMS for name, path in modules_of(room).items()})
     across = {(a.split(".")[0], b.split(".")[0]) for a in graph for b in graph[a]}
     print("rooms importing rooms:", *sorted(f"{a}>{b}" for a, b in across if a != b))
-    for one in circles(graph):
-        print("circle:", *one)
+    for circle in circles(graph):
+        print("circle:", *circle)
 
 
 if __name__ == "__main__":

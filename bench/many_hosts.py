@@ -43,10 +43,10 @@ def host(index, first, user):
     return Host(f"node{index + 1}", "ssh", address, 22, user, "python3", "tandem", "/data")
 
 
-def node_plan(one, rank):
-    place = {"connection": "ssh", "address": one.address, "port": 22, "user": one.user}
+def node_plan(host, rank):
+    place = {"connection": "ssh", "address": host.address, "port": 22, "user": host.user}
     parts = {"argv": ("true",), "env": {}, "cwd": ".", "output": "run", "data": "", "versions": {}}
-    return NodePlan(host=one.name, node_rank=rank, ranks=(rank,), interface=None, **place, **parts)
+    return NodePlan(host=host.name, node_rank=rank, ranks=(rank,), interface=None, **place, **parts)
 
 
 def plan(hosts):
@@ -62,7 +62,7 @@ def plan(hosts):
         git_revision=None,
         git_diff="",
         options=Config(),
-        nodes=tuple(node_plan(one, rank) for rank, one in enumerate(hosts)),
+        nodes=tuple(node_plan(host, rank) for rank, host in enumerate(hosts)),
         **texts,
     )
 
@@ -77,7 +77,7 @@ def watched(hosts, started, folder):
     with (folder / "terminal").open("w") as out:
         logs = RunLogs(folder, Terminal(out), len(hosts))
         before, now = cpu(), time.monotonic()
-        processes = {one.name: process for one, process in zip(hosts, started)}
+        processes = {host.name: process for host, process in zip(hosts, started)}
         outcome = Watch(plan(hosts), processes, logs, Stopper()).run()
         idle = 100 * (cpu() - before) / (time.monotonic() - now)
         logs.close()
@@ -92,7 +92,7 @@ def main(count, first, user):
     connected = time.monotonic()
     with ThreadPoolExecutor(max_workers=64) as pool:
         guard = ["sh", "-c", GUARD, str(SECONDS)]
-        started = list(pool.map(lambda one: nodes[one.name].start(guard), hosts))
+        started = list(pool.map(lambda host: nodes[host.name].start(guard), hosts))
     running = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         outcome, idle = watched(hosts, started, Path(folder))

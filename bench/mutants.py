@@ -209,11 +209,11 @@ def candidates(root: Path) -> Iterator[Mutant]:
 def draw(root: Path) -> list[Mutant]:
     """COUNT mutants: of both halves the kinds in turn, and of a kind the files in turn."""
     dice = random.Random(SEED)
-    every = list(candidates(root))
+    pool = list(candidates(root))
     drawn = []
     for critical in (True, False):
         of_kind: dict[str, list[Mutant]] = {}
-        for mutant in dice.sample(every, len(every)):
+        for mutant in dice.sample(pool, len(pool)):
             if mutant.critical is critical:
                 of_kind.setdefault(mutant.kind, []).append(mutant)
         kinds = sorted(of_kind)
@@ -323,10 +323,10 @@ def judge(root: Path, name: str, part: int, parts: int) -> None:
     tree = copy_of(root, f"{name}{part}")
     reached = json.loads((SCRATCH / f"{name}.reach.json").read_text())
     out = SCRATCH / f"{name}.{part}.jsonl"
-    done = {row["id"] for row in read_lines(out)}
+    judged = {row["id"] for row in read_lines(out)}
     here = {mutant.key: mutant for mutant in candidates(tree)}
     for row in read_lines(DRAWN)[part::parts]:
-        if row["id"] in done:
+        if row["id"] in judged:
             continue
         wanted = Mutant(
             **{key: value for key, value in row.items() if key not in ("id", "critical")}
@@ -381,23 +381,23 @@ def main() -> None:
     parser.add_argument("--part", type=int, default=0, help="of --parts that judge side by side")
     parser.add_argument("--parts", type=int, default=1)
     parser.add_argument("--root", type=Path, default=ROOT, help="another checkout")
-    given = parser.parse_args()
-    if given.step == "draw":
+    args = parser.parse_args()
+    if args.step == "draw":
         rows = [
             {"id": n, "critical": mutant.critical, **asdict(mutant)}
-            for n, mutant in enumerate(draw(given.root))
+            for n, mutant in enumerate(draw(args.root))
         ]
         DRAWN.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    elif given.step == "reach":
-        reach(given.root, given.words[0], given.words[1:])
-    elif given.step == "run":
-        reach(given.root, "now", ["tests/unit", "tests/messages"])
-        judge(given.root, "now", 0, 1)
+    elif args.step == "reach":
+        reach(args.root, args.words[0], args.words[1:])
+    elif args.step == "run":
+        reach(args.root, "now", ["tests/unit", "tests/messages"])
+        judge(args.root, "now", 0, 1)
         table("now", "now")
-    elif given.step == "judge":
-        judge(given.root, given.words[0], given.part, given.parts)
+    elif args.step == "judge":
+        judge(args.root, args.words[0], args.part, args.parts)
     else:
-        table(*given.words)
+        table(*args.words)
 
 
 if __name__ == "__main__":

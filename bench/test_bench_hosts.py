@@ -28,9 +28,9 @@ KNOW = (
 
 def lab(verb, *words):
     argv = [sys.executable, "-m", "lab", verb, "--name", NAME, *words]
-    done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 @pytest.mark.lab
@@ -40,11 +40,11 @@ def test_256_hosts(figure):
         lab("up", "--nodes", "1", "--no-bundle")
         lab("ssh", "1", "--", LISTEN)
         script = f"{sys.executable} bench/many_hosts.py {HOSTS} {FIRST} tandem"
-        said = lab("exec", "--", "sh", "-c", KNOW + script)
-        found = json.loads(said.splitlines()[-1])
+        printed = lab("exec", "--", "sh", "-c", KNOW + script)
+        figures = json.loads(printed.splitlines()[-1])
     finally:
         lab("down")
-    assert found["connect"] > 0 and found["start"] > 0
-    figure(f"connecting to {HOSTS} hosts", found["connect"], "s", "10 with starting")
-    figure(f"starting a guard's stand-in on {HOSTS} hosts", found["start"], "s")
-    figure(f"control side of an idle run, {HOSTS} hosts", found["idle"], "% of a core", "5")
+    assert figures["connect"] > 0 and figures["start"] > 0
+    figure(f"connecting to {HOSTS} hosts", figures["connect"], "s", "10 with starting")
+    figure(f"starting a guard's stand-in on {HOSTS} hosts", figures["start"], "s")
+    figure(f"control side of an idle run, {HOSTS} hosts", figures["idle"], "% of a core", "5")

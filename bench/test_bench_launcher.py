@@ -150,15 +150,15 @@ def test_overhead_over_the_same_commands_by_hand(figure, tmp_path):
     whole, attempt = [], []
     for number in range(3):
         begin = time.monotonic()
-        said = subprocess.run(train, cwd=CHECKOUT, check=True, capture_output=True, text=True)
+        process = subprocess.run(train, cwd=CHECKOUT, check=True, capture_output=True, text=True)
         wall = time.monotonic() - begin
-        name = re.search(r"^tandem: run (\S+), attempt", said.stdout, re.M).group(1)
+        name = re.search(r"^tandem: run (\S+), attempt", process.stdout, re.M).group(1)
         folder = CHECKOUT / "runs" / name
         plan = json.loads((folder / "plan.json").read_text())
-        (told,) = json.loads((folder / "attempts.json").read_text())["attempts"]
+        (entry,) = json.loads((folder / "attempts.json").read_text())["attempts"]
         hand = by_hand(plan, tmp_path / str(number))
         whole.append(wall - hand)
-        attempt.append(told["wall_seconds"] - hand)
+        attempt.append(entry["wall_seconds"] - hand)
     figure(
         "overhead of guards and watching (median of 3 pairs)", statistics.median(attempt), "s", "1"
     )

@@ -23,9 +23,9 @@ ROLES = ["preflight", "identity", "base", "clock", "sysstat"]
 def lab(verb, *words, **variables):
     argv = [sys.executable, "-m", "lab", verb, "--name", NAME, *words]
     environment = {**os.environ, **variables}
-    done = subprocess.run(argv, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    process = subprocess.run(argv, cwd=CHECKOUT, env=environment, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
 
 
 def inventory(folder, count):
@@ -42,10 +42,10 @@ def run(folder, count, **variables):
     argv += ["--limit", f"cluster[0:{count - 1}]", "-e", "@group_vars/all.yml"]
     play = write_play(folder, ROLES, become=True)
     begin = time.monotonic()
-    said = lab("exec", "--", *argv, play, **variables)
+    printed = lab("exec", "--", *argv, play, **variables)
     wall = time.monotonic() - begin
-    rows = [[int(figure) for figure in row] for row in RESULTS.findall(said)]
-    assert len(rows) == count, said
+    rows = [[int(figure) for figure in row] for row in RESULTS.findall(printed)]
+    assert len(rows) == count, printed
     return wall, sum(ok for ok, _ in rows), sum(changed for _, changed in rows)
 
 

@@ -23,8 +23,8 @@ SPENT = {"data": 0.0123, "h2d": 0.0012, "forward": 0.1123, "backward": 0.2234, "
 
 
 def task_of(rank):
-    given = {"type": "start", "run": RUN, "attempt": 1, "host": f"node{rank + 1}", "ranks": [rank]}
-    return read_task({**given, "argv": ["x"], "output": "o", "interface": "lo"})
+    start = {"type": "start", "run": RUN, "attempt": 1, "host": f"node{rank + 1}", "ranks": [rank]}
+    return read_task({**start, "argv": ["x"], "output": "o", "interface": "lo"})
 
 
 class Guard:
@@ -101,15 +101,15 @@ def test_a_controller(tmp_path, figure, count):
     figure(f"{what}: records that arrive", arrived / SECONDS / 1000, "kB/s")
     figure(f"{what}: the controller's processor", 100 * spent / SECONDS, "% of a core", "2")
     follower = Follower(folder)
-    begun = time.process_time()
+    start = time.process_time()
     section_lines(section_of(follower.look(), True))
-    figure(f"{what}: the first look of status", 1e3 * (time.process_time() - begun), "ms")
+    figure(f"{what}: the first look of status", 1e3 * (time.process_time() - start), "ms")
     looks = 0.0
     for _ in range(10):
         second()
-        begun = time.process_time()
+        start = time.process_time()
         section_lines(section_of(follower.look(), True))
-        looks += time.process_time() - begun
+        looks += time.process_time() - start
     figure(f"{what}: top, a second", 1e3 * looks / 10, "ms")
 
 
@@ -117,7 +117,7 @@ def test_a_machine_that_runs_nothing(figure):
     sampler = Sampler("lo")
     before = time.process_time()
     samples = [sampler.sample() for _ in range(SECONDS)]
-    sizes = [len(json.dumps(one, separators=(",", ":"))) + 1 for one in samples]
+    sizes = [len(json.dumps(sample, separators=(",", ":"))) + 1 for sample in samples]
     spent = time.process_time() - before
     figure("top between runs, of a machine", sum(sizes) / SECONDS / 1000, "kB/s", "5")
     figure("top between runs: that machine's processor", 1e3 * spent / SECONDS, "ms a second")

@@ -68,13 +68,13 @@ def test_exposed_sync_is_what_the_step_is_longer_by(figure, images, tmp_path):
 def processor_time(pid):
     """Seconds of the guard, of those that watch it and of what records for it."""
     measuring = [pid]
-    for one in descendants(pid):
-        command = command_of(one)
+    for process in descendants(pid):
+        command = command_of(process)
         if "launcher/node" in command and "supervisor" not in command:
-            measuring.append(one)
+            measuring.append(process)
     total = 0
-    for one in measuring:
-        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+    for process in measuring:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         total += sum(map(int, fields[11:15]))
     return total / os.sysconf("SC_CLK_TCK")
 

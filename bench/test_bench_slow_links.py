@@ -79,8 +79,8 @@ def test_a_whole_run_with_its_warm_up(figure, tmp_path):
     finally:
         lab("down")
     assert seen.seconds > 0 and alone.seconds > 0
-    one = link_table.whole_run(WHOLE, seen, alone.seconds)
-    link_table.write_whole(one)
+    one = link_table.describe_run(WHOLE, seen, alone.seconds)
+    link_table.write_run(one)
     figure(
         "a whole run: the plan's seconds, error",
         100 * (one["planned"] / one["seconds"] - 1),

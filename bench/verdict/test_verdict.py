@@ -14,7 +14,7 @@ import uuid
 import pytest
 
 from bench.verdict.trial_run import CHECKOUT, SETTINGS, Cluster, TrialRun, part
-from bench.verdict.trials import FAULTS, RUNS, Told, matrix
+from bench.verdict.trials import FAULTS, RUNS, Outcome, matrix
 from lab.plan import CACHE, RELEASES
 from report.analysis import analyse
 from tests.unit.report.report_runs import RunBuilder
@@ -41,56 +41,62 @@ def cluster(start_lab, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told():
+def outcomes():
     """Of each trial."""
     return []
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_each_trial_has_its_verdict(cluster, told, tmp_path, name):
+def test_each_trial_has_its_verdict(cluster, outcomes, tmp_path, name):
     """Which it is is judged of all together, below."""
     cluster.prepare(SETTINGS[name].data)
     run = TrialRun(cluster, tmp_path / "run", f"TANDEM_TEST_MARK={uuid.uuid4().hex}", name)
     try:
         run.begin()
-        done = list(run.carry_out())
+        trials = list(run.carry_out())
         run.finish()
-        for place, (trial, begin, end, status) in enumerate(done):
+        for place, (trial, begin, end, status) in enumerate(trials):
             analysis = analyse(part(run.folder, begin, end, tmp_path / f"part{place}"))
-            said = "too short" if analysis.too_short else analysis.summary["bottleneck"]
-            told.append(Told(trial.fault, FAULTS[trial.fault].verdict, said, status))
-            print(trial, said, status, analysis.verdict and analysis.verdict.headline, flush=True)
+            answer = "too short" if analysis.too_short else analysis.summary["bottleneck"]
+            outcomes.append(Outcome(trial.fault, FAULTS[trial.fault].verdict, answer, status))
+            print(trial, answer, status, analysis.verdict and analysis.verdict.headline, flush=True)
     finally:
         run.close()
 
 
 @pytest.mark.parametrize(("machines", "steps", "cause"), RECORDED)
-def test_what_a_lab_does_not_have_is_recorded(told, tmp_path, monkeypatch, machines, steps, cause):
+def test_what_a_lab_does_not_have_is_recorded(
+    outcomes, tmp_path, monkeypatch, machines, steps, cause
+):
     """Judged with the others, below."""
     run = RunBuilder(tmp_path / "run", **steps).write()
     for node in range(1, 5):
         path = run / f"nodes/node{node}/machine.1.jsonl"
         path.unlink()
         record(path, machines.get(f"node{node}", "quiet"), monkeypatch)
-    told.append(Told("recorded", cause, analyse(run).summary["bottleneck"], None))
+    outcomes.append(Outcome("recorded", cause, analyse(run).summary["bottleneck"], None))
 
 
-def write_matrix(told):
+def write_matrix(outcomes):
     """Between its marks."""
     path = CHECKOUT / "docs/report.md"
     before, _, rest = path.read_text().partition(BEGIN)
-    path.write_text(f"{before}{BEGIN}{matrix(told)}{END}{rest.partition(END)[2]}")
+    path.write_text(f"{before}{BEGIN}{matrix(outcomes)}{END}{rest.partition(END)[2]}")
 
 
-def test_they_are_right(told):
-    print(matrix(told))
+def test_they_are_right(outcomes):
+    print(matrix(outcomes))
     (CHECKOUT / "runs").mkdir(exist_ok=True)
-    (CHECKOUT / "runs/verdicts.json").write_text(json.dumps(told))
-    blamed = [one for one in told if one.verdict in OF_NETWORK and one.said == "compute"]
+    (CHECKOUT / "runs/verdicts.json").write_text(json.dumps(outcomes))
+    blamed = [
+        outcome
+        for outcome in outcomes
+        if outcome.verdict in OF_NETWORK and outcome.report == "compute"
+    ]
     assert blamed == []
-    wrong = [one for one in told if not one.is_right]
+    wrong = [outcome for outcome in outcomes if not outcome.is_right]
     if list(RUNS) == CHOSEN:
-        write_matrix(told)
-        assert len(told) - len(wrong) >= RIGHT, wrong
-        late = [one for one in told if not one.status_is_right]
+        write_matrix(outcomes)
+        assert len(outcomes) - len(wrong) >= RIGHT, wrong
+        late = [outcome for outcome in outcomes if not outcome.status_is_right]
         assert len(late) <= WRONG, late

@@ -81,7 +81,7 @@ class Cluster:
     def __init__(self, lab, python: str, scratch: Path):
         self.lab, self.python, self.scratch = lab, python, scratch
         self.loops: list[str] = []
-        self.given: set[str] = set()
+        self.prepared: set[str] = set()
         self.nodes = [Node(lab.name, number) for number in NODES]
         for node in self.nodes:
             # Where BBR is the default it goes on by the rate that it saw before a link was shaped.
@@ -115,10 +115,10 @@ class Cluster:
 
     def prepare(self, data: str) -> None:
         """Gives the machines a data set, once."""
-        if data not in self.given:
+        if data not in self.prepared:
             makers = {"disk": self.give_disks, "share": self.give_share}
             makers.get(data, lambda: self.give(data, "/srv/trials"))()
-            self.given.add(data)
+            self.prepared.add(data)
 
     def pictures(self, name: str, folder: Path) -> None:
         """A data set in a folder of this machine."""
@@ -231,7 +231,7 @@ class TrialRun(Running):
         self.wait_for(r"tandem: run (\S+), attempt")
         until = time.monotonic() + seconds
         while self.steps() < 3:
-            assert self.process.poll() is None and time.monotonic() < until, self.said()
+            assert self.process.poll() is None and time.monotonic() < until, self.report()
             time.sleep(0.5)
         self.workers = {node: self.pids(node)["worker"] for node in NODES}
 
@@ -248,7 +248,7 @@ class TrialRun(Running):
                 status = self.status()
                 self.idle(last)
                 end = time.monotonic()
-            assert self.process.poll() is None, self.said()[-3000:]
+            assert self.process.poll() is None, self.report()[-3000:]
             yield trial, begin, end, status
 
     def status(self) -> str:
@@ -278,7 +278,7 @@ class TrialRun(Running):
             "nothing": lambda trial: contextlib.nullcontext(),
             "network of 1 Gbit/s": self.shaped,
             "network of 100 Mbit/s": self.shaped,
-            "one slow link": self.one_slow,
+            "one slow link": self.slow_link,
             "a rank slower in backward": self.slower,
             "a CPU hog": self.hog,
             "a slow disk": self.throttled_reads,
@@ -296,7 +296,7 @@ class TrialRun(Running):
         self.lab("shape", "unshaped")
 
     @contextlib.contextmanager
-    def one_slow(self, trial: Trial) -> Iterator[None]:
+    def slow_link(self, trial: Trial) -> Iterator[None]:
         self.lab("shape", "1000mbit")
         self.lab("shape", f"{trial.strength:.0f}mbit", str(trial.node))
         yield
@@ -304,9 +304,9 @@ class TrialRun(Running):
 
     @contextlib.contextmanager
     def slower(self, trial: Trial) -> Iterator[None]:
-        said = json.dumps({name: USUAL[name] * trial.strength for name in ("backward", "burn")})
+        faults = json.dumps({name: USUAL[name] * trial.strength for name in ("backward", "burn")})
         path = "/srv/trials/faults.json"
-        self.cluster.on(trial.node, f"cat > {path}.new && mv {path}.new {path}", input=said)
+        self.cluster.on(trial.node, f"cat > {path}.new && mv {path}.new {path}", input=faults)
         yield
         self.cluster.on(trial.node, f"rm {path}")
 
@@ -322,18 +322,18 @@ class TrialRun(Running):
         busy = ["taskset", "-c", str(last), "sh", "-c", "while :; do :; done"]
         enter = ["nsenter", f"--pid={own}/pid", f"--mount={own}/mnt"]
         hogs = [subprocess.Popen([*enter, *busy]) for _ in range(int(trial.strength))]
-        for one in hogs:
-            self.cluster.admit(one.pid)
-            for child in children(one.pid):
+        for process in hogs:
+            self.cluster.admit(process.pid)
+            for child in children(process.pid):
                 self.cluster.admit(child)
         try:
             yield
         finally:
-            for one in hogs:
-                for pid in (*children(one.pid), one.pid):  # what nsenter began, then itself
+            for process in hogs:
+                for pid in (*children(process.pid), process.pid):  # what nsenter began, then itself
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
-                one.wait()
+                process.wait()
             for pid in ranks.values():
                 free = ["taskset", "-acp", f"0-{last}", str(pid)]
                 subprocess.run(free, check=False, capture_output=True)

@@ -55,14 +55,14 @@ RUNS = ("timed", "disk", "share", "decode", "checkpoint")
 
 def trials(run: str) -> list[Trial]:
     """Those of one run, in the order in which they are done."""
-    found = [
+    result = [
         Trial(name, strength, node)
         for name, fault in FAULTS.items()
         if fault.run == run
         for strength, node in fault.of
     ]
-    random.Random(SEED).shuffle(found)
-    return found
+    random.Random(SEED).shuffle(result)
+    return result
 
 
 # What `make status` calls those whose reason only the report tells.
@@ -72,41 +72,43 @@ STATUS = {
 }
 
 
-class Told(NamedTuple):
-    """`said` by the report, `status` by `make status` within a minute of the fault; None: it was
-    recorded, and there was no run."""
+class Outcome(NamedTuple):
+    """`report`: the verdict of the report; `status`: that of `make status` within a minute of the
+    fault, None where only a record was judged."""
 
     fault: str
     verdict: str  # the right one
-    said: str
+    report: str
     status: str | None
 
     @property
     def is_right(self) -> bool:
-        return self.said == self.verdict
+        return self.report == self.verdict
 
     @property
     def status_is_right(self) -> bool:
         return self.status in (None, STATUS.get(self.verdict, self.verdict))
 
 
-def matrix(told: list[Told]) -> str:
+def matrix(outcomes: list[Outcome]) -> str:
     """A table of how often each fault got which verdict, as Markdown."""
-    verdicts = sorted({one.said for one in told})
-    rows = [["fault", "trials", *(f"`{one}`" for one in verdicts), "right", "status"]]
+    verdicts = sorted({outcome.report for outcome in outcomes})
+    rows = [["fault", "trials", *(f"`{outcome}`" for outcome in verdicts), "right", "status"]]
     rows.append(["---"] * len(rows[0]))
-    for name in dict.fromkeys((one.fault, one.verdict) for one in told):
-        own = [one for one in told if (one.fault, one.verdict) == name]
+    for name in dict.fromkeys((outcome.fault, outcome.verdict) for outcome in outcomes):
+        own = [outcome for outcome in outcomes if (outcome.fault, outcome.verdict) == name]
         title = f"{name[0]}: `{name[1]}`" if name[0] == "recorded" else name[0]
         rows.append([title, *_counts(own, verdicts)])
-    rows.append(["all", *_counts(told, verdicts)])
+    rows.append(["all", *_counts(outcomes, verdicts)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
-def _counts(told: list[Told], verdicts: list[str]) -> list[str]:
+def _counts(outcomes: list[Outcome], verdicts: list[str]) -> list[str]:
     """Trials, how many got each verdict, for how many it was right, and for how many the status
     was."""
-    said = [str([one.said for one in told].count(verdict) or "") for verdict in verdicts]
-    live = [one.status_is_right for one in told if one.status is not None]
+    counts = [
+        str([outcome.report for outcome in outcomes].count(verdict) or "") for verdict in verdicts
+    ]
+    live = [outcome.status_is_right for outcome in outcomes if outcome.status is not None]
     status = f"{sum(live)} of {len(live)}" if live else ""
-    return [str(len(told)), *said, str(sum(one.is_right for one in told)), status]
+    return [str(len(outcomes)), *counts, str(sum(outcome.is_right for outcome in outcomes)), status]

@@ -146,7 +146,7 @@ def test_drawn_mutants_are_distinct_and_compile(monkeypatch):
 
 def test_the_matrix_of_verdicts_counts_every_trial():
     every = [trial.fault for run in trials.RUNS for trial in trials.trials(run)]
-    told = [trials.Told(one, trials.FAULTS[one].verdict, "network", None) for one in every]
+    told = [trials.Outcome(one, trials.FAULTS[one].verdict, "network", None) for one in every]
     right, count = sum(one.is_right for one in told), len(every)
     assert trials.matrix(told).splitlines()[-1] == f"| all | {count} | {count} | {right} |  |"
     assert count == sum(len(fault.of) for fault in trials.FAULTS.values()) > right > 0
