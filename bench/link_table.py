@@ -229,7 +229,7 @@ def write_run(run):
 
 
 def run_sentence():
-    """Of the whole run, for the page."""
+    """A sentence on the whole run, for the page."""
     run = json.loads(RECORD.read_text()).get("whole")
     if run is None:
         return ""

@@ -14,7 +14,7 @@ COVERAGE.start()
 
 
 def named(nodeid):
-    """Without its parameters."""
+    """A test's name without its parameters."""
     return nodeid.split("[", 1)[0]
 
 

@@ -70,8 +70,8 @@ def attempt_numbers(run: Run) -> list[int]:
 
 
 def wall_seconds(run: Run, attempt: int, records: list[RankRecord]) -> float:
-    """From the first start to the last exit, by the launcher's clock, else a guard's, else a
-    rank's. (A launcher that died in an attempt has 0 of it.)"""
+    """Seconds from the first start to the last exit of an attempt, by the launcher's clock, else
+    the guards', else the ranks'. (A launcher that died in it recorded 0.)"""
     for entry in run.attempts:
         if entry["attempt"] == attempt and time_of(entry.get("wall_seconds")):
             return float(entry["wall_seconds"])

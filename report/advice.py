@@ -59,9 +59,9 @@ Changed = Callable[[Situation], Situation]
 
 @dataclass(frozen=True)
 class Remedy:
-    """`part`: which part of the step it changes, by `changed`; "" for one that goes with no other.
-    `words` and `args`: what to type for it; neither where it is not typed. `money`: what it costs
-    besides time."""
+    """`part`: the part of the step that `changed` changes; "" for a remedy that adds up with no
+    other. `words` and `args`: make's variables and the trainer's options for it, where it is typed.
+    `money`: whether it costs some."""
 
     change: str
     part: str
@@ -108,7 +108,7 @@ def advise(
 
 
 def untyped(remedy: Remedy) -> Remedy:
-    """Without what is typed for our trainer; how many machines is for make to say in any case."""
+    """The remedy without the trainer's options, which a script does not have; NODES is make's."""
     words = {name: value for name, value in remedy.words.items() if name == "NODES"}
     return replace(remedy, words=words, args=())
 
@@ -129,7 +129,7 @@ def situation(step: Step, cause: str) -> Situation:
 
 
 def together(advice: Advice, now: Situation) -> Advice:
-    """With the best free remedy of each part, where two or more of them add up."""
+    """The advice with `together`: the best free remedy of each part, where two or more add up."""
     best: dict[str, tuple[int, Remedy]] = {}
     for place, remedy in enumerate(advice.remedies, 1):
         if remedy.changed is not None and not remedy.money:
@@ -206,7 +206,7 @@ def calibrated(step: Step, wait: float) -> float:
 
 
 def family_of(step: Step, start: Entry) -> str | None:
-    """Of the run's optimizer; None where a script's own is not known."""
+    """The family of the run's optimizer; None for a script's, which is not known."""
     if step.own_script:
         return None
     name = str(start.get("options", {}).get("optimizer"))
@@ -214,8 +214,8 @@ def family_of(step: Step, start: Entry) -> str | None:
 
 
 def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Remedy]:
-    """Of the strategies not used, the fastest over a run of as many epochs, its warm-up included,
-    or where this one was all warm-up after it."""
+    """The fastest strategy that was not used, over a run of as many epochs with its warm-up; where
+    this run was all warm-up, after it."""
     rate, rest = step.rate, step.seconds - step.network
     if rate is None:
         return []

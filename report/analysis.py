@@ -51,7 +51,7 @@ class Analysis:
     verdict: Verdict | None  # None where the run was too short
     failure: str | None  # the sentence before the verdict when the run did not finish
     to_resume: str | None  # how it goes on then
-    too_short: TooShort | None  # what is said in the place of the verdict
+    too_short: TooShort | None  # in place of the verdict
     advice: Advice
     disks: list[DiskUse]
     shares: list[ShareUse]
@@ -233,7 +233,7 @@ def log_tail(run: Run, host: object, rank: object) -> list[str]:
 
 
 def missing_notes(run: Run, gpus: list[GpuUse]) -> list[str]:
-    """What the report could not see, in sentences."""
+    """Sentences on what was not recorded."""
     notes = list(run.missing)
     hosts = run.hosts
     world = world_size(run)

@@ -30,7 +30,7 @@ EXPLAINED, OTHERS = 0.6, 0.2
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was recorded beside the steps, in the attempt that they are of."""
+    """What machines recorded in the attempt whose steps were measured."""
 
     disks: Sequence[DiskUse] = ()
     shares: Sequence[ShareUse] = ()

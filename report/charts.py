@@ -96,7 +96,7 @@ def curve(item: Curve) -> str:
 
 
 def highest(values: list[float]) -> float:
-    """Of what is not astray; `values` are sorted."""
+    """The largest value that is not ASTRAY; `values` are sorted."""
     usual = values[9 * (len(values) - 1) // 10]
     return max((value for value in values if value <= ASTRAY * usual), default=values[-1])
 

@@ -1,4 +1,4 @@
-"""What the command lines of the report share: refused words, found runs, written files."""
+"""What the command lines of the report share: which run a name means, and writing files."""
 
 from __future__ import annotations
 

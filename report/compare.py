@@ -22,7 +22,7 @@ LEAST, MOST = 2, 8
 
 @dataclass(frozen=True)
 class Figures:
-    """What a comparison keeps of a run: its steps, which may be millions, are not in it."""
+    """What a comparison needs of a run, without its steps, which may be millions."""
 
     name: str
     settings: dict[str, str]
@@ -85,7 +85,7 @@ class Side:
 
     @property
     def curve(self) -> list[Epoch]:
-        """Of its first run that was evaluated."""
+        """The learning curve of the first run that was evaluated."""
         return next((scored for run in self.runs if (scored := scores(run.curve))), [])
 
     @property
@@ -111,7 +111,7 @@ class Comparison:
 
     @property
     def fastest(self) -> Side | None:
-        """Of those whose runs were long enough to judge."""
+        """The fastest of the sides whose runs were long enough to judge."""
         known = [side for side in self.sides if side.images_per_second and not side.short]
         return max(known, key=lambda side: side.images_per_second or 0.0, default=None)
 
@@ -161,7 +161,7 @@ def compare(title: str, rows: list[tuple[str, list[Path], str]], page: Path) -> 
 
 
 def link_of(folders: list[Path], page: Path) -> str:
-    """From the page to the report of a run, where it has one."""
+    """The relative link from the page to a run's report; "" where it has none."""
     reports = [folder.resolve() / "report.html" for folder in folders]
     here = page.resolve().parent
     return next((quote(os.path.relpath(path, here)) for path in reports if path.is_file()), "")

@@ -80,7 +80,7 @@ def best_section(comparison: Comparison) -> Section:
 
 
 def task_section(comparison: Comparison) -> Section:
-    """That the runs cannot be compared, where that is so."""
+    """Says that the runs cannot be compared; empty where they can."""
     named = "; ".join(f"{task.name}: {task.words()}" for task in comparison.other_task)
     items: list[Item] = [Say(f"{OTHER_TASK}{named}.", "headline")] if named else []
     return Section("Not comparable", items)

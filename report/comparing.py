@@ -1,4 +1,4 @@
-"""What is typed to compare: runs with one another, or those of a sweep; both write compare.html.
+"""The commands that compare runs, or those of a sweep; both write compare.html.
 
 python -m report compare RUN RUN ...
 python -m report sweep FOLDER
@@ -61,7 +61,7 @@ def find_runs(names: list[str]) -> list[Path]:
 
 
 def figures(comparison: Comparison) -> dict[str, object]:
-    """For scripts."""
+    """The comparison as JSON values, for scripts."""
     return {
         "same_task": not comparison.other_task,
         "settings": {setting.name: by_label(setting.values) for setting in comparison.settings},
@@ -139,7 +139,7 @@ def read_cell(folder: Path, cell: Entry, runs: list[Entry]) -> Cell:
 
 
 def with_conclusion(comparison: Comparison, cells: list[Cell]) -> Comparison:
-    """The comparison with its best and the command of it."""
+    """The comparison with its best setting in words, and the command that trains with it."""
     best, sentences, command = comparison.fastest, [TOO_SHORT], ""
     if not any(side.speeds for side in comparison.sides):
         sentences = ["No setting has a result."]

@@ -1,5 +1,5 @@
-"""What devices did: what nvidia-smi saw while the training loop ran, and what the
-processes that used them said at their end: peak memory, images they skipped."""
+"""What GPUs did while the training loop ran, as nvidia-smi recorded it, and what their processes
+wrote at the end: peak memory, images that were skipped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GpuUse:
 
     @property
     def joules(self) -> float | None:
-        """What the card took, by its own sensor; what is around it is not in it."""
+        """Energy of the card alone, by its own sensor."""
         return None if self.power is None else self.power * self.seconds
 
 
@@ -43,7 +43,7 @@ FIGURES = ("utilization", "memory_used", "temperature", "power", "clock_sm")
 
 @dataclass
 class Figures:
-    """Of what was seen of one figure: how often, its sum, the least and the most."""
+    """The samples of one figure: their number, sum, least and most."""
 
     count: int = 0
     sum: float = 0.0
@@ -109,8 +109,8 @@ def gpu_use(
 
 
 def gpu_joules(run: Run, uses: list[GpuUse]) -> float | None:
-    """What all cards of the machines took in all attempts; None where one did not say, or the
-    records of a machine are not here: its images would count, and its energy not."""
+    """Energy of all cards in all attempts; None where a card did not report it or a machine's
+    records are missing: its images would count without its energy."""
     trained = {record.attempt for record in run.ranks}
     wanted = {
         (host, entry["attempt"])

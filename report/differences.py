@@ -1,4 +1,4 @@
-"""What a run was given, and on what it ran: everything that two runs can differ in."""
+"""The settings and machines of a run: everything in which two runs can differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from report.analysis import Analysis, last_hosts, world_size
 from report.files import Entry
 from report.network import one_machine
 
-# Options that say where, or how somebody is told, and change nothing of a run's figures.
+# Options for places and notices, which change nothing of a run's figures.
 NO_SETTINGS = {"config", "output", "local_rank", "spawn", "resume", "progress", "data"}
 # Of other runs than these neither speed nor accuracy says anything about one another.
 TASK = ("model", "data", "training images", "validation images")

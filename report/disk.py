@@ -44,7 +44,7 @@ USUAL = 1.0  # seconds between two lines
 
 
 class Disk:
-    """What is folded from the rates of one disk in one loop."""
+    """The rates of one disk in one loop, summed up."""
 
     def __init__(self) -> None:
         self.waits = 0

@@ -71,7 +71,7 @@ def plain_list(value: object) -> bool:
 
 
 def options(value: object) -> Entry | None:
-    """What was asked of the launcher: plain values, and the trainer's words."""
+    """The launcher's options: plain values, and the trainer's words."""
     if not isinstance(value, dict):
         return None
     plain = {
@@ -103,7 +103,7 @@ def cause(value: object) -> Entry | None:
 
 
 def script(value: object) -> Entry | None:
-    """What ran in the place of the trainer."""
+    """The script that ran in place of the trainer."""
     fields = {"words": texts, "arguments": texts, "folder": text}
     return only(fields, value) if isinstance(value, dict) else None
 

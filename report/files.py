@@ -58,8 +58,8 @@ def text(value: object) -> str | None:
 
 
 def only(fields: Mapping[str, Callable[..., Any]], entry: Entry) -> Entry:
-    """Those fields of an entry that are what they should be: each function gives a field's value,
-    or None for one that counts as absent."""
+    """The valid fields of an entry. Each function returns the value of a field, or None where it
+    counts as absent."""
     values = {name: read(entry[name]) for name, read in fields.items() if name in entry}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -154,7 +154,7 @@ class Growing:
         self._skip = False  # in the middle of a line that is too long
 
     def lines(self) -> Iterator[Entry]:
-        """Those that were added since; the last line only once it is whole."""
+        """The objects of lines added since the last call; an unfinished line waits for the next."""
         try:
             with open_record(self.path) as text:
                 file = text.buffer

@@ -82,7 +82,7 @@ ALL_WAIT = "all ranks wait for each other, as if the network stood still"
 
 
 def why(record: RankRecord, process: Process) -> str:
-    """What a rank does in the place of coming to the sum."""
+    """Why a rank does not come to the sum."""
     if record.stall.get("category") == "data":
         return "waits for its images"
     if process.state == "D":
@@ -119,7 +119,7 @@ def process_of(machine: Machine | None, rank: int) -> Process:
 
 
 def look(line: Entry, rank: int) -> Entry:
-    """What a machine's line says of a rank."""
+    """A rank's fields in a machine's line; {} where it has none."""
     ranks = line.get("ranks")
     entry = ranks.get(str(rank)) if isinstance(ranks, dict) else None
     return only(LOOK, entry) if isinstance(entry, dict) else {}

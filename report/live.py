@@ -1,5 +1,5 @@
-"""What a live screen that is wide enough shows below a run's figures: the parts of its step as
-bars, and each machine's last minutes as lines of blocks."""
+"""The part of a live screen that needs a wide terminal: the parts of a step as bars, and each
+machine's last seconds as lines of blocks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ INDENT = 16
 def wide_lines(
     progress: Progress, machines: Mapping[str, Machine], width: int, blocks: bool = True
 ) -> list[str]:
-    """Nothing where the screen is narrow."""
+    """The lines below a run's figures; [] where the screen has fewer than WIDE columns."""
     if width < WIDE:
         return []
     letters = BLOCKS if blocks else LETTERS
@@ -47,7 +47,7 @@ def step_bars(progress: Progress, width: int, full: str) -> list[str]:
 
 
 def sparklines(machines: Mapping[str, Machine], width: int, letters: str) -> list[str]:
-    """Of each machine its processors, its card and its busiest disk, a column a second."""
+    """A line for each machine: processors, card and busiest disk, one character a second."""
     room = (width - INDENT) // 3 - 2
     rows = {host: histories(machine, room) for host, machine in machines.items()}
     rows = {host: row for host, row in rows.items() if any(row)}

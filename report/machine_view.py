@@ -13,7 +13,7 @@ MOST_BARS = 16  # machines in a chart
 
 
 def disk_section(analysis: Analysis) -> Section:
-    """Of each node its disks, the one with the data first, and what it read from shares."""
+    """The disks of each node, the one with the data first, and what was read from shares."""
     items: list[Item] = []
     if analysis.disks:
         items.append(table("What each disk did", tables.DISKS, analysis.disks))
@@ -33,7 +33,7 @@ DISKS = (
 
 
 def network_section(analysis: Analysis) -> Section:
-    """Of each node, what its card sent and what the link can carry."""
+    """What each node's card sent, and what its link can carry."""
     if not analysis.networks:
         return Section("Network", [])
     uses = first_per_host(uses_in_attempt(analysis.step, analysis.networks))[:MOST_BARS]

@@ -147,8 +147,8 @@ class MachineLoop:
         self.ended, self.last = mono, sample
 
     def scheduled(self, sample: Entry) -> tuple[float, float]:
-        """What all ranks ran and waited since the last sample; of one that was not there, nothing:
-        its threads may be older than the loop."""
+        """Seconds that all ranks ran and waited since the last sample. A rank that was not in it
+        counts as 0: its threads may be older than the loop."""
         before, now = self.last["schedule"], sample["schedule"]
         known = [(before[rank], now[rank]) for rank in now if rank in before]
         self.has_ranks |= bool(known)

@@ -26,7 +26,7 @@ class RankWork:
 
     @property
     def own(self) -> float:
-        """What the rank itself needs for a step, waiting for peers excluded."""
+        """Seconds of a step without waiting for peers."""
         return sum(self.seconds.get(category, 0.0) for category in OWN_WORK)
 
 
@@ -72,7 +72,7 @@ class Step:
 
     @property
     def ways(self) -> Ways:
-        """How what it needs is done."""
+        """The words for advice: our trainer's options, or a script's."""
         return SCRIPT if self.own_script else TRAINER
 
     @property
@@ -95,7 +95,7 @@ class Step:
 
     @property
     def training(self) -> float:
-        """A step with the part of saving that comes to it: what shares of a step are of."""
+        """Seconds of a step with its part of saving: the total of all shares of a step."""
         return self.seconds + self.checkpoint
 
     def payload_for(self, strategy: Strategy) -> Payload:
@@ -126,7 +126,7 @@ class Step:
 
 
 def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
-    """None where no rank finished two steps."""
+    """The mean step of the longest attempt; None where no rank finished two steps."""
     records = longest_attempt(run.ranks)
     if not records:
         return None
@@ -144,7 +144,7 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
 
 
 def step_of_ranks(records: list[RankRecord]) -> Step:
-    """What the ranks of one attempt tell, who know nothing of the network cards."""
+    """The mean step by the ranks' own records, without the network cards' counters."""
     later = has_later_steps(records)
     ranks = tuple(
         RankWork(record.host, record.rank, steady_seconds(record, later), images_of(record))
@@ -202,12 +202,12 @@ def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
 
 
 def steps_of(record: RankRecord) -> int:
-    """How many a rank took."""
+    """The number of a rank's steps."""
     return sum(record.steps.count)
 
 
 def warm_steps(record: RankRecord) -> int:
-    """How many of them were exact sums, with which a strategy that leaves bits out begins."""
+    """The number of a rank's exact steps, with which a strategy that leaves bits out begins."""
     columns = record.steps
     return sum(steps for steps, exact in zip(columns.count, columns.exact) if exact)
 
@@ -218,14 +218,14 @@ def has_later_steps(records: list[RankRecord]) -> bool:
 
 
 def measured_lines(record: RankRecord, later: bool) -> list[int]:
-    """Which lines count: not that of the first step and, where there are `later` ones, none of the
+    """Indices of the lines that count: not that of the first step, and with `later` none of the
     warm-up."""
     exact = record.steps.exact
     return [place for place in range(1, len(exact)) if not (later and exact[place])]
 
 
 def count_steps(record: RankRecord, places: list[int]) -> int:
-    """The steps of these lines."""
+    """The number of steps in these lines."""
     return sum(record.steps.count[place] for place in places)
 
 
@@ -253,7 +253,7 @@ def warm_step(records: list[RankRecord]) -> float:
 
 
 def phases_of(start: Entry) -> Phases:
-    """How long the run was meant to be, and how much of it to be exact sums."""
+    """The epochs that the run was planned to have, and those of exact sums among them."""
     return Phases(number(start.get("epochs")) or 1, number(start.get("warmup")) or 0)
 
 
@@ -285,7 +285,7 @@ def images_per_step(records: list[RankRecord], world: int) -> float:
 
 
 def images_of(record: RankRecord) -> float:
-    """Of a mean step."""
+    """A rank's images in its mean step."""
     return sum(record.steps.samples) / steps_of(record)
 
 
@@ -304,10 +304,9 @@ def trained(records: Sequence[RankRecord], first: int = 0) -> tuple[float, float
 
 
 def images_per_second(records: Sequence[RankRecord]) -> float | None:
-    """What all that shows a speed calls so, the trainer's own lines too: training images of all
-    ranks over the time of their steps, the warm-up of a strategy among them. The first line of each
-    rank and attempt is left out: its step also warms up the device, the loader and DDP's buckets.
-    None where nothing else was done."""
+    """Training images of all ranks over the time of their steps, a strategy's warm-up included. The
+    first line of each rank and attempt is left out: its step also warms up the device, the loader
+    and DDP's buckets. None without other lines. Every speed that is shown is this one."""
     images, seconds = trained(records, first=1)
     return images / seconds if seconds > 0 else None
 

@@ -112,7 +112,7 @@ def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
 
 
 def read_basis(folder: Path) -> Basis | None:
-    """None when nothing there measured a step, or its gradients' size is unknown."""
+    """The basis of a folder; None where it measured no step, or its gradients' size is unknown."""
     run = read_run(folder)
     measured = folder.resolve().parent.name == runs.MEASURED
     return read_measured(run) if measured else read_trained(run)
@@ -225,7 +225,7 @@ def in_parts(steps: list[Step]) -> Step:
 
 
 def parts_sentences(hosts: tuple[str, ...], steps: list[Step]) -> tuple[str, ...]:
-    """Which machine gets how many images, where they differ enough for unequal parts."""
+    """A sentence on each machine's images, where speeds differ enough for unequal parts."""
     weights = weights_of(list(map(speed_of, steps)))
     if not weights:
         return ()

@@ -157,7 +157,7 @@ def network_use(host: str, loop: CardLoop, shared_by: int) -> NetworkUse | None:
 
 
 def peer_traffic(first: Entry, last: Entry) -> dict[str, tuple[str, float, float]]:
-    """What NetworkUse.sent_to says, between two samples."""
+    """NetworkUse.sent_to, from the samples at both ends of the loop."""
     none: Entry = {"sent": 0.0, "busy": 0.0}
     before = first.get("peers", {})
     return {
@@ -166,13 +166,12 @@ def peer_traffic(first: Entry, last: Entry) -> dict[str, tuple[str, float, float
     }
 
 
-LINK_BYTES = 4e6  # of a link that less went over nothing is said
+LINK_BYTES = 4e6  # a link that carried less is not judged
 SLOW_LINK = 0.5  # of the other machines' rate
 
 
 def links(networks: Sequence[NetworkUse]) -> list[Link]:
-    """Those between the machines that said something; addresses are known by what machines send
-    from."""
+    """Links between machines that recorded their peers, by the addresses that they send from."""
     hosts = {own: use.host for use in networks for own, _, _ in use.sent_to.values()}
     return [
         Link(use.host, hosts[peer], sent, sent / busy)

@@ -32,13 +32,13 @@ NAMES = ("machine.jsonl", "net.jsonl", "gpu.jsonl", "mounts.jsonl", "iostat.json
 
 
 def parts(paths: list[Path]) -> list[Callable[[], Iterator[Entry]]]:
-    """What gives the lines of a machine; empty where it has no such file."""
+    """Functions that yield a machine's lines; [] where it has none of NAMES."""
     own = [path for path in paths if path.name in NAMES]
     return [partial(lines, own)] if own else []
 
 
 def lines(paths: list[Path]) -> Iterator[Entry]:
-    """Those of all files, in the order of their time."""
+    """The lines of all files, in the order of their time."""
     streams = [disks(path) if path.name == "iostat.json" else samples(path) for path in paths]
     return heapq.merge(*streams, key=place)
 

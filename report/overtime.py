@@ -1,4 +1,4 @@
-"""What was recorded over the time of a run, as one list: the page draws it, series.csv has it."""
+"""The charts over the time of a run: the page draws them, and series.csv has their points."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from report.windows import Points
 
 
 def charts_of(analysis: Analysis) -> list[Curve]:
-    """The charts of which there is something: a line needs two points."""
+    """All charts that have a line; a line needs two points."""
     charts = [*step_charts(analysis), *machine_charts(analysis), *gpu_charts(analysis)]
     marks = marks_of(analysis)
     return [replace(curve, marks=marks) for curve in charts if curve.lines]
@@ -111,7 +111,7 @@ def lines_of(uses: Sequence[Any], name: str) -> dict[str, Points]:
 
 
 def where_any(lines: dict[str, Points]) -> dict[str, Points]:
-    """Nothing where no point of any line is above 0."""
+    """The lines; {} where no point is above 0."""
     return lines if any(y > 0 for points in lines.values() for _, y in points) else {}
 
 

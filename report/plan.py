@@ -37,7 +37,7 @@ LABELS = {"not measured": "-", "costs samples": "samples", "experimental": "expe
 EPOCHS = 90.0  # of a usual run on ImageNet
 DEFAULT_LINK = 1000.0  # Mbit/s: what the network cards of ordinary PCs do
 BETTER_LINK = 2500.0  # what newer ones do, with a switch for it
-WORTH = 1.05  # times as fast: less is not said to be a gain
+WORTH = 1.05  # times as fast; less is no gain
 
 
 PLAN = verbs.Verb(
@@ -116,7 +116,7 @@ def plan_main(argv: list[str]) -> int:
 def better_switch(
     basis: Basis, rows: list[Row], mbit: float, requested: Strategy, phases: Phases, family: str
 ) -> str:
-    """What the next switch would give, where it gives more than a few percent."""
+    """A sentence on the gain by a switch of BETTER_LINK."""
     if mbit >= BETTER_LINK:
         return "Nobody measured such machines: `make plan` without GPU measures yours."
     nodes, faster = rows[-1].nodes, formulas.goodput(BETTER_LINK)
@@ -185,7 +185,7 @@ def write_plan(
 
 
 def warm_up(phases: Phases, specs: list[str]) -> str:
-    """Which rows have a phase at the cost of another one."""
+    """A sentence on strategies that begin with steps at another cost."""
     names = " or ".join(dict.fromkeys(spec.split(":")[0] for spec in specs))
     if phases.warmup >= phases.epochs:
         return f"All {phases.epochs:g} epochs are warm-up, in which {names} sums as allreduce does."

@@ -190,5 +190,5 @@ def _describe(row: Row, rows: list[Row]) -> str:
 
 
 def times_one(row: Row, rows: list[Row]) -> float:
-    """How many times as fast as one machine, over a whole run."""
+    """The speed-up over one machine, over a whole run."""
     return row.run_images_per_second / rows[0].run_images_per_second

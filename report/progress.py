@@ -158,7 +158,7 @@ def time_left(records: Sequence[RankRecord], step: int | None, steps: int | None
 
 
 def steps_of_run(start: Entry) -> int | None:
-    """Of the whole run; None where that is not known, as of one that goes on for some seconds."""
+    """The number of steps of the whole run; None where it is not known, as for a trial."""
     per_epoch, epochs = start.get("steps_per_epoch"), start.get("epochs")
     if not per_epoch or not epochs or start.get("options", {}).get("trial"):
         return None

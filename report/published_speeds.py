@@ -122,7 +122,7 @@ def generation(name: str) -> int:
 
 
 def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]:
-    """Of one such card, and where that comes from. Raises UserError where nothing says it."""
+    """Images/s of one such card, and the source. Raises UserError where none is known."""
     name, card = card_of(gpu)
     if model not in SHARE:
         raise UserError(

@@ -86,7 +86,7 @@ class StepColumns:
 
 @dataclass
 class RankRecord:
-    """What one rank wrote during one attempt."""
+    """The records of one rank in one attempt."""
 
     host: str
     rank: int
@@ -126,8 +126,8 @@ class RankRecord:
 
 @dataclass
 class Machine:
-    """What was recorded of one machine, in the order written. The lines are read when they are gone
-    through: weeks of them are hundreds of megabytes. `recent` are the newest of them."""
+    """The records of one machine, in the order written. Lines are read while they are iterated:
+    weeks of them are hundreds of megabytes. `recent`: the newest of them."""
 
     host: str
     parts: list[Callable[[], Iterator[Entry]]] = field(default_factory=list)
@@ -290,7 +290,7 @@ class Reader:
             machine.recent.extend(line for line in lines if line.get("kind") == "sample")
 
     def _omissions(self) -> Iterator[str]:
-        """What was left out, by file."""
+        """Sentences on what was left out, file by file."""
         for path, file in self._files.items():
             if file.bad:
                 name = "/".join(path.parts[-2:])

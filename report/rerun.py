@@ -16,7 +16,7 @@ from report.measure import Step
 from report.read import Run
 from report.waits import ENOUGH, enough
 
-# The variables that are said below, or were of this run alone; all others are kept.
+# Variables that are set below, or were of this run alone; all others are repeated.
 OWN = ("NODES", "ARGS", "RESUME", "DETACH", "PORT", "AT", "UNTIL")
 
 
@@ -64,7 +64,7 @@ class TooShort:
 
 
 def too_short(run: Run, step: Step | None, epochs: int, cause: str) -> TooShort | None:
-    """What to say of a run that is too short for this cause; None where enough was measured.
+    """The report on a run that is too short for this cause; None where enough was measured.
     `epochs`: how many were trained."""
     if step is None or step.seconds * step.measured_steps >= enough(cause, step.one_machine):
         return None
@@ -85,7 +85,7 @@ def trained_the_demo(run: Run) -> bool:
 
 
 def longer(run: Run, epochs: int, measured: float) -> str:
-    """The same run for long enough; for the demo's network one whose cost is that of real work."""
+    """The command of the same run, long enough; for the demo's network, with a real model."""
     if run.plan.get("script"):
         return "the same script, for longer by its own options (ARGS=)"
     words: dict[str, object] = {"EPOCHS": epochs_enough(epochs, measured)}
@@ -97,5 +97,5 @@ def longer(run: Run, epochs: int, measured: float) -> str:
 
 
 def epochs_enough(epochs: int, measured: float) -> int:
-    """How many epochs take long enough for a verdict."""
+    """The number of epochs that is enough for a verdict."""
     return max(epochs + 1, math.ceil(max(1, epochs) * AIM / max(measured, 0.1)))

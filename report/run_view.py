@@ -145,7 +145,7 @@ def program(analysis: Analysis) -> str:
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str]]:
-    """The figures that are asked for first."""
+    """The figures at the top of the page: (figure, of what)."""
     summary, step = analysis.summary, analysis.step
     rows = []
     if summary["images_per_second"]:
@@ -295,7 +295,7 @@ STEP_PARTS = ("data", "h2d", "forward", "backward", "optimizer", "other", "sync_
 
 
 def unequal_parts(step: Step) -> str:
-    """What unequal parts of a step's images brought; empty where they were equal."""
+    """A sentence on the gain by unequal parts of a step's images; "" where they were equal."""
     images: dict[str, float] = {}
     for rank in step.ranks:
         images[rank.host] = images.get(rank.host, 0.0) + rank.images
@@ -340,7 +340,7 @@ def evaluation_section(analysis: Analysis) -> Section:
 
 
 def restarts(analysis: Analysis) -> tuple[Mark, ...]:
-    """After how many epochs later attempts went on."""
+    """Marks at the epochs at which later attempts resumed."""
     images = number(analysis.start.get("train_images"))
     samples = [number(entry.get("resumed_samples")) or 0.0 for entry in analysis.run.attempts[1:]]
     return tuple(Mark(count / images, "restart") for count in samples) if images else ()
@@ -363,7 +363,7 @@ def attempt_section(analysis: Analysis) -> Section:
 
 
 def run_section(analysis: Analysis) -> Section:
-    """What it takes to do the same again: when, which code, and on what."""
+    """What identifies the run: its command, when, which code, and which machines."""
     run, plan = analysis.run, analysis.run.plan
     unix = number(plan.get("created_unix")) or number(analysis.start.get("unix"))
     why, prediction = plan.get("precision_why"), analysis.summary["predicted"]
@@ -381,5 +381,5 @@ def run_section(analysis: Analysis) -> Section:
 
 
 def missing_section(analysis: Analysis) -> Section:
-    """What the report could not see."""
+    """What was not recorded."""
     return Section("What is missing", [Say(note) for note in analysis.notes])

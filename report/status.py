@@ -1,5 +1,5 @@
-"""How a run is while it goes on, and in which words: what `make status` and `make top` show. Its
-figures are those of the report, of the same records by the same functions."""
+"""The progress of a running run, and its words: what `make status` and `make top` show. Figures are
+those of the report, from the same records by the same functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from report.ways import in_samples
 # fault that began a minute ago is all that is seen in them.
 RECENT = 40.0
 NOW = 5.0  # of a machine
-STALE = 10.0  # seconds without a line after which a machine is said to be silent
+STALE = 10.0  # seconds without a line after which a machine is called silent
 HOT_GPU, HOT_CPU = 85, 90  # Celsius, from which on they slow themselves down
 LOW_DISK = 5e9  # bytes
 SWAPS = 256e6  # bytes in use that are worth a word
@@ -43,7 +43,7 @@ class Figures:
     """A machine in the last seconds. Parts in percent, rates in bytes a second; None: unknown."""
 
     host: str
-    age: float  # seconds since it told of itself
+    age: float  # seconds since its last record
     step: int | None
     cpu: float | None = None
     queued: float | None = None  # of the time in which the run's threads wanted a processor
@@ -65,9 +65,9 @@ class Figures:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What holds a run up, judged on its last steps, or else on all: a wait of report/waits.py,
-    `compute`, or None where there is no single one. `slower`: the rank that the others wait for, by
-    its `work` of that kind."""
+    """The bottleneck by the last steps, or else by all steps. `kind`: a wait of report/waits.py,
+    `compute`, or None where there is no single one. `slower`: the rank that the others wait for,
+    by its `work` of that kind."""
 
     step: Step
     recent: bool
@@ -117,7 +117,7 @@ class Follower:
         self.machines: Mapping[str, Machine] = {}  # as they were seen last
 
     def look(self) -> Progress | None:
-        """None where nothing was recorded."""
+        """The progress by now; None where nothing was recorded."""
         try:
             run = self._reader.read(recent=True)
         except UserError:
@@ -167,8 +167,8 @@ class Follower:
 def ruling_of(
     recent: Sequence[RankRecord], records: Sequence[RankRecord], queued: float, one_pc: bool
 ) -> Ruling | None:
-    """None where there were too few seconds of steps to say what holds the run up. `queued`:
-    where processors are oversubscribed, else 0; `one_pc`: there is no other machine."""
+    """The bottleneck; None where there were too few seconds of steps. `queued`: the share of time
+    that threads wait where processors are oversubscribed, else 0; `one_pc`: all ranks are on it."""
     for some in (recent, records):
         if not some or any(len(record.steps) < 2 for record in some):
             continue
@@ -185,7 +185,7 @@ def ruling_of(
 
 
 def rates_of(value: object) -> list[Entry] | None:
-    """Of each disk how busy it is, and what is read from it."""
+    """Utilisation and read rate of each disk."""
     if not isinstance(value, dict):
         return None
     rates = {"util": number, "rkB/s": number}
@@ -253,7 +253,8 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
 
 
 def oversubscription(machine: Machine) -> float:
-    """What `queued` was lately, while ranks lived, where all processors were taken; else 0."""
+    """`queued` as a share over the last RECENT seconds with ranks, where processors are
+    oversubscribed; else 0."""
     samples = [sample_of(line) for line in machine.recent if line.get("ranks")] or [{}]
     first, last = samples[-int(RECENT) :][0], samples[-1]
     passed, share = last.get("mono", 0.0) - first.get("mono", 0.0), queued(first, last) or 0.0
@@ -264,7 +265,7 @@ def oversubscription(machine: Machine) -> float:
 
 
 def queued(first: Entry, last: Entry) -> float | None:
-    """Between two samples, in percent."""
+    """Percent of the time that the run's threads waited for a processor, between two samples."""
     before, now = (schedule(sample.get("ranks")) for sample in (first, last))
     known = [(before[rank], now[rank]) for rank in now if rank in before]
     ran, waited = (sum(grown(*both, of) for both in known) for of in ("ran", "waited"))
@@ -272,8 +273,7 @@ def queued(first: Entry, last: Entry) -> float | None:
 
 
 def section_of(progress: Progress, running: bool) -> Section:
-    """How far it is, what holds it up, and its machines; of a run that is over nothing that is of
-    now."""
+    """Progress, bottleneck and machines of a run; without current figures where it is over."""
     place, figures = place_of(progress, running), figures_of(progress, running)
     lines = [*(", ".join(part) for part in (place, figures) if part), verdict(progress, running)]
     section = Section("", [Say(line) for line in lines] + machines_of(progress.machines, running))
@@ -311,7 +311,7 @@ def figures_of(progress: Progress, running: bool) -> list[str]:
 
 
 def verdict(progress: Progress, running: bool = True) -> str:
-    """What holds the run up, in words."""
+    """The bottleneck in words."""
     if progress.hang is not None and running:
         return progress.hang.sentence
     ruling = progress.ruling
@@ -402,7 +402,7 @@ def named_ranks(numbers: list[int]) -> str:
 
 
 def troubles(machine: Figures, running: bool = True) -> list[str]:
-    """What is wrong with a machine, in short sentences."""
+    """Short sentences on what is wrong with a machine."""
     problems = []
     if running and machine.age > STALE:
         problems.append(f"silent for {seconds(machine.age)}")

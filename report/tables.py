@@ -14,7 +14,7 @@ def share_of_link(sent: float, mbit: float) -> str:
 
 
 def loss(value: float) -> str:
-    """That of a run that goes astray may have any number of digits, and a column has not."""
+    """A loss that fits into a column, even where the run diverges."""
     return three_digits(value) if abs(value) < 1e5 else f"{value:.0e}"
 
 

@@ -47,7 +47,7 @@ def render_text(view: View) -> str:
 
 
 def section_lines(section: Section, width: int = COLUMNS) -> list[str]:
-    """Empty where all that it has is drawn."""
+    """The lines of a section; [] where all its items are charts."""
     lines = [line for item in section.items for line in item_lines(item, width)]
     aside = f"  ({section.aside})" if section.aside else ""
     return [section.title.upper() + aside, *lines] if lines and section.title else lines
@@ -107,7 +107,7 @@ def fact_lines(item: Facts, width: int) -> list[str]:
 
 
 def bar_lines(item: Bars, width: int) -> list[str]:
-    """What the keys stand for, where they have figures; others have a table beside them."""
+    """A line for each key that has a figure; other bars have a table beside them."""
     keys = [key for key in item.keys if key.figure]
     names, figures = (max((len(getattr(k, of)) for k in keys), default=0) for of in KEY)
     return [

@@ -19,7 +19,7 @@ from report.windows import loop_windows, within
 
 @dataclass(frozen=True)
 class Uses:
-    """By attempt and machine, in the order of their names."""
+    """What each kind of device did, by attempt and machine, in the order of the machines' names."""
 
     networks: list[NetworkUse] = field(default_factory=list)
     disks: list[DiskUse] = field(default_factory=list)
@@ -39,8 +39,8 @@ READERS: dict[str, Callable[[Run, str], Any]] = {
 
 
 def uses_of(run: Run) -> Uses:
-    """What a machine's lines hold that a reader cannot take ends that reader for that machine, with
-    a sentence in `run.missing`."""
+    """All uses of a run. Lines that a reader cannot take end that reader for that machine, with a
+    sentence in `run.missing`."""
     windows, uses = loop_windows(run), Uses()
     for host in sorted(run.machines, key=natural):
         readers = {name: reader(run, host) for name, reader in READERS.items()}
@@ -56,7 +56,7 @@ def uses_of(run: Run) -> Uses:
 
 @contextlib.contextmanager
 def at_the_border(run: Run, host: str, name: str, readers: dict[str, Any]) -> Iterator[None]:
-    """What one machine recorded ends nothing but that machine's part."""
+    """An error in one machine's records ends its part alone."""
     try:
         yield
     except (UserError, MemoryError):  # a limit of the report's own

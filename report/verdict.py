@@ -69,7 +69,7 @@ UNTIMED = Verdict(
 
 
 def demo(step: Step) -> list[str]:
-    """What machines that are none are good for."""
+    """A warning where the machines are processes of one PC."""
     if not step.shared_machine:
         return []
     return [
@@ -79,7 +79,7 @@ def demo(step: Step) -> list[str]:
 
 
 def warm_up(step: Step) -> list[str]:
-    """What the exact steps with which a strategy begins did to the figures."""
+    """A sentence on the exact steps with which a strategy begins, where the run had some."""
     if step.pending is not None:
         return [
             f"Every step was warm-up: {step.pending.spec} never began, and what is said here is of "
@@ -115,13 +115,13 @@ def step_words(step: Step) -> str:
 
 
 def wait_words(step: Step, kind: str) -> str:
-    """How much of a step a part of it takes, by its name in `parts`."""
+    """Seconds and percent of a step that a part takes, by its name in `parts`."""
     share = parts(step)[kind]
     return f"{seconds(share * step.training)} of {step_words(step)} ({percent(share)})"
 
 
 def traffic(step: Step) -> list[str]:
-    """What a node sent per step, and how long the link needs for that at least."""
+    """What a node sent per step, and the least time that its link needs for it."""
     if step.one_machine:
         return [
             f"No cable is involved: {counted(step.world, 'process')} of one machine, with "
@@ -179,7 +179,7 @@ def compute(step: Step, evidence: Evidence) -> Finding:
 
 
 def late(step: Step) -> str:
-    """How long all wait for images, or for a rank that does."""
+    """Half a sentence: how long ranks wait for images, or for a rank that does."""
     if step.peers <= step.data:
         return f"{part(step, step.data)} of each step waits for images"
     last, _ = slowest(step)
@@ -358,7 +358,7 @@ def spread(step: Step, evidence: Evidence) -> Finding:
 
 
 def page_cache(cause: str, step: Step, evidence: Evidence) -> list[str]:
-    """What an idle disk means, since it is often taken for a sign of trouble."""
+    """A sentence on an idle disk, which is often taken for the cause."""
     if cause.startswith("data") or not evidence.disks:
         return []
     read = max(use.read for use in evidence.disks)

@@ -1,6 +1,5 @@
-"""What is shown of a run, of one that goes on, or of several side by side: a View, made once of
-their figures, in the words that people read. text.py prints it and page.py draws it, so that both
-say the same."""
+"""What is shown of one run or of several: a View, made once of their figures, in the words that
+people read. text.py prints it and page.py draws it, so that both say the same."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed in a shell."""
+    """A command line of a shell."""
 
     text: str
 
@@ -82,7 +81,7 @@ class Bar(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What a colour stands for, and where that has a figure, it and its fraction of a whole."""
+    """The meaning of a colour; where it has a figure, that and its fraction of the total."""
 
     colour: str
     name: str

@@ -16,7 +16,7 @@ SLOWER = 1.15
 ENOUGH = 30.0
 # That processes of one PC have too few processors the kernel counts, whatever warms up.
 ENOUGH_QUEUED = 10.0
-# What is said of a step that waits.
+# Words for the waits.
 WORDS = {
     "network": "network",
     "straggler": "slower ranks",
@@ -54,7 +54,7 @@ def ruling_cause(
 
 
 def enough(cause: str | None, one_machine: bool) -> float:
-    """Seconds of steps of which that can be said."""
+    """The seconds of steps that are enough for this cause."""
     return ENOUGH_QUEUED if cause == "cpu_oversubscribed" and one_machine else ENOUGH
 
 
@@ -69,7 +69,7 @@ def slower_rank(own: dict[int, float]) -> int | None:
 
 
 def most_in_excess(last: Mapping[str, float], ranks: Sequence[Mapping[str, float]]) -> str:
-    """Of a rank's OWN_WORK, what most exceeds the mean of all ranks, itself among them."""
+    """The part of a rank's OWN_WORK that most exceeds the mean of all ranks, this one included."""
 
     def excess(name: str) -> float:
         return last.get(name, 0.0) - statistics.fmean(seconds.get(name, 0.0) for seconds in ranks)

@@ -1,5 +1,5 @@
-"""How what a report says to do is done: by our trainer's variables of make, or in the lines of a
-script of one's own, which has no such variables, and whose batches are of samples."""
+"""The words of advice: by the trainer's variables of make, or in the lines of a user's own script,
+which has no such variables, and whose batches are of samples."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Window:
 
     @property
     def after_warm_up(self) -> Window:
-        """What is left of it after the warm-up; all of it where there is none, or nothing else."""
+        """The window without the warm-up; all of it where there is no warm-up, or nothing else."""
         if not 0 < self.warm_steps < self.steps - 1:
             return self
         return Window(self.attempt, self.warm_end, self.end, self.steps - self.warm_steps)
@@ -78,7 +78,7 @@ MOST = 1000  # beyond twice as many every second one is kept
 
 
 class Series:
-    """What was added, evenly thinned while it is added: a long run has millions of samples."""
+    """Points, evenly thinned as they are added: a long run has millions of samples."""
 
     def __init__(self) -> None:
         self.points: Points = []

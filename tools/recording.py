@@ -27,7 +27,7 @@ TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)|\x1b")
 
 
 class Screen:
-    """What a terminal shows: of its commands those that the launcher and make use."""
+    """The contents of a terminal; of its commands those that the launcher and make use."""
 
     def __init__(self) -> None:
         self.lines, self.column = [""], 0

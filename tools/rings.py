@@ -208,7 +208,7 @@ def run_all(verb: str, parts: Sequence[Part]) -> int:
 
 @dataclass
 class Result:
-    """How a part of `make test-all` ended."""
+    """The result of a part of `make test-all`."""
 
     name: str
     code: int

@@ -109,7 +109,7 @@ def grid(text: str, base: Mapping[str, str]) -> list[Words]:
 
 
 def values_of(name: str, text: str) -> list[str]:
-    """With commas between; in ARGS, and wherever there is one, with | between. Raises UserError."""
+    """The values, separated by commas, or by | in ARGS and where a | occurs. Raises UserError."""
     values = text.split("|" if name == "ARGS" or "|" in text else ",")
     if name != "ARGS" and "" in values:
         raise UserError(f"SWEEP has {name}={text}, of which a value is empty.")
@@ -127,7 +127,7 @@ def unknown(name: str, values: str) -> str:
 
 
 def cell(base: Words, words: Words) -> dict[str, Any]:
-    """What sweep.json says of a cell. Raises UserError for what a variable cannot be."""
+    """A cell's entry in sweep.json. Raises UserError for a value that a variable cannot have."""
     typed = {**base, **words}
     args = [base.get("ARGS", ""), words.get("ARGS", "")]
     typed["ARGS"] = " ".join(filter(None, args))
@@ -210,7 +210,7 @@ def carry_out(folder: Path, force: bool) -> int:
 
 
 def read(folder: Path) -> State:
-    """What was done of a sweep. Raises UserError where that is damaged."""
+    """The state of a sweep. Raises UserError where its file is damaged."""
     path = folder / "sweep.json"
     try:
         state: State = validate.check(validate.parse(read_text(path)), SWEEP, "it")
@@ -250,7 +250,7 @@ def run_cell(folder: Path, state: State, turn: int, at: int, stop: Stop) -> tupl
     entry: State = {"round": turn, "cell": at, "log": log, "run": None, "cause": None}
     state["runs"].append(entry)
     write(folder, state)
-    # Machines that are busy are waited for: nobody looks on.
+    # It waits for busy machines, since nobody watches.
     argv = [sys.executable, "-m", "launcher", "train", "--queue", *state["cells"][at]["argv"]]
     with (folder / log).open("wb") as file:
         code = call(argv, file, stop)
@@ -298,7 +298,7 @@ def attempts_of(run: str) -> State:
 
 
 def why(log: Path, code: int) -> str:
-    """In a sentence, why a run did not finish."""
+    """A sentence on why a run did not finish."""
     name = run_of(log)
     causes = [attempt["first_cause"] for attempt in attempts_of(name)["attempts"]] if name else []
     if causes and causes[-1]:

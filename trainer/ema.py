@@ -13,7 +13,7 @@ State = Dict[str, torch.Tensor]
 
 
 class AverageState(TypedDict):
-    """As a checkpoint holds it."""
+    """The average as a checkpoint holds it."""
 
     updates: int
     average: State

@@ -50,7 +50,7 @@ MOST, PATIENCE = 2.0**24, 2000
 
 
 class ScaleState(TypedDict):
-    """As a checkpoint holds it."""
+    """The loss scale as a checkpoint holds it."""
 
     value: float
     good_steps: int
@@ -69,7 +69,7 @@ class LossScale:
         return self.value
 
     def inverse(self, device: torch.device) -> torch.Tensor:
-        """By which the gradients on the device are multiplied."""
+        """The factor for the gradients on the device."""
         return torch.full((), 1 / self.value, device=device)
 
     def update(self, overflow: bool) -> None:
@@ -125,7 +125,7 @@ class DeviceScale:
 
 
 class PrecisionState(TypedDict):
-    """As a checkpoint holds it, beside the model's full state."""
+    """The precision's state as a checkpoint holds it, beside the model's full state."""
 
     scale: Optional[ScaleState]
 
@@ -233,7 +233,7 @@ class Precision:
                 masters[weight].copy_(state[name])
 
     def state_dict(self) -> PrecisionState:
-        """What `full_state` does not hold."""
+        """The state that `full_state` does not hold."""
         return {"scale": None if self.scale is None else self.scale.state_dict()}
 
     def load_state_dict(self, state: PrecisionState) -> None:

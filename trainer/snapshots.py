@@ -55,7 +55,7 @@ def snapshot_in(name: str, state: Dict[str, Any]) -> Snapshot:
 
 
 def own_state_in(name: str, state: Dict[str, Any]) -> OwnState:
-    """The same for a machine's own file."""
+    """The OwnState that the file `name` holds. Raises UserError, as snapshot_in does."""
     _check(name, state, OWN_STATE)
     return cast(OwnState, state)
 

@@ -38,13 +38,13 @@ class Group(NamedTuple):
     clock: Clock
 
     def sum(self, values: torch.Tensor) -> None:
-        """In place, over all ranks."""
+        """Sums in place, over all ranks."""
         with self.clock.within("sync_exposed"):
             dist.all_reduce(values, group=self.group)
 
 
 class GlooBatchNorm(_BatchNorm):
-    """What `convert` makes of a batch normalisation. Input (n, channels, ...)."""
+    """Batch normalisation over all ranks by Gloo. Input (n, channels, ...)."""
 
     group: Group
 

@@ -132,7 +132,7 @@ def _backend(device: torch.device) -> str:
 
 
 class Meeting(NamedTuple):
-    """What World knows once the group is formed; `store` is the trainer's own."""
+    """What World has once the group is formed; `store` is the trainer's own."""
 
     store: dist.Store
     exchange: Exchange
@@ -211,8 +211,8 @@ def _cpuinfo() -> str:
 
 
 def all_devices(own: Device, rank: int, size: int, store: dist.Store) -> Tuple[Device, ...]:
-    """In rank order, before the group is formed. Raises UserError on all ranks when GPUs and CPUs
-    are mixed."""
+    """The devices in rank order, exchanged before the group is formed. Raises UserError on all
+    ranks when GPUs and CPUs are mixed."""
     store.set(f"device/{rank}", json.dumps(own))
     devices = tuple(Device(*json.loads(store.get(f"device/{other}"))) for other in range(size))
     store.set(f"device/read/{rank}", "1")

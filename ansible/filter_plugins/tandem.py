@@ -45,7 +45,7 @@ from planning.faults import network as network_faults
 
 
 def offline_hosts(hostvars, hosts):
-    """Those of `hosts` that have offline=true, in any of the words that Ansible takes for it."""
+    """The hosts that have offline=true, in any of the words that Ansible takes for it."""
     return [host for host in hosts if boolean(hostvars[host].get("offline", False), strict=False)]
 
 

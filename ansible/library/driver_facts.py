@@ -201,7 +201,7 @@ def prebuilt(offered, series):
 
 
 def transitional(option, names):
-    """Those of the offered packages that only lead to another branch: {package: that one}."""
+    """{package: the package of another branch that it leads to} of the transitional ones."""
     names = [name for name in names if BRANCH.match(name)]
     text = text_of("apt-cache", "-o", option, "show", "--no-all-versions", *names) if names else ""
     targets = {}

@@ -161,7 +161,7 @@ def _signed(facts, suffix, utilities):
 
 
 def _built(coming):
-    """Those of the packages that would come whose module is built on the machine."""
+    """The packages, of those that would come, whose module is built on the machine."""
     return [name for name in coming if "dkms" in name]
 
 

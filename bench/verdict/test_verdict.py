@@ -42,7 +42,7 @@ def cluster(start_lab, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outcomes():
-    """Of each trial."""
+    """The outcomes of all trials."""
     return []
 
 

@@ -54,7 +54,7 @@ RUNS = ("timed", "disk", "share", "decode", "checkpoint")
 
 
 def trials(run: str) -> list[Trial]:
-    """Those of one run, in the order in which they are done."""
+    """The trials of one run, in the order in which they are done."""
     result = [
         Trial(name, strength, node)
         for name, fault in FAULTS.items()

@@ -205,7 +205,7 @@ class ImageCache:
         self.state = np.full(count, NOT_DECODED, dtype=np.uint8)
 
     def missing(self, indices: List[int]) -> List[int]:
-        """Those that have not been decoded yet."""
+        """The indices that have not been decoded yet."""
         return [index for index in indices if self.state[index] == NOT_DECODED]
 
     def put(self, index: int, base: Optional[np.ndarray]) -> None:

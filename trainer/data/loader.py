@@ -171,7 +171,7 @@ def eval_batches(
 
 @dataclasses.dataclass
 class Steps:
-    """What loader processes are asked for, step by step. They know nothing of epochs themselves."""
+    """The draws of each step, for loader processes, which know nothing of epochs."""
 
     epoch: Optional[int] = None
     indices: Sequence[List[int]] = ()
