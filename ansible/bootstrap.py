@@ -26,6 +26,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts, verbs
+from contract.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "bootstrap.yml"
@@ -35,10 +36,6 @@ NO_SSHD = """{name}: nothing answers at {address}, port {port}. On that machine'
     sudo apt install openssh-server
     ip -brief address          (is {address} among them? else correct inventory.ini)
 Without internet there: `make usb` writes the packages onto a stick."""
-
-
-class BootstrapError(Exception):
-    """A sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -61,28 +58,28 @@ class HostKey:
 
 
 def machines(inventory, limit):
-    """The inventory's machines, in order. Raises BootstrapError."""
+    """The inventory's machines, in order. Raises UserError."""
     words = ["--limit", limit, *(["--inventory", inventory] if inventory else [])]
     words += ["--playbook-dir", str(ROOT)]  # for group_vars/, wherever the inventory is
     variables = json.loads(_ask("ansible-inventory", "--list", *words))["_meta"]["hostvars"]
     # Ansible itself lists the group's members: by lines, child groups and patterns.
     try:
         _, *names = map(str.strip, _ask("ansible", "cluster", "--list-hosts", *words).splitlines())
-    except BootstrapError:  # nobody is left; the inventory itself was read above
+    except UserError:  # nobody is left; the inventory itself was read above
         names = []
     if not names:
-        raise BootstrapError(f"--limit {limit} names no machine of the inventory's group `cluster`")
+        raise UserError(f"--limit {limit} names no machine of the inventory's group `cluster`")
     return [machine_of(name, variables.get(name, {})) for name in names]
 
 
 def machine_of(name, variables):
-    """The Machine with these variables in the inventory. Raises BootstrapError."""
+    """The Machine with these variables in the inventory. Raises UserError."""
     provisions = user_of(variables, "ansible_user") or getpass.getuser()
     address, port = variables.get("ansible_host", name), variables.get("ansible_port", 22)
     if not isinstance(address, str):
-        raise BootstrapError(f"{name}: ansible_host in the inventory is {address!r}, no text")
+        raise UserError(f"{name}: ansible_host in the inventory is {address!r}, no text")
     if not re.fullmatch("[0-9]{1,5}", str(port)):
-        raise BootstrapError(f"{name}: ansible_port in the inventory is {port!r}, no port")
+        raise UserError(f"{name}: ansible_port in the inventory is {port!r}, no port")
     return Machine(
         name=name,
         address=address,
@@ -93,10 +90,10 @@ def machine_of(name, variables):
 
 
 def user_of(variables, name):
-    """The name of a user in a machine's variables, or None. Raises BootstrapError."""
+    """The name of a user in a machine's variables, or None. Raises UserError."""
     value = variables.get(name)
     if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*[$]?", str(value)[:100]):
-        raise BootstrapError(
+        raise UserError(
             f"{name} in the inventory is {value!r}, which is not a user's name: write the name "
             "itself, without a template"
         )
@@ -104,14 +101,14 @@ def user_of(variables, name):
 
 
 def _ask(tool, *words):
-    """What one of Ansible's programs prints about the inventory. Raises BootstrapError."""
+    """What one of Ansible's programs prints about the inventory. Raises UserError."""
     argv = [str(TOOLS / tool), *words]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
     process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env=environment)
     if process.returncode:
         reason = re.sub(r"^(\[ERROR\]:|ERROR!) ", "", process.stderr.strip())
         ours = reason.startswith("the inventory ")  # vars_plugins/names.py names what is wrong
-        raise BootstrapError(reason if ours else f"the inventory cannot be read: {reason}")
+        raise UserError(reason if ours else f"the inventory cannot be read: {reason}")
     return process.stdout
 
 
@@ -147,23 +144,23 @@ def trusted_lines(machine):
 
 
 def trust_host_key(machine, key, expected, ask=input):
-    """Trusts the machine's host key once it is confirmed to be its own. Raises BootstrapError.
+    """Trusts the machine's host key once it is confirmed to be its own. Raises UserError.
 
     `key`: the result of `scan`. `expected`: {machine's name: fingerprint}; None asks a person.
     """
     if key is None:
-        raise BootstrapError(unknown(machine) or NO_SSHD.format(**vars(machine)))
+        raise UserError(unknown(machine) or NO_SSHD.format(**vars(machine)))
     trusted = trusted_lines(machine)
     if key.line.split()[1:3] in trusted:
         return
     if any(kind == key.line.split()[1] for kind, _ in trusted):
-        raise BootstrapError(
+        raise UserError(
             f"{machine.name}: its host key is {key.fingerprint}, and known_hosts has another. "
             f"If it was reinstalled, run ssh-keygen -R '{machine.ssh_name()}' and this command "
             "again. If not, somebody may be intercepting the connection: find out before you go on"
         )
     if not is_confirmed(machine, key, expected, ask):
-        raise BootstrapError(
+        raise UserError(
             f"{machine.name}: the keys differ; nothing was trusted and no password was sent"
         )
     SSH.mkdir(mode=0o700, exist_ok=True)
@@ -181,7 +178,7 @@ def is_confirmed(machine, key, expected, ask):
     try:
         return ask("  Are the two the same? [yes/no] ").strip().lower() in ("y", "yes")
     except EOFError:
-        raise BootstrapError(
+        raise UserError(
             f"{machine.name}: a person has to confirm its host key on a terminal, and there is "
             "none: run this in one, or give --fingerprints"
         ) from None
@@ -219,7 +216,7 @@ def logins(chosen, login, ask):
     """{machine's name: (user, password)} of who logs in there; "" where key and rule suffice.
 
     If the user that provisions can log in already, it does, since an earlier call may have removed
-    `login`'s rule. Otherwise ask(prompt) gives the password of `login`. Raises BootstrapError.
+    `login`'s rule. Otherwise ask(prompt) gives the password of `login`. Raises UserError.
     """
     users, before = {}, None
     for machine in chosen:
@@ -234,7 +231,7 @@ def logins(chosen, login, ask):
         try:
             typed = ask(f"Password of {login} on {machine.name}{same}: ")
         except EOFError:
-            raise BootstrapError(
+            raise UserError(
                 f"{machine.name} asks for {login}'s password, and there is no terminal to type it: "
                 "run this in one, or give --password-file"
             ) from None
@@ -252,13 +249,13 @@ def password_source(file):
 
 
 def fingerprints(file):
-    """{machine's name: fingerprint} from a file; None without a file. Raises BootstrapError."""
+    """{machine's name: fingerprint} from a file; None without a file. Raises UserError."""
     if not file:
         return None
     rows = [row.split() for row in read("--fingerprints", file).splitlines() if row.strip()]
     for row in rows:
         if len(row) < 2 or not row[1].startswith("SHA256:"):
-            raise BootstrapError(
+            raise UserError(
                 f"--fingerprints {file}: {' '.join(row)!r} is not a machine's name and its "
                 "fingerprint, `pc1 SHA256:...`"
             )
@@ -266,11 +263,11 @@ def fingerprints(file):
 
 
 def read(option, file):
-    """The text of the file that an option names. Raises BootstrapError."""
+    """The text of the file that an option names. Raises UserError."""
     try:
         return Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise BootstrapError(f"{option} {file}: {error}") from None
+        raise UserError(f"{option} {file}: {error}") from None
 
 
 def run_playbook(chosen, users, args):
@@ -309,7 +306,7 @@ def trust_all(chosen, expected):
         try:
             trust_host_key(machine, key, expected)
             trusted.append(machine)
-        except BootstrapError as error:
+        except UserError as error:
             sentences.append(str(error))
     return trusted, sentences
 
@@ -343,7 +340,7 @@ def main(argv=None):
         expected, ask = fingerprints(args.fingerprints), password_source(args.password_file)
         trusted, sentences = trust_all(chosen, expected)
         users = logins(trusted, args.login, ask)
-    except BootstrapError as error:
+    except UserError as error:
         complain(f"tandem: {error}")
         return 2
     code = run_playbook(trusted, users, args) if trusted else 0

@@ -12,15 +12,15 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from bundling import debs, fetch, installers, manifest, wheels
-from bundling.manifest import BundleError
 from contract import interrupts
+from contract.errors import UserError
 
 BUNDLE = Path(__file__).resolve().parents[1] / "bundle"
 ROOMS = {wheels.Wheels: wheels, debs.Debs: debs, installers.Installers: installers}
 
 
 def plan(wanted, bundle):
-    """The orders, one for each folder of the bundle. Raises BundleError.
+    """The orders, one for each folder of the bundle. Raises UserError.
 
     `wanted`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
     "stacks": [names of those whose installers are needed], "toolkit", "apex" and "driver_version":
@@ -81,7 +81,7 @@ def main(argv=None):
             print("\n".join(problems))
             return 1 if problems else 0
         changed = gather(orders, fetch.Progress(args.terminal))
-    except BundleError as error:
+    except UserError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
     for order in orders:

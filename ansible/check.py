@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts
+from contract.errors import UserError
 from planning import health, preflight
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,13 +33,9 @@ LOCAL = (
 )
 
 
-class InspectionError(Exception):
-    """A sentence for the user."""
-
-
 def inspect(inventory, extra):
     """{"findings", "machines"}, each in the order of the inventory: what is wrong, as
-    planning/preflight.py has it, and rows of planning/health.py. Raises InspectionError with
+    planning/preflight.py has it, and rows of planning/health.py. Raises UserError with
     Ansible's reason."""
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         output = Path(folder) / "findings.json"
@@ -57,7 +54,7 @@ def inspect(inventory, extra):
         }
         printed = run_playbook(argv, environment)
         if not output.exists():
-            raise InspectionError(f"could not look at the machines: {reason(printed)}")
+            raise UserError(f"could not look at the machines: {reason(printed)}")
         result = json.loads(output.read_text())
     local = result["local"] if len(result["local"]) > 1 else []
     result["findings"] = [row for row in result["findings"] if row["host"] not in local]
@@ -137,7 +134,7 @@ def main(argv=None):
     args, extra = parser.parse_known_args(argv)
     try:
         result = inspect(args.inventory, extra)
-    except InspectionError as error:
+    except UserError as error:
         print(f"tandem: {error}", file=sys.stderr)
         if args.json:
             remedy = "correct what the cause names, then run make check again"

@@ -22,6 +22,7 @@ import yaml
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts
+from contract.errors import UserError
 from contract.text import read_text
 from contract.validate import One
 from planning import PlanError, border, driver, looks, preflight, stacks, toolkit
@@ -46,15 +47,11 @@ SETTING = {
 }
 
 
-class InspectionError(Exception):
-    """A sentence for the user."""
-
-
 class Facts(dict):
-    """A machine's facts; where one is missing, InspectionError says which."""
+    """A machine's facts; where one is missing, UserError says which."""
 
     def __missing__(self, name):
-        raise InspectionError(
+        raise UserError(
             f"tandem: the facts of {self.get('host', 'a machine')} lack {name!r}: they are of an "
             "older form, or incomplete. Save them anew: .venv/bin/python ansible/dry_provision.py "
             "--save FILE"
@@ -279,7 +276,7 @@ def settings():
 
 
 def inspect(inventory, extra):
-    """[{"facts", "settings"}] of the machines that answer. Raises InspectionError."""
+    """[{"facts", "settings"}] of the machines that answer. Raises UserError."""
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         output = Path(folder) / "facts.json"
         argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(PLAYBOOK)]
@@ -292,7 +289,7 @@ def inspect(inventory, extra):
             argv + extra, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
         ).stdout
         if not output.exists():
-            raise InspectionError(f"{printed}\ntandem: ansible-playbook could not look (above)")
+            raise UserError(f"{printed}\ntandem: ansible-playbook could not look (above)")
         entries = json.loads(output.read_text())
     decision = {"kept": _decision(inventory)}
     return [{**entry, "settings": {**decision, **entry["settings"]}} for entry in entries]
@@ -305,15 +302,13 @@ def _decision(inventory):
 
 
 def read(path):
-    """[{"facts", "settings"}] of a file that --save wrote. Raises InspectionError."""
+    """[{"facts", "settings"}] of a file that --save wrote. Raises UserError."""
     try:
         entries = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise InspectionError(
-            f"tandem: {path} cannot be read as a file of facts: {error}"
-        ) from None
+        raise UserError(f"tandem: {path} cannot be read as a file of facts: {error}") from None
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
-        raise InspectionError(
+        raise UserError(
             f"tandem: {path} is no file of facts: it has to be a list of objects, each with "
             '"facts", which has a "host" (examples/machines/ has some)'
         )
@@ -326,7 +321,7 @@ def read(path):
             for entry, own in zip(entries, said)
         ]
     except PlanError as error:
-        raise InspectionError(f"tandem: {path} is no file of facts: {error}") from None
+        raise UserError(f"tandem: {path} is no file of facts: {error}") from None
 
 
 def _recorded(facts, said):
@@ -357,7 +352,7 @@ def main(argv=None):
         if args.save:
             Path(args.save).write_text(json.dumps(entries, indent=1) + "\n")
         printed = rows(entries, table, ROOT / "bundle")
-    except InspectionError as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         return 2
     except PlanError as error:

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from bundling import installers, manifest, wheels
 from bundling.fetch import Progress
-from bundling.manifest import BundleError
+from contract.errors import UserError
 
 ANSIBLE = Path(__file__).resolve().parent
 BUNDLE = ANSIBLE.parent / "bundle"
@@ -36,7 +36,7 @@ def order(folder, parts, bundle=BUNDLE):
 
 
 def gather(wanted, module, progress):
-    """Carries an order out, unless it was carried out before. Raises BundleError."""
+    """Carries an order out, unless it was carried out before. Raises UserError."""
     if not manifest.is_complete(wanted.folder, wanted.purpose()):
         module.gather(wanted, progress)
 
@@ -57,7 +57,7 @@ def main(argv=None):
                 gather(wanted, installers, progress)
             if args.tools_from and not args.list:
                 gather(wheels.plan_apex_tools(args.tools_from, args.bundle), wheels, progress)
-    except BundleError as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         return 2
     _, digests = manifest.read(wanted.folder)

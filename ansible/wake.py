@@ -18,13 +18,10 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts
+from contract.errors import UserError
 
 RECORDS = Path(__file__).resolve().parents[1] / ".tandem" / "wake"
 PORT = 9  # discard: a service there, if any, ignores what it receives
-
-
-class WakeError(Exception):
-    """A sentence for the user."""
 
 
 def packet(mac):
@@ -35,7 +32,7 @@ def packet(mac):
 def record(path):
     """{"inventory", "mac", "address", "port"} of a file that `make provision` wrote.
 
-    Raises WakeError, which names the file, if it is damaged.
+    Raises UserError, which names the file, if it is damaged.
     """
     try:
         row = json.loads(path.read_text())
@@ -47,7 +44,7 @@ def record(path):
         return {**row, "inventory": Path(row["inventory"])}
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise WakeError(
+        raise UserError(
             f"{path.stem} cannot be woken, since {path} is damaged ({what[:100]}): switch it on by "
             "its button and run make provision, which writes it anew"
         ) from None
@@ -55,19 +52,19 @@ def record(path):
 
 def records(folder, inventory, limit):
     """{name: record} of the inventory's machines, all or those in `limit`, and sentences on records
-    that are damaged. Raises WakeError if there is nothing to try."""
+    that are damaged. Raises UserError if there is nothing to try."""
     rows, damaged = {}, {}
     for path in sorted(folder.glob("*.json")):
         try:
             row = record(path)
-        except WakeError as error:
+        except UserError as error:
             damaged[path.stem] = str(error)
             continue
         if row["inventory"] == inventory:
             rows[path.stem] = row
     unknown = sorted(set(limit) - set(rows) - set(damaged))
     if unknown or (not rows and not damaged):
-        raise WakeError(
+        raise UserError(
             f"it is not known how to wake {', '.join(unknown) or 'any machine'}: set "
             "wake_on_lan: true in group_vars/all.yml and run make provision while it is on"
         )
@@ -76,7 +73,7 @@ def records(folder, inventory, limit):
 
 
 def own_networks():
-    """The IPv4 networks of this machine's cards. Raises WakeError if they cannot be listed."""
+    """The IPv4 networks of this machine's cards. Raises UserError if they cannot be listed."""
     try:
         process = subprocess.run(["ip", "-json", "-4", "address"], capture_output=True, text=True)
         links = filter(None, json.loads(process.stdout))
@@ -84,14 +81,14 @@ def own_networks():
         texts = [f"{row['local']}/{row['prefixlen']}" for row in rows]
         return [ipaddress.ip_interface(text).network for text in texts]
     except (OSError, ValueError, KeyError) as error:
-        raise WakeError(f"the cards of this machine cannot be listed by `ip`: {error}") from None
+        raise UserError(f"the cards of this machine cannot be listed by `ip`: {error}") from None
 
 
 def broadcast(address, networks):
-    """The broadcast address of a network. Raises WakeError if no card of ours is in it."""
+    """The broadcast address of a network. Raises UserError if no card of ours is in it."""
     reached = [network for network in networks if ipaddress.IPv4Address(address) in network]
     if not reached:
-        raise WakeError(
+        raise UserError(
             f"no card of this machine is in the network of {address}, and routers do not pass on "
             "the packet that wakes: run make wake on a machine on the same switch"
         )
@@ -121,7 +118,7 @@ def wake(rows, networks, seconds, pause=2.0):
             try:  # again and again: a packet may be lost
                 send(row["mac"], broadcast(row["address"], networks))
                 absent[name] = ""
-            except (WakeError, OSError) as error:
+            except (UserError, OSError) as error:
                 absent[name] = str(error)
             if answers(row["address"], row["port"]):
                 print(f"{name} answers after {time.monotonic() - start:.0f} s", flush=True)
@@ -142,7 +139,7 @@ def main(argv=None):
         for sentence in damaged:
             print(f"tandem: {sentence}", file=sys.stderr)
         absent = wake(rows, own_networks(), args.seconds)
-    except WakeError as error:
+    except UserError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
     for name, why in absent.items():

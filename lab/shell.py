@@ -7,20 +7,9 @@ from collections.abc import Sequence
 from lab.plan import LabError
 
 TOOLS = (
-    "debootstrap",
-    "ip",
-    "nft",
-    "openssl",
-    "nsenter",
-    "ssh",
-    "ssh-keygen",
-    "sshpass",
-    "systemd-nspawn",
-    "tc",
-    "unshare",
+    *("debootstrap", "ip", "nft", "openssl", "nsenter", "ssh", "ssh-keygen", "sshpass"),
+    *("systemd-nspawn", "tc", "unshare"),
 )
-
-
 VM_TOOLS = ("cpio", "mke2fs", "qemu-img", "qemu-system-x86_64")
 
 

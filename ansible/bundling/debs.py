@@ -18,7 +18,7 @@ import yaml
 
 from bundling import manifest
 from bundling.fetch import File, fetch_all
-from bundling.manifest import BundleError
+from contract.errors import UserError
 
 ANSIBLE = Path(__file__).resolve().parents[1]
 # What apt keeps between calls.
@@ -62,10 +62,10 @@ class Debs:
 
 
 def plan(release, packages, mirrors, bundle):
-    """The plan for a code name. `mirrors`: {name in releases.yml: URL}. Raises BundleError."""
+    """The plan for a code name. `mirrors`: {name in releases.yml: URL}. Raises UserError."""
     table = yaml.safe_load((ANSIBLE / "releases.yml").read_text())
     if release not in table["releases"]:
-        raise BundleError(
+        raise UserError(
             f"release {release!r} is not in ansible/releases.yml, which has "
             f"{', '.join(table['releases'])}. To learn a machine's own: "
             ". /etc/os-release; echo $VERSION_CODENAME"
@@ -91,7 +91,7 @@ def plan(release, packages, mirrors, bundle):
 def role_packages(roles=ANSIBLE / "roles"):
     """The package names in each role's list `<role>_packages`, in its defaults or vars.
 
-    They are literal, since no machine is asked: a list or a mapping of lists. Raises BundleError.
+    They are literal, since no machine is asked: a list or a mapping of lists. Raises UserError.
     """
     packages = set()
     for path in sorted([*roles.glob("*/defaults/main.yml"), *roles.glob("*/vars/main.yml")]):
@@ -100,7 +100,7 @@ def role_packages(roles=ANSIBLE / "roles"):
         lists = listed.values() if isinstance(listed, dict) else [listed]
         names = [name for names in lists for name in names]
         if isinstance(listed, str) or any("{{" in name for name in names):
-            raise BundleError(
+            raise UserError(
                 f"{role}_packages in {path} is not literal: `make bundle` could not know the names"
             )
         packages.update(names)
@@ -108,7 +108,7 @@ def role_packages(roles=ANSIBLE / "roles"):
 
 
 def gather(order, progress):
-    """Carries the plan out, unless it was carried out before. Raises BundleError."""
+    """Carries the plan out, unless it was carried out before. Raises UserError."""
     if manifest.is_complete(order.folder, order.purpose()):
         return
     (order.folder / manifest.NAME).unlink(missing_ok=True)
@@ -129,12 +129,12 @@ def gather(order, progress):
 def _private_apt(order):
     """The environment in which apt sees only the target's release."""
     if shutil.which("apt-get") is None:
-        raise BundleError(
+        raise UserError(
             "packages are gathered by apt-get, which this machine lacks: run `make bundle` on "
             "Debian or Ubuntu and copy the folder bundle/ here"
         )
     if not order.keyring.is_file():
-        raise BundleError(
+        raise UserError(
             f"the keys of {order.release}'s archive are missing here ({order.keyring}): "
             f"sudo apt install {order.keyring_package}"
         )
@@ -156,7 +156,7 @@ def _apt(order, environment, *words):
     )
     if process.returncode:
         errors = [line[3:] for line in process.stderr.splitlines() if line.startswith("E: ")]
-        raise BundleError(
+        raise UserError(
             f"apt-get could not do {words[0]!r} for {order.release}: "
             f"{' '.join(errors) or process.stderr.strip()}"
         )

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from bundling.manifest import BundleError, sha256
+from bundling.manifest import sha256
+from contract.errors import UserError
 
 SECONDS = 60
 
@@ -74,7 +75,7 @@ def _open_terminal(path):
 
 
 def fetch_all(files, what, progress, proxy=""):
-    """Downloads `files` to their paths. Raises BundleError at the first that fails."""
+    """Downloads `files` to their paths. Raises UserError at the first that fails."""
     handler = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
     opener = urllib.request.build_opener(handler)
     missing = [file for file in files if not _is_whole(file)]
@@ -102,7 +103,7 @@ def fetch(file, opener, advance):
         raise _not_fetched(file, error) from None
     if file.sha256 not in ("", sha256(part)):
         part.unlink()
-        raise BundleError(
+        raise UserError(
             f"{file.url} is not the file that was expected: its SHA-256 differs. It was deleted. "
             "Run the same command again; if it happens again, ask its publisher or another mirror"
         )
@@ -123,7 +124,7 @@ def _continue(file, part, opener, advance):
 
 
 def _not_fetched(file, reason):
-    return BundleError(
+    return UserError(
         f"{file.url} could not be fetched: {reason}. Run the same command again: what is there "
         "already is kept"
     )

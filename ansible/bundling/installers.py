@@ -12,7 +12,7 @@ from pathlib import Path
 from bundling import manifest, repository
 from bundling import table as stacks
 from bundling.fetch import File, fetch_all
-from bundling.manifest import BundleError
+from contract.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Installers:
 
 
 def plan(stack, wanted, bundle, table=None):
-    """The folders for a row of stacks.yml. Raises BundleError.
+    """The folders for a row of stacks.yml. Raises UserError.
 
     `wanted`: {"toolkit", "apex", "driver_version"} as in group_vars; auto is what a machine with a
     card gets. `table` replaces stacks.yml in tests.
@@ -69,7 +69,7 @@ def _driver(oldest, version, drivers):
     rows = [row for row in drivers if version in ("auto", str(row["version"]))]
     if not rows or _numbers(rows[0]["version"]) < _numbers(oldest):
         which = "" if version == "auto" else f" {version}, and this stack needs one"
-        raise BundleError(f"ansible/stacks.yml has no driver{which} of version {oldest} or newer")
+        raise UserError(f"ansible/stacks.yml has no driver{which} of version {oldest} or newer")
     return rows[0]
 
 
@@ -96,7 +96,7 @@ def plan_conda(url, sha256, bundle):
 
 
 def gather(order, progress):
-    """Carries the plan out. Raises BundleError, which names all files behind a login at once."""
+    """Carries the plan out. Raises UserError, which names all files behind a login at once."""
     order.folder.mkdir(parents=True, exist_ok=True)
     # The manifest stays until the next one is written: it may be the only record of a first use.
     _, first_uses = manifest.read(order.folder)
@@ -113,7 +113,7 @@ def gather(order, progress):
     by_hand = [file for file in order.files if not file.url]
     problems = [_problem(file, order.folder, expected[file.name]) for file in by_hand]
     if any(problems):
-        raise BundleError("\n".join(filter(None, problems)))
+        raise UserError("\n".join(filter(None, problems)))
     digests = {name: manifest.sha256(order.folder / name) for name in expected}
     for file in order.files:
         if not file.commit and not expected[file.name]:

@@ -9,10 +9,6 @@ import hashlib
 NAME = "MANIFEST.sha256"
 
 
-class BundleError(Exception):
-    """A sentence for the user."""
-
-
 def sha256(path):
     digest = hashlib.sha256()
     with path.open("rb") as file:

@@ -3,11 +3,11 @@
 import subprocess
 import tempfile
 
-from bundling.manifest import BundleError
+from contract.errors import UserError
 
 
 def pack(url, commit, path):
-    """Writes the files of `commit` to `path`, a .tar.gz with one folder. Raises BundleError."""
+    """Writes the files of `commit` to `path`, a .tar.gz with one folder. Raises UserError."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".git-") as folder:
         _git(folder, "init", "--quiet")
         # git compares what it receives with the id that it asked for.
@@ -22,7 +22,7 @@ def _git(folder, *words):
     try:
         process = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True)
     except FileNotFoundError:
-        raise BundleError("git is missing on this machine: sudo apt install git") from None
+        raise UserError("git is missing on this machine: sudo apt install git") from None
     if process.returncode:
         reason = " ".join(process.stderr.split()) or "nothing"
-        raise BundleError(f"git {words[0]} of {words[-1]} failed: {reason}")
+        raise UserError(f"git {words[0]} of {words[-1]} failed: {reason}")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from bundling.manifest import BundleError
+from contract.errors import UserError
 
 ANSIBLE = Path(__file__).resolve().parents[1]
 
@@ -15,10 +15,10 @@ def read():
 
 
 def row(table, stack):
-    """The row of a stack. Raises BundleError if there is none."""
+    """The row of a stack. Raises UserError if there is none."""
     rows = table["rows"]
     if stack not in rows:
-        raise BundleError(
+        raise UserError(
             f"stack {stack!r} is not in ansible/stacks.yml, which has {', '.join(rows)}"
         )
     return rows[stack]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bundling import manifest, table
-from bundling.manifest import BundleError
 from bundling.table import ANSIBLE
+from contract.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class Wheels:
 
 
 def plan(stack, python, index_url, bundle):
-    """The plan for a row of stacks.yml; `python` "" means the row's first. Raises BundleError."""
+    """The plan for a row of stacks.yml; `python` "" means the row's first. Raises UserError."""
     row = table.row(table.read(), stack)
     python = python or row["python"][0]
     if python not in row["python"]:
-        raise BundleError(
+        raise UserError(
             f"stack {stack} has no lock for Python {python}, only for {', '.join(row['python'])}"
         )
     name = f"{row['lock']}-py{python}"
@@ -88,7 +88,7 @@ def platforms(glibc):
 
 
 def fetch(requirement, order):
-    """Fetches one wheel by pip, which checks its hash. Raises BundleError with pip's last line."""
+    """Fetches one wheel by pip, which checks its hash. Raises UserError with pip's last line."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(requirement.line())
         file.flush()
@@ -101,7 +101,7 @@ def fetch(requirement, order):
         process = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if process.returncode:
         lines = [line for line in process.stdout.splitlines() if line.strip()] or ["nothing"]
-        raise BundleError(
+        raise UserError(
             f"{requirement.name} {requirement.version} could not be fetched from "
             f"{order.index_url}; pip said: {lines[-1]}. Run the same command again: what is there "
             "already is kept"

@@ -8,38 +8,15 @@ docs/preflight.md lists them.
 
 from .faults import machine, network, stack
 
-BLOCKING = frozenset(
-    (
-        *(
-            "release",
-            "arch",
-            "wsl",
-            "container",
-            "systemd",
-            "python",
-            "no_python",
-            "sudo",
-            "disk_full",
-            "read_only",
-            "address",
-        ),
-        *("dpkg", "installer", "uv", "stack", "collect", "train_user"),
-        *("duplicate_address", "duplicate_machine_id", "duplicate_mac"),
-    )
-)
-NOTES = frozenset(
-    (
-        "one_user",
-        "faster_card",
-        "xid_program",
-        "reboot_waits",
-        "gcc",
-        "passphrase",
-        "toolkit",
-        "card_left_out",
-        "table_old",
-    )
-)
+BLOCKING = {
+    *("release", "arch", "wsl", "container", "systemd", "python", "no_python", "sudo"),
+    *("disk_full", "read_only", "address", "dpkg", "installer", "uv", "stack", "collect"),
+    *("train_user", "duplicate_address", "duplicate_machine_id", "duplicate_mac"),
+}
+NOTES = {
+    *("one_user", "faster_card", "xid_program", "reboot_waits", "gcc", "passphrase", "toolkit"),
+    *("card_left_out", "table_old"),
+}
 
 
 def findings(facts, question):

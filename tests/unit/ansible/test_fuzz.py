@@ -298,7 +298,7 @@ def test_a_file_of_facts_is_refused_or_planned(tmp_path_factory, said, text):
         path.write_text(written, errors="surrogatepass")
         try:
             dry.text(dry.rows(dry.read(path), TABLE, Path("/nowhere")))
-        except (PlanError, dry.InspectionError) as error:
+        except (PlanError, UserError) as error:
             assert str(error)
 
 
@@ -339,7 +339,7 @@ def test_a_kept_stack_is_refused_or_read(text):
 def test_a_machines_variables_are_refused_or_used(variables):
     try:
         bootstrap.machine_of("pc1", variables)
-    except bootstrap.BootstrapError as error:
+    except UserError as error:
         assert str(error)
     hostvars = {"pc1": {**variables, "inventory_hostname": "pc1"}}
     refused_or(FILTERS["tandem_member_addresses"], ["pc1"], hostvars)

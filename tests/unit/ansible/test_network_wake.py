@@ -9,6 +9,7 @@ import types
 import pytest
 import yaml
 
+from contract.errors import UserError
 from planning import PlanError
 from planning import wake as planned
 from tests.unit.ansible.provision_machines import (
@@ -88,7 +89,7 @@ def test_it_is_sent_to_the_network_of_a_card_of_ours_and_to_no_other():
     networks = [ipaddress.ip_network(text) for text in ("192.168.56.0/24", "192.168.0.0/16")]
     assert wake.broadcast("192.168.56.111", networks) == "192.168.56.255"
     assert wake.broadcast("192.168.7.1", networks) == "192.168.255.255"
-    with pytest.raises(wake.WakeError, match=r"network of 8\.8\.8\.8"):
+    with pytest.raises(UserError, match=r"network of 8\.8\.8\.8"):
         wake.broadcast("8.8.8.8", networks)
     made = wake.packet(MAC)
     assert len(made) == 102 and made[:6] == b"\xff" * 6
@@ -106,7 +107,7 @@ def test_networks_are_those_of_this_machines_cards(monkeypatch):
     monkeypatch.setattr(wake.subprocess, "run", lambda *words, **options: done)
     assert wake.own_networks() == [ipaddress.ip_network("10.1.0.0/20")]
     done.stdout = 'Object "-json" is unknown'
-    with pytest.raises(wake.WakeError):
+    with pytest.raises(UserError):
         wake.own_networks()
 
 
@@ -148,7 +149,7 @@ def test_only_machines_of_this_inventory_that_were_asked_for_are_woken(tmp_path)
     assert list(found) == ["pc2"] and damaged == []
     # One of which nothing is known is named.
     for limit, folder in ((["pc2", "other"], tmp_path), ([], tmp_path / "none")):
-        with pytest.raises(wake.WakeError, match=r"wake_on_lan: true"):
+        with pytest.raises(UserError, match=r"wake_on_lan: true"):
             wake.records(folder, inventory, limit)
 
 

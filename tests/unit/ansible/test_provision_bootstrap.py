@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.unit.ansible.provision_machines import load
 
 bootstrap = load("ansible/bootstrap.py")
@@ -60,7 +61,7 @@ def test_machines_of_child_groups_are_machines_of_the_cluster(tmp_path):
     ]
     assert (found[0].provisions, found[0].trains) == ("anna", "anna")
     assert [one.name for one in bootstrap.machines(path, "pc2")] == ["pc2"]
-    with pytest.raises(bootstrap.BootstrapError, match=r"has no hosts in group \[cluster\]"):
+    with pytest.raises(UserError, match=r"has no hosts in group \[cluster\]"):
         bootstrap.machines(inventory(tmp_path, "[others]\nprinter\n"), "all")
 
 
@@ -89,7 +90,7 @@ def test_the_play_gets_users_key_and_rule_and_no_password_on_its_command_line(ha
 def test_who_trains_is_train_user_or_else_who_provisions(given, provisions, trains):
     found = bootstrap.machine_of("pc1", given)
     assert (found.provisions, found.trains) == (provisions, trains)
-    with pytest.raises(bootstrap.BootstrapError):  # a template is no name
+    with pytest.raises(UserError):  # a template is no name
         bootstrap.machine_of("pc1", {**given, "train_user": "{{ x }}"})
 
 
@@ -148,7 +149,7 @@ def test_a_name_that_is_unknown_is_not_a_machine_without_sshd(monkeypatch):
 def test_a_key_that_nobody_can_compare_is_not_trusted(monkeypatch):
     key = bootstrap.HostKey("192.0.2.1 ssh-ed25519 KEY", "SHA256:x")
     monkeypatch.setattr(bootstrap, "trusted_lines", lambda _: [])
-    with pytest.raises(bootstrap.BootstrapError, match="give --fingerprints"):
+    with pytest.raises(UserError, match="give --fingerprints"):
         bootstrap.trust_host_key(PC, key, None, no_terminal)
 
 

@@ -6,11 +6,12 @@ import os
 
 import pytest
 
+from contract.errors import UserError
 from tests.unit.ansible.provision_machines import load
 
 bundle = load("ansible/bundle.py")
 installers, manifest, wheels = bundle.installers, bundle.manifest, bundle.wheels
-Progress, BundleError = bundle.fetch.Progress, bundle.BundleError
+Progress = bundle.fetch.Progress
 
 WANTED = {"wheels": [], "releases": {}, "stacks": [], "index_url": "", "mirrors": {}, "conda": []}
 PAGE = "https://vendor.invalid/login"
@@ -37,9 +38,9 @@ def test_plan_follows_the_table(tmp_path):
     assert (made.python, made.glibc) == ("3.10", "2.17")
     assert made.folder == tmp_path / "wheels/cu102-py3.10"
     for wrong in (("cpu", "2.7", ""), ("cu1", "", "")):
-        with pytest.raises(BundleError):
+        with pytest.raises(UserError):
             wheels.plan(*wrong, tmp_path)
-    with pytest.raises(BundleError):
+    with pytest.raises(UserError):
         installers.plan("cu1", {}, tmp_path)
     # A folder that was asked for twice is gathered once.
     wanted = {**WANTED, "wheels": [["cpu", ""], ["cpu", "3.11"], ["cpu", "3.12"]]}
@@ -141,15 +142,15 @@ def test_installers_follow_the_settings(tmp_path):
     assert names("auto") == ["cu", "toolkit-10.2"]
     assert names("auto", toolkit_default=False) == names("false") == ["cu"]
     assert names("false", version="580.1") == ["cu"]
-    with pytest.raises(BundleError):
+    with pytest.raises(UserError):
         names("auto", driver="590.1")
-    with pytest.raises(BundleError):
+    with pytest.raises(UserError):
         names("false", version="470.1")
 
 
 def test_files_behind_a_login_are_named_with_page_name_and_folder(tmp_path):
     plan = by_hand(tmp_path)
-    with pytest.raises(BundleError) as refused:
+    with pytest.raises(UserError) as refused:
         installers.gather(plan, Progress())
     assert str(refused.value).splitlines() == [
         f"{name} has to be fetched by hand: get it from {PAGE} and put it into {plan.folder}"
@@ -157,7 +158,7 @@ def test_files_behind_a_login_are_named_with_page_name_and_folder(tmp_path):
     ]
     (plan.folder / "cudnn.tgz").write_bytes(b"cudnn")
     (plan.folder / "nccl.txz").write_bytes(b"an error page")
-    with pytest.raises(BundleError, match=r"nccl\.txz is not the expected file"):
+    with pytest.raises(UserError, match=r"nccl\.txz is not the expected file"):
         installers.gather(plan, Progress())
 
 
@@ -176,7 +177,7 @@ def test_a_file_that_nobody_vouches_for_is_named_as_it_is_first_used(tmp_path, c
     assert (made.folder / "Miniforge.sh").read_bytes() == b"first" and complete(made)
     (made.folder / "Miniforge.sh").unlink()
     (tmp_path / "Miniforge.sh").write_bytes(b"second")
-    with pytest.raises(BundleError, match="its SHA-256 differs"):
+    with pytest.raises(UserError, match="its SHA-256 differs"):
         installers.gather(made, progress)
     os.close(slave)
     os.close(master)

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from contract.errors import UserError
 from tests.unit.ansible.provision_machines import ROOT, load, tasks_of
 
 bundle = load("ansible/bundle.py")
 debs, manifest = bundle.debs, bundle.manifest
-Progress, BundleError = bundle.fetch.Progress, bundle.BundleError
+Progress = bundle.fetch.Progress
 
 MIRRORS = yaml.safe_load((ROOT / "group_vars/all.yml").read_text())["mirrors"]
 RELEASES = yaml.safe_load((ROOT / "ansible/releases.yml").read_text())["releases"]
@@ -32,7 +33,7 @@ def test_every_release_has_its_sources_in_every_mirror(release, mirror, tmp_path
 def test_a_missing_keyring_is_named_with_its_package(tmp_path):
     plan = debs.plan("noble", {"nftables"}, MIRRORS["world"], tmp_path)
     plan = debs.Debs(**{**vars(plan), "keyring": tmp_path / "none"})
-    with pytest.raises(BundleError, match="sudo apt install ubuntu-keyring"):
+    with pytest.raises(UserError, match="sudo apt install ubuntu-keyring"):
         debs.gather(plan, Progress())
 
 
@@ -40,7 +41,7 @@ def test_a_missing_keyring_is_named_with_its_package(tmp_path):
 def test_a_list_that_is_not_literal_is_refused(tmp_path, value):
     (tmp_path / "tool/defaults").mkdir(parents=True)
     (tmp_path / "tool/defaults/main.yml").write_text(f"tool_packages: [{value}]")
-    with pytest.raises(BundleError, match=r"tool_packages in .* is not literal"):
+    with pytest.raises(UserError, match=r"tool_packages in .* is not literal"):
         debs.role_packages(tmp_path)
 
 
@@ -133,5 +134,5 @@ def test_a_half_gathered_folder_is_finished_and_old_packages_go(plan, capsys):
 
 def test_a_package_that_the_release_lacks_is_named(plan):
     wrong = debs.Debs(**{**vars(plan), "packages": ("missing-package",)})
-    with pytest.raises(BundleError, match=r"for test: Unable to locate package missing-package"):
+    with pytest.raises(UserError, match=r"for test: Unable to locate package missing-package"):
         debs.gather(wrong, Progress())

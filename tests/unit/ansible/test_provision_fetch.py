@@ -8,10 +8,10 @@ import urllib.request
 
 import pytest
 
+from contract.errors import UserError
 from tests.unit.ansible.provision_machines import load
 
 fetch = load("ansible/bundle.py").fetch
-BundleError = fetch.BundleError
 
 CONTENT = bytes(range(256)) * 4096
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -79,13 +79,13 @@ def test_a_whole_file_is_not_fetched_again_and_a_broken_one_is(url, tmp_path):
         get(wanted(url, tmp_path))
         assert (tmp_path / "file").read_bytes() == CONTENT and Server.sent == sent
     (tmp_path / "file").unlink()
-    with pytest.raises(BundleError, match="its SHA-256 differs"):  # of another than was expected
+    with pytest.raises(UserError, match="its SHA-256 differs"):  # of another than was expected
         get(wanted(url, tmp_path, "0" * 64))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_is_not_there_is_a_sentence(tmp_path):
-    with pytest.raises(BundleError, match=r"could not be fetched: .*Run the same command again"):
+    with pytest.raises(UserError, match=r"could not be fetched: .*Run the same command again"):
         get(wanted("http://127.0.0.1:9/file", tmp_path))
 
 

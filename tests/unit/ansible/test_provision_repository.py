@@ -6,7 +6,7 @@ import tarfile
 import pytest
 
 from bundling import repository
-from bundling.manifest import BundleError
+from contract.errors import UserError
 
 
 @pytest.fixture
@@ -32,6 +32,6 @@ def test_the_files_of_the_commit_are_packed_and_none_of_a_later_one(source, tmp_
         assert archive.getnames() == ["apex-1", "apex-1/setup.py"]
         assert archive.extractfile("apex-1/setup.py").read() == b"first\n"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["apex-1.tar.gz", "source"]
-    with pytest.raises(BundleError, match="git fetch of 0000"):  # and of another one nothing
+    with pytest.raises(UserError, match="git fetch of 0000"):  # and of another one nothing
         repository.pack(f"file://{path}", "0" * 39 + "1", tmp_path / "apex-2.tar.gz")
     assert not (tmp_path / "apex-2.tar.gz").exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import UserError
 from tests.unit.ansible.provision_machines import ROOT, ansible_playbook, load
 
 ANSIBLE = ROOT / "ansible"
@@ -60,7 +61,7 @@ def test_what_is_only_to_be_known_is_said_once_and_is_no_problem(monkeypatch, ca
 @pytest.mark.parametrize("asked", [[], ["--json"]])
 def test_json_is_json_when_it_could_not_look_either(monkeypatch, capsys, asked):
     def inspect(inventory, extra):
-        raise check.InspectionError("could not look at the machines: no such file")
+        raise UserError("could not look at the machines: no such file")
 
     monkeypatch.setattr(check, "inspect", inspect)
     assert check.main(asked) == 2
