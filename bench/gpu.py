@@ -29,7 +29,7 @@ from trainer.data.folder import ImageFolder
 from trainer.data.loader import TrainBatches
 from trainer.ema import Ema
 from trainer.memory import is_out_of_memory
-from trainer.precision import optimized
+from trainer.precision import weights_of
 from trainer.step import seed_step, train_step
 from trainer.world import World
 from trainer.writer import Writer
@@ -217,7 +217,7 @@ def parts(device, data, scale):
         "clock": lambda: clock.read(clock.lap()) if [clock.enter(n) for n in names] else None,
         "EMA": lambda: ema.update(job.precision.live_state(job.model)),
         "seed": lambda: seed_step(job, 1),
-        "clip": lambda: torch.nn.utils.clip_grad_norm_(optimized(job.optimizer), 1.0),
+        "clip": lambda: torch.nn.utils.clip_grad_norm_(weights_of(job.optimizer), 1.0),
     }
     for name, call in done.items():
         call()

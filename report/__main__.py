@@ -114,7 +114,7 @@ def embolden(text: str) -> str:
     )
 
 
-def limited(argv: list[str]) -> int:
+def run_limited(argv: list[str]) -> int:
     """`main` as a process of its own, which files of whatever size or kind can neither fill the
     memory with nor keep busy for ever."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
@@ -136,4 +136,4 @@ def too_long(number: int, frame: FrameType | None) -> NoReturn:
 
 if __name__ == "__main__":
     interrupts.heard()
-    sys.exit(limited(sys.argv[1:]))
+    sys.exit(run_limited(sys.argv[1:]))

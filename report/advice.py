@@ -102,12 +102,12 @@ def advise(
     remedies += data_advice(step, now, cause, start, evidence) + checkpoint_advice(step, now, start)
     worth = [remedy for remedy in remedies if remedy.predicted > WORTH * now.images_per_second]
     if step.own_script:
-        worth = [untyped(remedy) for remedy in worth]
+        worth = [without_options(remedy) for remedy in worth]
     ranked = sorted(worth, key=lambda remedy: (remedy.money, -remedy.predicted))
     return together(Advice(now.images_per_second, tuple(ranked), now.saving > 0), now)
 
 
-def untyped(remedy: Remedy) -> Remedy:
+def without_options(remedy: Remedy) -> Remedy:
     """The remedy without the trainer's options, which a script does not have; NODES is make's."""
     words = {name: value for name, value in remedy.words.items() if name == "NODES"}
     return replace(remedy, words=words, args=())
@@ -169,7 +169,7 @@ def network_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
         for mbit, name in LINKS:
             rate = formulas.goodput(mbit)
             if rate > 1.5 * step.rate:
-                wait = calibrated(step, step.wait(step.strategy, step.nodes, rate) or 0.0)
+                wait = calibrate(step, step.wait(step.strategy, step.nodes, rate) or 0.0)
                 change = f"network cards and switch of {name}"
                 remedies.append(propose(now, change, "network", waiting(wait), money=True))
     batch = round((number(start.get("global_batch")) or step.images) / step.nodes)
@@ -196,7 +196,7 @@ def twice_the_batch(then: Situation) -> Situation:
     )
 
 
-def calibrated(step: Step, wait: float) -> float:
+def calibrate(step: Step, wait: float) -> float:
     """A wait by formula, where the formula's own for this run may differ from what was measured:
     the rate that follows from the wait is bounded by what the card can do and was seen to do."""
     if step.strategy is None or not step.rate:
@@ -220,7 +220,7 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
     if rate is None:
         return []
     waits = [
-        (calibrated(step, waited), strategy)
+        (calibrate(step, waited), strategy)
         for strategy in prices.advised(family or prices.SGD)
         if strategy != step.strategy
         and (waited := step.wait(strategy, step.nodes, rate)) is not None
@@ -231,7 +231,7 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
         phases, exact = step.phases, step.wait(strategies.parse(strategies.EXACT), step.nodes, rate)
     else:
         phases, exact = replace(step.phases, warmup=0), 0.0
-    exact = calibrated(step, exact or 0.0)
+    exact = calibrate(step, exact or 0.0)
     means = [
         (phases.mean(strategy, rest + waited, rest + exact), strategy) for waited, strategy in waits
     ]
@@ -267,7 +267,7 @@ def nodes_rate(step: Step, now: Situation, nodes: int) -> float:
     world = max(1, round(step.world * nodes / step.nodes))
     waited = 0.0
     if nodes > 1 and step.strategy is not None and step.rate is not None:
-        waited = calibrated(step, step.wait(step.strategy, nodes, step.rate) or 0.0)
+        waited = calibrate(step, step.wait(step.strategy, nodes, step.rate) or 0.0)
     images = now.images * world / step.world
     return replace(now, images=images, network=waited, peers=0.0).images_per_second
 

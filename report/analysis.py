@@ -13,7 +13,7 @@ from report.devices import GpuUse, MemoryUse, gpu_joules, memory_use
 from report.disk import DiskUse, ShareUse
 from report.files import Entry, dicts, last_of, number
 from report.machines import MachineUse
-from report.measure import Step, images_per_second, longest_attempt, measure_step, trained
+from report.measure import Step, images_per_second, longest_attempt, measure_step, training_totals
 from report.network import NetworkUse, one_machine
 from report.progress import (
     Epoch,
@@ -92,7 +92,7 @@ def analyse(folder: Path) -> Analysis:
     summary["advice"] = [remedy_entry(run, remedy) for remedy in remedies]
     summary["predicted"] = run.plan.get("predicted")  # by `make plan`, as the launcher recorded it
     gpus = uses.gpus
-    joules, (images, _) = gpu_joules(run, gpus), trained(run.ranks)
+    joules, (images, _) = gpu_joules(run, gpus), training_totals(run.ranks)
     summary["gpu_joules"] = None if joules is None else round(joules)
     per_image = joules / images if joules is not None and images else None
     summary["gpu_joules_per_image"] = None if per_image is None else round(per_image, 4)

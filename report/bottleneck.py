@@ -68,7 +68,7 @@ def bottleneck(step: Step | None, evidence: Evidence) -> str:
     if swapping(evidence):
         return "memory_pressure"
     slower = has_straggler(step)
-    cause = ruling_cause(parts(step), slower, crowded(evidence) is not None, step.one_machine)
+    cause = ruling_cause(parts(step), slower, fullest(evidence) is not None, step.one_machine)
     if cause == "data":
         return data_cause(evidence, late_hosts(step))
     if cause == "straggler" and slower:
@@ -78,7 +78,7 @@ def bottleneck(step: Step | None, evidence: Evidence) -> str:
     return cause or "none"
 
 
-def crowded(evidence: Evidence) -> MachineUse | None:
+def fullest(evidence: Evidence) -> MachineUse | None:
     """The machine whose processors are most oversubscribed."""
     full = [use for use in evidence.machines if use.oversubscribed]
     return max(full, key=lambda use: use.queued or 0.0, default=None)
@@ -132,7 +132,7 @@ def data_disk(disks: Sequence[DiskUse], hosts: set[str] | None = None) -> DiskUs
 def straggler_cause(step: Step, evidence: Evidence) -> str:
     """Why one rank is slower than the others: other programs, its images, or else itself."""
     last, others = slowest(step)
-    waits, use = longer_queued(step, evidence), evidence.machine(last.host)
+    waits, use = excess_queueing(step, evidence), evidence.machine(last.host)
     contended = use is not None and (use.others_busy is None or use.others_busy >= OTHERS)
     if contended and waits is not None and waits >= EXPLAINED * (last.own - others):
         return "cpu_contention"
@@ -141,7 +141,7 @@ def straggler_cause(step: Step, evidence: Evidence) -> str:
     return "straggler"
 
 
-def longer_queued(step: Step, evidence: Evidence) -> float | None:
+def excess_queueing(step: Step, evidence: Evidence) -> float | None:
     """Seconds a step that the threads of the slowest rank's machine wait longer for a processor
     than those of the others (the median); None where that was not recorded."""
     last, _ = slowest(step)

@@ -29,7 +29,7 @@ def bars(item: Bars) -> str:
     marks = []
     for index, bar in enumerate(item.rows):
         y, x = index * step + 4, float(left)
-        marks.append(linked(text(left - 8, y + 15, "end", bar.label), bar.link))
+        marks.append(link_to(text(left - 8, y + 15, "end", bar.label), bar.link))
         for colour, value in bar.parts:
             width = max(0.0, value * scale)
             if width >= 0.05:
@@ -65,7 +65,7 @@ def curve(item: Curve) -> str:
     height, base = 170, 184
     marks = grid(ceiling, base, height, item.unit)
     for _, colour, series in lines:
-        for part in unbroken(series):
+        for part in split_at_gaps(series):
             places = [
                 (
                     LEFT + x / length / end * (WIDTH - LEFT - RIGHT),
@@ -101,7 +101,7 @@ def highest(values: list[float]) -> float:
     return max((value for value in values if value <= ASTRAY * usual), default=values[-1])
 
 
-def unbroken(points: Points) -> list[Points]:
+def split_at_gaps(points: Points) -> list[Points]:
     """The points between two gaps."""
     apart = [second - first for (first, _), (second, _) in zip(points, points[1:])]
     usual, parts = statistics.median(apart) if apart else 0.0, [points[:1]]
@@ -169,7 +169,7 @@ def rule(name: str, x1: float, x2: float, y1: float, y2: float) -> str:
     return f'<line class="{name}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
-def linked(mark: str, link: str) -> str:
+def link_to(mark: str, link: str) -> str:
     return f'<a href="{escape(link)}">{mark}</a>' if link else mark
 
 

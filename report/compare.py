@@ -126,7 +126,7 @@ def scores(curve: list[Epoch]) -> list[Epoch]:
     return [epoch for epoch in curve if epoch.top1 is not None]
 
 
-def reached(curve: list[Epoch], level: float) -> Epoch | None:
+def epoch_reaching(curve: list[Epoch], level: float) -> Epoch | None:
     """The first epoch after which top-1 was at least so high."""
     return next((epoch for epoch in curve if (epoch.top1 or 0.0) >= level), None)
 

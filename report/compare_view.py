@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from contract.text import seconds, three_digits
-from report.compare import Comparison, Side, reached
+from report.compare import Comparison, Side, epoch_reaching
 from report.differences import Difference
 from report.progress import Epoch
 from report.run_view import PARTS
@@ -225,7 +225,7 @@ def top1(value: float) -> str:
 
 
 def time_to(side: Side, level: float) -> str:
-    epoch = reached(side.curve, level)
+    epoch = epoch_reaching(side.curve, level)
     return seconds(epoch.seconds) if epoch else UNKNOWN
 
 

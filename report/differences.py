@@ -74,23 +74,23 @@ def machines(analysis: Analysis) -> dict[str, str]:
     values = {
         "machines": ", ".join(last_hosts(run)),
         "between them": "nothing: one PC" if one_machine(run) else "a network",
-        "device": counted(start.get("device") for start in starts.values()),
-        "processor": counted(start.get("cpu") for start in starts.values()),
-        "cores": counted(start.get("cores") for start in starts.values()),
-        "network card": counted(links.values()),
-        "python": counted(start.get("python") for start in starts.values()),
-        "torch": counted(start.get("torch") for start in starts.values()),
+        "device": tally(start.get("device") for start in starts.values()),
+        "processor": tally(start.get("cpu") for start in starts.values()),
+        "cores": tally(start.get("cores") for start in starts.values()),
+        "network card": tally(links.values()),
+        "python": tally(start.get("python") for start in starts.values()),
+        "torch": tally(start.get("torch") for start in starts.values()),
     }
     names = dict.fromkeys(name for start in starts.values() for name in start.get("versions", {}))
     for name in names:
-        values[name] = counted(start.get("versions", {}).get(name) for start in starts.values())
-    values["oneDNN limited to"] = counted(
+        values[name] = tally(start.get("versions", {}).get(name) for start in starts.values())
+    values["oneDNN limited to"] = tally(
         start.get("instructions", {}).get("onednn_limit") for start in starts.values()
     )
     return {name: value for name, value in values.items() if value}
 
 
-def counted(values: Iterable[object]) -> str:
+def tally(values: Iterable[object]) -> str:
     """`GeForce RTX 3090`, or `3 x GeForce RTX 3090 and 1 x GeForce RTX 2080 Ti`; "" for none."""
     counts = Counter(words(value) for value in values if value is not None)
     if len(counts) < 2:

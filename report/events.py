@@ -159,10 +159,10 @@ def varint(value: int) -> bytes:
 
 def record(data: bytes) -> bytes:
     length = struct.pack("<Q", len(data))
-    return length + masked(length) + data + masked(data)
+    return length + mask_crc(length) + data + mask_crc(data)
 
 
-def masked(data: bytes) -> bytes:
+def mask_crc(data: bytes) -> bytes:
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 

@@ -82,7 +82,7 @@ def options(value: object) -> Entry | None:
     return {**plain, **only({"trainer": texts}, value)}
 
 
-def predicted(value: object) -> Entry | None:
+def prediction(value: object) -> Entry | None:
     if not isinstance(value, dict) or number(value.get("images_per_second")) is None:
         return None
     return only({"images_per_second": number, "made_unix": number}, value)
@@ -122,7 +122,7 @@ PLAN: Fields = {
     **dict.fromkeys(("run", "model", "data", "sync", "precision", "precision_why"), text),
     **dict.fromkeys(("tandem", "git_revision", "git_diff", "code_sha256"), text),
     **{"epochs": count, "world_size": count, "created_unix": number},
-    **{"nodes": nodes, "options": options, "predicted": predicted, "script": script},
+    **{"nodes": nodes, "options": options, "predicted": prediction, "script": script},
 }
 CAUSE: Fields = {
     **dict.fromkeys(("host", "signal", "exception", "message", "remedy"), text),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from report.fields import Fields
 from report.files import MOST_RANKS, Entry, count, number, only, positive
-from report.network import grown, machines_shared
+from report.network import grown, nodes_per_machine
 from report.read import Run
 from report.windows import Points, Series, Window
 
@@ -130,7 +130,7 @@ class MachineLoop:
         for name, value in grew.items():
             self.sums[name] += value
         self.seconds += length
-        ran, waited = self.scheduled(sample)
+        ran, waited = self.scheduling(sample)
         self.ran, self.waited = self.ran + ran, self.waited + waited
         cores, total = sample.get("cores", 1), sample.get("memory_total")
         self.series["cpu"].add(since, 100 * busy(grew["cpu_busy"], length, cores))
@@ -146,7 +146,7 @@ class MachineLoop:
             self.series["memory"].add(since, 100 * (1 - min(1.0, available / total)))
         self.ended, self.last = mono, sample
 
-    def scheduled(self, sample: Entry) -> tuple[float, float]:
+    def scheduling(self, sample: Entry) -> tuple[float, float]:
         """Seconds that all ranks ran and waited since the last sample. A rank that was not in it
         counts as 0: its threads may be older than the loop."""
         before, now = self.last["schedule"], sample["schedule"]
@@ -183,7 +183,7 @@ class MachineLoop:
 
 def together(run: Run, uses: list[MachineUse]) -> list[MachineUse]:
     """Nodes that are processes of one machine have its processors in common."""
-    shared, ran = machines_shared(run), defaultdict[int, float](float)
+    shared, ran = nodes_per_machine(run), defaultdict[int, float](float)
     for use in uses:
         ran[use.attempt] += (use.ranks_busy or 0.0) * (use.host in shared)
     return [

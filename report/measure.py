@@ -289,7 +289,7 @@ def images_of(record: RankRecord) -> float:
     return sum(record.steps.samples) / steps_of(record)
 
 
-def trained(records: Sequence[RankRecord], first: int = 0) -> tuple[float, float]:
+def training_totals(records: Sequence[RankRecord], first: int = 0) -> tuple[float, float]:
     """Training images of all ranks, and seconds of their steps (mean over ranks), over all
     attempts; the lines of each rank and attempt from the `first` on. A rank without a file counts
     as the mean of the others."""
@@ -307,7 +307,7 @@ def images_per_second(records: Sequence[RankRecord]) -> float | None:
     """Training images of all ranks over the time of their steps, a strategy's warm-up included. The
     first line of each rank and attempt is left out: its step also warms up the device, the loader
     and DDP's buckets. None without other lines. Every speed that is shown is this one."""
-    images, seconds = trained(records, first=1)
+    images, seconds = training_totals(records, first=1)
     return images / seconds if seconds > 0 else None
 
 

@@ -54,7 +54,7 @@ class Cards:
     its loop."""
 
     def __init__(self, run: Run, host: str):
-        self.host, self.shared_by = host, machines_shared(run).get(host, 1)
+        self.host, self.shared_by = host, nodes_per_machine(run).get(host, 1)
         self.loops: dict[int, CardLoop] = {}
 
     def add(self, window: Window, mono: float, line: Entry) -> None:
@@ -119,7 +119,7 @@ class CardLoop:
         self.ended, self.last = mono, sample
 
 
-def machines_shared(run: Run) -> dict[str, int]:
+def nodes_per_machine(run: Run) -> dict[str, int]:
     """Host -> how many nodes are processes of the same machine (connection `local`)."""
     nodes = run.plan.get("nodes", [])
     local = [node["host"] for node in nodes if node.get("connection") == "local" and "host" in node]
@@ -128,7 +128,7 @@ def machines_shared(run: Run) -> dict[str, int]:
 
 def one_machine(run: Run) -> bool:
     """Whether all ranks are processes of one machine, so that no network is between them."""
-    return len(run.hosts) == 1 or machines_shared(run).keys() >= set(run.hosts)
+    return len(run.hosts) == 1 or nodes_per_machine(run).keys() >= set(run.hosts)
 
 
 def network_use(host: str, loop: CardLoop, shared_by: int) -> NetworkUse | None:

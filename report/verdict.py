@@ -9,10 +9,10 @@ from contract.text import counted, link, percent, seconds, size, three_digits
 from report import formulas
 from report.bottleneck import (
     Evidence,
-    crowded,
     data_disk,
+    excess_queueing,
+    fullest,
     late_hosts,
-    longer_queued,
     parts,
     slowest_by,
     swapping,
@@ -265,7 +265,7 @@ def straggler(step: Step, evidence: Evidence) -> Finding:
 def contention(step: Step, evidence: Evidence) -> Finding:
     """Other programs take the processors of the machine that the others wait for."""
     last, others = slowest(step)
-    use, waits = evidence.machine(last.host), longer_queued(step, evidence)
+    use, waits = evidence.machine(last.host), excess_queueing(step, evidence)
     assert use is not None and waits is not None  # bottleneck.straggler_cause
     busy = use.others_busy
     note = "" if busy is None else f" Other programs kept {percent(busy)} of them busy."
@@ -283,7 +283,7 @@ def contention(step: Step, evidence: Evidence) -> Finding:
 
 def oversubscribed(step: Step, evidence: Evidence) -> Finding:
     """More threads want a processor than there are."""
-    use = crowded(evidence)
+    use = fullest(evidence)
     assert use is not None  # bottleneck.bottleneck
     others = use.others_busy or 0.0
     note = f", {percent(others)} of them by other programs" if others >= 0.05 else ""

@@ -10,7 +10,7 @@ from torch import nn
 from contract.errors import UserError
 from contract.options import Options
 
-from .precision import LossScale, Precision, PrecisionState, optimized
+from .precision import LossScale, Precision, PrecisionState, weights_of
 from .world import World
 
 # Options that are incompatible with apex: it replaces the model's forward, which neither
@@ -78,14 +78,14 @@ class ApexAmp(Precision):
         self.input_type, self.autocast = torch.float32, None
 
     def cast_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        weights = optimized(optimizer)
+        weights = weights_of(optimizer)
         self.optimizer = optimizer
         # torch counts the samples of all ranks in the type of the statistics (precision.py).
         wide = self.level == "O3" and any(isinstance(m, nn.SyncBatchNorm) for m in model.modules())
         more = {"keep_batchnorm_fp32": True} if wide else {}
         self.amp.initialize(model, optimizer, opt_level=self.level, verbosity=0, **more)
         optimizer.zero_grad()  # creates apex's masters, which a checkpoint must find
-        pairs = zip(weights, optimized(optimizer))
+        pairs = zip(weights, weights_of(optimizer))
         self.masters = [(weight, master) for weight, master in pairs if weight is not master]
 
     def backward(self, loss: torch.Tensor, last: bool = True) -> None:
@@ -94,7 +94,7 @@ class ApexAmp(Precision):
 
     def step(self, optimizer: torch.optim.Optimizer, clip: float) -> bool:
         if clip:
-            nn.utils.clip_grad_norm_(optimized(optimizer), clip)
+            nn.utils.clip_grad_norm_(weights_of(optimizer), clip)
         optimizer.step()  # apex has patched it to do nothing after an overflow
         if self.scale is None:
             return False

@@ -32,7 +32,7 @@ def refuse_other_apex() -> None:
         )
 
 
-def optimized(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
+def weights_of(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
     """The parameters that the optimizer updates, in its order."""
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
@@ -185,7 +185,7 @@ class Precision:
         only reading it as a bool waits."""
         for weight, master in self.masters:
             master.grad = None if weight.grad is None else weight.grad.float()
-        weights = optimized(optimizer)
+        weights = weights_of(optimizer)
         overflow: Union[bool, torch.Tensor] = False
         if self.scale is not None:
             gradients = [weight.grad for weight in weights if weight.grad is not None]

@@ -14,7 +14,7 @@ from contract.split import SMALLEST, StepShape, micro_batches, step_shape
 from .build import Job
 from .data.batch import Batch, Mix, derive_seed, mix_images, mixed_loss, plan_mix
 from .memory import OutOfMemory, one_pass
-from .precision import optimized
+from .precision import weights_of
 
 
 def shape_of(job: Job, sizes: Sequence[int]) -> StepShape:
@@ -251,7 +251,7 @@ def _fits(job: Job, size: int) -> bool:
     later; leaves the model as it was."""
     try:
         with unchanged(job), one_pass():
-            reserve = reserved(job) if job.world.device.type == "cuda" else 0
+            reserve = reserve_bytes(job) if job.world.device.type == "cuda" else 0
             ballast = torch.empty(reserve, dtype=torch.uint8, device=job.world.device)
             blank_pass(job, job.model, size)
             del ballast
@@ -260,13 +260,13 @@ def _fits(job: Job, size: int) -> bool:
     return True
 
 
-def reserved(job: Job) -> int:
+def reserve_bytes(job: Job) -> int:
     """Bytes of GPU memory that a trial pass must leave free: what the optimizer and the strategy
     allocate at their first step (masters and average exist already), and a twentieth for
     fragmentation."""
     copies = len(OPTIMIZERS[job.options.optimizer].keeps(job.options))
-    weights = sum(weight.numel() * weight.element_size() for weight in optimized(job.optimizer))
-    summed = sum(weight.numel() for weight in optimized(job.optimizer)) * 4
+    weights = sum(weight.numel() * weight.element_size() for weight in weights_of(job.optimizer))
+    summed = sum(weight.numel() for weight in weights_of(job.optimizer)) * 4
     kept = summed * job.sync.keeps if job.sync is not None else 0
     total = torch.cuda.get_device_properties(job.world.device).total_memory
     return copies * weights + int(kept) + int(total) // 20

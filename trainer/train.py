@@ -261,7 +261,7 @@ class Run:
         sums = [sum(column) for column in zip(*self.world.gather(self.epoch_loss))]
         train_loss = sums[0] / max(sums[1], 1)
         self.clock.enter("other")
-        self.screen.evaluated(at.epoch - 1, train_loss, result)
+        self.screen.evaluation(at.epoch - 1, train_loss, result)
         line = {**result._asdict(), "train_loss": train_loss}
         self.lines.add("evaluate", epoch=at.epoch - 1, **line)
         self.lines.flush()

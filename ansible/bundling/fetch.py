@@ -98,9 +98,9 @@ def fetch(file, opener, advance):
         _continue(file, part, opener, advance)
     except urllib.error.HTTPError as error:
         if error.code != 416:  # 416: nothing is left to fetch
-            raise _not_fetched(file, f"the server said {error.code} {error.reason}") from None
+            raise _fetch_error(file, f"the server said {error.code} {error.reason}") from None
     except (OSError, urllib.error.URLError) as error:
-        raise _not_fetched(file, error) from None
+        raise _fetch_error(file, error) from None
     if file.sha256 not in ("", sha256(part)):
         part.unlink()
         raise UserError(
@@ -123,7 +123,7 @@ def _continue(file, part, opener, advance):
                 advance(len(block))
 
 
-def _not_fetched(file, reason):
+def _fetch_error(file, reason):
     return UserError(
         f"{file.url} could not be fetched: {reason}. Run the same command again: what is there "
         "already is kept"

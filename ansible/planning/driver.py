@@ -85,7 +85,7 @@ def driver_plan(facts, wanted, stack, table):
     "stacks".
     """
     try:
-        plan = decided(facts, wanted, stack, table)
+        plan = decide(facts, wanted, stack, table)
     except offers.Refusal as refusal:
         plan = offers.Plan("refuse", *refusal.args)
     except PlanError as error:
@@ -94,7 +94,7 @@ def driver_plan(facts, wanted, stack, table):
     return dataclasses.asdict(plan)
 
 
-def decided(facts, wanted, stack, table):
+def decide(facts, wanted, stack, table):
     """The plan, by which preflight, dry-provision and role driver judge alike.
 
     Raises offers.Refusal where the machine stands in the way, PlanError where no driver fits it.

@@ -46,7 +46,7 @@ def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     facts, want = json.loads(json.dumps(facts)), json.loads(json.dumps(want))
     manager = _manager(facts)
     if want["mode"] == "replace":
-        want = preserved.completed(facts, want)
+        want = preserved.complete(facts, want)
     plan = {"aside": [], "mode": "0644", **_PLANNERS[manager](facts, want), "manager": manager}
     mode = plan.pop("mode")
     plan["files"] = {path: {"content": text, "mode": mode} for path, text in plan["files"].items()}

@@ -35,7 +35,7 @@ def present_way(facts: dict[str, Any]) -> dict[str, Any]:
     return {**name_servers(facts), "gateway": own[0] if own else ""}
 
 
-def completed(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
+def complete(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """`want` with what it leaves open taken from today; adds "search", and "routes" that DHCP gave.
     Raises where today's router would be lost (it is not in the network of the new address), or the
     name servers, or such a route.

@@ -270,7 +270,7 @@ def card(**changes):
 
 
 def way(want=None, **changes):
-    return error(preserved_settings.completed, kept.facts(**changes), want or kept.REPLACE)
+    return error(preserved_settings.complete, kept.facts(**changes), want or kept.REPLACE)
 
 
 def address(text):

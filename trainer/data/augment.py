@@ -47,7 +47,7 @@ class Train:
             image = ImageOps.mirror(image)
         if self.kind == "trivial":
             image = trivial(image, rng)
-        return self._erased(np.array(image), rng)
+        return self._erase(np.array(image), rng)
 
     def base(self, picture: Picture) -> np.ndarray:
         """uint8 (side, side, 3): the middle, its border repeated as far as a shift may reach."""
@@ -68,9 +68,9 @@ class Train:
         top = left = 0
         if self.reach:
             top, left = (int(rng.random() * (2 * self.reach + 1)) for _ in range(2))
-        return self._erased(base[top : top + self.size, left : left + self.size], rng)
+        return self._erase(base[top : top + self.size, left : left + self.size], rng)
 
-    def _erased(self, pixels: np.ndarray, rng: Random) -> np.ndarray:
+    def _erase(self, pixels: np.ndarray, rng: Random) -> np.ndarray:
         if rng.random() < self.erase:
             pixels = pixels.copy()
             erase(pixels, rng)

@@ -230,13 +230,13 @@ class Source:
         for indices, lacking in zip(steps, missing):
             for index, base in next(decoded) if lacking else []:
                 folder.cache.put(index, base)
-            samples = [self._augmented(folder.cache, Draw(epoch, index)) for index in indices]
+            samples = [self._augment(folder.cache, Draw(epoch, index)) for index in indices]
             images, targets, numbers, bad = _collate(self.size, samples)
             if self.world.device.type == "cuda":
                 images, targets = images.pin_memory(), targets.pin_memory()
             yield images, targets, numbers, bad
 
-    def _augmented(self, cache: ImageCache, draw: Draw) -> Sample:
+    def _augment(self, cache: ImageCache, draw: Draw) -> Sample:
         """The same as `samples[draw]`, without decoding a good image again."""
         base = cache.get(draw.number)
         if base is None:

@@ -115,7 +115,7 @@ def refused_driver(facts, stack, question):
     if is_old(facts, stack, question["table"]):
         wanted = {**wanted, "policy": "upgrade"}
     try:
-        drivers.decided({**facts, "broken": None}, wanted, stack, question["table"])
+        drivers.decide({**facts, "broken": None}, wanted, stack, question["table"])
     except offers.Refusal as refusal:
         return refusal.args
     return None

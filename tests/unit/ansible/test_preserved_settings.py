@@ -89,7 +89,7 @@ LEASES = LEASE + LEASE.replace("56.20", "77.20").replace("9.9.9.9", "8.8.8.8")
 )
 def test_whom_the_machines_own_resolver_asks_is_kept(told):
     made = facts(**{**LOCAL, "resolv": "nameserver 127.0.1.1\n", **told})
-    found = preserved_settings.completed(made, REPLACE)
+    found = preserved_settings.complete(made, REPLACE)
     assert (found["dns"], found["search"]) == (["192.168.56.1", "9.9.9.9"], ["lab.example"])
     assert preserved_settings.present_way(facts(**{**LOCAL, **told}))["search"] == ["a.example"]
     other = {**LOCAL, "resolv": "nameserver 10.8.0.1\n", **told}
@@ -99,20 +99,20 @@ def test_whom_the_machines_own_resolver_asks_is_kept(told):
 def test_name_servers_that_only_dhcp_knows_are_asked_for_where_it_may_know_them():
     """What is refused: tests/messages/ansible.py."""
     alone = facts(**LOCAL)
-    named = preserved_settings.completed(alone, {**REPLACE, "dns": ["127.0.1.1"]})
+    named = preserved_settings.complete(alone, {**REPLACE, "dns": ["127.0.1.1"]})
     assert named["dns"] == ["127.0.1.1"]
-    preserved_settings.completed({**alone, "card": {**CARD, "dynamic": False}}, REPLACE)
-    preserved_settings.completed(facts(**{**LOCAL, "resolv": ""}), REPLACE)
-    preserved_settings.completed(facts(card_dns="Link 2 (eno1):"), REPLACE)
-    preserved_settings.completed(facts(**{**LOCAL, "resolv": "nameserver fd00::53\n"}), REPLACE)
+    preserved_settings.complete({**alone, "card": {**CARD, "dynamic": False}}, REPLACE)
+    preserved_settings.complete(facts(**{**LOCAL, "resolv": ""}), REPLACE)
+    preserved_settings.complete(facts(card_dns="Link 2 (eno1):"), REPLACE)
+    preserved_settings.complete(facts(**{**LOCAL, "resolv": "nameserver fd00::53\n"}), REPLACE)
 
 
 def test_a_router_outside_of_the_new_network_is_none():
     away = {**REPLACE, "address": "10.7.0.5/24"}
     for gateway, kept in (("none", ""), ("10.7.0.1", "10.7.0.1")):
         asked = {**away, "gateway": gateway}
-        assert preserved_settings.completed(facts(), asked)["gateway"] == kept
-    assert preserved_settings.completed(facts(route=""), away)["gateway"] == ""
+        assert preserved_settings.complete(facts(), asked)["gateway"] == kept
+    assert preserved_settings.complete(facts(route=""), away)["gateway"] == ""
 
 
 KEYFILE = """\
@@ -236,6 +236,6 @@ def test_dhclients_routes_are_told_from_others_by_its_lease():
     way += "10.60.0.0/16 via 192.168.56.254 dev eno1\n"
     made = facts(route=way, leases=LEASE.replace("}", option))
     routes = [{"to": "10.20.0.0/16", "gateway": "192.168.56.254"}]
-    assert preserved_settings.completed(made, REPLACE)["routes"] == routes
+    assert preserved_settings.complete(made, REPLACE)["routes"] == routes
     static = {**made, "card": {**CARD, "dynamic": False}}
-    assert preserved_settings.completed(static, REPLACE)["routes"] == []
+    assert preserved_settings.complete(static, REPLACE)["routes"] == []

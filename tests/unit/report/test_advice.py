@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from contract import prices
-from report.advice import NONE, Situation, advise, calibrated, loading, twice_the_batch, waiting
+from report.advice import NONE, Situation, advise, calibrate, loading, twice_the_batch, waiting
 from report.analysis import analyse
 from report.bottleneck import Evidence
 from report.formulas import sync_wait
@@ -39,8 +39,8 @@ def test_now_and_gains_are_of_one_model(tmp_path):
     bounded = dataclasses.replace(step, rate=2 * step.rate)
     formula = bounded.wait(step.strategy, step.nodes, bounded.rate)
     assert formula < 0.6 * step.network
-    assert calibrated(bounded, formula) == pytest.approx(step.network)
-    assert calibrated(bounded, formula / 2) == pytest.approx(step.network / 2)
+    assert calibrate(bounded, formula) == pytest.approx(step.network)
+    assert calibrate(bounded, formula / 2) == pytest.approx(step.network / 2)
     now = advise(bounded, "network", {}, Evidence()).now
     assert now == pytest.approx(step.images_per_second)
     # What processes of one machine wait for is no matter of its card, whatever its counters saw.

@@ -14,9 +14,9 @@ def records(data):
     """Each record of a file, its checksums compared."""
     while data:
         (size,) = struct.unpack("<Q", data[:8])
-        assert data[8:12] == events.masked(data[:8])
+        assert data[8:12] == events.mask_crc(data[:8])
         yield data[12 : 12 + size]
-        assert data[12 + size : 16 + size] == events.masked(data[12 : 12 + size])
+        assert data[12 + size : 16 + size] == events.mask_crc(data[12 : 12 + size])
         data = data[16 + size :]
 
 

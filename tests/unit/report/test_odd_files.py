@@ -390,8 +390,8 @@ def test_a_large_file_takes_neither_much_memory_nor_long(tmp_path, large):
 # The report, then the most memory that it had and its seconds of computing.
 MEASURED = """
 import re, resource, sys
-from report.__main__ import limited
-code = limited(sys.argv[1:])
+from report.__main__ import run_limited
+code = run_limited(sys.argv[1:])
 kilobytes = re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1]
 print(kilobytes, resource.getrusage(resource.RUSAGE_SELF).ru_utime, file=sys.stderr)
 sys.exit(code)
@@ -426,7 +426,7 @@ def test_the_report_has_limits_of_its_own(tmp_path, limit):
     else:
         steps(run)
     code = f"import sys; from report import __main__ as m; m.{limit}; "
-    code += "sys.exit(m.limited(sys.argv[1:]))"
+    code += "sys.exit(m.run_limited(sys.argv[1:]))"
     argv = [sys.executable, "-c", code, str(run)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

@@ -14,7 +14,7 @@ from tandem.place import Place
 from tests.trainer_ranks import lines, make_images, run_ranks, said, trainer
 from trainer import world
 from trainer.memory import OutOfMemory, is_out_of_memory, one_pass
-from trainer.step import reserved
+from trainer.step import reserve_bytes
 
 MODEL = ["--model", "tests.trainer_models:plain", "--workers", 0, "--epochs", 1]
 
@@ -104,7 +104,7 @@ def test_a_trial_leaves_room_for_what_the_optimizer_makes_later(monkeypatch):
             options=Options(**settings), world=SimpleNamespace(device=torch.device("cuda")),
             optimizer=torch.optim.SGD([weights], 0.1),
         )  # fmt: skip
-        assert reserved(job) == 5000 + copies * 4000
+        assert reserve_bytes(job) == 5000 + copies * 4000
 
 
 def alive(*argv):

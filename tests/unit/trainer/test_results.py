@@ -104,9 +104,9 @@ def test_predictions_are_in_order_and_agree_for_one_and_three_ranks(images, trai
 
 def losses(*argv):
     """What an epoch's line on the screen says was lost in training."""
-    said, evaluated = [], Screen.evaluated
+    said, evaluated = [], Screen.evaluation
     told = mock.patch.object(
-        Screen, "evaluated", lambda *args: (said.append(args[2]), evaluated(*args))
+        Screen, "evaluation", lambda *args: (said.append(args[2]), evaluated(*args))
     )
     with told, mock.patch("tandem.timings.Block.HALF", 0.0):  # so that each step has a line
         assert trainer(*argv) == 0
