@@ -43,11 +43,11 @@ def account(run: Run) -> Accounting:
     """Adds up the run. An attempt in which no rank left a line is all gap."""
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     ranks, wall = [], 0.0
-    uses_in_attempt: dict[int, list[RankRecord]] = {}
+    by_attempt: dict[int, list[RankRecord]] = {}
     for record in run.ranks:
-        uses_in_attempt.setdefault(record.attempt, []).append(record)
+        by_attempt.setdefault(record.attempt, []).append(record)
     for attempt in attempt_numbers(run):
-        records = uses_in_attempt.get(attempt, [])
+        records = by_attempt.get(attempt, [])
         attempt_wall = wall_seconds(run, attempt, records)
         wall += attempt_wall
         times = [

@@ -15,10 +15,11 @@ from contract import prices, strategies
 from contract.options import OPTIMIZERS
 from contract.split import weights_of
 from report import formulas
-from report.bottleneck import Evidence, has_straggler, late_hosts, parts
+from report.bottleneck import has_straggler, late_hosts, parts
 from report.files import Entry, number
 from report.measure import Step, own_speeds, slowest
 from report.network import slow_link
+from report.uses import Uses
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03
@@ -87,7 +88,7 @@ NONE = Advice(0.0)
 
 
 def advise(
-    step: Step | None, cause: str, start: Entry, evidence: Evidence, balance: str | None = None
+    step: Step | None, cause: str, start: Entry, evidence: Uses, balance: str | None = None
 ) -> Advice:
     """`start`: a rank's start line; `balance`: the run's BALANCE."""
     if step is None or step.seconds <= 0:
@@ -272,7 +273,7 @@ def nodes_rate(step: Step, now: Situation, nodes: int) -> float:
     return replace(now, images=images, network=waited, peers=0.0).images_per_second
 
 
-def link_advice(step: Step, now: Situation, evidence: Evidence) -> list[Remedy]:
+def link_advice(step: Step, now: Situation, evidence: Uses) -> list[Remedy]:
     """One slow link as fast as the others."""
     slow = slow_link(evidence.networks)
     if slow is None or step.strategy is None:
@@ -338,7 +339,7 @@ def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
 
 
 def data_advice(
-    step: Step, now: Situation, cause: str, start: Entry, evidence: Evidence
+    step: Step, now: Situation, cause: str, start: Entry, evidence: Uses
 ) -> list[Remedy]:
     """Smaller copies of large images; more loaders; images on each node's own disk."""
     if not cause.startswith("data"):
@@ -362,7 +363,7 @@ def data_advice(
 
 
 def loader_advice(
-    step: Step, now: Situation, workers: float | None, evidence: Evidence
+    step: Step, now: Situation, workers: float | None, evidence: Uses
 ) -> list[Remedy]:
     """More loader processes, where processors are idle that they could take, or nobody says so."""
     hosts = late_hosts(step)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
-from report.bottleneck import Evidence, bottleneck
+from report.bottleneck import bottleneck
 from report.devices import GpuUse, MemoryUse, gpu_joules, memory_use
-from report.disk import DiskUse, ShareUse
 from report.files import Entry, dicts, last_of, number
-from report.machines import MachineUse
 from report.measure import Step, images_per_second, longest_attempt, measure_step, training_totals
-from report.network import NetworkUse, one_machine
+from report.network import one_machine
 from report.progress import (
     Epoch,
     Span,
@@ -26,10 +23,8 @@ from report.progress import (
 )
 from report.read import Run, read_run
 from report.rerun import TooShort, own_args, too_short, train_line
-from report.uses import uses_of
+from report.uses import Uses, uses_of
 from report.verdict import UNTIMED, Verdict, headline_of, verdict
-
-Use = TypeVar("Use", DiskUse, ShareUse, NetworkUse, MachineUse)
 
 LAST_LINES = 12
 # The fields of a first cause, as attempts.json has them.
@@ -53,11 +48,8 @@ class Analysis:
     to_resume: str | None  # how it goes on then
     too_short: TooShort | None  # in place of the verdict
     advice: Advice
-    disks: list[DiskUse]
-    shares: list[ShareUse]
-    networks: list[NetworkUse]
-    machines: list[MachineUse]
-    gpus: list[GpuUse]
+    uses: Uses  # of all attempts; no networks where all ranks are on one machine
+    evidence: Uses  # those of the attempt whose steps were measured
     memory: list[MemoryUse]
     curve: list[Epoch]
     line: list[TimePoint]
@@ -70,18 +62,14 @@ def analyse(folder: Path) -> Analysis:
     """Reads and interprets a run directory. Raises UserError when the folder is not one."""
     run = read_run(folder)
     uses = uses_of(run)
-    networks, disks, shares, machines = uses.networks, uses.disks, uses.shares, uses.machines
-    step = measure_step(run, networks)
+    step = measure_step(run, uses.networks)
+    if one_machine(run):
+        uses = replace(uses, networks=[])
     records = longest_attempt(run.ranks) or run.ranks
     start: Entry = next((record.start for record in records if record.start), {})
     accounting = account(run)
     summary = summarise(run, accounting, step, start)
-    evidence = Evidence(
-        uses_in_attempt(step, disks),
-        uses_in_attempt(step, shares),
-        [] if one_machine(run) else uses_in_attempt(step, networks),
-        uses_in_attempt(step, machines),
-    )
+    evidence = uses.in_attempt(step.attempt if step else None)
     cause = bottleneck(step, evidence)
     short = too_short(run, step, summary["epochs"], cause)
     cause = "none" if short else cause
@@ -91,8 +79,7 @@ def analyse(folder: Path) -> Analysis:
     remedies = filter(None, (*advice.remedies, advice.together))
     summary["advice"] = [remedy_entry(run, remedy) for remedy in remedies]
     summary["predicted"] = run.plan.get("predicted")  # by `make plan`, as the launcher recorded it
-    gpus = uses.gpus
-    joules, (images, _) = gpu_joules(run, gpus), training_totals(run.ranks)
+    joules, (images, _) = gpu_joules(run, uses.gpus), training_totals(run.ranks)
     summary["gpu_joules"] = None if joules is None else round(joules)
     per_image = joules / images if joules is not None and images else None
     summary["gpu_joules_per_image"] = None if per_image is None else round(per_image, 4)
@@ -108,17 +95,14 @@ def analyse(folder: Path) -> Analysis:
         to_resume=run.attempts[-1].get("to_resume") if failure and run.attempts else None,
         too_short=short,
         advice=advice,
-        disks=disks,
-        shares=shares,
-        networks=[] if one_machine(run) else networks,
-        machines=machines,
-        gpus=gpus,
+        uses=uses,
+        evidence=evidence,
         memory=memory_use(run),
         curve=learning_curve(run),
         line=time_line(run),
         spans=step_spans(run),
         hundred_epochs=hundred_epochs(run, accounting),
-        notes=missing_notes(run, gpus),
+        notes=missing_notes(run, uses.gpus),
     )
 
 
@@ -132,11 +116,6 @@ def remedy_entry(run: Run, remedy: Remedy) -> Entry:
         "command": line,
         "costs_money": remedy.money,
     }
-
-
-def uses_in_attempt(step: Step | None, uses: list[Use]) -> list[Use]:
-    """The uses during the attempt that the step was measured in."""
-    return [use for use in uses if step and use.attempt == step.attempt]
 
 
 def summarise(run: Run, accounting: Accounting, step: Step | None, start: Entry) -> Entry:

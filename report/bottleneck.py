@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from report.disk import DiskUse, ShareUse
+from report.disk import DiskUse
 from report.machines import MachineUse
 from report.measure import RankWork, Step, slowest
-from report.network import NetworkUse, slow_link
+from report.network import slow_link
+from report.uses import Uses
 from report.waits import most_in_excess, ruling_cause, slower_rank
 
 # A disk with requests outstanding for this fraction of the time is what a late loader waits for.
@@ -26,19 +26,6 @@ SWAPPED, PRESSED, MEMORY_FULL = 0.5e6, 0.03, 0.9
 # Other programs make a rank slow where its longer waiting for a processor is at least this part of
 # what it is slower by, and they keep this share of the processors busy.
 EXPLAINED, OTHERS = 0.6, 0.2
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What machines recorded in the attempt whose steps were measured."""
-
-    disks: Sequence[DiskUse] = ()
-    shares: Sequence[ShareUse] = ()
-    networks: Sequence[NetworkUse] = ()
-    machines: Sequence[MachineUse] = ()
-
-    def machine(self, host: str) -> MachineUse | None:
-        return next((use for use in self.machines if use.host == host), None)
 
 
 def parts(step: Step) -> dict[str, float]:
@@ -55,7 +42,7 @@ def parts(step: Step) -> dict[str, float]:
     return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
 
 
-def bottleneck(step: Step | None, evidence: Evidence) -> str:
+def bottleneck(step: Step | None, evidence: Uses) -> str:
     """The value of `bottleneck` in summary.json.
 
     A machine that swaps is it whatever else there is, for swapping slows any part of a step. Else
@@ -78,7 +65,7 @@ def bottleneck(step: Step | None, evidence: Evidence) -> str:
     return cause or "none"
 
 
-def fullest(evidence: Evidence) -> MachineUse | None:
+def fullest(evidence: Uses) -> MachineUse | None:
     """The machine whose processors are most oversubscribed."""
     full = [use for use in evidence.machines if use.oversubscribed]
     return max(full, key=lambda use: use.queued or 0.0, default=None)
@@ -89,7 +76,7 @@ def has_straggler(step: Step) -> bool:
     return slower_rank({place: rank.own for place, rank in enumerate(step.ranks)}) is not None
 
 
-def swapping(evidence: Evidence) -> list[MachineUse]:
+def swapping(evidence: Uses) -> list[MachineUse]:
     """The machines that are short of memory, the worst first."""
 
     def short(use: MachineUse) -> bool:
@@ -107,7 +94,7 @@ def late_hosts(step: Step) -> set[str]:
     return {rank.host for rank in step.ranks if rank.seconds.get("data", 0.0) >= most / 2}
 
 
-def data_cause(evidence: Evidence, hosts: set[str]) -> str:
+def data_cause(evidence: Uses, hosts: set[str]) -> str:
     """Why the loader is late on these machines: the file share, a busy disk, else the processors
     that decode."""
     disk = data_disk(evidence.disks, hosts)
@@ -129,7 +116,7 @@ def data_disk(disks: Sequence[DiskUse], hosts: set[str] | None = None) -> DiskUs
     return max(holding or read, key=lambda use: use.util, default=None)
 
 
-def straggler_cause(step: Step, evidence: Evidence) -> str:
+def straggler_cause(step: Step, evidence: Uses) -> str:
     """Why one rank is slower than the others: other programs, its images, or else itself."""
     last, others = slowest(step)
     waits, use = excess_queueing(step, evidence), evidence.machine(last.host)
@@ -141,7 +128,7 @@ def straggler_cause(step: Step, evidence: Evidence) -> str:
     return "straggler"
 
 
-def excess_queueing(step: Step, evidence: Evidence) -> float | None:
+def excess_queueing(step: Step, evidence: Uses) -> float | None:
     """Seconds a step that the threads of the slowest rank's machine wait longer for a processor
     than those of the others (the median); None where that was not recorded."""
     last, _ = slowest(step)

@@ -70,7 +70,7 @@ def machines(analysis: Analysis) -> dict[str, str]:
     run = analysis.run
     attempt = analysis.step.attempt if analysis.step else 1
     starts = {r.host: r.start for r in run.ranks if r.attempt == attempt and r.start}
-    links = {use.host: link(use.speed_mbit) for use in analysis.networks if use.speed_mbit}
+    links = {use.host: link(use.speed_mbit) for use in analysis.uses.networks if use.speed_mbit}
     values = {
         "machines": ", ".join(last_hosts(run)),
         "between them": "nothing: one PC" if one_machine(run) else "a network",

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from contract.text import three_digits
 from report import formulas, tables
-from report.analysis import Analysis, uses_in_attempt
-from report.overtime import first_per_host
+from report.analysis import Analysis
 from report.view import UNKNOWN, Bar, Bars, Item, Say, Section, table
 
 MOST_BARS = 16  # machines in a chart
@@ -15,11 +14,11 @@ MOST_BARS = 16  # machines in a chart
 def disk_section(analysis: Analysis) -> Section:
     """The disks of each node, the one with the data first, and what was read from shares."""
     items: list[Item] = []
-    if analysis.disks:
-        items.append(table("What each disk did", tables.DISKS, analysis.disks))
+    if analysis.uses.disks:
+        items.append(table("What each disk did", tables.DISKS, analysis.uses.disks))
     items += [
         Say(f"{use.host} read {three_digits(use.read)} MB/s from {use.mount} ({use.kind}).")
-        for use in analysis.shares
+        for use in analysis.uses.shares
     ]
     items += [Say(DISKS, "note")] if items else []
     return Section("Disks", items, WHILE)
@@ -34,9 +33,9 @@ DISKS = (
 
 def network_section(analysis: Analysis) -> Section:
     """What each node's card sent, and what its link can carry."""
-    if not analysis.networks:
+    if not analysis.uses.networks:
         return Section("Network", [])
-    uses = first_per_host(uses_in_attempt(analysis.step, analysis.networks))[:MOST_BARS]
+    uses = analysis.evidence.networks[:MOST_BARS]
     items: list[Item] = []
     if uses:
         speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]
@@ -49,8 +48,8 @@ def network_section(analysis: Analysis) -> Section:
         ]
         what = "Sent in MB/s" + ("; the dashed line is what the link can carry" if limit else "")
         items.append(Bars(what, rows, "MB/s", [], limit))
-    items.append(table("What each machine sent", tables.NETWORKS, analysis.networks))
-    if any(use.shared_by > 1 for use in analysis.networks):
+    items.append(table("What each machine sent", tables.NETWORKS, analysis.uses.networks))
+    if any(use.shared_by > 1 for use in analysis.uses.networks):
         items.append(Say(SHARED, "note"))
     return Section("Network", items, f"sent {WHILE}")
 
@@ -60,9 +59,9 @@ SHARED = "The nodes share one machine's card: each is given its part of the coun
 
 def machine_section(analysis: Analysis) -> Section:
     """Processors, memory and swap of each machine."""
-    if not analysis.machines:
+    if not analysis.uses.machines:
         return Section("Machines", [])
-    rows = table("Processors, memory and swap", tables.MACHINES, analysis.machines)
+    rows = table("Processors, memory and swap", tables.MACHINES, analysis.uses.machines)
     return Section("Machines", [rows, Say(QUEUED, "note")], WHILE)
 
 
@@ -74,9 +73,9 @@ QUEUED = (
 
 def gpu_section(analysis: Analysis) -> Section:
     """The figures of each card, with the warning about utilisation."""
-    if not analysis.gpus:
+    if not analysis.uses.gpus:
         return Section("GPUs", [])
-    items: list[Item] = [table("Each GPU", tables.GPUS, analysis.gpus)]
+    items: list[Item] = [table("Each GPU", tables.GPUS, analysis.uses.gpus)]
     joules, each = (analysis.summary[f"gpu_joules{of}"] for of in ("", "_per_image"))
     if joules is not None:
         image = f", {three_digits(each)} J an image" if each else ""

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from contract.text import seconds
-from report.analysis import Analysis, Use, uses_in_attempt
+from report.analysis import Analysis
 from report.devices import GpuUse
+from report.disk import DiskUse
 from report.files import Entry
 from report.hang import SHORTEST
 from report.measure import longest_attempt
@@ -81,18 +82,14 @@ def step_charts(analysis: Analysis) -> list[Curve]:
     ]
 
 
-def first_per_host(uses: list[Use]) -> list[Use]:
-    """One use per host (disks come sorted: the data disk first)."""
-    first: dict[str, Use] = {}
-    for use in uses:
-        first.setdefault(use.host, use)
-    return list(first.values())
+def first_per_host(uses: list[DiskUse]) -> list[DiskUse]:
+    """One disk of each host, the one with the data, which comes first."""
+    return list({use.host: use for use in reversed(uses)}.values())[::-1]
 
 
 def machine_charts(analysis: Analysis) -> list[Curve]:
-    cards = first_per_host(uses_in_attempt(analysis.step, analysis.networks))
-    disks = first_per_host(uses_in_attempt(analysis.step, analysis.disks))
-    machines = uses_in_attempt(analysis.step, analysis.machines)
+    cards, machines = analysis.evidence.networks, analysis.evidence.machines
+    disks = first_per_host(analysis.evidence.disks)
     return [
         curve("Network card, sent", "MB/s", lines_of(cards, "sent")),
         curve("Disk, read", "MB/s", lines_of(disks, "read")),
@@ -120,8 +117,7 @@ RESIDENT = "A GPU that waits for gradients reads 100 %, too: no evidence."
 
 
 def gpu_charts(analysis: Analysis) -> list[Curve]:
-    attempt = analysis.step.attempt if analysis.step else None
-    cards = [use for use in analysis.gpus if use.attempt == attempt]
+    cards = analysis.evidence.gpus
     several = len({use.host for use in cards}) < len(cards)
 
     def label(use: GpuUse) -> str:

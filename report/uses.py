@@ -27,6 +27,14 @@ class Uses:
     gpus: list[GpuUse] = field(default_factory=list)
     machines: list[MachineUse] = field(default_factory=list)
 
+    def in_attempt(self, attempt: int | None) -> Uses:
+        """Those of one attempt; none where that is None."""
+        kinds = ((name, getattr(self, name)) for name in READERS)
+        return Uses(**{name: [u for u in uses if u.attempt == attempt] for name, uses in kinds})
+
+    def machine(self, host: str) -> MachineUse | None:
+        return next((use for use in self.machines if use.host == host), None)
+
 
 # What reads its part of a line, by the field of Uses.
 READERS: dict[str, Callable[[Run, str], Any]] = {

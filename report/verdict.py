@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from contract.text import counted, link, percent, seconds, size, three_digits
 from report import formulas
 from report.bottleneck import (
-    Evidence,
     data_disk,
     excess_queueing,
     fullest,
@@ -20,6 +19,7 @@ from report.bottleneck import (
 from report.files import Entry
 from report.measure import Step, slowest
 from report.network import slow_link
+from report.uses import Uses
 
 # A headline, and the sentences that give its reasons.
 Finding = tuple[str, list[str]]
@@ -33,7 +33,7 @@ class Verdict:
     because: tuple[str, ...]
 
 
-def verdict(cause: str, step: Step | None, evidence: Evidence) -> Verdict:
+def verdict(cause: str, step: Step | None, evidence: Uses) -> Verdict:
     """Words for a value of `bottleneck`."""
     if step is None:
         return Verdict(
@@ -96,7 +96,7 @@ def warm_up(step: Step) -> list[str]:
     ]
 
 
-def network(step: Step, evidence: Evidence) -> Finding:
+def network(step: Step, evidence: Uses) -> Finding:
     """Most of the wait is for gradients that even the last rank waits for."""
     what = "Exchanging gradients within the machine" if step.one_machine else "The network"
     waits = part(step, step.network)
@@ -159,7 +159,7 @@ def three_figures(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def compute(step: Step, evidence: Evidence) -> Finding:
+def compute(step: Step, evidence: Uses) -> Finding:
     """Forward, backward and optimizer dominate: the healthy case."""
     waits = {
         "gradients": step.network,
@@ -187,7 +187,7 @@ def late(step: Step) -> str:
     return f"the others wait {waits} of each step for {last.host}, which waits for images"
 
 
-def disk(step: Step, evidence: Evidence) -> Finding:
+def disk(step: Step, evidence: Uses) -> Finding:
     """A busy disk keeps the loader waiting."""
     busy = data_disk(evidence.disks, late_hosts(step))
     assert busy is not None  # without one the cause would be different (bottleneck.data_cause)
@@ -200,7 +200,7 @@ def disk(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def share(step: Step, evidence: Evidence) -> Finding:
+def share(step: Step, evidence: Uses) -> Finding:
     """The images come over NFS or SMB, too slowly."""
     hosts = late_hosts(step)
     most = max((use for use in evidence.shares if use.host in hosts), key=lambda use: use.read)
@@ -213,7 +213,7 @@ def share(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def decode(step: Step, evidence: Evidence) -> Finding:
+def decode(step: Step, evidence: Uses) -> Finding:
     """The loader is late although nothing that it reads from is busy."""
     busy = data_disk(evidence.disks, late_hosts(step))
     idle = (
@@ -230,7 +230,7 @@ def decode(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def h2d(step: Step, evidence: Evidence) -> Finding:
+def h2d(step: Step, evidence: Uses) -> Finding:
     """Copies to the device dominate."""
     return (
         f"Copying batches to the device is the bottleneck: {part(step, step.h2d)} of each step.",
@@ -242,7 +242,7 @@ def h2d(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def straggler(step: Step, evidence: Evidence) -> Finding:
+def straggler(step: Step, evidence: Uses) -> Finding:
     """Ranks wait for a slower one, or for each other in turn."""
     last, others = slowest(step)
     waits = part(step, step.peers)
@@ -262,7 +262,7 @@ def straggler(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def contention(step: Step, evidence: Evidence) -> Finding:
+def contention(step: Step, evidence: Uses) -> Finding:
     """Other programs take the processors of the machine that the others wait for."""
     last, others = slowest(step)
     use, waits = evidence.machine(last.host), excess_queueing(step, evidence)
@@ -281,7 +281,7 @@ def contention(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def oversubscribed(step: Step, evidence: Evidence) -> Finding:
+def oversubscribed(step: Step, evidence: Uses) -> Finding:
     """More threads want a processor than there are."""
     use = fullest(evidence)
     assert use is not None  # bottleneck.bottleneck
@@ -301,7 +301,7 @@ def oversubscribed(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def memory(step: Step, evidence: Evidence) -> Finding:
+def memory(step: Step, evidence: Uses) -> Finding:
     """A machine reads back from swap what training needs."""
     first, *more = swapping(evidence)
     also = f", and so are {', '.join(use.host for use in more)}" if more else ""
@@ -319,7 +319,7 @@ def memory(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def slow_link_of(step: Step, evidence: Evidence) -> Finding:
+def slow_link_of(step: Step, evidence: Uses) -> Finding:
     """All wait for gradients because one machine's link is slow."""
     slow = slow_link(evidence.networks)
     assert slow is not None  # bottleneck.bottleneck
@@ -338,7 +338,7 @@ def slow_link_of(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def checkpoint(step: Step, evidence: Evidence) -> Finding:
+def checkpoint(step: Step, evidence: Uses) -> Finding:
     """Saving stalls training."""
     return (
         f"Saving checkpoints is the bottleneck: {percent(parts(step)['checkpoint'])} of "
@@ -350,14 +350,14 @@ def checkpoint(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def spread(step: Step, evidence: Evidence) -> Finding:
+def spread(step: Step, evidence: Uses) -> Finding:
     """No part is large enough to be called the bottleneck."""
     fractions = sorted(parts(step).items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{name} {percent(value)}" for name, value in fractions)
     return "There is no single bottleneck: the time is spread.", [f"The largest parts: {named}."]
 
 
-def page_cache(cause: str, step: Step, evidence: Evidence) -> list[str]:
+def page_cache(cause: str, step: Step, evidence: Uses) -> list[str]:
     """A sentence on an idle disk, which is often taken for the cause."""
     if cause.startswith("data") or not evidence.disks:
         return []

@@ -60,11 +60,11 @@ def loop_windows(run: Run) -> dict[str, list[Window]]:
 def within(machine: Machine, windows: list[Window]) -> Iterator[tuple[Window, float, Entry]]:
     """Each of the samples that was taken within the loop of its attempt: that loop, when
     it was taken (`mono`), and its line. Times never go back."""
-    uses_in_attempt = {window.attempt: window for window in windows}
+    by_attempt = {window.attempt: window for window in windows}
     last: dict[int, float] = {}
     for line in machine:
         attempt, mono = attempt_of(line), time_of(line.get("mono"))
-        window = uses_in_attempt.get(attempt)
+        window = by_attempt.get(attempt)
         if window is None or mono is None or not window.start <= mono <= window.end:
             continue
         if mono >= last.get(attempt, 0.0):

@@ -9,6 +9,7 @@ from trainer.data.loader import Batch
 
 WHY = "the report needs the control machine's environment"
 bottleneck = pytest.importorskip("report.bottleneck", reason=WHY)
+uses = pytest.importorskip("report.uses", reason=WHY)
 measure = pytest.importorskip("report.measure", reason=WHY)
 read = pytest.importorskip("report.read", reason=WHY)
 
@@ -31,5 +32,5 @@ def test_a_slow_copy_to_the_device_is_the_bottleneck(tmp_path):
     argv += ["--per_node_batch_size", 2, "--workers", 0, "--epochs", 1, "--evaluate_every", 99]
     assert run_ranks([1], slowly, *argv, quiet=True) == [0]
     step = measure.measure_step(read.read_run(tmp_path), [])
-    assert bottleneck.bottleneck(step, bottleneck.Evidence()) == "h2d"
+    assert bottleneck.bottleneck(step, uses.Uses()) == "h2d"
     assert step.h2d >= 0.05  # as long as it slept; a busy machine sleeps longer

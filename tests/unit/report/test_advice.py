@@ -9,9 +9,9 @@ import pytest
 from contract import prices
 from report.advice import NONE, Situation, advise, calibrate, loading, twice_the_batch, waiting
 from report.analysis import analyse
-from report.bottleneck import Evidence
 from report.formulas import sync_wait
 from report.measure import real_rate
+from report.uses import Uses
 from tests.unit.report.report_runs import (
     BOTTLENECKS,
     STEP,
@@ -41,15 +41,13 @@ def test_now_and_gains_are_of_one_model(tmp_path):
     assert formula < 0.6 * step.network
     assert calibrate(bounded, formula) == pytest.approx(step.network)
     assert calibrate(bounded, formula / 2) == pytest.approx(step.network / 2)
-    now = advise(bounded, "network", {}, Evidence()).now
+    now = advise(bounded, "network", {}, Uses()).now
     assert now == pytest.approx(step.images_per_second)
     # What processes of one machine wait for is no matter of its card, whatever its counters saw.
     inner = dataclasses.replace(step, nodes=1, world=4, network=0.1, rate=None)
     assert real_rate(inner, []) is None
-    assert not any(
-        "SYNC" in one.change for one in advise(inner, "network", {}, Evidence()).remedies
-    )
-    assert advise(None, "none", {}, Evidence()) == NONE
+    assert not any("SYNC" in one.change for one in advise(inner, "network", {}, Uses()).remedies)
+    assert advise(None, "none", {}, Uses()) == NONE
 
 
 def test_a_step_waits_for_the_slower_of_loader_and_all_else():

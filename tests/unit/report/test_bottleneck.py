@@ -7,9 +7,10 @@ import pytest
 
 from contract.strategies import Payload, parse
 from report.analysis import analyse
-from report.bottleneck import Evidence, bottleneck
+from report.bottleneck import bottleneck
 from report.measure import RankWork, Step
 from report.status import Follower
+from report.uses import Uses
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, change_lines
 
 STEP = Step(
@@ -102,9 +103,9 @@ def test_images_that_are_late_on_one_machine_are_its_own_disk_s(tmp_path):
 @pytest.mark.parametrize("part", ["data", "h2d", "network", "peers", "checkpoint"])
 def test_a_wait_counts_from_a_quarter_of_the_time(part):
     edge = STEP.seconds / 3
-    assert bottleneck(dataclasses.replace(STEP, **{part: edge * 1.01}), Evidence()) != "compute"
-    assert bottleneck(dataclasses.replace(STEP, **{part: edge * 0.99}), Evidence()) == "compute"
-    assert bottleneck(None, Evidence()) == "none"
+    assert bottleneck(dataclasses.replace(STEP, **{part: edge * 1.01}), Uses()) != "compute"
+    assert bottleneck(dataclasses.replace(STEP, **{part: edge * 0.99}), Uses()) == "compute"
+    assert bottleneck(None, Uses()) == "none"
 
 
 def test_local_nodes_share_the_counters_of_one_card(tmp_path):

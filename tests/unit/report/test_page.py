@@ -36,8 +36,8 @@ def test_text_stays_within_80_columns_of_ascii(tmp_path, cause):
     assert text.isascii() and "\033" not in text
     assert max(map(len, text.splitlines())) <= 80
     # Machines stand in the order of their numbers.
-    hosts = [use.host for use in analysis.disks]
-    assert hosts == [use.host for use in analysis.networks] == [f"node{n}" for n in range(1, 13)]
+    uses, hosts = analysis.uses, [f"node{n}" for n in range(1, 13)]
+    assert [use.host for use in uses.disks] == [use.host for use in uses.networks] == hosts
 
 
 def test_page_is_one_small_offline_file_with_a_text_for_every_chart_and_table(tmp_path):

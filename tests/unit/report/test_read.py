@@ -135,7 +135,7 @@ def test_what_a_reader_did_not_foresee_is_one_machine_s(reader, tmp_path, monkey
 
     monkeypatch.setitem(uses.READERS, reader, Broken)
     analysis = analyse(run)
-    hosts = {use.host for use in getattr(analysis, reader)}
+    hosts = {use.host for use in getattr(analysis.uses, reader)}
     assert hosts == {"node1", "node3"}
     assert [note for note in analysis.notes if "node2" in note and "planted" in note]
 

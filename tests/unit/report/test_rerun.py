@@ -89,7 +89,7 @@ def test_of_one_machine_nothing_is_said_about_networks(tmp_path, nodes, connecti
     """Four local nodes, as in the demo, or one machine: no cable is between their processes."""
     settings = {**BOTTLENECKS["network"], "nodes": nodes, "connection": connection}
     analysis = analyse(RunBuilder(tmp_path / "run", **settings).write())
-    assert analysis.too_short is None and analysis.networks == []
+    assert analysis.too_short is None and analysis.uses.networks == []
     for shown in (text_of(analysis), page_of(analysis)):
         for word in ("NETWORK", "Network<", "network is", "SYNC=", "Gbit/s", "switch"):
             assert word not in shown

@@ -43,8 +43,10 @@ def test_what_the_cards_took_is_told_a_run_and_an_image(tmp_path):
     """180 W of each of four cards, as long as their loops; nothing where a card does not say."""
     folder = RunBuilder(tmp_path / "run", gpu=True).write()
     analysis = analyse(folder)
-    joules = sum(180.0 * use.seconds for use in analysis.gpus)
-    assert len(analysis.gpus) == 4 and all(use.seconds > 240 * 0.138 for use in analysis.gpus)
+    joules = sum(180.0 * use.seconds for use in analysis.uses.gpus)
+    assert len(analysis.uses.gpus) == 4 and all(
+        use.seconds > 240 * 0.138 for use in analysis.uses.gpus
+    )
     assert analysis.summary["gpu_joules"] == round(joules)
     each = joules / (2 * 120 * 128)
     assert analysis.summary["gpu_joules_per_image"] == pytest.approx(each, rel=0.001)
@@ -192,8 +194,8 @@ def test_a_script_that_timed_no_steps_has_its_machines_and_a_sentence(tmp_path):
     none = dict.fromkeys(("model", "epochs", "sync", "precision"))
     change(run / "plan.json", **none, script=script)
     analysis = analyse(run)
-    assert {use.host for use in analysis.networks} == {use.host for use in analysis.disks}
-    assert len(analysis.networks) == len(analysis.memory) == 4
+    assert {use.host for use in analysis.uses.networks} == {use.host for use in analysis.uses.disks}
+    assert len(analysis.uses.networks) == len(analysis.memory) == 4
     assert analysis.memory[0].peak_memory == 2e9
     assert not analysis.notes and not analysis.advice.remedies and analysis.verdict is UNTIMED
     text, page = text_of(analysis), page_of(analysis)
