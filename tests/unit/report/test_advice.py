@@ -7,7 +7,16 @@ import shlex
 import pytest
 
 from contract import prices
-from report.advice import NONE, Situation, advise, calibrate, loading, twice_the_batch, waiting
+from report.advice import (
+    NONE,
+    Situation,
+    advise,
+    calibrate,
+    family_of,
+    loading,
+    twice_the_batch,
+    waiting,
+)
 from report.analysis import analyse
 from report.formulas import sync_wait
 from report.measure import real_rate
@@ -48,6 +57,11 @@ def test_now_and_gains_are_of_one_model(tmp_path):
     assert real_rate(inner, []) is None
     assert not any("SYNC" in one.change for one in advise(inner, "network", {}, Uses()).remedies)
     assert advise(None, "none", {}, Uses()) == NONE
+
+
+def test_an_optimizer_that_is_no_name_ends_no_report(tmp_path):
+    step = advised(tmp_path, **BOTTLENECKS["network"]).step
+    assert family_of(step, {"options": {"optimizer": ["adamw"]}}) == prices.SGD
 
 
 def test_a_step_waits_for_the_slower_of_loader_and_all_else():
