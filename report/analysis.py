@@ -229,11 +229,7 @@ def missing_notes(run: Run, gpus: list[GpuUse]) -> list[str]:
     lost = [host for host in hosts if host not in run.machines]
     if lost:
         notes.append(f"No record of the machine (disks, network card) on {', '.join(lost)}.")
-    if not gpus and str(run_device(run)).startswith(("NVIDIA", "cuda", "Tesla", "GeForce")):
+    device = next((r.start["device"] for r in run.ranks if r.start.get("device")), "")
+    if not gpus and device.startswith(("NVIDIA", "cuda", "Tesla", "GeForce")):
         notes.append("No record of the GPUs: nvidia-smi was not found.")
     return notes
-
-
-def run_device(run: Run) -> str:
-    """The device on which the ranks computed, as torch names it."""
-    return next((r.start["device"] for r in run.ranks if r.start.get("device")), "")

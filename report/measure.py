@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
 from report import formulas
-from report.files import Entry, number
+from report.files import number
 from report.network import NetworkUse
 from report.read import RankRecord, Run
 from report.waits import OWN_WORK
@@ -166,7 +166,8 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         nodes=len({record.host for record in records}),
         world=world,
         steps=max(map(steps_of, records)),
-        images=images_per_step(records, world),
+        # A rank without a file counts as the mean of the others.
+        images=world * statistics.fmean(map(images_of, records)),
         payload=formulas.payload_of(start),
         strategy=strategy,
         data=mean["data"],
@@ -184,7 +185,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         pending=pending,
         warm_steps=warm,
         warm_seconds=warm_step(records) if later else 0.0,
-        phases=phases_of(start),
+        phases=Phases(number(start.get("epochs")) or 1, number(start.get("warmup")) or 0),
     )
 
 
@@ -252,11 +253,6 @@ def warm_step(records: list[RankRecord]) -> float:
     return seconds / steps
 
 
-def phases_of(start: Entry) -> Phases:
-    """The epochs that the run was planned to have, and those of exact sums among them."""
-    return Phases(number(start.get("epochs")) or 1, number(start.get("warmup")) or 0)
-
-
 def least_wait(records: list[RankRecord], later: bool) -> float:
     """Mean over the steps that count of the least `sync_exposed` among the ranks. Lines are of
     several steps each, so waits are compared between the steps at which lines of all ranks end."""
@@ -276,12 +272,6 @@ def least_wait(records: list[RankRecord], later: bool) -> float:
     if not common:  # ranks that never ended a line together
         return min(steady_seconds(record, later).get("sync_exposed", 0.0) for record in records)
     return sum(map(min, sums.values())) / sum(steps.values())
-
-
-def images_per_step(records: list[RankRecord], world: int) -> float:
-    """Images of all ranks in a mean step; a rank without a file counts as the mean of the
-    others."""
-    return world * statistics.fmean(map(images_of, records))
 
 
 def images_of(record: RankRecord) -> float:

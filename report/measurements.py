@@ -21,7 +21,7 @@ from report.measure import Step, measure_step, own_speeds
 from report.predict import Basis
 from report.progress import learning_curve
 from report.published_speeds import BATCH, images_per_second, level_of, paper_step
-from report.read import RankRecord, Run, read_run
+from report.read import Run, read_run
 from report.uses import uses_of
 
 
@@ -173,7 +173,8 @@ def read_measured(run: Run) -> Basis | None:
     nodes = dicts(run.plan.get("nodes"))
     hosts = tuple(str(node.get("host")) for node in nodes)
     shared = sum(node.get("connection") == "local" for node in nodes) > 1
-    own = [measure_step(replace(run, ranks=records_of_host(run, host)), []) for host in hosts]
+    records = [[record for record in run.ranks if record.host == host] for host in hosts]
+    own = [measure_step(replace(run, ranks=ranks), []) for ranks in records]
     known = [step for step in own if step is not None and step.payload.bytes]
     if run.status != "finished" or not known or len(known) < len(hosts):
         return None
@@ -236,10 +237,6 @@ def parts_sentences(hosts: tuple[str, ...], steps: list[Step]) -> tuple[str, ...
         f"In parts by their speeds (BALANCE=auto) the images of a step are {named}: a step of all "
         f"takes {seconds(unequal)} without the network, and with equal parts {seconds(equal)}.",
     )
-
-
-def records_of_host(run: Run, host: str) -> list[RankRecord]:
-    return [record for record in run.ranks if record.host == host]
 
 
 def read_links(run: Run, hosts: tuple[str, ...]) -> tuple[list[float], list[float]]:

@@ -4,13 +4,8 @@ add one, add it here."""
 from __future__ import annotations
 
 from contract.text import link, percent, seconds, size, three_digits
-from report import formulas
+from report.formulas import line_rate
 from report.view import Column, known
-
-
-def share_of_link(sent: float, mbit: float) -> str:
-    """Bytes per second as a fraction of what a link carries."""
-    return percent(sent / formulas.line_rate(mbit))
 
 
 def loss(value: float) -> str:
@@ -39,7 +34,8 @@ NETWORKS = (
     Column("MB/s", lambda use: three_digits(use.sent / 1e6)),
     Column("peak", lambda use: three_digits(use.peak_sent / 1e6)),
     Column(
-        "of link", lambda use: known(use.speed_mbit, lambda mbit: share_of_link(use.sent, mbit))
+        "of link",
+        lambda use: known(use.speed_mbit, lambda mbit: percent(use.sent / line_rate(mbit))),
     ),
     Column("a step", lambda use: known(use.sent_per_step, size)),
     Column("retransmits", lambda use: f"{use.retransmits:,}"),

@@ -158,7 +158,8 @@ class Run:
                 raise
             # The exception's traceback holds the step's tensors until this block ends: nothing
             # within it may need their memory, and the exception must not outlive it.
-            self._drop_step()
+            self.job.net.zero_grad(set_to_none=True)
+            log.warning("step %d did not fit into memory and was skipped", at.step + 1)
         begin = at.sample + rank_slice(batch.sizes, self.world.rank).start
         self.sample_log.add(at.epoch, begin, batch.indices.tolist())
         at.sample += batch.global_count
@@ -189,10 +190,6 @@ class Run:
             )
         self.in_warm_up = exact
         return exact
-
-    def _drop_step(self) -> None:
-        self.job.net.zero_grad(set_to_none=True)
-        log.warning("step %d did not fit into memory and was skipped", self.position.step + 1)
 
     def _read_tallies(self) -> Dict[str, Any]:
         """Read what the device has summed up: the only wait for it between steps."""
