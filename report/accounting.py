@@ -73,7 +73,7 @@ def wall_seconds(run: Run, attempt: int, records: list[RankRecord]) -> float:
     """Seconds from the first start to the last exit of an attempt, by the launcher's clock, else
     the guards', else the ranks'. (A launcher that died in it recorded 0.)"""
     for entry in run.attempts:
-        if entry["attempt"] == attempt and time_of(entry.get("wall_seconds")):
+        if entry["attempt"] == attempt and entry.get("wall_seconds"):
             return float(entry["wall_seconds"])
     spans = [span(entry) for (_, which), entry in run.exits.items() if which == attempt]
     guards = [seconds for seconds in spans if seconds is not None]
@@ -84,7 +84,7 @@ def wall_seconds(run: Run, attempt: int, records: list[RankRecord]) -> float:
 
 def span(entry: dict[str, Any]) -> float | None:
     """Seconds from a guard's start to its end."""
-    start, end = time_of(entry.get("mono_start")), time_of(entry.get("mono_end"))
+    start, end = entry.get("mono_start"), entry.get("mono_end")
     return None if start is None or end is None else max(0.0, end - start)
 
 
@@ -97,10 +97,10 @@ def rank_seconds(run: Run, record: RankRecord) -> dict[str, float]:
     gap.
     """
     seconds = {category: record.seconds.get(category, 0.0) for category in CATEGORIES}
-    began, loop = time_of(record.start.get("mono_process")), time_of(record.start.get("mono"))
+    began, loop = record.start.get("mono_process"), record.start.get("mono")
     if began is not None and loop is not None:
         seconds["start_stop"] += max(0.0, loop - began)
-    ended = time_of(record.end.get("mono"))
+    ended = record.end.get("mono")
     exit_time = time_of(run.exits.get((record.host, record.attempt), {}).get("mono_end"))
     if ended is not None and exit_time is not None:
         seconds["start_stop"] += max(0.0, exit_time - ended)

@@ -173,7 +173,7 @@ def network_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
                 wait = calibrate(step, step.wait(step.strategy, step.nodes, rate) or 0.0)
                 change = f"network cards and switch of {name}"
                 remedies.append(propose(now, change, "network", waiting(wait), money=True))
-    batch = round((number(start.get("global_batch")) or step.images) / step.nodes)
+    batch = round((start.get("global_batch") or step.images) / step.nodes)
     change = f"{step.ways.batch}: half as many exchanges"
     remedies.append(propose(now, change, "batch", twice_the_batch, words={"BATCH": 2 * batch}))
     return remedies
@@ -345,12 +345,12 @@ def data_advice(
     if not cause.startswith("data"):
         return []
     remedies: list[Remedy] = []
-    if (number(start.get("image_size")) or 0) >= 128:
+    if (start.get("image_size") or 0) >= 128:
         factor = SMALL_COPY_DECODES if cause == "data_decode" else SMALL_COPY_READS
         change = "copy the images once with a short side of 256 pixels (taken to be 500x375 now)"
         remedies.append(propose(now, change, "data", loading(factor)))
     if cause == "data_decode":
-        remedies += loader_advice(step, now, number(start.get("workers")), evidence)
+        remedies += loader_advice(step, now, start.get("workers"), evidence)
     if cause == "data_disk":
         change = "an SSD in the place of a hard disk, if that is what it is, and it keeps up"
         remedies.append(

@@ -9,7 +9,7 @@ from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
 from report.bottleneck import bottleneck
 from report.devices import GpuUse, MemoryUse, gpu_joules, memory_use
-from report.files import Entry, dicts, last_of, number
+from report.files import Entry, dicts, last_of
 from report.measure import Step, images_per_second, longest_attempt, measure_step, training_totals
 from report.network import one_machine
 from report.progress import (
@@ -123,7 +123,7 @@ def summarise(run: Run, accounting: Accounting, step: Step | None, start: Entry)
     curve = learning_curve(run)
     scores = [epoch.top1 for epoch in curve if epoch.top1 is not None]
     steps = max((max(r.steps.step) for r in run.ranks if len(r.steps)), default=0)
-    per_epoch = number(start.get("steps_per_epoch"))
+    per_epoch = start.get("steps_per_epoch")
     speed = images_per_second(run.ranks)
     hosts = last_hosts(run)
     bytes_sent = step.bytes_sent if step else None
@@ -169,7 +169,7 @@ def last_hosts(run: Run) -> list[str]:
 def world_size(run: Run) -> int:
     """Ranks of the last attempt."""
     for entry in (*reversed(run.attempts), run.plan, *(r.start for r in reversed(run.ranks))):
-        if number(entry.get("world_size")):
+        if entry.get("world_size"):
             return int(entry["world_size"])
     return len({record.rank for record in run.ranks})
 
@@ -219,7 +219,7 @@ def missing_notes(run: Run, gpus: list[GpuUse]) -> list[str]:
     for attempt in attempt_numbers(run):
         present = {record.rank for record in run.ranks if record.attempt == attempt}
         entry: Entry = next((e for e in run.attempts if e["attempt"] == attempt), {})
-        wanted = int(number(entry.get("world_size")) or world)
+        wanted = int(entry.get("world_size") or world)
         if present and len(present) < wanted:
             absent = sorted(set(range(wanted)) - present)
             notes.append(

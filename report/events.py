@@ -20,7 +20,6 @@ from contract.command_line import verb_words
 from contract.errors import UserError
 from report.analysis import Analysis, analyse
 from report.cli import find_run, write_bytes
-from report.files import number
 from report.measure import longest_attempt
 from report.overtime import gpu_charts, machine_charts
 from report.read import RankRecord
@@ -69,13 +68,13 @@ def scalars(analysis: Analysis) -> Iterator[Scalar]:
     records = longest_attempt(analysis.run.ranks)
     if not records:
         return
-    began = number(records[0].start.get("unix")) or 0.0
+    began = records[0].start.get("unix") or 0.0
     columns, speed = records[0].steps, analysis.summary["images_per_second"]
     if speed is not None:
         end = began + columns.clock[-1]
         yield Scalar("training/images per second of the run", columns.step[-1], end, speed)
     yield from training_scalars(analysis, records, began)
-    per_epoch = number(records[0].start.get("steps_per_epoch")) or 1
+    per_epoch = records[0].start.get("steps_per_epoch") or 1
     for epoch in analysis.curve:
         step = round(epoch.epoch * per_epoch)
         scores = {"top-1": epoch.top1, "loss": epoch.loss, "loss in training": epoch.train_loss}

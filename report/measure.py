@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 
 from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
 from report import formulas
-from report.files import number
 from report.network import NetworkUse
 from report.read import RankRecord, Run
 from report.waits import OWN_WORK
@@ -155,7 +154,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         for category in (*OWN_WORK, "sync_exposed")
     }
     start = records[0].start
-    world = int(number(start.get("world_size")) or len(records))
+    world = int(start.get("world_size") or len(records))
     pending, strategy = None, formulas.strategy_of(start)
     warm = max(map(warm_steps, records))
     if warm and not later:
@@ -185,7 +184,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         pending=pending,
         warm_steps=warm,
         warm_seconds=warm_step(records) if later else 0.0,
-        phases=Phases(number(start.get("epochs")) or 1, number(start.get("warmup")) or 0),
+        phases=Phases(start.get("epochs") or 1, start.get("warmup") or 0),
     )
 
 
@@ -287,7 +286,7 @@ def training_totals(records: Sequence[RankRecord], first: int = 0) -> tuple[floa
     for attempt in {record.attempt for record in records}:
         own = [r for r in records if r.attempt == attempt and len(r.steps) > first]
         if own:
-            world = max(len(own), int(number(own[0].start.get("world_size")) or 0))
+            world = max(len(own), int(own[0].start.get("world_size") or 0))
             images += world * statistics.fmean(sum(record.steps.samples[first:]) for record in own)
             seconds += statistics.fmean(sum(record.steps.total[first:]) for record in own)
     return images, seconds

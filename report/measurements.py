@@ -135,7 +135,7 @@ def basis_of(
     run: Run, name: str, steps: tuple[Step, ...], evaluate: float, about: tuple[str, ...]
 ) -> Basis:
     start: Entry = next((record.start for record in run.ranks if record.start), {})
-    images, pixels = number(start.get("train_images")), number(start.get("image_size"))
+    images, pixels = start.get("train_images"), start.get("image_size")
     precision = start.get("precision")
     return Basis(
         run=name,
@@ -163,7 +163,7 @@ SHARED = (
 
 def node_batch(start: Entry, step: Step) -> int:
     """BATCH of that run: its global batch divided evenly among its machines."""
-    images = number(start.get("global_batch")) or step.images
+    images = start.get("global_batch") or step.images
     return round(images / step.nodes)
 
 
@@ -180,17 +180,17 @@ def read_measured(run: Run) -> Basis | None:
         return None
     known = [replace(step, shared_machine=shared) for step in known]
     steps = tuple(in_parts(known[:n]) for n in range(1, len(known) + 1))
-    unix = number(run.plan.get("created_unix")) or 0.0
+    unix = run.plan.get("created_unix") or 0.0
     pairs, ring = read_links(run, hosts)
     start: Entry = run.ranks[0].start
-    data, parameters = bool(run.plan.get("data")), number(start.get("parameters")) or 0.0
+    data, parameters = bool(run.plan.get("data")), start.get("parameters") or 0.0
     about = (
         *steps_sentences(hosts, known, unix, data, parameters),
         *(() if shared else parts_sentences(hosts, known)),
         *links_sentences(pairs, ring),
     )
     forward = known[0].data + known[0].h2d + known[0].forward
-    evaluate = (number(start.get("eval_images")) or 0.0) / known[0].images * forward
+    evaluate = (start.get("eval_images") or 0.0) / known[0].images * forward
     name = run.folder.resolve().name
     basis = basis_of(run, name, steps, evaluate, (*about, SHARED) if shared else about)
     images = basis.train_images if data else None

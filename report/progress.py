@@ -64,7 +64,7 @@ def learning_curve(run: Run, last: bool = False) -> list[Epoch]:
     began = beginnings(run)
     for record in run.ranks:
         for line in record.evaluations[-1:] if last else record.evaluations:
-            epoch = number(line.get("epoch"))
+            epoch = line.get("epoch")
             if epoch is not None:
                 top1, top5 = (share_of(line.get(key)) for key in ("top1", "top5"))
                 loss, trained = (number(line.get(key)) for key in ("loss", "train_loss"))
@@ -173,7 +173,7 @@ def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
     known.
     """
     records = longest_attempt(run.ranks)
-    per_epoch = number(records[0].start.get("steps_per_epoch")) if records else None
+    per_epoch = records[0].start.get("steps_per_epoch") if records else None
     if not per_epoch:
         return None
     epochs = statistics.fmean(map(steps_of, records)) / per_epoch

@@ -341,8 +341,8 @@ def evaluation_section(analysis: Analysis) -> Section:
 
 def restarts(analysis: Analysis) -> tuple[Mark, ...]:
     """Marks at the epochs at which later attempts resumed."""
-    images = number(analysis.start.get("train_images"))
-    samples = [number(entry.get("resumed_samples")) or 0.0 for entry in analysis.run.attempts[1:]]
+    images = analysis.start.get("train_images")
+    samples = [entry.get("resumed_samples") or 0.0 for entry in analysis.run.attempts[1:]]
     return tuple(Mark(count / images, "restart") for count in samples) if images else ()
 
 
@@ -365,7 +365,7 @@ def attempt_section(analysis: Analysis) -> Section:
 def run_section(analysis: Analysis) -> Section:
     """What identifies the run: its command, when, which code, and which machines."""
     run, plan = analysis.run, analysis.run.plan
-    unix = number(plan.get("created_unix")) or number(analysis.start.get("unix"))
+    unix = plan.get("created_unix") or analysis.start.get("unix")
     why, prediction = plan.get("precision_why"), analysis.summary["predicted"]
     rows = {
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix)) if unix else "",

@@ -43,10 +43,10 @@ def loop_windows(run: Run) -> dict[str, list[Window]]:
         if began is not None and exit_time is not None and exit_time > began:
             windows.setdefault(host, []).append(Window(attempt, began, exit_time, 0))
     for record in run.ranks:
-        start = time_of(record.start.get("mono"))
+        start = record.start.get("mono")
         if start is None or any(w.attempt == record.attempt for w in windows.get(record.host, [])):
             continue
-        end = time_of(record.end.get("mono"))
+        end = record.end.get("mono")
         end = start + sum(record.seconds.values()) if end is None else end
         if end > start:
             columns, lines = record.steps, sum(record.steps.exact)
