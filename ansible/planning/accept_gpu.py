@@ -21,7 +21,7 @@ THROTTLES = {
 LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
 
-def known(name: str, table: dict[str, Any]) -> dict[str, Any] | None:
+def row_of(name: str, table: dict[str, Any]) -> dict[str, Any] | None:
     """The row of ansible/gpus.yml for nvidia-smi's name of a card, e.g. "NVIDIA GeForce RTX 3090".
 
     The name's whole end counts: "RTX 2080" is not "RTX 2080 Ti", nor the other way round.
@@ -39,32 +39,32 @@ def gpu_findings(
     results: {host: what `gpuprobe.py cards` printed}; table: ansible/gpus.yml's "gpus"; allreduce:
     see accept_allreduce in accept.py, or {}.
     """
-    found = []
+    findings = []
     for host, cards in results.items():
         for number, card in enumerate(cards):
-            found += [f"{host}, card {number}: {text}" for text in _card(card, table)]
+            findings += [f"{host}, card {number}: {text}" for text in _card(card, table)]
     drivers = {card["driver"] for cards in results.values() for card in cards if "driver" in card}
     if len(drivers) > 1:
-        found.append(
+        findings.append(
             f"The machines have different drivers ({', '.join(sorted(drivers))}): they work, but "
             "a fault of one machine is then hard to find. For the same driver on all, set "
             "driver_policy: upgrade."
         )
     if allreduce and allreduce["seconds"] > 1.5 * allreduce["floor_seconds"]:
-        found.append(
+        findings.append(
             f"The all-reduce over NCCL takes {allreduce['seconds']:.2f} s, though the slowest link "
             f"allows {allreduce['floor_seconds']:.2f} s. Does NCCL take another card "
             "(NCCL_DEBUG=INFO names it)?"
         )
-    return found
+    return findings
 
 
 def _card(card: dict[str, Any], table: dict[str, Any]) -> list[str]:
     if "error" in card:
         return [f"it could not be measured: {card['error']}. Does nvidia-smi work there?"]
-    row = known(card["name"], table)
-    found = [] if row is None else _figures(card, row) + _memory(card, row)
-    return found + _link(card, row) + _throttling(card)
+    row = row_of(card["name"], table)
+    findings = [] if row is None else _figures(card, row) + _memory(card, row)
+    return findings + _link(card, row) + _throttling(card)
 
 
 def _figures(card: dict[str, Any], row: dict[str, Any]) -> list[str]:
@@ -78,35 +78,35 @@ def _figures(card: dict[str, Any], row: dict[str, Any]) -> list[str]:
 
 
 def _memory(card: dict[str, Any], row: dict[str, Any]) -> list[str]:
-    found = []
+    findings = []
     if card["memory_mib"] is not None and card["memory_mib"] < 0.9 * row["memory"] * 1024:
-        found.append(
+        findings.append(
             f"{card['name']} has {card['memory_mib']} MiB of memory, while {row['memory']} GB are "
             "usual for it: is it really this model?"
         )
-    return found
+    return findings
 
 
 def _link(card: dict[str, Any], row: dict[str, Any] | None) -> list[str]:
     generation, lanes = card["generation"], card["lanes"]
     if not generation or not lanes:
         return []
-    found = []
+    findings = []
     if row and lanes < row["lanes"]:
         # nvidia-smi's "max" is what card and slot have in common.
         why = "the slot has no more" if lanes == card["most_lanes"] else "the slot has more"
-        found.append(
+        findings.append(
             f"it is linked by {lanes} of its {row['lanes']} lanes of PCIe; {why}: reseat it, "
             "clean its contacts, or use a slot that shares its lanes with no other card"
         )
     limit = LANE.get(generation, 0.0) * lanes  # a generation that is not known has none
     slowest = min(card["to_card"], card["from_card"])
     if slowest < FRACTIONS["to_card"] * limit:
-        found.append(
+        findings.append(
             f"{slowest:.1f} GB/s pass between it and the machine's memory, although {limit:.1f} "
             f"fit through {lanes} lanes of PCIe {generation}"
         )
-    return found
+    return findings
 
 
 def _throttling(card: dict[str, Any]) -> list[str]:
@@ -131,7 +131,7 @@ def gpu_table(
             if "error" in card:
                 lines.append(f"{host:<{wide}}  {card['error']}"[:80])
                 continue
-            row = known(card["name"], table) or {}
+            row = row_of(card["name"], table) or {}
             cells = [f"{_beside(card[key], row.get(key)):>12}" for key in ("fp32", "fp16")]
             lines.append(
                 f"{host:<{wide}}  {_short(card['name']):<13} {'  '.join(cells)} "

@@ -48,15 +48,15 @@ def firewall_manager(ufw_conf: str, firewalld: bool) -> str | None:
 
 def _dropping_chains(chains: str) -> list[tuple[str, str, str]]:
     """(family, table, name) of the base chains that drop incoming packets by default."""
-    found, table, name = [], ("", ""), ""
+    dropping, table, name = [], ("", ""), ""
     for line in chains.splitlines():
         opened = re.match(r"table (\S+) (\S+) \{", line)
         table = (opened[1], opened[2]) if opened else table
-        begun = re.match(r"\s+chain (\S+) \{", line)
-        name = begun.group(1) if begun else name
+        match = re.match(r"\s+chain (\S+) \{", line)
+        name = match.group(1) if match else name
         if re.search(r"\bhook input\b.*\bpolicy drop\b", line):
-            found.append((*table, name))
-    return found
+            dropping.append((*table, name))
+    return dropping
 
 
 def container_bridges(facts: dict[str, Any]) -> list[str]:
@@ -89,14 +89,14 @@ def card_networks(facts: dict[str, Any], own: str) -> list[str]:
     """
     for name in _interfaces(facts):
         link = _link(facts, name)
-        if any(one.address == own for one in link.addresses):
+        if any(address.address == own for address in link.addresses):
             return [str(network) for network in _networks_of_link(link)]
     return []
 
 
 def _networks_of_link(link: border.Interface) -> list[Any]:
     """The networks that an interface is in, of which each has room for others."""
-    texts = [f"{one.address}/{one.prefix}" for one in link.addresses]
+    texts = [f"{address.address}/{address.prefix}" for address in link.addresses]
     try:
         networks = [ipaddress.ip_interface(text).network for text in texts]
     except ValueError as error:
@@ -111,7 +111,7 @@ def cut_off(sockets: str, ssh_port: str, opened: list[dict[str, Any]]) -> list[s
     """
     spared = LET_IN | {("tcp", ssh_port)}
     spared |= {(open.get("protocol", "tcp"), str(open["port"])) for open in opened}
-    found = set()
+    names = set()
     for line in sockets.splitlines():
         words = line.split()
         address, _, port = "".join(words[4:5]).rpartition(":")
@@ -120,8 +120,8 @@ def cut_off(sockets: str, ssh_port: str, opened: list[dict[str, Any]]) -> list[s
         loopback = re.match(r"\[?(127\.|::1\]?$|::ffff:127\.)", address) or "%lo" in address
         if not loopback and (words[0], port) not in spared:
             who = re.search(r'"([^"]+)"', line)
-            found.add((who.group(1) if who else "the kernel", words[0], int(port)))
-    return [f"{who} ({protocol} {port})" for who, protocol, port in sorted(found)]
+            names.add((who.group(1) if who else "the kernel", words[0], int(port)))
+    return [f"{who} ({protocol} {port})" for who, protocol, port in sorted(names)]
 
 
 # A line of sshd's in the journal, as --output=short-iso prints it: its day, the user, the address.
@@ -143,16 +143,16 @@ def ssh_cut_off(
     let in ("" counts for nothing); facts: `ansible_facts`, for the networks of the machine's cards.
     """
     rules = [ipaddress.ip_network(text, strict=False) for text in admitted if text]
-    seen: dict[Any, str] = {}
+    logins: dict[Any, str] = {}
     for day, user, text in LOGIN.findall(journal):  # the oldest first, so that the last login stays
-        seen[_peer(text)] = f"{user}, {day}"
+        logins[_peer(text)] = f"{user}, {day}"
     for line in sockets.splitlines():
         ends = re.findall(r"(\S+):\d+(?=\s|$)", line)
         if len(ends) >= 2:
-            seen[_peer(ends[1])] = "connected now"
+            logins[_peer(ends[1])] = "connected now"
     peers = {
         peer: when
-        for peer, when in seen.items()
+        for peer, when in logins.items()
         if peer and not peer.is_loopback and not any(peer in network for network in rules)
     }
     named = [f"{peer} ({when})" for peer, when in peers.items()]
@@ -219,30 +219,30 @@ def member_addresses(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
     in the same network). What a machine says of itself lets nobody in: it could say any address of
     the network that is free. Raises PlanError where `other_addresses` has something else.
     """
-    found = set()
+    addresses = set()
     for host in hosts:
         own = hostvars[host]
         static = border.setting(own, "address", host).split("/")[0]
-        found |= {border.setting(own, "ansible_host", host, host), static, *_others(host, own)}
-    return sorted(found - {""})
+        addresses |= {border.setting(own, "ansible_host", host, host), static, *_others(host, own)}
+    return sorted(addresses - {""})
 
 
 def kept_addresses(variables: dict[str, Any], new: str) -> str:
     """other_addresses of a machine that gets a new address beside the one in the inventory."""
     host = variables["inventory_hostname"]
-    kept = [*_others(host, variables), border.setting(variables, "ansible_host", host, host)]
-    return ",".join(dict.fromkeys(address for address in kept if address != new))
+    addresses = [*_others(host, variables), border.setting(variables, "ansible_host", host, host)]
+    return ",".join(dict.fromkeys(address for address in addresses if address != new))
 
 
 def _others(host: str, variables: dict[str, Any]) -> Iterator[str]:
     """The addresses in other_addresses, a list or a text with commas."""
-    given = variables.get("other_addresses") or []
-    for text in given if isinstance(given, list) else str(given).split(","):
+    setting = variables.get("other_addresses") or []
+    for text in setting if isinstance(setting, list) else str(setting).split(","):
         try:
             yield str(ipaddress.ip_address(str(text).strip()))
         except ValueError:
             raise PlanError(
-                f"{host}: other_addresses={given} is not a list of addresses. Write it as "
+                f"{host}: other_addresses={setting} is not a list of addresses. Write it as "
                 "other_addresses=192.168.56.57,192.168.57.3"
             ) from None
 

@@ -35,33 +35,33 @@ def health(facts, host):
     text for "kernel") where it is not known.
     """
     try:
-        told = border.read(facts, border.Health, host)
+        data = border.read(facts, border.Health, host)
     except PlanError:
-        told = border.Health()
-    smi, errors, said = told.smi, told.errors, ""
+        data = border.Health()
+    smi, errors, text = data.smi, data.errors, ""
     if smi:
-        said = "\n".join(_shown(line, 4096) for line in smi.text.split("\n"))
+        text = "\n".join(_clean(line, 4096) for line in smi.text.split("\n"))
     disk_errors = _counts(errors.disks) if errors else None
-    if told.ext4_errors:
-        disk_errors = {**(disk_errors or {}), **_counts(told.ext4_errors)}
+    if data.ext4_errors:
+        disk_errors = {**(disk_errors or {}), **_counts(data.ext4_errors)}
     numbers = {name: many for name, many in errors.xids.items() if many} if errors else {}
     xids = {int(name): n for name, n in numbers.items() if re.fullmatch(r"[0-9]{1,4}", name)}
-    reboot = [f"kernel {_shown(told.waiting_kernel, 60)}"] if told.waiting_kernel else []
-    if told.reboot_required and not reboot:
+    reboot = [f"kernel {_clean(data.waiting_kernel, 60)}"] if data.waiting_kernel else []
+    if data.reboot_required and not reboot:
         reboot.append("an update of packages")
     failed = smi is not None and not smi.done
     return {
         "host": host,
         "answers": True,
-        "gpus": _gpus(said) if smi and smi.done else [],
-        "gpu_error": (" ".join(said.split())[:200] or "no reason") if failed else None,
+        "gpus": _gpus(text) if smi and smi.done else [],
+        "gpu_error": (" ".join(text.split())[:200] or "no reason") if failed else None,
         "disks": [
-            {**asdict(disk), "folder": _shown(disk.folder, 100)} for disk in told.disks[:100]
+            {**asdict(disk), "folder": _clean(disk.folder, 100)} for disk in data.disks[:100]
         ],
         "disk_errors": disk_errors,
         "xids": xids if errors else None,
-        "kernel": _shown(told.kernel, 60),
-        "held": None if told.held is None else [_shown(name, 100) for name in told.held[:1000]],
+        "kernel": _clean(data.kernel, 60),
+        "held": None if data.held is None else [_clean(name, 100) for name in data.held[:1000]],
         "reboot": reboot,
     }
 
@@ -71,25 +71,25 @@ def absent(host):
     return {"host": host, "answers": False}
 
 
-def _shown(text, longest):
+def _clean(text, longest):
     """A text without control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:longest])
 
 
 def _counts(numbers):
-    return {_shown(name, 40): many for name, many in numbers.items() if name and many}
+    return {_clean(name, 40): many for name, many in numbers.items() if name and many}
 
 
-def _gpus(said):
+def _gpus(text):
     """The cards of `nvidia-smi --query-gpu=index,temperature.gpu,power.draw,name`, as CSV."""
-    found = []
-    for line in said.splitlines()[:64]:
+    cards = []
+    for line in text.splitlines()[:64]:
         words = [word.strip() for word in line.split(",", 3)]
         if len(words) == 4 and words[0].isdecimal():
             card = {"name": words[3][:60], "celsius": _measured(words[1], -50, 200)}
             card["watts"] = _measured(words[2], 0, 5000)
-            found.append({**card, "lost": any(word in LOST for word in words)})
-    return found
+            cards.append({**card, "lost": any(word in LOST for word in words)})
+    return cards
 
 
 def _measured(word, low, high):
@@ -104,8 +104,8 @@ def findings(row):
     """Problems, and notes, of a machine's row: see planning/preflight.py."""
     if not row["answers"]:
         return []
-    found = [*_of_cards(row), *_of_log(row), *_of_reboot(row)]
-    return [dict(zip(("host", "fault", "cause", "remedy"), (row["host"], *one))) for one in found]
+    rows = [*_of_cards(row), *_of_log(row), *_of_reboot(row)]
+    return [dict(zip(("host", "fault", "cause", "remedy"), (row["host"], *rest))) for rest in rows]
 
 
 def _of_cards(row):
@@ -176,11 +176,11 @@ def table(rows):
 
 
 def _line(cells, widths):
-    shown = (
+    texts = (
         cell if len(cell) <= width else cell[: width - 1] + "~"
         for cell, width in zip(cells, widths)
     )
-    return " ".join(cell.ljust(width) for cell, width in zip(shown, widths)).rstrip()
+    return " ".join(cell.ljust(width) for cell, width in zip(texts, widths)).rstrip()
 
 
 def _cells(row):

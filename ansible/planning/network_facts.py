@@ -28,7 +28,7 @@ def routes(printed: str) -> list[dict[str, Any]]:
     By its text: iproute2 4.15, that of Ubuntu 18.04, has no JSON of routes. A route over several
     routers (lines that begin with nexthop) is several rows.
     """
-    found, to = [], ""
+    rows, to = [], ""
     for line in printed.splitlines():
         words = line.split()
         if not words:
@@ -36,11 +36,13 @@ def routes(printed: str) -> list[dict[str, Any]]:
         if not line[0].isspace():
             # Some begin with their kind: `blackhole 10.0.0.0/8`.
             to = words[1] if words[0] in ROUTE_KINDS and len(words) > 1 else words[0]
-        said = dict(zip(words, words[1:]))
-        if "dev" in said:
-            by = {key: said.get(word, "") for key, word in (("gateway", "via"), ("proto", "proto"))}
-            found.append({"to": to, "card": said["dev"], **by})
-    return [row for row in found if _is_route(row)]
+        pairs = dict(zip(words, words[1:]))
+        if "dev" in pairs:
+            by = {
+                key: pairs.get(word, "") for key, word in (("gateway", "via"), ("proto", "proto"))
+            }
+            rows.append({"to": to, "card": pairs["dev"], **by})
+    return [row for row in rows if _is_route(row)]
 
 
 def _is_route(row: dict[str, Any]) -> bool:
@@ -56,10 +58,10 @@ def _is_route(row: dict[str, Any]) -> bool:
 def links(ip_json: str) -> list[border.Link]:
     """The cards of `ip -json address`."""
     what = "ip -json address"
-    found: list[border.Link] = border.read(
+    cards: list[border.Link] = border.read(
         border.parsed(ip_json or "[]", what), [border.Link], what
     )
-    return [link for link in found if link.ifname]
+    return [link for link in cards if link.ifname]
 
 
 def interface_of(ip_json: str, address: str, host: str) -> str:
@@ -83,8 +85,8 @@ def card_facts(ip_json: str, interface: str, host: str) -> dict[str, Any]:
             return {
                 "mac": link.address,
                 "mtu": link.mtu,
-                "addresses": [_with_prefix(one, host) for one in link.ipv4],
-                "dynamic": any(one.dynamic for one in link.ipv4),
+                "addresses": [_with_prefix(address, host) for address in link.ipv4],
+                "dynamic": any(address.dynamic for address in link.ipv4),
             }
     cards = ", ".join(sorted(link.ifname for link in links(ip_json)))
     raise PlanError(
@@ -121,7 +123,7 @@ def full_address(address: str, addresses: list[str], host: str) -> str:
 def address_conflicts(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
     """Say, a sentence each, which two machines would have the same address."""
     owners: dict[str, str] = {}
-    found = []
+    conflicts = []
     for host in hosts:
         variables = hostvars[host]
         static = border.setting(variables, "address", host).split("/")[0]
@@ -129,5 +131,5 @@ def address_conflicts(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
         for address in sorted(claimed - {""}):
             owner = owners.setdefault(address, host)
             if owner != host:
-                found.append(f"{owner} and {host} would both have {address}.")
-    return found
+                conflicts.append(f"{owner} and {host} would both have {address}.")
+    return conflicts

@@ -57,10 +57,10 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
     findmnt: output of `findmnt --mtab --json --output TARGET,SOURCE,FSTYPE,OPTIONS --target PATH`.
     """
     shape = {"filesystems": [border.FileSystem]}
-    found = border.read(border.parsed(findmnt, "findmnt"), shape, "findmnt")["filesystems"]
-    if not found:
+    systems = border.read(border.parsed(findmnt, "findmnt"), shape, "findmnt")["filesystems"]
+    if not systems:
         raise PlanError(f"{path} is on no file system that findmnt knows")
-    (disk, *_) = found
+    (disk, *_) = systems
     if disk.fstype in NETWORKED:
         return (
             f"{path} is itself a share of another machine ({disk.fstype}). Make that machine "
@@ -116,12 +116,12 @@ def share_disk(
     key, _, value = disk.rpartition("=")
     name = {"": "name", "UUID": "uuid", "LABEL": "label"}.get(key)
     devices = block_devices(lsblk)
-    found = [device for device in devices if name and getattr(device, name) == value]
-    if len(found) != 1:
+    matches = [device for device in devices if name and getattr(device, name) == value]
+    if len(matches) != 1:
         known = ", ".join(device.name for device in devices if device.fstype)
-        what = "is none of its disks" if not found else "fits several of its disks"
+        what = "is none of its disks" if not matches else "fits several of its disks"
         raise PlanError(f"{host}: share_disk {disk} {what}. Disks with data: {known}.")
-    (device,) = found
+    (device,) = matches
     kind = device.fstype
     if kind in ("BitLocker", "crypto_LUKS"):
         raise PlanError(
@@ -149,16 +149,16 @@ def share_disk(
 
 def block_devices(lsblk: str) -> list[border.Disk]:
     """All devices of lsblk's tree, in its order."""
-    said = border.parsed(lsblk, "lsblk")
-    found, waiting = [], [said.get("blockdevices") if isinstance(said, dict) else None]
+    tree = border.parsed(lsblk, "lsblk")
+    devices, waiting = [], [tree.get("blockdevices") if isinstance(tree, dict) else None]
     while waiting:
         part = waiting.pop()
         if isinstance(part, list):
             waiting += reversed(part)
             continue
-        found.append(border.read(part, border.Disk, "lsblk"))
+        devices.append(border.read(part, border.Disk, "lsblk"))
         waiting += [part["children"]] if part and part.get("children") else []
-    return [device for device in found if device.name]
+    return [device for device in devices if device.name]
 
 
 def share_source(protocol: str, address: str, path: str, name: str) -> str:
@@ -193,23 +193,23 @@ def _kernel(release: str) -> tuple[int, int]:
 
 def share_unit(path: str) -> str:
     """Give systemd's name of a mount point, without .mount, as systemd-escape(1) makes it."""
-    found = ""
+    name = ""
     for number, byte in enumerate(path.strip("/").encode()):
         letter = chr(byte)
-        kept = re.fullmatch(r"[A-Za-z0-9:_.]", letter) and (letter != "." or number)
-        found += letter if kept else "-" if letter == "/" else f"\\x{byte:02x}"
-    return found
+        plain = re.fullmatch(r"[A-Za-z0-9:_.]", letter) and (letter != "." or number)
+        name += letter if plain else "-" if letter == "/" else f"\\x{byte:02x}"
+    return name
 
 
-def share_failure(protocol: str, journal: str, said: str) -> str:
+def share_failure(protocol: str, journal: str, error: str) -> str:
     """Say in a sentence why a share could not be read.
 
-    journal: the last lines of the mount unit; said: what the reader got.
+    journal: the last lines of the mount unit; error: what the reader got.
     """
     for pattern, where, sentence in FAILURES:
         if where in ("", protocol) and re.search(pattern, journal):
             return sentence
     lines = journal.strip().splitlines()
     if not lines:
-        return f"{said.strip()}. Nothing tried to mount it. Run: make provision TAGS=data."
-    return f"{said.strip()} (the journal's last word: {lines[-1]})"
+        return f"{error.strip()}. Nothing tried to mount it. Run: make provision TAGS=data."
+    return f"{error.strip()} (the journal's last word: {lines[-1]})"

@@ -166,9 +166,9 @@ def test_a_card_in_good_order_is_right():
 
 
 def test_names_are_compared_to_their_end():
-    assert accept_gpu.known("NVIDIA GeForce RTX 2080", KNOWN) is None
-    assert accept_gpu.known("NVIDIA GeForce RTX 3090 Ti", KNOWN) is None
-    assert accept_gpu.known("NVIDIA GeForce RTX 3090", KNOWN)["copy"] == 936
+    assert accept_gpu.row_of("NVIDIA GeForce RTX 2080", KNOWN) is None
+    assert accept_gpu.row_of("NVIDIA GeForce RTX 3090 Ti", KNOWN) is None
+    assert accept_gpu.row_of("NVIDIA GeForce RTX 3090", KNOWN)["copy"] == 936
 
 
 def test_the_table_of_cards_fits_80_columns():

@@ -30,10 +30,10 @@ QUERIES = (
 def ask(index):
     """What nvidia-smi says of a card: {query: text}."""
     argv = ["nvidia-smi", "--id=%d" % index, "--query-gpu=%s" % ",".join(QUERIES)]
-    done = subprocess.run(
+    process = subprocess.run(
         [*argv, "--format=csv,noheader,nounits"], stdout=subprocess.PIPE, check=True
     )
-    return dict(zip(QUERIES, (word.strip() for word in done.stdout.decode().split(","))))
+    return dict(zip(QUERIES, (word.strip() for word in process.stdout.decode().split(","))))
 
 
 def number(text):
@@ -48,15 +48,15 @@ def seconds(work):
     """Median duration of `work` on the card in seconds, by CUDA events, after three warm-ups."""
     for _ in range(3):
         work()
-    taken = []
+    times = []
     for _ in range(REPEATS):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         work()
         end.record()
         end.synchronize()
-        taken.append(begin.elapsed_time(end) / 1000)
-    return statistics.median(taken)
+        times.append(begin.elapsed_time(end) / 1000)
+    return statistics.median(times)
 
 
 def product(kind):
@@ -68,12 +68,12 @@ def product(kind):
 
 def copies():
     """GB/s of copies on the card (each byte is read and written), to it and from it."""
-    one, other = (torch.empty(BLOCK, dtype=torch.uint8, device="cuda") for _ in range(2))
+    source, target = (torch.empty(BLOCK, dtype=torch.uint8, device="cuda") for _ in range(2))
     host = torch.empty(BLOCK, dtype=torch.uint8).pin_memory()
     return {
-        "copy": 2 * BLOCK / seconds(lambda: other.copy_(one)) / 1e9,
-        "to_card": BLOCK / seconds(lambda: one.copy_(host, non_blocking=True)) / 1e9,
-        "from_card": BLOCK / seconds(lambda: host.copy_(one, non_blocking=True)) / 1e9,
+        "copy": 2 * BLOCK / seconds(lambda: target.copy_(source)) / 1e9,
+        "to_card": BLOCK / seconds(lambda: source.copy_(host, non_blocking=True)) / 1e9,
+        "from_card": BLOCK / seconds(lambda: host.copy_(source, non_blocking=True)) / 1e9,
     }
 
 
@@ -116,13 +116,13 @@ def measure(index):
 def cards():
     if not torch.cuda.is_available():
         return [{"error": "torch %s sees no card" % torch.__version__}]
-    found = []
+    rows = []
     for index in range(torch.cuda.device_count()):
         try:
-            found.append(measure(index))
+            rows.append(measure(index))
         except (RuntimeError, subprocess.CalledProcessError, OSError) as error:
-            found.append({"error": str(error).splitlines()[0]})
-    return found
+            rows.append({"error": str(error).splitlines()[0]})
+    return rows
 
 
 def allreduce(rank, world, master, port, size):
@@ -138,7 +138,7 @@ def allreduce(rank, world, master, port, size):
         timeout=timedelta(seconds=120),
     )
     buffer = torch.zeros(int(size) // 4, device="cuda")
-    taken = []
+    times = []
     for _ in range(4):
         torch.cuda.synchronize()
         dist.barrier()
@@ -146,9 +146,9 @@ def allreduce(rank, world, master, port, size):
         began = time.monotonic()
         dist.all_reduce(buffer)
         torch.cuda.synchronize()
-        taken.append(time.monotonic() - began)
+        times.append(time.monotonic() - began)
     dist.destroy_process_group()
-    return {"seconds": statistics.median(taken[1:])}
+    return {"seconds": statistics.median(times[1:])}
 
 
 if __name__ == "__main__":
