@@ -171,6 +171,27 @@ def stall_of_8_seconds(trial):
     assert trial.run.attempts()[0]["first_cause"] is None
 
 
+# As systemd-oomd does it: the mark by which systemd knows its kills, then SIGKILL to all.
+STANDIN_OOMD = """
+import os, pathlib
+(group,) = pathlib.Path("/sys/fs/cgroup/user.slice").glob("**/tandem-*.service")
+print(os.getxattr(group, "user.oomd_omit").decode())
+os.setxattr(group, "user.oomd_ooms", b"1")
+os.setxattr(group, "user.oomd_kill", b"4")
+(group / "cgroup.kill").write_text("1")
+"""
+
+
+def oomd_kill(trial):
+    """systemd-oomd is a stand-in: the lab's machines have no limits on memory, which it needs. The
+    run had asked to be spared."""
+    trial.hurt_at = time.monotonic()
+    assert trial.lab.admin(trial.node, f"sudo python3 -c '{STANDIN_OOMD}'") == "1\n"
+    trial.finished_on(trial.all)
+    said = trial.cause(host=f"node{trial.node}")
+    assert "systemd-oomd ended the run there, since memory was short" in said
+
+
 def small_disk(lab, node):
     """A disk for the runs of a machine which a test can fill."""
     lab.ssh(node, "mkdir -p tandem")

@@ -1,4 +1,4 @@
-"""Faults in random order: each is named in time, leaves nothing behind, and the run goes on.
+"""Faults one after the other: each is named in time, leaves nothing behind, and the run goes on.
 
 The trainer is a stand-in that writes the same files, so that the machines' cores do not decide
 (test_chaos_trainer.py has the real one). TANDEM_CHAOS_TRIALS sets how many trials there are; the
@@ -17,7 +17,7 @@ from tests.lab.chaos_run import Running, read
 from tests.lab.chaos_trial import Trial
 
 NODES, EPOCHS = 4, 4
-TRIALS = int(os.environ.get("TANDEM_CHAOS_TRIALS", "4"))
+TRIALS = int(os.environ.get("TANDEM_CHAOS_TRIALS", "8"))
 WAY = os.environ.get("TANDEM_CHAOS_WAY")
 
 
@@ -66,16 +66,16 @@ esac
 """
 
 FAULTS = [
-    *(chaos_trial.kill_rank, chaos_trial.kill_guard, chaos_trial.kill_launch),
-    *(chaos_trial.kill_controller, chaos_trial.freeze_and_thaw, chaos_trial.cut_and_mend),
-    *(chaos_trial.kill_node, chaos_trial.kill_node_0, chaos_trial.stall_of_8_seconds),
-    *(chaos_trial.leave_and_return, chaos_trial.full_disk, busy_gpu),
+    *(chaos_trial.kill_rank, chaos_trial.kill_controller, chaos_trial.kill_node),
+    *(chaos_trial.freeze_and_thaw, chaos_trial.cut_and_mend, chaos_trial.stall_of_8_seconds),
+    *(chaos_trial.full_disk, chaos_trial.oomd_kill, chaos_trial.kill_guard, busy_gpu),
+    *(chaos_trial.kill_launch, chaos_trial.kill_node_0, chaos_trial.leave_and_return),
 ]
 
 
 def trials() -> list:
-    dice = random.Random(20260)
-    order: list = []
+    """Each fault once in this order, then in random ones."""
+    dice, order = random.Random(20260), [*FAULTS]
     while len(order) < TRIALS:
         order += dice.sample(FAULTS, len(FAULTS))
     return [(fault, dice.randint(1, NODES), dice.randint(3, 12)) for fault in order[:TRIALS]]

@@ -118,15 +118,3 @@ def test_what_an_installer_is_named_for_is_fetched_before_it_is_run():
     assert checksum == "sha256:{{ driver_planned.sha256 }}"
     first, *_ = yaml.safe_load((ROLES / "driver/tasks/act.yml").read_text())[0]["block"]
     assert first["ansible.builtin.include_tasks"] == "prepare.yml"
-
-
-def test_no_machine_is_switched_off_before_all_were_seen_to_be_free():
-    plays = yaml.safe_load((ROOT / "ansible/playbooks/poweroff.yml").read_text())
-    steps = [[str(task) for task in tasks_of(play.get("tasks"))] for play in plays]
-    free, off = (
-        [place for place, rows in enumerate(steps) if any(words in row for row in rows)]
-        for words in ("tasks/free.yml", "systemctl poweroff")
-    )
-    # A play of its own, which ends for all machines before the next one begins.
-    assert len(free) == len(off) == 1 and free < off
-    assert plays[free[0]].get("any_errors_fatal") is True

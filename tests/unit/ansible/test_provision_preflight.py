@@ -4,11 +4,7 @@ said of it."""
 import copy
 import functools
 import http.server
-import json
 import re
-import shutil
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -208,33 +204,13 @@ def test_one_line_of_releases_yml_makes_a_release_known(monkeypatch):
     assert found(FAULTS["release, newer"]) == []
 
 
-FAULT = """
-
-def beige(facts, question):
-    if facts["host"] == "beige":
+def test_a_fault_is_a_function_and_its_name_in_a_list(monkeypatch):
+    def beige(facts, question):
         yield "beige", "its case is beige", "paint it"
 
-
-CHECKS = (*CHECKS, beige)
-"""
-
-
-def test_a_fault_is_one_file_s_change(tmp_path):
-    """In a copy of planning, asked by itself."""
-    shutil.copytree(ROOT / "ansible/planning", tmp_path / "planning")
-    for name in ("releases.yml", "stacks.yml", "gpus.yml"):
-        shutil.copy(ROOT / "ansible" / name, tmp_path)
-    shutil.copytree(ROOT / "contract", tmp_path / "contract")
-    with (tmp_path / "planning/faults/machine.py").open("a") as file:
-        file.write(FAULT)
-    facts = tmp_path / "facts.json"
-    facts.write_text(json.dumps([{**machine(), "host": "beige"}, QUESTION], default=list))
-    code = "import json, sys; from planning import preflight as p; "
-    code += "print(*map(p.text, p.findings(*json.load(open(sys.argv[1])))), sep=chr(10))"
-    argv = [sys.executable, "-c", code, str(facts)]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "beige: its case is beige. Remedy: paint it" in done.stdout.splitlines()
+    monkeypatch.setattr(preflight.machine, "CHECKS", (*preflight.machine.CHECKS, beige))
+    (finding,) = preflight.findings(machine(), QUESTION)
+    assert preflight.text(finding) == "node1: its case is beige. Remedy: paint it"
 
 
 def test_the_page_lists_every_fault_and_release_and_no_other():

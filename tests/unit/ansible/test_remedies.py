@@ -95,13 +95,6 @@ def test_each_command_of_make_is_one_that_make_takes():
         assert set(given.get("TAGS", "").split(",")) - {""} <= tags(ROOT / "site.yml"), match[0]
 
 
-def test_what_is_to_be_typed_after_make_is_taken_by_provision_and_upgrade():
-    for path, match in named(r"\b([A-Z][A-Z_]+)=(\w+) after make"):
-        for verb in ("provision", "upgrade"):
-            verbs.check([verb], [match[1]], {match[1]: match[2]})
-        assert "ansible-playbook" in match.string, path  # the same for those who type that
-
-
 def test_each_command_of_ansible_is_one_that_its_playbook_takes():
     for path, match in named(r"ansible-playbook (\S+\.yml)((?: (?:-e [\w=.]+|--tags [\w,]+))*)"):
         book = ROOT / match[1].rstrip(".,;")
@@ -110,16 +103,6 @@ def test_each_command_of_ansible_is_one_that_its_playbook_takes():
             assert name in SETTINGS or name in text, (path, match[0])
         for word in re.findall(r"--tags ([\w,]+)", match[2]):
             assert set(word.split(",")) <= tags(book), (path, match[0])
-
-
-def test_who_typed_make_is_told_no_option_of_another_command():
-    for path, text in TEXTS:
-        where = (path, text)
-        assert not re.search(r"\b[Rr]un (again with -e|`?site\.yml)", text), where
-        assert not re.search(r"site\.yml (again|--tags)", text), where
-        for match in re.finditer(r"-e (\w+)=\S+", text):
-            assert match[1] in SETTINGS or "ansible-playbook" in text, where
-            assert "ansible-playbook" in text, where
 
 
 def options():

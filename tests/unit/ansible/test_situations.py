@@ -53,15 +53,6 @@ def test_each_situation_is_on_the_page():
     assert [name for name, _ in QUOTED] == list(FOUND)
 
 
-def test_each_recorded_machine_says_what_it_was_written_from():
-    """And what of it nothing confirms: † stands there."""
-    for path in sorted((ROOT / "examples/machines").glob("*.json")):
-        for entry in json.loads(path.read_text()):
-            asked = set(entry["facts"]) != {"host"}
-            assert all(isinstance(one, str) for one in entry["source"]) if asked else True, path
-            assert asked == bool(entry.get("source")), path
-
-
 @pytest.mark.parametrize(("name", "lines"), QUOTED)
 def test_the_page_quotes_what_is_printed_and_make_check_says_what_is_found(name, lines):
     printed = (ROOT / f"tests/unit/ansible/dry_provision/{name}.txt").read_text()

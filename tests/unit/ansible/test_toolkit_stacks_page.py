@@ -1,9 +1,6 @@
 """docs/stacks.md says what ansible/stacks.yml says."""
 
 import copy
-import re
-
-import pytest
 
 from tests.unit.ansible.provision_machines import ROOT, TABLE, load
 
@@ -25,13 +22,3 @@ def test_a_changed_table_changes_the_page():
     # Each row of apex is for the stacks that have it.
     assert "| `apex-23.05.tar.gz` | `cu126` |" in page
     assert "| `apex-22.04-dev.tar.gz` | `cu102` |" in page
-
-
-@pytest.mark.parametrize("path", ["README.md", "docs/cluster-guide.md"])
-def test_a_stack_is_chosen_before_provisioning_with_a_word_on_each(path):
-    text = (ROOT / path).read_text()
-    chosen = text.index("Choose your stack")
-    provisioned = re.search(r"^(## )?\d\. (\*\*)?Provision", text, re.MULTILINE).start()
-    assert chosen < provisioned
-    part = text[chosen:provisioned]
-    assert all(f"`{name}`" in part for name in ("cu102", "cu126", "cu132"))
