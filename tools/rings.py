@@ -37,7 +37,7 @@ BUSY = f"--numprocesses={(os.cpu_count() or 1) + 1}"
 ROOMY = 40 << 30  # bytes
 BESIDE_LEGACY = (
     *("site_check", "site_driver_short", "site_firewall", "site_network", "site_trust"),
-    *("chaos", "control", "guard_watched", "lab_faults", "lab_machines"),
+    *("chaos", "control", "lab_faults", "lab_machines"),
 )
 # What `make test` needs of Debian, by a command of each package (tools/test-packages.txt).
 COMMANDS = {"ssh": "openssh-client", "rsync": "rsync", "iostat": "sysstat", "chromium": "chromium"}

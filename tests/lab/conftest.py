@@ -4,12 +4,15 @@ import itertools
 import os
 import subprocess
 import sys
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.by_group import ByGroup
+from tests.lab import chaos_standin
+from tests.lab.control_machine import Controller
 from tests.lab.site_plays import draw_digits, gather_bundle
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -214,3 +217,33 @@ def small_disk(tmp_path):
     yield make
     for folder in made:
         subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.fixture(scope="module")
+def machines(start_lab, request) -> RunningLab:
+    """NODES machines with a stand-in for the trainer, which the tests of a module share."""
+    name = request.module.__name__.rpartition("test_")[2].replace("_", "-")
+    made = start_lab(name, "--nodes", str(request.module.NODES), "--no-bundle")
+    for node in range(1, request.module.NODES + 1):
+        chaos_standin.install(made, node)
+    return made
+
+
+@pytest.fixture
+def start(machines, tmp_path, request):
+    """start(epochs, *words) -> a run on these machines, of steps of 0.1 s; on two 13 an epoch."""
+    nodes, begun = request.module.NODES, []
+
+    def begin(epochs, *words, **troubles):
+        folder = tmp_path / f"run{len(begun)}"
+        folder.mkdir()
+        mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
+        file = chaos_standin.inventory(folder, nodes, mark, step_seconds=0.1)
+        asked = ("--inventory", str(file), "--data", "d", "--epochs", str(epochs), *words)
+        begun.append(Controller(machines, folder, mark, *asked, **troubles))
+        return begun[-1]
+
+    yield begin
+    machines("mend", str(nodes))
+    for run in begun:
+        run.close()

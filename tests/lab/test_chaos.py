@@ -22,13 +22,10 @@ WAY = os.environ.get("TANDEM_CHAOS_WAY")
 
 
 @pytest.fixture(scope="module")
-def arena(start_lab, request):
-    lab = start_lab("chaos", "--nodes", str(NODES), "--no-bundle")
-    for node in range(1, NODES + 1):
-        chaos_standin.install(lab, node)
-        if WAY:
-            chaos_standin.take_sudo(lab, node, WAY)
-    yield lab
+def machines(machines, request):
+    for node in range(1, NODES + 1) if WAY else ():
+        chaos_standin.take_sudo(machines, node, WAY)
+    yield machines
     chaos_trial.print_figures(request.config)
 
 
@@ -82,15 +79,15 @@ def trials() -> list:
 
 
 @pytest.fixture
-def trial(arena, tmp_path, fault, node, step):
+def trial(machines, tmp_path, fault, node, step):
     mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
     # A machine that comes back boots while the others train.
     pace = 1.0 if fault is chaos_trial.leave_and_return else 0.3
     file = chaos_standin.inventory(tmp_path, NODES, mark, pace)
     words = ("--inventory", str(file), "--data", "d", "--epochs", str(EPOCHS))
-    made = Trial(arena, tmp_path, mark, NODES, node, words)
+    made = Trial(machines, tmp_path, mark, NODES, node, words)
     if fault is chaos_trial.full_disk:
-        chaos_trial.small_disk(arena, node)
+        chaos_trial.small_disk(machines, node)
     if fault is not busy_gpu:
         made.begin()
         made.run.wait_for(rf"\[node\d \d\] step {step}\n", NODES)
@@ -99,7 +96,7 @@ def trial(arena, tmp_path, fault, node, step):
     yield made
     made.close()
     if fault is chaos_trial.full_disk:
-        chaos_trial.no_small_disk(arena, node)
+        chaos_trial.no_small_disk(machines, node)
 
 
 @pytest.mark.parametrize(

@@ -14,46 +14,10 @@ import uuid
 import pytest
 
 from tests.lab import chaos_standin
-from tests.lab.chaos_run import CHECKOUT, PATIENCE, Running, ended
+from tests.lab.chaos_run import CHECKOUT, PATIENCE, ended
 
 NODES = 2
 LAUNCHER = ("python", "-m", "launcher")
-
-
-@pytest.fixture(scope="module")
-def pair_of_nodes(start_lab):
-    lab = start_lab("control", "--nodes", str(NODES), "--no-bundle")
-    for node in range(1, NODES + 1):
-        chaos_standin.install(lab, node)
-    return lab
-
-
-@pytest.fixture
-def mark():
-    return f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
-
-
-@pytest.fixture
-def start(pair_of_nodes, tmp_path, mark):
-    """start(epochs, *words) -> a run under way, or about to be."""
-    runs = []
-
-    def begin(epochs, *words):
-        folder = tmp_path / str(len(runs))
-        folder.mkdir()
-        runs.append(Running(pair_of_nodes, folder, mark, *asked(folder, mark, epochs), *words))
-        return runs[-1]
-
-    yield begin
-    pair_of_nodes("mend", str(NODES))
-    for run in runs:
-        run.close()
-
-
-def asked(folder, mark, epochs):
-    """What is asked of a run whose steps take a tenth of a second."""
-    file = chaos_standin.inventory(folder, NODES, mark, step_seconds=0.1)
-    return ("--inventory", str(file), "--data", "d", "--epochs", str(epochs))
 
 
 def names():
@@ -65,7 +29,7 @@ def control(lab, *words, check=True):
 
 
 @pytest.mark.long
-def test_a_second_run_is_refused_by_name_or_waits(pair_of_nodes, start):
+def test_a_second_run_is_refused_by_name_or_waits(machines, start):
     first = start(100)
     first.wait_for(r"\] step 3\n", NODES)
     before = names()
@@ -80,7 +44,7 @@ def test_a_second_run_is_refused_by_name_or_waits(pair_of_nodes, start):
     third = start(1, "--queue")
     third.wait_for("tandem: waiting: node1")
     assert first.process.poll() is None
-    done = control(pair_of_nodes, "stop", first.name)
+    done = control(machines, "stop", first.name)
     assert (done.returncode, first.end()) == (0, 75)
     for node in range(1, NODES + 1):
         assert f"tandem: node{node}: clean: " in done.stdout
@@ -99,9 +63,9 @@ input()
 
 
 @pytest.mark.long
-def test_of_two_that_looked_in_the_same_second_one_begins(pair_of_nodes, start):
+def test_of_two_that_looked_in_the_same_second_one_begins(machines, start):
     """The race of two launchers: the machine was free when it was checked, and is taken now."""
-    argv = pair_of_nodes.argv("ssh", "2", "--", f"python3 -c {shlex.quote(HOLD)}")
+    argv = machines.argv("ssh", "2", "--", f"python3 -c {shlex.quote(HOLD)}")
     with subprocess.Popen(
         argv, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as first:
@@ -116,9 +80,10 @@ def test_of_two_that_looked_in_the_same_second_one_begins(pair_of_nodes, start):
     assert waits.end() == 0, waits.said()
 
 
-def test_a_detached_run_is_shown_without_losing_a_line(pair_of_nodes, tmp_path, mark):
-    lab = pair_of_nodes
-    words = asked(tmp_path, mark, 10)
+def test_a_detached_run_is_shown_without_losing_a_line(machines, tmp_path):
+    lab, mark = machines, f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
+    file = chaos_standin.inventory(tmp_path, NODES, mark, step_seconds=0.1)
+    words = ("--inventory", str(file), "--data", "d", "--epochs", "10")
     said = control(lab, "train", "--detach", *words).stdout
     name = re.search(r"^tandem: run (\S+), attempt 1", said, re.M).group(1)
     assert said.endswith(f"`make attach RUN={name}` shows it, `make stop RUN={name}` ends it\n")

@@ -19,7 +19,7 @@ LAUNCH = "tandem/code/guard_launch.py"
 PLAIN = "plain"  # a user who may have no service: no sudo, no manager of one's own
 
 
-def copy_code(lab, user, address=ADDRESS):
+def copy_code(lab, user):
     """The guard and the stand-in for launch, where the launcher puts the code."""
     files = ["launcher/__init__.py", "launcher/node", "tests/unit/launcher/guard_launch.py"]
     tar = subprocess.Popen(
@@ -35,7 +35,7 @@ def copy_code(lab, user, address=ADDRESS):
         stdout=subprocess.PIPE,
     )
     unpack = "mkdir -p tandem/code && tar -xf - -C tandem/code"
-    lab.control("ssh", f"{user}@{address}", unpack, stdin=tar.stdout)
+    lab.control("ssh", f"{user}@{ADDRESS}", unpack, stdin=tar.stdout)
     assert tar.wait() == 0
 
 

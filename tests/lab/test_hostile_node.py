@@ -8,16 +8,15 @@ import re
 import signal
 import subprocess
 import time
-import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.lab import chaos_standin, chaos_trial, liar
-from tests.lab.chaos_run import CHECKOUT, Running
+from tests.lab import chaos_trial, liar
+from tests.lab.chaos_run import CHECKOUT
 
-HONEST, LIAR = 1, 2
+NODES, LIAR = 2, 2
 MIB = 1 << 20
 PROFILE = "# the profile of whoever types\n"
 # Small, so that what is larger is seen soon.
@@ -134,12 +133,9 @@ def each(lies: list[Lie]) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def machines(start_lab):
-    lab = start_lab("hostile", "--nodes", "2", "--no-bundle")
-    for node in (HONEST, LIAR):
-        chaos_standin.install(lab, node)
-    liar.install(lab, LIAR)
-    return lab
+def machines(machines):
+    liar.install(machines, LIAR)
+    return machines
 
 
 @pytest.fixture
@@ -151,22 +147,15 @@ def precious(tmp_path):
 
 
 @pytest.fixture
-def start(machines, tmp_path, precious):
-    """start(lie, epochs) -> a run of 13 steps an epoch in which node2 tells it."""
-    begun = []
+def start(start, machines, precious):
+    """start(lie, epochs) -> a run in which node2 tells it."""
 
     def begin(lie, epochs, *words):
         liar.tell(machines, LIAR, lie, precious)
-        mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
-        file = chaos_standin.inventory(tmp_path, 2, mark, step_seconds=0.1)
-        asked = ("--inventory", str(file), "--data", "d", "--epochs", str(epochs), *KEEP, *words)
-        begun.append(Running(machines, tmp_path, mark, *asked))
-        return begun[-1]
+        return start(epochs, *KEEP, *words)
 
     yield begin
     liar.mend(machines, LIAR)
-    for run in begun:
-        run.close()
 
 
 def outside(precious: Path) -> dict[str, bytes]:

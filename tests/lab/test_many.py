@@ -10,20 +10,12 @@ from tests.lab.chaos_trial import Trial
 NODES, EPOCHS = 11, 6
 
 
-@pytest.fixture(scope="module")
-def row(start_lab):
-    lab = start_lab("many", "--nodes", str(NODES), "--no-bundle")
-    for node in range(1, NODES + 1):
-        chaos_standin.install(lab, node)
-    return lab
-
-
 @pytest.fixture
-def trial(row, tmp_path):
+def trial(machines, tmp_path):
     mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
     file = chaos_standin.inventory(tmp_path, NODES, mark, step_seconds=0.5)
     words = ("--inventory", str(file), "--data", "d", "--epochs", str(EPOCHS))
-    made = Trial(row, tmp_path, mark, NODES, 10, words)
+    made = Trial(machines, tmp_path, mark, NODES, 10, words)
     made.begin()
     made.run.wait_for(r"\[node\d+ +\d+\] step 2\n", NODES)
     yield made

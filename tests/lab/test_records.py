@@ -6,44 +6,26 @@ promises. The trainer is a stand-in; machines, ssh, cables and disks are real.
 import json
 import os
 import time
-import uuid
 
 import pytest
 
-from tests.lab import chaos_standin, chaos_trial
+from tests.lab import chaos_trial
 from tests.lab.chaos_run import ended
 from tests.lab.chaos_trial import CUT, GONE, ORPHANS
-from tests.lab.control_machine import Controller, fill
+from tests.lab.control_machine import fill
 
 NODES, STEPS = 2, 13  # machines; steps of 0.1 s an epoch
 
 
-@pytest.fixture(scope="module")
-def machines(start_lab, request):
-    lab = start_lab("records", "--nodes", str(NODES), "--no-bundle")
-    for node in range(1, NODES + 1):
-        chaos_standin.install(lab, node)
-    yield lab
+@pytest.fixture(scope="module", autouse=True)
+def figures(request):
+    yield
     chaos_trial.print_figures(request.config)
 
 
-@pytest.fixture
-def start(machines, tmp_path):
-    """start(epochs) -> a run that has made some steps."""
-    begun = []
-
-    def begin(epochs, **troubles):
-        mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
-        file = chaos_standin.inventory(tmp_path, NODES, mark, step_seconds=0.1)
-        asked = ("--inventory", str(file), "--data", "d", "--epochs", str(epochs))
-        begun.append(Controller(machines, tmp_path, mark, *asked, **troubles))
-        begun[-1].wait_for(r"\] step 20\n", NODES)
-        return begun[-1]
-
-    yield begin
-    machines("mend", "2")
-    for run in begun:
-        run.close()
+def trains(run):
+    run.wait_for(r"\] step 20\n", NODES)
+    return run
 
 
 def there(run, node):
@@ -106,7 +88,7 @@ def assert_over(run, what, since, bounds):
 
 
 def test_a_controller_is_killed(start):
-    run = start(6)
+    run = trains(start(6))
     killed_at = time.monotonic()
     os.kill(run.controller, 9)
     run.process.wait()
@@ -117,7 +99,7 @@ def test_a_controller_is_killed(start):
 
 
 def test_a_cable_is_cut_for_10_seconds(start, machines):
-    run = start(6)
+    run = trains(start(6))
     machines("cut", "2")
     time.sleep(10)
     machines("mend", "2")
@@ -126,7 +108,7 @@ def test_a_cable_is_cut_for_10_seconds(start, machines):
 
 def test_a_cable_is_cut_for_40_seconds(start, machines):
     """Which ends its machine's lease."""
-    run = start(6)
+    run = trains(start(6))
     cut_at = time.monotonic()
     machines("cut", "2")
     assert run.end() == 1, run.said()
@@ -141,7 +123,7 @@ def test_a_cable_is_cut_for_40_seconds(start, machines):
 def test_a_disk_of_a_machine_is_full(start, machines):
     chaos_trial.small_disk(machines, 2)
     try:
-        run = start(6)
+        run = trains(start(6))
         machines.ssh(2, chaos_trial.FILL)
         assert run.end() == 1 and "its disk is full" in run.attempts()[0]["first_cause"]["message"]
         machines.ssh(2, "rm tandem/fill")
@@ -154,7 +136,7 @@ def test_a_disk_of_a_machine_is_full(start, machines):
 
 def test_the_disk_here_is_full_for_a_while(start, small_disk):
     """What has come of a file until then may end in a page that still has room."""
-    run = start(25, disk=small_disk(1200))
+    run = trains(start(25, disk=small_disk(1200)))
     full = fill(run.disk)
     while behind(run, 1) < 8192:
         assert run.process.poll() is None, run.said()

@@ -11,44 +11,15 @@ import shlex
 import signal
 import subprocess
 import time
-import uuid
 
 import pytest
 
-from tests.lab import chaos_standin
 from tests.lab.chaos_run import Running
 from tests.lab.chaos_trial import ORPHANS
-from tests.lab.control_machine import CTRL_Q, CTRL_S, CTRL_Z, Controller, fill
+from tests.lab.control_machine import CTRL_Q, CTRL_S, CTRL_Z, fill
 
 NODES = 2
 LONGER_THAN_THE_LEASE = 20
-
-
-@pytest.fixture(scope="module")
-def machines(start_lab):
-    lab = start_lab("torture", "--nodes", str(NODES), "--no-bundle")
-    for node in range(1, NODES + 1):
-        chaos_standin.install(lab, node)
-    return lab
-
-
-@pytest.fixture
-def start(machines, tmp_path):
-    """start(epochs, ...) -> a run under way, 13 steps of 0.1 s an epoch."""
-    begun = []
-
-    def begin(epochs, *words, **troubles):
-        folder = tmp_path / str(len(begun))
-        folder.mkdir()
-        mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
-        file = chaos_standin.inventory(folder, NODES, mark, step_seconds=0.1)
-        asked = ("--inventory", str(file), "--data", "d", "--epochs", str(epochs), *words)
-        begun.append(Controller(machines, folder, mark, *asked, **troubles))
-        return begun[-1]
-
-    yield begin
-    for run in begun:
-        run.close()
 
 
 def trains(run):
