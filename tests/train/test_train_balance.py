@@ -6,9 +6,9 @@ import signal
 import pytest
 import torch
 
-from tandem.compat import load_tensors
 from tests.trainer_ranks import (
     end,
+    newest_checkpoint,
     run_ranks,
     start_ranks,
     steps_done,
@@ -28,19 +28,13 @@ def argv(images, output, model, *more):
     return [*where, *ARGV, *more]
 
 
-def state(output):
-    newest = sorted((output / "checkpoints/node1").glob("step-*.pt"))[-1]
-    with newest.open("rb") as file:
-        return load_tensors(file)
-
-
 def test_unequal_parts_learn_what_one_process_does(images, tmp_path):
     same = ("--precision", "fp64", "--sync_bn", "--per_node_batch_size")
     one = argv(images, tmp_path / "one", "normed_alone", *same, 24)
     run_ranks([1], trainer, *one, quiet=True)
     three = argv(images, tmp_path / "three", "normed_alone", *same, 8, "--balance", "5,2,1")
     assert run_ranks(NODES, trainer, *three, quiet=True) == [0] * 3
-    ours, alone = state(tmp_path / "three"), state(tmp_path / "one")
+    ours, alone = newest_checkpoint(tmp_path / "three"), newest_checkpoint(tmp_path / "one")
     assert ours["step"] == alone["step"]
     for name, tensor in alone["model"].items():
         torch.testing.assert_close(ours["model"][name], tensor, rtol=0, atol=1e-9)
@@ -65,6 +59,6 @@ def test_parts_that_change_and_a_kill_leave_the_same_bits(images, tmp_path):
     assert any(child.is_alive() for child, _ in second)
     end(second, signal.SIGKILL)
     assert run_ranks(NODES, trainer, *of(other, "2,3,3"), quiet=True) == [0] * 3
-    ours, theirs = state(begun), state(other)
+    ours, theirs = newest_checkpoint(begun), newest_checkpoint(other)
     assert ours["step"] == theirs["step"]
     assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in ours["model"])

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tandem.compat import load_tensors
 from tests.lab import lineage
+from tests.trainer_ranks import newest_checkpoint
 
 pytest.importorskip("fabric", reason="the launcher needs the control machine's environment")
 pytestmark = pytest.mark.long
@@ -118,13 +118,6 @@ def lab(tmp_path):
     made.close()
 
 
-def weights(folder):
-    newest = max((folder / "checkpoints/node1").glob("step-*.pt"))
-    with newest.open("rb") as file:
-        state = load_tensors(file)
-    return state["step"], state["model"]
-
-
 def test_a_machine_that_was_away_at_the_start_joins_as_by_hand(lab):
     lab.away("node2")
     lab.train()
@@ -144,10 +137,9 @@ def test_a_machine_that_was_away_at_the_start_joins_as_by_hand(lab):
     lineage.assert_exact(lab.nodes(), EPOCHS)
     lab.start("--resume", hand)
     lab.ends()
-    step, ours = weights(lab.nodes()[0])
-    other, theirs = weights(lab.nodes(hand)[0])
-    assert step == other
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, theirs = (newest_checkpoint(lab.nodes(run)[0]) for run in (None, hand))
+    assert ours["step"] == theirs["step"]
+    assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in ours["model"])
 
 
 def test_the_owner_of_node_0_is_back_and_leaves_again(lab):

@@ -14,6 +14,7 @@ from tests.trainer_ranks import (
     CONTEXT,
     end,
     make_images,
+    newest_checkpoint,
     run_ranks,
     start_ranks,
     steps_done,
@@ -35,17 +36,11 @@ def argv(images, output, *more):
     return ["--data", images, "--output", output, *ARGV, *more]
 
 
-def state(output, host="node1"):
-    newest = sorted((output / "checkpoints" / host).glob("step-*.pt"))[-1]
-    with newest.open("rb") as file:
-        return load_tensors(file)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(images, tmp_path_factory):
     output = tmp_path_factory.mktemp("undisturbed")
     assert run_ranks(NODES, trainer, *argv(images, output), quiet=True) == [0, 0, 0]
-    return state(output)
+    return newest_checkpoint(output)
 
 
 def same(ours, theirs):
@@ -65,11 +60,11 @@ def test_kills_change_no_bit(images, undisturbed, tmp_path, most):
         kills += any(child.is_alive() for child, _ in started)
         end(started, signal.SIGKILL)
         saved = [*tmp_path.glob("checkpoints/node1/step-*.pt")]  # none yet after an early kill
-        if saved and state(tmp_path)["epoch"] == 30:
+        if saved and newest_checkpoint(tmp_path)["epoch"] == 30:
             break
     assert kills == most
     assert run_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True) == [0, 0, 0]
-    same(state(tmp_path), undisturbed)
+    same(newest_checkpoint(tmp_path), undisturbed)
 
 
 @pytest.mark.long
@@ -101,10 +96,10 @@ def test_one_rank_told_to_stop_stops_all_at_one_step(images, undisturbed, tmp_pa
     wait_for_steps(tmp_path, 40, started)
     os.kill(started[1][0].pid, signal.SIGTERM)
     assert [pipe.recv() for _, pipe in started] == [(True, 75)] * 3
-    steps = {state(tmp_path, host)["step"] for host in ("node1", "node2", "node3")}
+    steps = {newest_checkpoint(tmp_path, host)["step"] for host in ("node1", "node2", "node3")}
     assert len(steps) == 1
     assert run_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True) == [0, 0, 0]
-    same(state(tmp_path), undisturbed)
+    same(newest_checkpoint(tmp_path), undisturbed)
 
 
 def test_five_ranks_then_three_see_each_sample_once(images, tmp_path):
@@ -112,7 +107,7 @@ def test_five_ranks_then_three_see_each_sample_once(images, tmp_path):
     first = start_ranks([1] * 5, trainer, *argv(images, tmp_path, *more), quiet=True)
     wait_for_steps(tmp_path, 6, first)
     end(first, signal.SIGKILL)
-    position = max(state(tmp_path, f"node{n}")["samples"] for n in range(1, 6))
+    position = max(newest_checkpoint(tmp_path, f"node{n}")["samples"] for n in range(1, 6))
     second = {"TANDEM_ATTEMPT": 2}
     run_ranks([1] * 3, trainer, *argv(images, tmp_path, *more), env=second, quiet=True)
     seen = []

@@ -65,15 +65,6 @@ def test_the_contract_needs_nothing_but_the_standard_library():
     assert (ROOT / "contract/__init__.py").read_text() == ""
 
 
-def test_relative_imports_do_not_leave_their_room():
-    for room in ROOMS:
-        for path in (ROOT / room).rglob("*.py"):
-            depth = len(path.relative_to(ROOT).parts) - 1
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.ImportFrom):
-                    assert node.level <= depth, f"{path}: {node.module}"
-
-
 def test_no_modules_import_one_another():
     """Wherever in a module an import stands: within a function it only hides the circle."""
     modules = {name: path for room in house.ROOMS for name, path in house.modules_of(room).items()}

@@ -198,16 +198,6 @@ def test_the_settings_of_the_driver_are_those_that_its_role_documents():
             assert tuple(said.get("choices", ())) == setting.choices
 
 
-def test_the_role_reads_the_settings_of_the_driver_by_that_table_alone():
-    """A setting that nobody set has its default there, and no other."""
-    role = ROOT / "ansible/roles/driver"
-    for path in [*role.glob("tasks/*.yml"), *role.glob("vars/*.yml"), *role.glob("templates/*")]:
-        text = path.read_text().replace("driver_policy: upgrade.", "")  # written for people
-        for setting in dry.driver.SETTINGS.values():
-            read = rf"(?<!=)\b{setting.name}\b"  # nvidia-smi has a driver_version, too
-            assert not re.search(read, text), (path, setting.name)
-
-
 @pytest.mark.parametrize(("said", "offline"), [("false", False), ("true", True), (True, True)])
 def test_settings_are_taken_as_an_inventory_says_them(said, offline):
     wanted = dry.driver.driver_wanted({"offline": said, "driver_version": 580.126}, ["a.run"])

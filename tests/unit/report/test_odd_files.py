@@ -336,9 +336,9 @@ def attempts(run):
     """As one file of before, and as many of now."""
     path = run / "nodes/node1/rank0.steps.jsonl"
     with path.open("a") as file:
-        for attempt in range(60_000):
+        for attempt in range(20_000):
             file.write(json.dumps({"kind": "start", "attempt": attempt, "mono": 1.0}) + "\n")
-    for attempt in range(2, 3000):
+    for attempt in range(2, 1000):
         path.with_name(f"rank0.{attempt}.steps.jsonl").write_text('{"kind": "start", "mono": 1}\n')
         path.with_name(f"machine.{attempt}.jsonl").write_text('{"kind": "sample", "mono": 1}\n')
 

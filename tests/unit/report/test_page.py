@@ -6,11 +6,9 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-from contract.records import CATEGORIES
 from report import charts
 from report.__main__ import main
 from report.analysis import analyse
@@ -149,37 +147,6 @@ def test_figures_stay_with_their_units():
     assert bound("takes 1.23 s at 1 Gbit/s, 90 % of 4 nodes") == (
         "takes 1.23\u00a0s at 1\u00a0Gbit/s, 90\u00a0% of 4 nodes"
     )
-
-
-def colours(theme):
-    """{name: colour} of the page's style, light or dark."""
-    style = (Path(charts.__file__).parent / "templates/report.css").read_text()
-    light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]
-    named = dict(re.findall(r"--([\w-]+): (#\w+)", light))
-    return named if theme == "light" else {**named, **dict(re.findall(r"--([\w-]+): (#\w+)", dark))}
-
-
-def contrast(one, other):
-    """Of two colours, as WCAG 2 defines it."""
-
-    def luminance(colour):
-        digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
-        parts = [int(digits[place : place + 2], 16) / 255 for place in (0, 2, 4)]
-        linear = [v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
-        return sum(part * weight for part, weight in zip(linear, (0.2126, 0.7152, 0.0722)))
-
-    darker, lighter = sorted((luminance(one), luminance(other)))
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_what_is_drawn_stands_out_from_the_card(theme):
-    named = colours(theme)
-    assert contrast("#ffffff", "#000000") == pytest.approx(21)
-    fills = {*CATEGORIES, "peers"} | {"soft", "accent", "bad", "ink"}
-    for name in fills:
-        least = 4.5 if name in ("soft", "accent", "bad", "ink") else 3
-        assert contrast(named[name], named["card"]) >= least, name
 
 
 def test_what_was_recorded_is_drawn_over_time_by_machine(tmp_path):

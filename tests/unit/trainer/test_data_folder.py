@@ -241,7 +241,7 @@ PHOTOGRAPHS = {
     "turned": ("RGB", 5800, 1, {"exif": SIDEWAYS}, True),
     "turned, larger": ("RGB", 6400, 1, {"exif": SIDEWAYS}, False),
 }
-QUICK = ("plain", "plain, larger", "progressive, larger", "turned, larger")
+QUICK = ("progressive, larger", "turned, larger")
 
 
 @pytest.mark.parametrize(

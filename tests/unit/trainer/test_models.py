@@ -3,23 +3,17 @@
 import json
 import logging
 import sys
-import time
 import types
-from pathlib import Path
-from statistics import median
 
 import pytest
 import torch
 import torchvision
 from torch import nn
 
-from contract.command_line import read_config
 from contract.errors import BAD_INPUT, UNTRIED, UserError
 from trainer import models
 from trainer.classifiers import names
 from trainer.models import WithHead, build, describe
-
-RECIPES = Path(__file__).parents[3] / "recipes"
 
 
 def test_all_of_torchvisions_classifiers_are_known():
@@ -101,31 +95,6 @@ def test_what_is_wrong_with_an_own_backbone_is_said(own, name, words):
     own.frozen = lambda num_classes: own.flat(num_classes).requires_grad_(False)
     with pytest.raises(UserError, match=words):
         build(name, 4, 8)
-
-
-@pytest.mark.long
-def test_a_step_of_the_demo_costs_at_most_a_tenth_of_resnet18s():
-    """Both as their recipes for the digits say, step by step in turn: load hits them alike."""
-    small = read_config(str(RECIPES / "small_cnn-digits.yaml"))
-    digits = dict(zip((flag.lstrip("-") for flag in small[::2]), small[1::2]))
-    steps = {
-        "small": step_of(digits["model"], int(digits["image_size"])),
-        "resnet18": step_of("resnet18", 32),
-    }
-    seconds = {name: [] for name in steps}
-    for turn in range(8):
-        for name, step in steps.items():
-            begin = time.perf_counter()
-            step()
-            if turn:  # the first one warms up
-                seconds[name].append(time.perf_counter() - begin)
-    assert median(seconds["small"]) <= median(seconds["resnet18"]) / 10
-
-
-def step_of(name, size):
-    """Forward and backward of 32 images, ready to be called."""
-    model, images = build(name, 10, size), torch.rand(32, 3, size, size)
-    return lambda: model(images).sum().backward()
 
 
 def test_resnet50_costs_what_is_published():
