@@ -57,7 +57,7 @@ UP = ["enabled", "active"]
         (ARMED, ["", "inactive"], json.dumps(RECORD), False),
         (ARMED, UP, json.dumps({**RECORD, "mac": MAC[::-1]}), False),
         (ARMED, UP, "", False),
-        (ARMED, UP, "[", False),
+        (ARMED, UP, "[" * 2000, False),
     ],
 )
 def test_whether_a_machine_will_wake(printed, service, kept, wakes):

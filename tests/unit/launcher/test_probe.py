@@ -89,6 +89,7 @@ USUAL = ("train/ant/0.png", "train/cat/0.png", "val/ant/0.png")
 )
 def test_the_launcher_and_the_trainer_see_the_same_data_set(ask, tmp_path, more):
     root = write(tmp_path / "data", *USUAL, *more)
+    (root / "val/ant/gone.png").symlink_to("nowhere.png")  # a bad image
     told = ask(root)
     assert told.problem is None
     found = {split: (one.classes, one.images) for split, one in told.splits.items()}

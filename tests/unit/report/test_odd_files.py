@@ -2,9 +2,12 @@
 and memory, and nothing of them reaches the terminal but printable text."""
 
 import contextlib
+import copy
+import functools
 import io
 import json
 import math
+import operator
 import os
 import shutil
 import subprocess
@@ -20,7 +23,7 @@ from report import files, read
 from report.__main__ import main
 from report.status import Follower, section_of
 from report.text import section_lines
-from tests.fuzz import damaged, many, odd
+from tests.fuzz import damaged, many, odd, places
 from tests.unit.report.report_runs import RunBuilder, change, change_lines
 
 ROOT = Path(__file__).parents[3]
@@ -151,6 +154,45 @@ def test_a_report_is_made_whatever_a_file_holds(spoiled, name):
             reported(spoiled)
 
         each()
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("name", FILES[2:])
+def test_a_run_that_goes_on_is_shown_whatever_its_lines_lack(running, name):
+    path = running / name
+    with borrowed(path) as (_, documents):
+        for kind, key in sorted({(one["kind"], key) for one in documents for key in one}):
+            for value in (None, 0, -1, "x", {}):
+                alike = [{**one, key: value} if one["kind"] == kind else one for one in documents]
+                write_lines(path, alike)
+                if progress := Follower(running).look():
+                    section_lines(section_of(progress, running=True))
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_is_read_whatever_a_part_of_a_first_line_is(whole, name):
+    path = whole / name
+    with borrowed(path) as (_, documents):
+        for *at, key in places(documents[0]):
+            made = copy.deepcopy(documents)
+            functools.reduce(operator.getitem, at, made[0])[key] = 7
+            write_lines(path, made)
+            found = read.read_run(whole)
+            json.dumps([found.plan, found.attempts, found.status], allow_nan=False)
+            assert all(isinstance(host, str) for host in found.hosts)
+            assert "cannot be read" not in str(found.missing)  # its other lines count
+
+
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("name", ["other", "attempts"])
+def test_reports_of_disks_that_are_none_are_left_out(older, name):
+    """Those of no attempt, and what is no report."""
+    path = older / "nodes/node1/iostat.json"
+    with borrowed(path):
+        reports = {"sysstat": {"hosts": [{"statistics": [7, {}]}]}}
+        path.write_text(json.dumps({name: [reports]}))
+        assert reported(older)
 
 
 def names_in(run):
