@@ -434,7 +434,7 @@ def test_an_old_python_reads_the_table():
     assert done.returncode == 0, done.stderr
     said, files = done.stdout.splitlines()
     assert said == f"{len(verbs.names())} {{'epochs': 3}}"
-    assert set(files.split()) == {*TABLE, "frozen"}
+    assert set(files.split()) <= {*TABLE, "frozen"}
     for python in filter(None, map(shutil.which, ("python3.6", "python3.7"))):
         words = [python, "-m", "tools.verbs", "help"]
         old = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
