@@ -75,10 +75,11 @@ def dry_run(options: Config) -> int:
     return 0
 
 
-def train(options: Config) -> int:
-    """Start a run and stay with it until its report is printed. Returns the exit code."""
+def train(options: Config, name: str = "") -> int:
+    """Start a run, of this name if it is given one, and stay with it until its report is printed.
+    Returns the exit code."""
     terminal = Terminal()
-    return in_turn(options, terminal, lambda place: train_once(options, terminal, place))
+    return in_turn(options, terminal, lambda place: train_once(options, terminal, place, name))
 
 
 def in_turn(options: Config, terminal: Terminal, once: Callable[[Place], T]) -> T:
@@ -103,13 +104,13 @@ def in_turn(options: Config, terminal: Terminal, once: Callable[[Place], T]) -> 
         place.leave()
 
 
-def train_once(options: Config, terminal: Terminal, place: Place) -> int:
+def train_once(options: Config, terminal: Terminal, place: Place, name: str = "") -> int:
     """The same, or Busy: two launchers may have found the same machines free. Then nothing is left
     of the run here."""
     checked = check_machines(options, terminal, place)
     folder, latest = None, folders.latest()
     try:
-        folder = folders.begin(folders.RUNS, place.run() or new_id(checked))
+        folder = folders.begin(folders.RUNS, name or place.run() or new_id(checked))
         plan = make_plan(checked, checked.machines, run=folder.name, bar=terminal.columns)
         for warning in warnings(checked.settings, checked.hosts):
             terminal.say(warning)

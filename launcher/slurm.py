@@ -1,28 +1,30 @@
 """The same run as a Slurm batch script, for a cluster where jobs are queued rather than started
-by ssh."""
+by ssh: the job's first machine carries it out, and reaches the others by engines/slurm.py."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from contract.errors import UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import run_id
 from contract.text import write_whole
-from launcher import folders, judge, look, terminal
-from launcher.look import FIRST_PORT, Requirements
+from launcher import folders, judge, look, run, terminal
+from launcher.look import Requirements
 from launcher.machines import inventory
 from launcher.machines.engine import Host
-from launcher.machines.inventory import CHECKOUT
-from launcher.options import for_trainer, trainer_settings
+from launcher.machines.inventory import CHECKOUT, JOB
+from launcher.options import document, read, trainer_settings
 from launcher.plan import models
 from launcher.plan.checks import instruction_limits
 from launcher.plan.plan import check_batch
@@ -35,35 +37,39 @@ TEMPLATE = r"""#!/bin/bash
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 {gpus}#SBATCH --output=%x-%j.log
-#SBATCH --signal=TERM@120
-# (At the time limit the trainer gets SIGTERM 120 s earlier, and saves a checkpoint.)
+#SBATCH --signal=B:TERM@120
+# (120 s before the time limit the run is stopped, and saves a checkpoint.)
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 export TANDEM_JOB={job}
-exec {python} -m launcher.node.slurm
+exec {python} -m launcher slurm
 """
 
 
-def script(config: Config, settings: TrainerOptions, host: Host, run: str) -> str:
-    """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike.
-    Raises UserError."""
+def script(config: Config, settings: TrainerOptions, host: Host, name: str) -> str:
+    """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike,
+    and Slurm decides who has them. Raises UserError."""
     nodes = config.nodes or 1
     check_batch(["each node"], [host.gpus or 1] * nodes, settings.per_node_batch_size)
-    job = {
-        **{"run": run, "python": host.env_python, "first_port": FIRST_PORT},
-        **{"cuda_home": host.cuda_home, "env": {**instruction_limits(), **host.env}},
-        "given": {
-            "data": host.data_path(config.data),
-            **{"resume": "auto", **for_trainer(config)},
-        },
-    }
+    own = {**asdict(host), "connection": "slurm", "env": {**instruction_limits(), **host.env}}
+    del own["owner"]
+    data = host.data_path(config.data) if "/" in config.data else config.data
+    options = document(replace(config, data=data, force=True))
     return TEMPLATE.format(
-        run=run,
+        run=name,
         nodes=nodes,
         gpus=f"#SBATCH --gpus-per-node={host.gpus}\n" if host.gpus else "",
-        job=shlex.quote(json.dumps(job)),
-        python=shlex.quote(host.env_python),
+        job=shlex.quote(json.dumps({"run": name, "options": options, "host": own})),
+        python=shlex.quote(sys.executable),
     )
+
+
+def carry_out(job: dict[str, Any]) -> int:
+    """The run of the job that this process is in, from its newest checkpoint where it was begun
+    before. Returns the exit code."""
+    if (folders.RUNS / job["run"] / "plan.json").exists():
+        return run.resume(job["run"], {})
+    return run.train(read(job["options"]), job["run"])
 
 
 def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) -> None:
@@ -107,7 +113,10 @@ def machines_of_slurm() -> int | None:
 
 
 def main(options: Config) -> int:
-    """Write the script beside the runs and say how to submit it. Raises UserError."""
+    """Write the script beside the runs and say how to submit it; in its job, carry it out. Raises
+    UserError."""
+    if JOB in os.environ:
+        return carry_out(json.loads(os.environ[JOB]))
     settings = trainer_settings(options)
     hosts = inventory.load(Path(options.inventory))
     # Slurm may have more machines than the inventory, whose first one stands for them all.

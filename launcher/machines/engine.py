@@ -2,7 +2,8 @@
 machines are opened and closed all at once, and commands there are talked with.
 
 Each way is one module of `launcher/machines/engines/`, found by the name that the inventory has as
-ansible_connection, and defines `ENGINE`.
+ansible_connection, and defines `ENGINE`. All carry out one plan, whose dry run is plan.render: a
+node starts a command, a process streams what it prints, and closing it stops it.
 """
 
 from __future__ import annotations
@@ -84,9 +85,11 @@ class Node(Protocol):
 class Engine:
     """What all machines that are reached in the same way have in common.
 
-    `is_local`: their files are this machine's, and relative paths begin at the checkout.
-    `guard_python` runs the guard; `repair_hint` and `data_hint` end the sentences about an
-    environment that lacks something, and about example images that are missing.
+    `is_local`: their files are this machine's, and relative paths begin at the checkout. `machines`
+    gives those of the job that this process is in, where another system hands machines out: it also
+    ends what is left there, and the job's environment counts. `guard_python` runs the guard;
+    `repair_hint` and `data_hint` end the sentences about an environment that lacks something, and
+    about example images that are missing.
     """
 
     node: Callable[[Host], Node]
@@ -94,6 +97,11 @@ class Engine:
     guard_python: str
     repair_hint: str
     data_hint: str
+    machines: Callable[[], list[Host]] | None = None
+
+    @property
+    def in_job(self) -> bool:
+        return self.machines is not None
 
 
 def of(name: str) -> Engine:

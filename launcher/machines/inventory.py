@@ -22,6 +22,7 @@ from launcher.machines.engine import Host
 PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
 # The machines of inventory.ini as it comes, which are the lab's, too.
 EXAMPLE = {f"node{number}": f"192.168.56.{110 + number}" for number in range(1, 6)}
+JOB = "TANDEM_JOB"  # what a batch script for Slurm asks for (launcher/slurm.py), in its environment
 MOST_GPUS = 64  # of one machine; each gets a process
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -31,8 +32,10 @@ class Unusable(UserError):
 
 
 def load(inventory: Path) -> list[Host]:
-    """Return the hosts of group `cluster` in inventory order. Raises UserError."""
-    return parse(read(inventory), inventory)
+    """The hosts of group `cluster` in inventory order, or those of the Slurm job that a script of
+    ours runs in. Raises UserError."""
+    of_job = engine.of("slurm").machines if JOB in os.environ else None
+    return of_job() if of_job else parse(read(inventory), inventory)
 
 
 def refuse(inventory: Path, limit: str | None = None) -> int:

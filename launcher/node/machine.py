@@ -10,6 +10,7 @@ import pwd
 import time
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+IN_JOB = "TANDEM_IN_JOB"  # in the environment of a guard that Slurm started
 BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # has a name since Python 3.7; counts sleep, too
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 
 from launcher.node import guard
+from launcher.node.machine import IN_JOB
 from launcher.node.processes import (
     become_subreaper,
     decode_status,
@@ -72,6 +73,8 @@ class NoService(Exception):
 
 def service_command(unit):
     """The command that runs this guard as a service. Raises NoService."""
+    if IN_JOB in os.environ:
+        raise NoService("a service would leave the job, which Slurm ends as a whole")
     if not pathlib.Path("/run/systemd/system").is_dir():
         raise NoService("this machine does not run systemd")
     reasons = []

@@ -13,7 +13,7 @@ import sys
 import time
 
 from launcher.node.link import LineReader
-from launcher.node.machine import PATH, who
+from launcher.node.machine import IN_JOB, PATH, who
 from launcher.node.processes import decode_status, die_with_parent
 
 OPEN_FILES = 65536  # data loaders pass tensors as descriptors; 1024, the usual limit, is too few
@@ -158,10 +158,11 @@ def start_launch(task, workers, mono_start, scratch):
 
 def environment(task, workers, mono_start, scratch):
     """The whole environment of launch. Only HOME comes from the guard's own, so no shell startup
-    file matters."""
+    file matters; in a Slurm job all of it does, with what its modules have set."""
     name, home = who()
     here = pathlib.Path(__file__).resolve().parent
     values = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", home)}
+    values.update(os.environ if IN_JOB in os.environ else {})
     values.update(USER=name, LOGNAME=name, TMPDIR=scratch)
     values.update(task.env)
     values.update(TANDEM_NODE=task.host, TANDEM_ATTEMPT=str(task.attempt))

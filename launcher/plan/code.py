@@ -39,9 +39,9 @@ SECONDS, LEAST = 60.0, 16 << 20  # for each begun LEAST bytes: eight machines ma
 # train from another one, and of two that send the same one in a moment the first stays.
 FOLDER = "code"  # below node_dir
 UNPACK = (
-    'trap \'rm -rf "$1.$$"\' EXIT; mkdir -p "$1.$$" && '
-    'tar --extract --gzip --no-same-owner --directory="$1.$$" && '
-    '{ mv -T "$1.$$" "$1" || [ -d "$1" ]; }'
+    'mkdir -p "${1%/*}" && new=$(mktemp -d "$1.XXXXXX") && trap \'rm -rf "$new"\' EXIT && '
+    'chmod 755 "$new" && tar --extract --gzip --no-same-owner --directory="$new" && '
+    '{ mv -T "$new" "$1" || [ -d "$1" ]; }'
 )
 FOLDERS = (
     "trainer",

@@ -7,6 +7,7 @@ Plan.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -22,7 +23,7 @@ from launcher import __version__, judge
 from launcher.look import FIRST_PORT, PORTS, Facts
 from launcher.machines import engine
 from launcher.machines.engine import Host
-from launcher.node import job
+from launcher.node.machine import PATH
 from launcher.options import document, for_trainer
 from launcher.plan import devices, models
 from launcher.plan.balance import OFF, Balance
@@ -254,7 +255,7 @@ def _nodes(
             taken[own.machine].add(port)
             place = (1, 0, part.processes, host.address, port)
         threads = max(1, own.cores // on_machine[own.machine])
-        env = job.environment(interface(host, own), threads, host.cuda_home)
+        env = _environment(host, interface(host, own), threads)
         yield _node(host, own, part, plan, request, rank, first, place, env)
         first += 0 if request.independent else part.processes
 
@@ -285,7 +286,7 @@ def _node(
         before = _script(settings, host, folder, code, output, env)
     if request.bar and rank == 0:
         env.update(_bar(request.bar, f"[{host.name} {plan.world_size - 1}] "))
-    launch = [host.env_python, *job.launch(*place, plan.unit)]
+    command = [host.env_python, *launch(*place, plan.unit)]
     return NodePlan(
         host=host.name,
         node_rank=rank,
@@ -295,7 +296,7 @@ def _node(
         port=host.port,
         user=host.user,
         interface=interface(host, own),
-        argv=(*before, *launch, *_program(data, output, plan, request, part)),
+        argv=(*before, *command, *_program(data, output, plan, request, part)),
         env=env,
         cwd=f"{folder}/{code}",
         output=output,
@@ -323,6 +324,38 @@ def _bar(columns: int, label: str) -> dict[str, str]:
     into a pipe. One column stays free, since a terminal may wrap a line that fills it."""
     width = max(20, columns - len(label) - 1)
     return {"TANDEM_PROGRESS": "bar", "COLUMNS": str(width), "LINES": "24"}
+
+
+def launch(
+    nodes: int, rank: int, processes: int, master_addr: str, master_port: int, name: str
+) -> list[str]:
+    """What follows the name of the Python. `name` is part of the prefix of the store's keys, so a
+    process of an earlier attempt that wakes up late finds nothing of its own there."""
+    return [
+        *("-m", "torch.distributed.launch"),
+        *(f"--nnodes={nodes}", f"--node_rank={rank}", f"--nproc_per_node={processes}"),
+        *(f"--master_addr={master_addr}", f"--master_port={master_port}"),
+        # Older agents check on their workers every 5 s.
+        *(f"--rdzv_id={name}", "--monitor_interval=0.1"),
+    ]
+
+
+def _environment(host: Host, card: str | None, threads: int) -> dict[str, str]:
+    """What the network libraries must know, since they guess the wrong card where there is docker0
+    or a VPN; and where the CUDA toolkit is, for what is compiled during a run. InfiniBand is for
+    clusters with a queue alone.
+
+    Never LD_LIBRARY_PATH: torch finds its libraries by itself, and would find others with it.
+    """
+    env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    if not host.engine.in_job:
+        env["NCCL_IB_DISABLE"] = "1"
+    if host.cuda_home:
+        path = os.environ.get("PATH", PATH) if host.engine.in_job else PATH
+        env.update(CUDA_HOME=host.cuda_home, PATH=f"{host.cuda_home}/bin:{path}")
+    if card:
+        env.update(GLOO_SOCKET_IFNAME=card, NCCL_SOCKET_IFNAME=f"={card}")
+    return env
 
 
 def _program(data: str, output: str, plan: Plan, request: Request, part: NodeDevices) -> list[str]:

@@ -1,8 +1,9 @@
-"""The batch script of `make slurm` on a real Slurm of Debian's packages: two nodes, two epochs."""
+"""The batch script of `make slurm` on a real Slurm of Debian's packages: two nodes."""
 
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,8 @@ PartitionName=main Nodes=ALL Default=YES State=UP
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """slurm-wlm and what it needs beside the machines' base, fetched on the host."""
+    """slurm-wlm, what the launcher imports, and what these need beside the machines' base, fetched
+    on the host."""
     folder = tmp_path_factory.mktemp("debs")
     (folder / "partial").mkdir()
     options = [
@@ -40,7 +42,8 @@ def packages(tmp_path_factory):
     ]
     argv = ["apt-get", "install", "--download-only", "--yes", "--no-install-recommends"]
     argv += [word for option in options for word in ("-o", option)]
-    subprocess.run([*argv, "slurm-wlm"], check=True, stdout=subprocess.DEVNULL)
+    packages = ("slurm-wlm", "python3-yaml", "python3-jinja2")
+    subprocess.run([*argv, *packages], check=True, stdout=subprocess.DEVNULL)
     return folder
 
 
@@ -74,7 +77,10 @@ def cluster(start_lab, packages, tmp_path_factory):
             # The machines see the host's mixture of control groups, which Slurm does not detect.
             " echo CgroupPlugin=cgroup/v1 | sudo tee /etc/slurm/cgroup.conf >/dev/null;"
             " sudo install -d -o slurm /var/lib/slurm/slurmctld /var/lib/slurm/slurmd;"
-            " sudo systemctl restart munge",
+            " sudo systemctl restart munge;"
+            # The environment of `make env` under the same path, as a shared checkout has it.
+            f" sudo mkdir -p {Path(sys.executable).parent} &&"
+            f" sudo ln -sf /usr/bin/python3 {sys.executable}",
         )
     lab.ssh(1, "sudo systemctl restart slurmctld")
     for node in NODES:
@@ -82,36 +88,68 @@ def cluster(start_lab, packages, tmp_path_factory):
     return lab, inventory
 
 
-def test_a_batch_job_trains_on_two_nodes(cluster, tmp_path):
+@pytest.fixture
+def submit(cluster):
+    """submit(*words of make slurm) -> the run's name, and a function that submits its script."""
     lab, inventory = cluster
-    said = lab.control(
-        *("python", "-m", "launcher", "slurm", "--nodes", "2", "--epochs", "2"),
-        *("--inventory", inventory),
-    ).stdout
-    script = CHECKOUT / said.split()[-1]
-    try:
+    scripts = []
+
+    def write(*words):
+        said = lab.control("python", "-m", "launcher", "slurm", *words, "--inventory", inventory)
+        script = CHECKOUT / said.stdout.split()[-1]
+        scripts.append(script)
+        rooms = ["trainer", "tandem", "contract", "examples", "recipes", "launcher", "report"]
         for node in NODES:
-            sent = [
-                "trainer",
-                "tandem",
-                "contract",
-                "examples",
-                "launcher",
-                str(script.relative_to(CHECKOUT)),
-            ]
-            copy(lab, node, CHECKOUT, sent, "job")
-        wait = f"cd job && sbatch --wait {script.relative_to(CHECKOUT)}"
-        done = lab("ssh", "1", "--", wait, check=False)
-        log = lab.ssh(1, "cat job/tandem-*.log")
-        assert done.returncode == 0, done.stdout + done.stderr + log
-    finally:
+            copy(lab, node, CHECKOUT, [*rooms, str(script.relative_to(CHECKOUT))], "job")
+
+        def sbatch(*options, **given):
+            line = f"cd job && sbatch {' '.join(options)} {script.relative_to(CHECKOUT)}"
+            return lab("ssh", "1", "--", line, check=False, **given)
+
+        return script.stem, sbatch
+
+    yield write
+    for script in scripts:
         script.unlink()
+
+
+def records(lab, run, node):
+    """The lines of a machine's ranks, as they came to the first one."""
+    text = lab.ssh(1, f"cat job/runs/{run}/nodes/node{node}/rank*.steps.jsonl")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_batch_job_trains_on_two_nodes(cluster, submit):
+    lab, _ = cluster
+    run, sbatch = submit("--nodes", "2", "--epochs", "2")
+    done = sbatch("--wait")
+    log = lab.ssh(1, "cat job/tandem-*.log")
+    assert done.returncode == 0, done.stdout + done.stderr + log
     assert "127.0.1.1" not in log
     for node in NODES:
-        text = lab.ssh(node, f"cat job/runs/{script.stem}/nodes/node{node}/rank*.steps.jsonl")
-        lines = [json.loads(line) for line in text.splitlines()]
+        lines = records(lab, run, node)
         assert (lines[0]["kind"], lines[0]["world_size"]) == ("start", 2)
         assert (lines[-1]["kind"], lines[-1]["status"]) == ("end", "finished")
         evaluated = [line for line in lines if line["kind"] == "evaluate"]
         assert [line["epoch"] for line in evaluated] == [0, 1]
         assert evaluated[-1]["samples"] == lines[0]["eval_images"]
+    summary = json.loads(lab.ssh(1, f"cat job/runs/{run}/summary.json"))
+    assert (summary["status"], summary["nodes"], summary["epochs"]) == ("finished", 2, 2)
+    hello = lab.ssh(1, f'grep -c \'"kind":"sample"\' job/runs/{run}/nodes/node2/machine.1.jsonl')
+    assert int(hello) > 1  # a guard recorded the other machine
+
+
+def test_a_job_at_its_time_limit_saves_and_its_script_goes_on(cluster, submit):
+    lab, _ = cluster
+    run, sbatch = submit("--nodes", "2", "--epochs", "12")
+    job = sbatch("--parsable").stdout.strip()
+    steps = f"job/runs/{run}/nodes/node2/rank1.1.steps.jsonl"
+    lab.ssh(1, f'until grep -q \'"kind": *"evaluate"\' {steps}; do sleep 1; done', timeout=300)
+    lab.ssh(1, f"scancel --batch --signal=TERM {job}")  # as --signal=B:TERM@120 does
+    lab.ssh(1, f"while squeue -h -j {job} 2>/dev/null | grep -q .; do sleep 1; done", timeout=120)
+    assert json.loads(lab.ssh(1, f"cat job/runs/{run}/summary.json"))["status"] == "stopped"
+    done = sbatch("--wait")
+    assert done.returncode == 0, done.stdout + done.stderr + lab.ssh(1, "cat job/tandem-*.log")
+    summary = json.loads(lab.ssh(1, f"cat job/runs/{run}/summary.json"))
+    assert (summary["status"], len(summary["attempts"])) == ("finished", 2)
+    assert summary["attempts"][1]["resumed_samples"] > 0

@@ -130,7 +130,8 @@ READS = {
         report/cli.py report/events.py report/measurements.py trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
     "what the control machine sends to its own programs": """
-        launcher/node/link.py launcher/node/slurm.py trainer/models.py
+        launcher/machines/engines/slurm.py launcher/node/link.py launcher/slurm.py
+        trainer/models.py
         ansible/planning/network.py ansible/module_utils/commands.py""",
     "what a machine finds on itself, which is checked here (border.py)": """
         ansible/library/driver_facts.py ansible/library/health_facts.py
@@ -138,7 +139,7 @@ READS = {
         ansible/roles/accept/files/diskprobe.py""",
     "a method of that name, of no file": """
         launcher/machines/engine.py launcher/measure.py launcher/plan/checks.py
-        launcher/slurm.py launcher/watch/watch.py""",
+        launcher/watch/watch.py""",
     "members, who trust each other (docs/security.md)": """
         tandem/exchange.py trainer/world.py""",
     "a stick, which is trusted (docs/security.md)": "ansible/bundling/manifest.py",

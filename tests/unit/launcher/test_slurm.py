@@ -1,5 +1,5 @@
-"""The batch script for Slurm, carried out with stand-ins for Slurm's tools and names and ways of
-machines; with real ones in tests/lab/test_slurm.py."""
+"""The batch script for Slurm and the machines of its job, with a stand-in for srun; with a real Slurm
+in tests/lab/test_slurm.py."""
 
 import importlib.metadata
 import json
@@ -8,128 +8,161 @@ import resource
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from contract.errors import UserError
 from contract.options import Config
-from launcher import slurm
-from launcher.machines.engine import Host
-from launcher.node import slurm as node
-from launcher.options import config_of
+from launcher import folders, slurm
+from launcher.machines import engine, inventory
+from launcher.machines.engine import Host, talk
+from launcher.machines.engines import slurm as machines
+from launcher.options import config_of, read
 from launcher.plan import models
-from tests.unit.launcher.launcher_values import SETTINGS
+from tests.unit.launcher.guard_client import workers
+from tests.unit.launcher.launcher_values import SETTINGS, build, facts, sent_to_trainer
 
 # Prints what the batch script starts, and with which job.
 PYTHON = """#!/bin/sh
 printf '%s\\n' "$TANDEM_JOB" "$*" "$PWD"
 """
-# By which card, and from which address, a node reaches another.
-ROUTES = {
-    "10.0.0.2": {"interface": "ib0", "source": "10.0.0.1"},
-    "10.0.0.1": {"interface": "eno1", "source": "10.0.0.2"},
-    "127.0.0.1": {"interface": "lo", "source": "127.0.0.1"},
-}
+# On each machine of the job it says its name and its cards; on one it runs a command.
+SRUN = """#!/bin/sh
+case "$*" in *--ntasks-per-node=1*) printf 'tandem 1 node2 2,3\\ntandem 0 node1 0,1\\n'; exit;; esac
+while case "$1" in --*) true;; *) false;; esac; do echo "$1" >> "$0.log"; shift; done
+exec "$@"
+"""
+CARDS = {"node1": {"10.0.0.2": "ib0"}, "node2": {"10.0.0.1": "eno1"}}  # by which each is reached
 NAMES = {"node1": "127.0.1.1", "node2": "10.0.0.2"}  # on node1, as on Debian
-COMMON = {
-    "PATH": "/usr/bin",
-    "SLURM_JOB_ID": "1042",
-    "SLURM_CPUS_ON_NODE": "8",
-    "SLURMD_NODENAME": "node",
-}
-
-
-class Became(Exception):
-    """A process became another program."""
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Carry out the script of some options: its text, and of each node the launch's argv, what it
-    gives the trainer, and its environment."""
-    python = tmp_path / "python"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
+def job(tmp_path, monkeypatch):
+    """job(options) -> the script's text, and the machines of the job that it runs in."""
+    for name, text in (("python", PYTHON), ("srun", SRUN)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(machines, "address_of", NAMES.get)
+    monkeypatch.setattr(machines, "route", {"10.0.0.2": {"source": "10.0.0.1"}}.get)
 
-    def become(argv, environment):
-        raise Became(list(argv), dict(environment))
-
-    def part(job, environment):
-        with pytest.raises(Became) as became:
-            node.become(json.loads(job), environment)
-        argv, env = became.value.args
-        assert argv[-3:-1] == ["trainer", "--config"]
-        return argv[:-1], json.loads(argv[-1]), env
-
-    monkeypatch.setattr(node.os, "execvpe", lambda _, *words: become(*words))
-    monkeypatch.setattr(node, "address_of", NAMES.get)
-    monkeypatch.setattr(node, "route", ROUTES.get)
-
-    def carry_out(gpus=None, own=None, nodes=2, **options):
-        place = ("node1", "ssh", "10.0.0.1", 22, None, str(python), "tandem", "/data")
+    def submit(gpus=None, own=None, nodes=2, **options):
+        place = ("pc", "ssh", "10.9.9.9", 22, None, "/env/bin/python", "tandem", "/data")
         host = Host(*place, gpus=gpus, **(own or {}))
-        config = config_of({"nodes": nodes, **options})
-        text = slurm.script(config, SETTINGS, host, "a-run")
+        with monkeypatch.context() as patch:
+            patch.setattr(slurm.sys, "executable", str(tmp_path / "python"))
+            text = slurm.script(config_of({"nodes": nodes, **options}), SETTINGS, host, "a-run")
         env = {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
         done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
-        job, *rest = done.stdout.splitlines()
-        assert rest == ["-m launcher.node.slurm", str(tmp_path)]
-        monkeypatch.chdir(tmp_path)
-        of_job = {**COMMON, **node.meeting(["node1", "node2"][:nodes]), "SLURM_NNODES": str(nodes)}
-        of_job.update({"SLURM_GPUS_ON_NODE": str(gpus)} if gpus else {}, TANDEM_JOB=job)
-        return text, *(part(job, {**of_job, "SLURM_NODEID": str(n)}) for n in range(nodes))
+        sent, *rest = done.stdout.splitlines()
+        assert rest == ["-m launcher slurm", str(tmp_path)]
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        for name, value in (("JOB_ID", "1042"), ("NNODES", str(nodes))):
+            monkeypatch.setenv(f"SLURM_{name}", value)
+        monkeypatch.setenv(inventory.JOB, sent)
+        return text, inventory.load(Path("none"))
 
-    return carry_out
+    return submit
 
 
-def test_each_node_starts_its_part_of_the_same_run(run, tmp_path):
+def parts(hosts, options):
+    """The plan of these machines."""
+    known = [facts(n, interfaces=CARDS[f"node{n}"]) for n in (1, 2)]
+    return build(hosts, known, options).nodes
+
+
+def test_each_machine_of_the_job_gets_its_part_of_a_run(job):
     text = "two  words $HOME `x` 'y'"
-    _, (argv, given, env), (other, same, others) = run(epochs=2, args=["--weights", text])
-    assert (env["GLOO_SOCKET_IFNAME"], others["GLOO_SOCKET_IFNAME"]) == ("ib0", "eno1")
-    assert (env["NCCL_SOCKET_IFNAME"], env["OMP_NUM_THREADS"]) == ("=ib0", "8")
-    common = {"--nnodes=2", "--nproc_per_node=1", "--master_addr=10.0.0.1"}
-    common |= {"--master_port=29542", "--rdzv_id=a-run-1042"}
-    assert common <= {*argv} and common <= {*other}
-    assert {*argv} ^ {*other} == {"--node_rank=0", "--node_rank=1"}
-    assert given == same and given["weights"] == text and given["epochs"] == 2
-    assert (given["data"], given["resume"]) == ("/data/digits", "auto")
-    assert given["output"] == f"{tmp_path}/runs/a-run"
-    _, (argv, *_) = run(nodes=1)
-    assert "--master_addr=127.0.0.1" in argv
+    _, hosts = job(epochs=2, args=["--weights", text])
+    assert [(host.name, host.address) for host in hosts] == [
+        *(("node1", "10.0.0.1"), ("node2", "10.0.0.2"))
+    ]
+    options = read(json.loads(os.environ[inventory.JOB])["options"])
+    first, second = parts(hosts, options)
+    given = sent_to_trainer(first)
+    assert (given["data"], given["epochs"], given["weights"]) == ("/data/digits", 2, text)
+    assert given == sent_to_trainer(second) and options.force
+    assert {*first.argv} ^ {*second.argv} == {"--node_rank=0", "--node_rank=1"}
+    assert first.argv[0] == "/env/bin/python" and "--master_addr=10.0.0.1" in second.argv
+    assert (first.env["GLOO_SOCKET_IFNAME"], second.env["GLOO_SOCKET_IFNAME"]) == ("ib0", "eno1")
 
 
-def test_a_node_gets_the_environment_of_a_run_started_by_ssh(run, monkeypatch):
-    """No part of it stands on a command line, which other users can read."""
+def test_a_machine_has_the_jobs_environment_and_its_own(job, monkeypatch):
+    """InfiniBand stays allowed, and PATH begins with the job's."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
-    odd = "two  words $HOME `x` 'y'"
-    own = {"ODD": odd, "ATEN_CPU_CAPABILITY": "default"}
-    _, *parts = run(own={"cuda_home": "/opt/cuda", "env": own})
-    for argv, _, env in parts:
-        assert own.items() <= env.items() and env["ONEDNN_MAX_CPU_ISA"] == "AVX2"
-        assert env["PATH"] == "/opt/cuda/bin:/usr/bin" and env["CUDA_HOME"] == "/opt/cuda"
-        assert (env["TANDEM_NODE"], env["TANDEM_ATTEMPT"]) == ("node", "1")
-        assert "NCCL_IB_DISABLE" not in env and "TANDEM_JOB" not in env
-        assert not any(odd in word for word in argv)
+    own = {"ODD": "two  words $HOME `x` 'y'", "ATEN_CPU_CAPABILITY": "default"}
+    _, hosts = job(own={"cuda_home": "/opt/cuda", "env": own})
+    for node in parts(hosts, Config()):
+        assert own.items() <= node.env.items() and node.env["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+        assert node.env["PATH"] == f"/opt/cuda/bin:{os.environ['PATH']}"
+        assert node.env["CUDA_HOME"] == "/opt/cuda" and "NCCL_IB_DISABLE" not in node.env
 
 
-def test_a_job_whose_second_node_cannot_be_reached_says_so(capsys):
-    with pytest.raises(SystemExit, match=r"localhost means .*, by which no other node is reached"):
-        node.address_of("localhost")
+def test_a_command_is_a_step_on_its_machine_that_does_not_see_the_job(job, tmp_path):
+    _, hosts = job()
+    nodes, failures = engine.open_all(hosts)
+    said = 'read word; echo "$word ${TANDEM_JOB-none} $TANDEM_IN_JOB"; exit 3'
+    done = talk(nodes["node2"].start(["sh", "-c", said]), b"heard\n", 20.0)
+    assert (failures, done) == ({}, (b"heard none 1\n", "", 3))
+    steps = (tmp_path / "srun.log").read_text().split()
+    assert {"--nodelist=node2", "--nodes=1", "--ntasks=1", "--overlap"} <= {*steps}
 
 
-def test_gpus_are_asked_for_and_shared_out(run):
-    assert "gpus" not in run()[0].split("set -euo")[0]
-    text, (argv, _, env), _ = run(gpus=4)
-    assert "#SBATCH --gpus-per-node=4\n" in text
-    assert "--nproc_per_node=4" in argv
-    assert env["OMP_NUM_THREADS"] == "2"  # 8 cores over 4 processes
+def test_a_guard_in_a_job_stays_in_it_and_hands_its_environment_on(guards, tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_IN_JOB", "1")
+    monkeypatch.setenv("LMOD_DIR", "/modules")
+    guard = guards()
+    assert guard.wait_for("hello")["way"] == "wardens"
+    guard.start(tmp_path, workers("import os; print(os.environ['LMOD_DIR'], flush=True)"))
+    guard.wait_for_output(b"/modules")
 
 
-def test_a_batch_that_the_nodes_could_not_split_is_refused(run):
+@pytest.mark.parametrize("inside", [False, True])
+def test_outside_of_a_job_its_machines_cannot_be_reached(job, monkeypatch, inside):
+    _, hosts = job()
+    if not inside:
+        monkeypatch.delenv("SLURM_JOB_ID")
+    _, failures = engine.open_all(hosts)
+    assert [*failures] == ([] if inside else ["node1", "node2"])
+
+
+def test_a_job_whose_second_node_cannot_be_reached_says_so():
+    with pytest.raises(UserError, match=r"localhost means .*, by which no other node is reached"):
+        machines.address_of("localhost")
+
+
+def test_a_machine_that_starts_no_step_ends_the_job(job):
+    with pytest.raises(UserError, match="Slurm started no step on all machines"):
+        job(nodes=3)
+
+
+def test_the_cards_of_a_machine_are_those_that_the_job_has_there(job):
+    text, hosts = job()
+    assert "gpus" not in text.split("set -euo")[0]
+    assert not any("CUDA_VISIBLE_DEVICES" in host.env for host in hosts)
+    text, hosts = job(gpus=2)
+    assert "#SBATCH --gpus-per-node=2\n" in text
+    assert [host.env["CUDA_VISIBLE_DEVICES"] for host in hosts] == ["0,1", "2,3"]
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_script_that_is_submitted_again_goes_on_with_its_run(job, tmp_path, monkeypatch, began):
+    job(epochs=2)
+    monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
+    if began:
+        (tmp_path / "runs/a-run").mkdir(parents=True)
+        (tmp_path / "runs/a-run/plan.json").touch()
+    monkeypatch.setattr(slurm.run, "resume", lambda *words: ("resume", *words))
+    monkeypatch.setattr(slurm.run, "train", lambda config, name: (config.trainer, name))
+    done = slurm.main(Config())
+    assert done == (("resume", "a-run", {}) if began else ({"epochs": 2}, "a-run"))
+
+
+def test_a_batch_that_the_nodes_could_not_split_is_refused(job):
     with pytest.raises(UserError, match=r"BATCH=32 .* 20 processes of each node.*BATCH=40"):
-        run(gpus=20)
+        job(gpus=20)
 
 
 @pytest.fixture

@@ -490,8 +490,10 @@ def test_an_option_from_make_to_the_trainer_is_one_entry(tree):
     assert code == 0, said
     (script,) = (copy / "runs").glob("*.sbatch")
     job = json.loads(*shlex.split(re.search(r"TANDEM_JOB=(.*)", script.read_text())[1]))
-    sent = {name: value for name, value in job["given"].items() if name != "resume"}
-    argv = [sys.executable, "-m", "trainer", "--config", json.dumps(sent)]
+    read = f"import json; from launcher.options import *; config = read({job['options']!r}); "
+    read += "print(json.dumps({'data': 'd', **for_trainer(config)}))"
+    sent = subprocess.check_output([sys.executable, "-c", read], cwd=copy, text=True)
+    argv = [sys.executable, "-m", "trainer", "--config", sent]
     done = subprocess.run(argv, cwd=copy, capture_output=True, text=True, check=True)
     assert done.stdout == "ECHO is 2\n"
 
