@@ -112,7 +112,8 @@ def of(name: str) -> Engine:
 
 
 def names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(engines.__path__))
+    """Those that an inventory may name; the machines of a job are in none."""
+    return sorted({module.name for module in pkgutil.iter_modules(engines.__path__)} - {"slurm"})
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 from dataclasses import replace
 
 from contract.card import route
 from contract.errors import UserError
-from launcher.machines.engine import Engine, Host, MachineError
+from launcher.machines.engine import Engine, Host
 from launcher.machines.engines.local import LocalNode, LocalProcess
 from launcher.machines.inventory import JOB
 from launcher.node.machine import IN_JOB
@@ -27,14 +26,6 @@ SAID = re.compile(r"^tandem (\d{1,6}) ([\w.-]{1,250}) ([\w,-]*)$", re.MULTILINE)
 
 class SlurmNode(LocalNode):
     """One machine of the job that this process is in."""
-
-    def open(self) -> None:
-        if not (shutil.which("srun") and os.environ.get("SLURM_JOB_ID")):
-            raise MachineError(
-                [self.host.name],
-                f"{self.host.name}: a machine of a Slurm job is reached from within that job: `make "
-                "slurm` writes the script that is to be submitted.",
-            )
 
     def start(self, argv: list[str]) -> LocalProcess:
         one = ("--nodes=1", "--ntasks=1", f"--nodelist={self.host.name}")

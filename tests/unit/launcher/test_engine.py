@@ -91,7 +91,7 @@ TASK = {
 def test_an_engine_is_one_new_file(wrapped, tmp_path):
     """Questions, code, ways between the machines, guards and records go through it."""
     hosts, nodes = wrapped
-    assert engine.names() == ["local", "slurm", "ssh", "wrapped"]
+    assert engine.names() == ["local", "ssh", "wrapped"]
     with pytest.raises(UserError, match="on node1 this path would begin nowhere"):
         hosts[0].data_path("data/digits")
 
