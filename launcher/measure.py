@@ -19,6 +19,7 @@ from contract.runs import MEASURED
 from contract.text import counted
 from launcher import collect, folders
 from launcher.background import Sizes
+from launcher.carry_out import watched
 from launcher.folders import relative
 from launcher.look import Facts
 from launcher.machines import inventory
@@ -30,7 +31,7 @@ from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, se
 from launcher.plan.plan import Plan
 from launcher.problems import BUSY_REMEDY
 from launcher.queue import Place
-from launcher.run import in_turn, watched
+from launcher.run import in_turn
 from launcher.terminal import Stopper, Terminal, waiting
 from launcher.watch.attempts import Attempts, leftovers, not_copied, write_json
 from launcher.watch.failures import READ_BELOW, Failure, explained

@@ -1,61 +1,33 @@
-"""A run from its first attempt to its report."""
+"""Starting a run, and going on with one: all that comes before its machines are ready. What carries
+it out is imported only then, so that a refusal comes at once."""
 
 from __future__ import annotations
 
-import dataclasses
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from contract.errors import BAD_INPUT, UserError
+from contract.errors import UserError
 from contract.options import Config
 from contract.strategies import renamed
-from contract.text import clean, counted
+from contract.text import clean
 from contract.validate import NATURAL, Each, Maybe
-from launcher import checkpoints, collect, folders, hours, look, outputs
-from launcher.background import MIB, Sizes
-from launcher.folders import relative
-from launcher.look import OpenMachines
-from launcher.machines.engine import Busy, MachineError
-from launcher.machines.inventory import CHECKOUT
-from launcher.notify import Facts, Notify, of_run
+from launcher import folders
+from launcher.machines.engine import Busy
+from launcher.notify import Facts, Notify
 from launcher.options import STORED, WORD, read, resumed, script_resumed, with_trainer
-from launcher.owners import Owners
 from launcher.plan import checks
 from launcher.plan import plan as planning
 from launcher.plan.checks import (
     QUEUE_POLL_SECONDS,
-    ReadyRun,
     check_machines,
     make_plan,
     new_id,
     warnings,
 )
-from launcher.plan.plan import NodePlan, Plan
-from launcher.plan.script import LAST, Script
-from launcher.problems import BUSY_REMEDY
 from launcher.queue import Place
-from launcher.terminal import Stopper, Terminal, keep_machines, waiting
-from launcher.waits import Note
-from launcher.watch import attempts
-from launcher.watch.attempts import (
-    RECORDED,
-    Attempts,
-    describe,
-    exit_code,
-    how_to_resume,
-    leftovers,
-    not_copied,
-    script_is_over,
-    write_json,
-)
-from launcher.watch.failures import Failure
-from launcher.watch.guards import start_guards, sync_code, sync_layer
-from launcher.watch.lines import RunLogs
-from launcher.watch.watch import Outcome, Watch
+from launcher.terminal import Terminal, keep_machines
 
 T = TypeVar("T")
 
@@ -108,6 +80,9 @@ def train_once(options: Config, terminal: Terminal, place: Place, name: str = ""
     """The same, or Busy: two launchers may have found the same machines free. Then nothing is left
     of the run here."""
     checked = check_machines(options, terminal, place)
+    from launcher.carry_out import Run
+    from launcher.watch.attempts import write_json
+
     folder, latest = None, folders.latest()
     try:
         folder = folders.begin(folders.RUNS, name or place.run() or new_id(checked))
@@ -136,6 +111,8 @@ PLANNED: dict[str, object] = {
 def resume(name: str, given: dict[str, Any]) -> int:
     """Resume a run whose controller has ended, however that happened; `given` is what was typed
     now. Returns the exit code."""
+    from launcher.watch.attempts import RECORDED
+
     folder = folders.find(name)
     planned = folders.recorded(folder / "plan.json", PLANNED)
     attempts = []
@@ -167,6 +144,8 @@ def resume_once(
 ) -> int:
     """The same, or Busy; then the run is as it was."""
     checked = check_machines(options, terminal, place, folder.name, before)
+    from launcher.carry_out import Run
+
     run = None
     try:
         run = Run(checked, folder, terminal, place)
@@ -196,338 +175,3 @@ def weights_before(attempts: list[dict[str, Any]], planned: dict[str, Any]) -> d
     last = attempts[-1] if attempts else {"nodes": []}
     weights = last.get("balance", planned.get("balance")) or {}
     return {name: weights.get(name, 1) for name in last["nodes"]}
-
-
-def watched(
-    plan: Plan,
-    machines: OpenMachines,
-    logs: RunLogs,
-    stopper: Stopper,
-    owners: Owners | None = None,
-) -> Outcome:
-    """Start the guards of an attempt and stay until all have ended."""
-    processes = start_guards(plan, machines)
-    try:
-        return Watch(plan, processes, logs, stopper, owners).run()
-    finally:
-        with waiting(logs.terminal, "writing the logs to this machine's disk"):
-            logs.close()
-        for process in processes.values():
-            process.close()
-
-
-class Run:
-    """One run: its attempts, then its files and its report."""
-
-    def __init__(
-        self, checked: ReadyRun, folder: Path, terminal: Terminal, place: Place | None = None
-    ):
-        self.checked = checked
-        self.place = place or Place()
-        self.machines, self.owners = checked.machines, checked.owners
-        self.folder = folder
-        self.terminal = terminal
-        self.notify = Notify(checked.options.notify, terminal)
-        self.attempts = Attempts(folder)
-        # Of a run that is resumed.
-        self.before, self.earlier = self.attempts.status, len(self.attempts.list)
-        self.last: str | None = None  # the checkpoint that a script goes on from
-        self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
-        self.sizes = Sizes.of(checked.options.keep)
-        settings = checked.settings
-        self.script = settings if isinstance(settings, Script) else None
-        self._lock = folders.lock(folder)
-
-    def unlock(self) -> None:
-        self._lock.close()
-
-    def carry_out(self, plan: Plan, reason: str) -> int:
-        """All attempts, the files and the report, and NOTIFY's command. Returns the exit code."""
-        self.place.waited = ""
-        try:
-            outcome, whole = self._carry_out(plan, reason)
-        except UserError as error:
-            if not isinstance(error, Busy):
-                self.notify.send(of_run(self.folder, "failed", str(error)))
-            raise
-        cause = self.attempts.list[-1]["first_cause"] if outcome.cause else None
-        self.notify.send(of_run(self.folder, outcome.status, cause and cause["message"]))
-        return exit_code(outcome, whole)
-
-    def _carry_out(self, plan: Plan, reason: str) -> tuple[Outcome, bool]:
-        self.terminal.keep_in(self.folder / "controller.log", self.sizes.log * MIB)
-        folders.point_latest(self.folder)
-        until = self.checked.options.until
-        with (
-            Stopper().listening() as stopper,
-            hours.ending(until, self.terminal),
-            self.owners.looking(),
-        ):
-            outcome = self._attempts(plan, reason, stopper)
-        refused = plan.attempt > 1 and self._refused(outcome)
-        self.attempts.close(self.before if refused else outcome.status)
-        present = {host.name for host in self.machines.hosts}
-        lost = outcome.status == "failed" or bool(outcome.gone or outcome.lingering)
-        if lost or not present.issuperset(self.parts):
-            self._reconnect()
-        try:
-            saved, whole = self._collect()
-            over = self.script is not None and not self.script.resume
-            how = how_to_resume(self.folder.name, saved, outcome.cause)
-            how = script_is_over() if over else how
-            if outcome.status != "finished":
-                self.attempts.say_how(how)
-            whole = make_report(self.folder, self.terminal) and whole
-        except KeyboardInterrupt:
-            name = self.folder.name
-            self.terminal.say(
-                f"`make report RUN={name}` makes its report from what has been copied so far"
-            )
-            raise
-        finally:
-            self.machines.close()
-        if self.attempts.problem:
-            self.terminal.say(self.attempts.problem)
-            whole = False
-        if outcome.status != "finished":
-            self.terminal.say(how)
-        self.terminal.drain()
-        return outcome, whole
-
-    def _refused(self, outcome: Outcome) -> bool:
-        """Whether nothing was done since the run was resumed, so that it is as it was before."""
-        done = self.attempts.list[self.earlier :]
-        bad_input = outcome.cause is not None and outcome.cause.exit_code == BAD_INPUT
-        return self.before != "running" and (not done or (len(done) == 1 and bad_input))
-
-    def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
-        limits = attempts.Limits(self.checked.options.max_restarts, self.owners.least)
-        while True:
-            try:
-                outcome = self._attempt(plan, reason, stopper)
-            except UserError as error:
-                if plan.attempt == 1 or stopper.asked:
-                    self.attempts.close("failed")
-                    raise
-                if not isinstance(error, MachineError):  # other machines would not help
-                    return self._give_up(error, Outcome("failed", None, 0.0, [], {}))
-                outcome = self._record_loss(plan, reason, error)
-            first = len(self.attempts.list) == self.earlier + 1
-            if first and outcome.cause is not None and outcome.cause.source == "busy":
-                self.attempts.close(self.before)
-                raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}.")
-            self._report_outcome(outcome)
-            decision = attempts.decide(outcome, limits)
-            if outcome.regroup and not (self.script and not self.script.resume):
-                decision = limits, outcome.regroup
-            if decision is None or stopper.asked:
-                return outcome
-            limits, reason = decision
-            self.terminal.say(f"starting again: {reason}")
-            try:
-                plan = self._next(plan, limits, stopper)
-            except UserError as error:
-                return self._give_up(error, outcome)
-
-    def _give_up(self, error: UserError, outcome: Outcome) -> Outcome:
-        """Say why no attempt follows that would change the outcome."""
-        for problem in error.problems:
-            self.terminal.say(problem)
-        return outcome
-
-    def _record_loss(self, plan: Plan, reason: str, error: MachineError) -> Outcome:
-        """Machines that answered a moment ago no longer do: record an attempt that failed."""
-        message = " ".join(error.problems)
-        failure = Failure(host=error.hosts[0], source="gone", order=0, message=message)
-        outcome = Outcome("failed", failure, 0.0, error.hosts, {})
-        if self.attempts.list[-1]["attempt"] != plan.attempt:
-            self.attempts.begin(plan, reason, time.time())
-        self.attempts.end(outcome)
-        return outcome
-
-    def _next(self, old: Plan, limits: attempts.Limits, stopper: Stopper) -> Plan:
-        """The plan of the next attempt, on the machines that answer. Raises UserError."""
-        self.machines.close()
-        asked = dataclasses.replace(self.checked.asked, run=old.run)
-        # What a script saved is known only when it is fetched.
-        saved = self.script is None and self.attempts.saved(self.folder)
-        with (
-            waiting(self.terminal, "finding out which machines answer"),
-            Note(asked.subject, old.run, self.notify.wait(old.run)) as note,
-        ):
-            self.machines = attempts.survivors(
-                self.owners, asked, limits, stopper, self.terminal, note, saved
-            )
-        last = self.last_checkpoint() if self.script else None
-        here = {host.name for host in self.machines.hosts}
-        if not self.script and here != set(self.attempts.list[-1]["nodes"]):
-            hosts, terminal = self.owners.hosts, self.terminal
-            parts = checks.decide_balance(self.checked.asked, hosts, self.machines, terminal)
-            self.checked = dataclasses.replace(self.checked, balance=parts)
-        return make_plan(
-            self.checked,
-            self.machines,
-            last=last,
-            run=old.run,
-            attempt=old.attempt + 1,
-            used_ports=self.attempts.ports,
-            bar=self.terminal.columns,
-            extra_env=limits.environment(),
-        )
-
-    def last_checkpoint(self) -> str | None:
-        """What the script goes on from in the next attempt, on every machine of it; None where it
-        begins anew. Raises UserError."""
-        assert self.script is not None
-        if not any(LAST in word for word in self.script.resume):
-            return ""
-        before = self.attempts.list[-1]["nodes"] if self.attempts.list else []
-        own = self._folders(self.machines)
-        there = {name: own[name] for name in sorted(own, key=lambda one: one not in before)}
-        nodes, say = self.machines.nodes, self.terminal.say
-        with waiting(self.terminal, "looking for the newest checkpoint"):
-            held = checkpoints.held_by(nodes, there, self.script.outputs)
-        unfit = self.attempts.unfit(self.folder)
-        found = checkpoints.Candidates(held, nodes, there, self.folder, say, unfit)
-        room = max(0, folders.disk_free() - collect.DISK_LEFT)
-        try:
-            if self.script.resume_from:
-                name = found.own()
-            else:
-                with waiting(self.terminal, "giving the newest checkpoint to all machines"):
-                    name = found.spread(room)
-        except collect.Unwritable as error:
-            raise UserError(not_copied(self.folder, error)) from None
-        self.last = name
-        names = ", ".join(self.script.outputs)
-        nothing = f"no checkpoint was found in {names}: the script begins anew"
-        self.terminal.say(f"the script goes on from {name}" if name else nothing)
-        return name
-
-    def _attempt(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
-        if self.attempts.list:
-            before = self.attempts.list[-1]["nodes"]
-            if not self._hand_on(plan, before):
-                attempts.set_aside(plan.run, plan.attempt, before, self.machines)
-        with waiting(self.terminal, "sending the code"):
-            sync_code(plan, self.machines, self.terminal.say)
-            if self.script and self.script.layer:
-                sync_layer(self.script.layer, self.machines, self.terminal.say)
-        self.parts.update({node.host: node for node in plan.nodes})
-        self.terminal.say(
-            f"run {plan.run}, attempt {plan.attempt}: {counted(len(plan.nodes), 'node')}, "
-            f"{counted(plan.world_size, 'process')}"
-        )
-        self.attempts.begin(plan, reason, time.time(), self.last)
-        logs = RunLogs(self.folder, self.terminal, plan.world_size, self.sizes.log * MIB)
-        asked = dataclasses.replace(self.checked.asked, run=plan.run)
-        self.owners.began(self.machines, asked)
-        try:
-            outcome = watched(plan, self.machines, logs, stopper, self.owners)
-        finally:
-            self.owners.ended()
-            self.place.leave()  # others need not wait for what comes here after training
-        self.attempts.end(outcome)
-        return outcome
-
-    def _hand_on(self, plan: Plan, before: list[str]) -> bool:
-        """Give node 0 the newest checkpoint of the last attempt, where none of its machines goes
-        on, but their owners have them: by way of here. Returns whether that was so, and done."""
-        stay = {host.name for host in self.machines.hosts} & set(before)
-        hosts = [host for host in self.owners.hosts if host.name in before]
-        if self.script or stay or not any(host.owner.signs for host in hosts):
-            return False
-        first = plan.nodes[0]
-
-        def give(file: Path, size: int, name: str) -> None:
-            attempts.set_aside(plan.run, plan.attempt, before, self.machines, handed=True)
-            target = f"{first.output}/checkpoints/{first.host}/{name}"
-            outputs.put(self.machines.nodes[first.host], file, size, target)
-
-        with waiting(self.terminal, f"giving the newest checkpoint to {first.host}"):
-            left = look.at(hosts, self.checked.asked, without_missing=True)
-            try:
-                return outputs.hand_on(left.nodes, self._folders(left), self.folder, give)
-            except collect.Unwritable as error:
-                raise UserError(not_copied(self.folder, error)) from None
-            finally:
-                left.close()
-
-    def _folders(self, machines: OpenMachines) -> dict[str, str]:
-        """Where each machine has the run."""
-        facts, run = machines.facts, self.folder.name
-        return {h.name: f"{facts[h.name].absolute(h.node_dir)}/runs/{run}" for h in machines.hosts}
-
-    def _report_outcome(self, outcome: Outcome) -> None:
-        lines = []
-        if outcome.cause is not None:
-            lines += describe(self.attempts.list[-1]["first_cause"])
-        if outcome.status != "finished":
-            lines += leftovers(outcome)
-        for line in lines:
-            self.terminal.say(line)
-
-    def _reconnect(self) -> None:
-        """Connect again: some machines may be gone by now, and some may be back."""
-        self.machines.close()
-        hosts, asked = self.owners.hosts, self.checked.asked
-        with waiting(self.terminal, "finding out which machines answer"):
-            self.machines = look.at(hosts, asked, without_missing=True)
-        here = {host.name for host in self.machines.hosts}
-        for name in self.parts:
-            if name not in here:
-                self.terminal.say(f"{name} does not answer: its records stay on it")
-
-    def _collect(self) -> tuple[bool, bool]:
-        """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this
-        machine's disk took all that arrived."""
-        here = [host.name for host in self.machines.hosts]
-        parts = [self.parts[name] for name in here if name in self.parts]
-        nodes, attempts, whole = self.machines.nodes, self.attempts.list, True
-        with waiting(self.terminal, "copying records and checkpoints to this machine"):
-            there = {part.host: part.output for part in parts}
-            held = {} if self.script else collect.checkpoints(nodes, there)
-            try:
-                said = collect.bring(nodes, parts, attempts, self.folder, self.sizes)
-                if self.script:
-                    there = {part.host: part.output for part in parts}
-                    names, most = self.script.outputs, self.sizes.output * MIB
-                    said += outputs.bring(nodes, there, names, self.folder, most)
-                else:
-                    paths, more = collect.best_and_last(held, nodes, parts, self.folder)
-                    said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]
-            except collect.Unwritable as error:
-                said, whole = [not_copied(self.folder, error)], False
-        self.attempts.read_resumed(self.folder)
-        for line in said:
-            self.terminal.say(line)
-        saved = any(map(collect.newest, held.values())) or self.attempts.saved(self.folder)
-        return saved or self.script is not None, whole
-
-
-REPORT = (sys.executable, "-m", "report")
-
-
-def make_report(folder: Path, terminal: Terminal) -> bool:
-    """Make and show the report. Returns whether that worked; the training is valid either way."""
-    with waiting(terminal, "making the report"):
-        done = subprocess.run(
-            [*REPORT, str(relative(folder))],
-            cwd=CHECKOUT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-    lines = done.stdout.splitlines()
-    if done.returncode == 0:
-        for line in lines:
-            terminal.line(line)
-    else:
-        why = lines[-1] if lines else f"exit code {done.returncode}"
-        terminal.say(
-            f"the report could not be made ({why}): the run is as it was, and "
-            f"`make report RUN={folder.name}` makes its report again"
-        )
-    terminal.say(f"everything is in {relative(folder)}")
-    return done.returncode == 0

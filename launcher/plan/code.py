@@ -207,6 +207,9 @@ def _files(root: Path, part: str) -> Iterator[str]:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
+    """What git prints; None where there is no repository, or no git, as on nodes of a cluster."""
+    if shutil.which("git") is None:
+        return None
     done = subprocess.run(
         ["git", "-c", "core.quotePath=off", *arguments], cwd=root, capture_output=True, check=False
     )

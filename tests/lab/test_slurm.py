@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from lab.plan import System
 from tests.lab.site_plays import play, write_inventory
 
 CHECKOUT = Path(__file__).resolve().parents[2]
+PYTHON = CHECKOUT / ".venv/bin/python"
 NODES = (1, 2)
 CONF = """\
 ClusterName=lab
@@ -79,8 +79,7 @@ def cluster(start_lab, packages, tmp_path_factory):
             " sudo install -d -o slurm /var/lib/slurm/slurmctld /var/lib/slurm/slurmd;"
             " sudo systemctl restart munge;"
             # The environment of `make env` under the same path, as a shared checkout has it.
-            f" sudo mkdir -p {Path(sys.executable).parent} &&"
-            f" sudo ln -sf /usr/bin/python3 {sys.executable}",
+            f" sudo mkdir -p {PYTHON.parent} && sudo ln -sf /usr/bin/python3 {PYTHON}",
         )
     lab.ssh(1, "sudo systemctl restart slurmctld")
     for node in NODES:

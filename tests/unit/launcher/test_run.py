@@ -20,7 +20,8 @@ from contract.errors import UNWRITTEN, UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import prediction_path
-from launcher import collect, folders, hours, look, run
+from launcher import carry_out, collect, folders, hours, look, run
+from launcher.carry_out import Run
 from launcher.look import OpenMachines, Requirements
 from launcher.machines.engine import Busy
 from launcher.machines.engines.local import LocalNode
@@ -29,7 +30,6 @@ from launcher.plan import checks, predictions
 from launcher.plan.balance import Balance
 from launcher.plan.checks import ReadyRun
 from launcher.queue import Place
-from launcher.run import Run
 from launcher.terminal import Terminal
 from launcher.watch import attempts
 from launcher.watch.failures import Failure
@@ -38,7 +38,7 @@ from tests.unit.launcher.launcher_values import SETTINGS, build, facts, host
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
 PYTHON = Path(__file__).with_name("launcher_python.py")
-REPORT = run.REPORT
+REPORT = carry_out.REPORT
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def start(tmp_path, monkeypatch, capsys):
     is a stand-in that says nothing.
     """
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr("launcher.run.REPORT", ("true",))
+    monkeypatch.setattr("launcher.carry_out.REPORT", ("true",))
 
     def start(script, nodes=3, env=None, resumed=None, **options):
         (tmp_path / "script.py").write_text("import os, sys, time, signal\n" + script)
@@ -108,7 +108,7 @@ ODD = "a b'c\"d$HOME\n`e`\\ü"
 
 
 def test_a_run_that_finishes(start, monkeypatch):
-    monkeypatch.setattr("launcher.run.REPORT", REPORT)
+    monkeypatch.setattr("launcher.carry_out.REPORT", REPORT)
     code, said, folder = start(WHOLE, env={"ODD": ODD})
     assert (code, told(folder)["status"]) == (0, "finished")
     for rank, node in enumerate(json.loads((folder / "plan.json").read_text())["nodes"]):
@@ -151,7 +151,7 @@ def test_a_run_that_cannot_begin_is_told_of(start, monkeypatch, tmp_path):
     def full(*_):
         raise UserError("node1: its disk is full: make room.")
 
-    monkeypatch.setattr(run, "sync_code", full)
+    monkeypatch.setattr(carry_out, "sync_code", full)
     with pytest.raises(UserError):
         start("", notify=f"sh -c 'echo $TANDEM_STATUS $TANDEM_WHY >>{tmp_path}/told'")
     assert (tmp_path / "told").read_text() == "failed node1: its disk is full: make room.\n"
@@ -212,7 +212,7 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
         def open_session(self, timeout):
             raise EOFError
 
-    seen, lost = run.start_guards, []
+    seen, lost = carry_out.start_guards, []
 
     def start_guards(plan, machines):
         if plan.attempt == 2 and not lost:
@@ -220,7 +220,7 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
             machines.nodes["node10"] = Broken(machines.hosts[1])
         return seen(plan, machines)
 
-    monkeypatch.setattr(run, "start_guards", start_guards)
+    monkeypatch.setattr(carry_out, "start_guards", start_guards)
     script = (
         "print(os.environ['MASTER_PORT'], sys.argv[-1])\n"
         "if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)"
@@ -260,14 +260,14 @@ def test_parts_are_decided_anew_where_the_machines_change(start, monkeypatch, le
 
 
 def test_what_no_other_machine_would_mend_ends_the_run_with_its_records(start, monkeypatch):
-    seen = run.sync_code
+    seen = carry_out.sync_code
 
     def sync_code(plan, machines, say):
         if plan.attempt == 2:
             raise UserError("this machine's disk is full: make room.")
         seen(plan, machines, say)
 
-    monkeypatch.setattr(run, "sync_code", sync_code)
+    monkeypatch.setattr(carry_out, "sync_code", sync_code)
     code, said, folder = start("sys.exit(9)", nodes=1, max_restarts=2)
     assert code == 1
     assert "tandem: this machine's disk is full" in said
@@ -288,7 +288,8 @@ def refuse_records(monkeypatch):
 
 
 def refuse_report(monkeypatch):
-    monkeypatch.setattr("launcher.run.REPORT", (sys.executable, "-c", "raise SystemExit('full')"))
+    fails = (sys.executable, "-c", "raise SystemExit('full')")
+    monkeypatch.setattr(carry_out, "REPORT", fails)
 
 
 def refuse_outcome(monkeypatch):
@@ -440,7 +441,7 @@ def test_the_plan_carries_what_was_predicted(tmp_path, monkeypatch):
 def test_whoever_loses_the_machines_to_another_run_waits_on_if_asked_to(monkeypatch, capsys):
     results = [Busy("node2: in use"), Busy("node1: in use"), 0]
 
-    def once(_options, _terminal, _place):
+    def once(_options, _terminal, _place, _name):
         result = results.pop(0)
         if result == 0:
             return 0
