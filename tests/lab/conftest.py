@@ -25,6 +25,7 @@ LONG = {
     "test_accept.py",
     "test_balance.py",
     "test_chaos_trainer.py",
+    "test_frozen_disk.py",
     "test_guard_orphans.py",
     "test_lab_leftovers.py",
     "test_lab_mixed.py",
