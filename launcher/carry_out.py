@@ -325,20 +325,18 @@ class Run:
     def _collect(self) -> tuple[bool, bool]:
         """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this
         machine's disk took all that arrived."""
-        here = [host.name for host in self.machines.hosts]
-        parts = [self.parts[name] for name in here if name in self.parts]
+        own = self._folders(self.machines)
+        there = {name: own[name] for name in own if name in self.parts}
         nodes, attempts, whole = self.machines.nodes, self.attempts.list, True
         with waiting(self.terminal, "copying records and checkpoints to this machine"):
-            there = {part.host: part.output for part in parts}
             held = {} if self.script else collect.checkpoints(nodes, there)
             try:
-                said = collect.bring(nodes, parts, attempts, self.folder, self.sizes)
+                said = collect.bring(nodes, there, attempts, self.folder, self.sizes)
                 if self.script:
-                    there = {part.host: part.output for part in parts}
                     names, most = self.script.outputs, self.sizes.output * MIB
                     said += outputs.bring(nodes, there, names, self.folder, most)
                 else:
-                    paths, more = collect.best_and_last(held, nodes, parts, self.folder)
+                    paths, more = collect.best_and_last(held, nodes, there, self.folder)
                     said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]
             except collect.Unwritable as error:
                 said, whole = [not_copied(self.folder, error)], False

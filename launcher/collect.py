@@ -25,7 +25,6 @@ from contract import records
 from contract.errors import UserError
 from launcher.background import MIB, Sizes
 from launcher.machines.engine import Late, Node, Process, close_all, pieces, place_of, talk
-from launcher.plan.plan import NodePlan
 
 T = TypeVar("T")
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
@@ -97,34 +96,37 @@ class Unwritable(Exception):
 
 def bring(
     nodes: dict[str, Node],
-    parts: list[NodePlan],
+    there: Mapping[str, str],
     attempts: list[dict[str, Any]],
     folder: Path,
     sizes: Sizes,
     more: tuple[str, ...] = (),
 ) -> list[str]:
-    """Bring what every node recorded, and `more` files of each. Returns a sentence for each thing
-    that did not arrive. Raises Unwritable."""
+    """Bring what every node recorded, and `more` files of each; `there`: each one's folder of the
+    run. Returns a sentence for each thing that did not arrive. Raises Unwritable."""
 
-    def one(part: NodePlan) -> list[str]:
-        problems = []
-        for file in wanted(part.host, attempts, sizes, more):
-            try:
-                problems += _bring(nodes[part.host], part, file, folder)
-            except Lost as error:
-                problems.append(
-                    f"{part.host}: {file.name} and what follows it was not collected: {error}."
-                )
-                break
-            except NotHere as error:
-                problems.append(f"{part.host}: {file.name} was not collected: {error}.")
-            except Unwritable:
-                raise
-            except Exception as error:  # a defect here is that machine's alone
-                problems.append(f"{part.host}: {file.name} was not collected: {place_of(error)}.")
-        return problems
+    def one(host: str) -> list[str]:
+        files = {file.name: file for file in wanted(host, attempts, sizes, more)}
+        return one_by_one(host, files, lambda n: _bring(nodes[host], there[host], files[n], folder))
 
-    return of_each(parts, one, nodes)
+    return of_each(there, one, nodes)
+
+
+def one_by_one(host: str, names: Iterable[str], work: Callable[[str], list[str]]) -> list[str]:
+    """The sentences of this work on each of a machine's files, and one for each that did not
+    arrive; once the machine is lost, none is tried any more. Raises Unwritable."""
+    said: list[str] = []
+    for name in names:
+        try:
+            said += work(name)
+        except Lost as error:
+            return [*said, f"{host}: {name} and what follows it was not collected: {error}."]
+        except Unwritable:
+            raise
+        except Exception as error:  # a defect here is that machine's alone
+            why = error if isinstance(error, NotHere) else place_of(error)
+            said.append(f"{host}: {name} was not collected: {why}.")
+    return said
 
 
 def of_each(
@@ -141,10 +143,10 @@ def of_each(
             raise
 
 
-def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
+def _bring(node: Node, there: str, file: Wanted, folder: Path) -> list[str]:
     """What the run's folder lacks of one file, or nothing where there is none. Raises NotHere,
     Unwritable."""
-    source, target = f"{part.output}/{file.name}", folder / file.name
+    source, target = f"{there}/{file.name}", folder / file.name
     with staging(folder) as scratch:
         fresh = scratch / "file"
         here = target.stat().st_size if file.by_lines and target.exists() else 0
@@ -160,7 +162,9 @@ def _bring(node: Node, part: NodePlan, file: Wanted, folder: Path) -> list[str]:
             raise NotHere(f"it is {more} {source} there")
         cut_to_lines(fresh, limit)
         add_to(target, fresh) if here else move_in(fresh, target)
-        return [f"{part.host}: {file.name} holds the beginning only: it is {more} {source} there."]
+        return [
+            f"{node.host.name}: {file.name} holds the beginning only: it is {more} {source} there."
+        ]
 
 
 @contextlib.contextmanager
@@ -283,32 +287,34 @@ def newest(names: list[str]) -> tuple[int, str] | None:
 
 
 def best_and_last(
-    held: dict[str, list[str]], nodes: dict[str, Node], parts: list[NodePlan], folder: Path
+    held: dict[str, list[str]], nodes: dict[str, Node], there: Mapping[str, str], folder: Path
 ) -> tuple[list[Path], list[str]]:
     """Copy the best and the newest of the checkpoints `held` from one machine. Machines with the
     newest checkpoint are tried first, and the first that delivers its newest is taken: none is
     believed to have it, nor that it is as large as it sends. Raises Unwritable, too where there is
     no room for any."""
     tips = {host: tip for host, names in held.items() if (tip := newest(names))}
-    outputs = {node.host: node.output for node in parts}
     paths: list[Path] = []
-    problems, no_room = [], None
+    problems: list[str] = []
+    no_room: list[TooLarge] = []
     for host in sorted(tips, key=lambda name: tips[name][0], reverse=True):
-        names = [tips[host][1]] + (["best.pt"] if "best.pt" in held[host] else [])
-        for name in (f"checkpoints/{host}/{name}" for name in names):
+
+        def work(name: str, host: str = host) -> list[str]:
             try:
-                paths += _checkpoint(nodes[host], f"{outputs[host]}/{name}", folder, folder / name)
-            except NotHere as error:
-                problems.append(f"{host}: {name} was not collected: {error}.")
-                no_room = error if isinstance(error, TooLarge) else no_room
-            except Unwritable:
+                paths.extend(
+                    _checkpoint(nodes[host], f"{there[host]}/{name}", folder, folder / name)
+                )
+            except TooLarge as error:
+                no_room.append(error)
                 raise
-            except Exception as error:  # a defect here is that machine's alone
-                problems.append(f"{host}: {name} was not collected: {place_of(error)}.")
+            return []
+
+        names = [tips[host][1]] + (["best.pt"] if "best.pt" in held[host] else [])
+        problems += one_by_one(host, [f"checkpoints/{host}/{name}" for name in names], work)
         if folder / f"checkpoints/{host}/{tips[host][1]}" in paths:
             break
-    if no_room is not None and not paths:
-        raise Unwritable(str(no_room))
+    if no_room and not paths:
+        raise Unwritable(str(no_room[-1]))
     return paths, problems
 
 

@@ -179,9 +179,9 @@ class Measurement:
         return f"{message.rstrip('.')}: {remedy}"
 
     def _collect(self, attempts: Attempts) -> None:
-        nodes, parts = self.machines.nodes, list(self.plan.nodes)
+        nodes, there = self.machines.nodes, {node.host: node.output for node in self.plan.nodes}
         try:
-            said = collect.bring(nodes, parts, attempts.list, self.folder, Sizes(), LINKS)
+            said = collect.bring(nodes, there, attempts.list, self.folder, Sizes(), LINKS)
         except collect.Unwritable as error:
             raise UserError(not_copied(self.folder, error)) from None
         if said:

@@ -22,10 +22,10 @@ from launcher.collect import (
     SECONDS,
     Lost,
     NotHere,
-    Unwritable,
     checkpoints,
     move_in,
     of_each,
+    one_by_one,
     receive,
     staging,
 )
@@ -113,21 +113,16 @@ def _bring_all(
         files = listing(node, there, folders)
     except NotHere as error:
         return [f"{host}: what is in {', '.join(folders)} was not collected: {error}."]
-    came, left, problems = 0, limit, []
-    for file in files[:MOST_FILES]:
-        name = f"{WORK}/{host}/{file.name}"
-        try:
-            left -= _bring(node, f"{there}/{name}", folder, name, left)
-            came += 1
-        except Lost as error:
-            problems.append(f"{host}: {name} and what follows it did not come: {error}.")
-            break
-        except NotHere as error:
-            problems.append(f"{host}: {name} was not collected: {error}.")
-        except Unwritable:
-            raise
-        except Exception as error:  # a defect here is that machine's alone
-            problems.append(f"{host}: {name} was not collected: {place_of(error)}.")
+    came, left = 0, limit
+
+    def work(name: str) -> list[str]:
+        nonlocal came, left
+        left -= _bring(node, f"{there}/{name}", folder, name, left)
+        came += 1
+        return []
+
+    names = [f"{WORK}/{host}/{file.name}" for file in files[:MOST_FILES]]
+    problems = one_by_one(host, names, work)
     said = [f"{host}: {counted(came, 'file')} in {WORK}/{host}"] if came else []
     if len(files) > MOST_FILES:
         said.append(

@@ -17,7 +17,7 @@ from launcher.node.link import Link
 from launcher.node.machine import cause_of, identity
 from launcher.node.processes import become_subreaper, end_descendants, reap
 from launcher.node.records import INTERVAL, Recorder, Tail, exit_entry, leftovers
-from launcher.node.task import DEFAULTS, BadTask, read_task
+from launcher.node.task import BEAT, BadTask, read_task
 from launcher.node.workers import Output, Workers, describe, start_launch
 
 PROTOCOL = 2
@@ -166,7 +166,7 @@ class Guard:
         self.frames.flush()
         if now >= self.next_beat:
             self.beat()
-            self.next_beat = now + (self.task.beat if self.task else DEFAULTS["beat"])
+            self.next_beat = now + (self.task.beat if self.task else BEAT)
             self.look_at_owner()
             self.look_for_group()
         if self.recorder is not None and now >= self.next_record:

@@ -8,7 +8,7 @@ import select
 import time
 
 from launcher.node.machine import boottime
-from launcher.node.task import DEFAULTS
+from launcher.node.task import LEASE
 
 TEXT = 4000  # characters of a field: the control side accepts 4096, and 1 MiB per frame
 PATIENCE = 1.0  # seconds between two looks at a reader that takes nothing
@@ -100,7 +100,7 @@ class Link:
 
     def __init__(self, stdin, stdout):
         self.frames, self.orders = FrameWriter(stdout), LineReader(stdin)
-        self.lease = DEFAULTS["lease"]
+        self.lease = LEASE
         self.renewed = boottime()
 
     def left(self):

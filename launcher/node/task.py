@@ -1,49 +1,31 @@
 """What a guard is to do: the first line on its stdin, checked."""
 
-import typing
+import types
 
-Task = typing.NamedTuple(
-    "Task",
-    [
-        ("run", str),
-        ("attempt", int),
-        ("host", str),
-        ("ranks", list),  # global ranks of this node; the index is the local rank
-        ("argv", list),
-        ("env", dict),  # the whole environment, besides what the guard adds
-        ("cwd", str),  # where launch starts
-        ("output", str),  # the run directory on this node
-        ("data", str),  # where the images are; "" when unknown
-        ("lease", float),  # seconds of silence on stdin that end the run
-        ("beat", float),  # seconds between two `beat` frames
-        ("fail_grace", float),  # seconds the node's other workers get after the first failure
-        ("record", bool),  # whether to record the machine, and to send records
-        ("holder", str),  # who started the run, for others who ask
-        ("interface", str),  # whose counters are recorded; "": that of the default route
-        ("shared", bool),  # start although another run has the machine
-        ("port", int),  # at which ranks are expected to meet; 0: nobody looks whether they do
-        ("meet_within", float),  # seconds, after which a `trouble` frame names ranks that have not
-        ("owner_signs", list),  # of somebody's use of the machine (SIGNS in machines/owned.py)
-        ("away_dir", str),  # any file there is an owner's no (docs/office.md)
-    ],
-)
-
-REQUIRED = ("run", "attempt", "host", "ranks", "argv", "output")
-DEFAULTS = {
-    "env": {},
-    "cwd": ".",
-    "data": "",
-    "lease": 16.0,
-    "beat": 1.0,
-    "fail_grace": 2.0,
-    "record": True,
-    "holder": "somebody",
-    "interface": "",
-    "shared": False,
-    "port": 0,
-    "meet_within": 60.0,
-    "owner_signs": [],
-    "away_dir": "",
+LEASE, BEAT = 16.0, 1.0
+NEEDED = object()
+# {field: (its type, its default)}
+FIELDS = {
+    "run": (str, NEEDED),
+    "attempt": (int, NEEDED),
+    "host": (str, NEEDED),
+    "ranks": (list, NEEDED),  # global ranks of this node; the index is the local rank
+    "argv": (list, NEEDED),
+    "env": (dict, {}),  # the whole environment, besides what the guard adds
+    "cwd": (str, "."),  # where launch starts
+    "output": (str, NEEDED),  # the run directory on this node
+    "data": (str, ""),  # where the images are; "" when unknown
+    "lease": (float, LEASE),  # seconds of silence on stdin that end the run
+    "beat": (float, BEAT),  # seconds between two `beat` frames
+    "fail_grace": (float, 2.0),  # seconds the node's other workers get after the first failure
+    "record": (bool, True),  # whether to record the machine, and to send records
+    "holder": (str, "somebody"),  # who started the run, for others who ask
+    "interface": (str, ""),  # whose counters are recorded; "": that of the default route
+    "shared": (bool, False),  # start although another run has the machine
+    "port": (int, 0),  # at which ranks are expected to meet; 0: nobody looks whether they do
+    "meet_within": (float, 60.0),  # seconds, after which `trouble` names ranks that have not
+    "owner_signs": (list, []),  # of somebody's use of the machine (SIGNS in machines/owned.py)
+    "away_dir": (str, ""),  # any file there is an owner's no (docs/office.md)
 }
 
 
@@ -52,13 +34,16 @@ class BadTask(Exception):
 
 
 def read_task(line):
-    """The Task in a `start` line. Raises BadTask."""
-    missing = [name for name in REQUIRED if name not in line]
+    """The FIELDS of a `start` line, by their names. Raises BadTask."""
+    given = {name: line.get(name) for name in FIELDS}
+    values = {
+        name: default if given[name] is None else given[name]
+        for name, (_, default) in FIELDS.items()
+    }
+    missing = [name for name, value in values.items() if value is NEEDED]
     if line.get("type") != "start" or missing:
         raise BadTask("the task for the guard lacks {}".format(", ".join(missing) or "its type"))
-    values = dict(DEFAULTS)
-    values.update({name: line[name] for name in Task._fields if line.get(name) is not None})
-    for name, kind in typing.get_type_hints(Task).items():
+    for name, (kind, _) in FIELDS.items():
         if kind is float and isinstance(values[name], int):
             values[name] = float(values[name])
         if not isinstance(values[name], kind):
@@ -66,4 +51,4 @@ def read_task(line):
     texts = values["argv"] + list(values["env"]) + list(values["env"].values())
     if not values["argv"] or not all(isinstance(text, str) for text in texts):
         raise BadTask("argv and env in the task for the guard must be texts, and argv not empty")
-    return Task(**values)
+    return types.SimpleNamespace(**values)

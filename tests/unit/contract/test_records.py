@@ -19,7 +19,7 @@ from launcher import collect, folders, look, run
 from launcher.background import Sizes
 from launcher.look import Requirements
 from launcher.node import counters, gpus, records
-from launcher.node.task import Task, read_task
+from launcher.node.task import FIELDS, read_task
 from launcher.options import document, with_trainer
 from launcher.plan import plan as planning
 from launcher.watch import attempts, guards
@@ -328,13 +328,13 @@ def attempted(made):
 def tasks(made):
     one = plan_written(made)
     written = json.loads(json.dumps(guards.task(one, one.nodes[0])))
-    known = set(Task._fields) - {
+    known = set(FIELDS) - {
         "beat",
         "fail_grace",
         "meet_within",
         "record",
     }  # these are the guard's own
-    taken = read_task(written)._asdict()
+    taken = vars(read_task(written))
     return {name for name in known if name not in written or taken[name] != written[name]}
 
 

@@ -45,12 +45,14 @@ def run(tmp_path):
 
 def bring(part, run, node=None, sizes=None):
     nodes = {"node2": node or LocalNode(host(2))}
-    return collect.bring(nodes, [part], ATTEMPTS, run, sizes or Sizes(), ("links.json",))
+    return collect.bring(
+        nodes, {"node2": part.output}, ATTEMPTS, run, sizes or Sizes(), ("links.json",)
+    )
 
 
-def best_and_last(nodes, parts, run):
-    held = collect.checkpoints(nodes, {part.host: part.output for part in parts})
-    return collect.best_and_last(held, nodes, parts, run)
+def best_and_last(nodes, part, run):
+    there = {part.host: part.output}
+    return collect.best_and_last(collect.checkpoints(nodes, there), nodes, there, run)
 
 
 def found(run):
@@ -182,7 +184,7 @@ def test_half_a_file_is_none(node2, run):
 @pytest.mark.parametrize("name", ["step-" + "9" * 5000 + ".pt", "step-٣.pt", "../../../.bashrc"])
 def test_checkpoints_have_names_of_the_contract(node2, run, name):
     part, _ = node2
-    assert best_and_last({"node2": Sends(f"print({name!r})")}, [part], run) == ([], [])
+    assert best_and_last({"node2": Sends(f"print({name!r})")}, part, run) == ([], [])
     assert found(run) == []
 
 
@@ -192,13 +194,13 @@ def test_a_checkpoint_takes_no_more_than_the_disk_has(node2, run, monkeypatch):
     free = collect.DISK_LEFT + MIB
     monkeypatch.setattr(collect.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     with pytest.raises(collect.Unwritable, match="only 1 MiB to spare for step-3"):
-        best_and_last({"node2": LocalNode(host(2))}, [part], run)
+        best_and_last({"node2": LocalNode(host(2))}, part, run)
     assert found(run) == []
 
 
 @pytest.fixture
 def both(tmp_path):
-    """The nodes and parts of two machines, of which node1 has the checkpoint step-3."""
+    """Two machines and their folders of the run, of which node1 has the checkpoint step-3."""
     hosts = [
         host(n, connection="local", address="127.0.0.1", node_dir=str(tmp_path / f"node{n}"))
         for n in (1, 2)
@@ -207,7 +209,8 @@ def both(tmp_path):
     for part in parts:
         Path(part.output, "checkpoints", part.host).mkdir(parents=True)
     Path(parts[0].output, "checkpoints/node1/step-3.pt").write_bytes(b"true")
-    return {"node1": LocalNode(hosts[0]), "node2": LocalNode(hosts[1])}, parts
+    nodes = {"node1": LocalNode(hosts[0]), "node2": LocalNode(hosts[1])}
+    return nodes, {part.host: part.output for part in parts}
 
 
 def test_a_machine_that_has_no_checkpoint_of_which_it_speaks_hides_no_others(both, run):
@@ -218,7 +221,7 @@ def test_a_machine_that_has_no_checkpoint_of_which_it_speaks_hides_no_others(bot
 
 def test_a_newest_checkpoint_that_fills_the_room_hides_no_others(both, run, monkeypatch):
     lies = {"node1": ["step-3.pt"], "node2": ["step-999.pt", "best.pt"]}
-    folder = Path(both[1][1].output, "checkpoints/node2")
+    folder = Path(both[1]["node2"], "checkpoints/node2")
     (folder / "step-999.pt").touch()
     os.truncate(folder / "step-999.pt", 1 << 40)
     (folder / "best.pt").write_bytes(b"small")
@@ -243,7 +246,7 @@ def test_a_disk_that_takes_nothing_is_no_machines_failure(node2):
         bring(part, READ_ONLY)
     (output / "checkpoints/node2/step-3.pt").write_bytes(b"x")
     with pytest.raises(collect.Unwritable):
-        best_and_last({"node2": LocalNode(host(2))}, [part], READ_ONLY)
+        best_and_last({"node2": LocalNode(host(2))}, part, READ_ONLY)
 
 
 def test_a_disk_that_fills_up_on_the_way_leaves_nothing_in_half(node2, run, monkeypatch):

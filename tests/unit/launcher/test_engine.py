@@ -122,7 +122,12 @@ def test_an_engine_is_one_new_file(wrapped, tmp_path):
     assert outcome.status == "finished", outcome
     attempts = Attempts(run)
     attempts.begin(plan, "first attempt", 0.0)
-    assert collect.bring(nodes, list(plan.nodes), attempts.list, run, Sizes()) == []
+    assert (
+        collect.bring(
+            nodes, {node.host: node.output for node in plan.nodes}, attempts.list, run, Sizes()
+        )
+        == []
+    )
     assert (run / "nodes/node2/machine.1.jsonl").exists()
     assert "rank 1" in (run / "nodes/node2/rank1.log").read_text()
 

@@ -2,7 +2,6 @@
 that machine's failure alone."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -105,15 +104,14 @@ def test_a_defect_in_a_machines_last_lines_ends_no_run(tmp_path, monkeypatch):
 
 
 def test_a_defect_in_a_machines_records_keeps_no_others_from_being_collected(monkeypatch):
-    def bring(_, part, file, __):
-        if part.host == "node2":
+    def bring(_, there, file, __):
+        if there == "node2":
             raise LookupError("planted")
         return [file.name]
 
     monkeypatch.setattr(collect, "_bring", bring)
-    parts = [SimpleNamespace(host=f"node{n}") for n in (1, 2, 3)]
-    nodes = dict.fromkeys(("node1", "node2", "node3"))
-    told = collect.bring(nodes, parts, [], Path(), Sizes(), ("links.json",))
+    nodes = {f"node{n}": f"node{n}" for n in (1, 2, 3)}
+    told = collect.bring(nodes, nodes, [], Path(), Sizes(), ("links.json",))
     assert (told[0], told[2]) == ("nodes/node1/links.json", "nodes/node3/links.json")
     assert told[1].startswith("node2: ") and "planted" in told[1]
 
@@ -125,10 +123,9 @@ def test_a_defect_in_the_newest_checkpoint_hides_no_others(tmp_path, monkeypatch
         return [target]
 
     monkeypatch.setattr(collect, "_checkpoint", checkpoint)
-    parts = [SimpleNamespace(host=f"node{n}", output="o") for n in (1, 2)]
     held = {"node1": ["step-1.pt"], "node2": ["step-9.pt"]}
     nodes = {host: host for host in held}
-    paths, problems = collect.best_and_last(held, nodes, parts, tmp_path)
+    paths, problems = collect.best_and_last(held, nodes, nodes, tmp_path)
     assert paths == [tmp_path / "checkpoints/node1/step-1.pt"]
     assert problems[0].startswith("node2: ") and "planted" in problems[0]
 

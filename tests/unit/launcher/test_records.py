@@ -232,10 +232,9 @@ def bring(way, sizes=None):
     folder = way.there.parent / "node"
     (folder / "nodes").mkdir(parents=True)
     (folder / "nodes/node1").symlink_to(way.there)
-    part = SimpleNamespace(host="node1", output=str(folder))
     attempts = [{"attempt": 1, "ranks": {"node1": [0]}}]
     nodes = {"node1": LocalNode(host(1))}
-    return collect.bring(nodes, [part], attempts, way.here, sizes or Sizes())
+    return collect.bring(nodes, {"node1": str(folder)}, attempts, way.here, sizes or Sizes())
 
 
 def test_after_a_controller_that_died_the_rest_is_fetched_from_where_the_copy_ends(way):
