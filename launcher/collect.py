@@ -17,7 +17,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,35 +45,18 @@ NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAME
 DISK_LEFT = 256 * MIB
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """One file: its name below the run's folder, here and on the node, and its limit in MiB."""
-
-    name: str
-    limit: int
-    kind: str
-
-    @property
-    def by_lines(self) -> bool:
-        """Whether the beginning of the file is useful without its end."""
-        return not self.name.endswith(".json")
-
-
-def wanted(
-    host: str, attempts: list[dict[str, Any]], sizes: Sizes, more: tuple[str, ...] = ()
-) -> list[Wanted]:
-    """The files that a node may have written, by the ranks it had in each attempt, and `more`."""
-    files = [Wanted(f"nodes/{host}/{name}", sizes.other, "other") for name in more]
+def wanted(host: str, attempts: list[dict[str, Any]], more: tuple[str, ...] = ()) -> dict[str, str]:
+    """The files that a node may have written, by the ranks it had in each attempt, and `more`: by
+    their names below the run's folder, here and on the node, the kind of Sizes that limits each."""
+    files = {f"nodes/{host}/{name}": "other" for name in more}
     for entry in attempts:
         attempt, ranks = entry["attempt"], entry.get("ranks", {}).get(host)
         if ranks is None:  # it had no part
             continue
-        machine = f"nodes/{host}/{records.machine(attempt)}"
-        files.append(Wanted(machine, sizes.other, "other"))
+        files[f"nodes/{host}/{records.machine(attempt)}"] = "other"
         for rank in ranks:
-            steps = f"nodes/{host}/{records.steps(rank, attempt)}"
-            files.append(Wanted(steps, sizes.steps, "steps"))
-            files.append(Wanted(f"samples/rank{rank}.{attempt}.csv", sizes.samples, "samples"))
+            files[f"nodes/{host}/{records.steps(rank, attempt)}"] = "steps"
+            files[f"samples/rank{rank}.{attempt}.csv"] = "samples"
     return files
 
 
@@ -106,8 +88,12 @@ def bring(
     run. Returns a sentence for each thing that did not arrive. Raises Unwritable."""
 
     def one(host: str) -> list[str]:
-        files = {file.name: file for file in wanted(host, attempts, sizes, more)}
-        return one_by_one(host, files, lambda n: _bring(nodes[host], there[host], files[n], folder))
+        node, files = nodes[host], wanted(host, attempts, more)
+
+        def work(name: str) -> list[str]:
+            return _bring(node, there[host], name, folder, files[name], getattr(sizes, files[name]))
+
+        return one_by_one(host, files, work)
 
     return of_each(there, one, nodes)
 
@@ -143,28 +129,29 @@ def of_each(
             raise
 
 
-def _bring(node: Node, there: str, file: Wanted, folder: Path) -> list[str]:
-    """What the run's folder lacks of one file, or nothing where there is none. Raises NotHere,
-    Unwritable."""
-    source, target = f"{there}/{file.name}", folder / file.name
+def _bring(node: Node, there: str, name: str, folder: Path, kind: str, most: int) -> list[str]:
+    """What the run's folder lacks of one file of up to `most` MiB, or nothing where there is none.
+    Raises NotHere, Unwritable."""
+    source, target = f"{there}/{name}", folder / name
+    by_lines = not name.endswith(".json")  # the beginning is useful without the end
     with staging(folder) as scratch:
         fresh = scratch / "file"
-        here = target.stat().st_size if file.by_lines and target.exists() else 0
-        limit = max(0, file.limit * MIB - here)
+        here = target.stat().st_size if by_lines and target.exists() else 0
+        limit = max(0, most * MIB - here)
         size = receive(node, source, fresh, limit, here)
         if size is None:
             return []
-        if size <= limit:
-            add_to(target, fresh) if here else move_in(fresh, target)
-            return []
-        more = f"larger than {file.limit} MiB (KEEP={file.kind}=... allows more); the whole file is"
-        if not file.by_lines:
-            raise NotHere(f"it is {more} {source} there")
-        cut_to_lines(fresh, limit)
+        said = []
+        if size > limit:
+            more = f"larger than {most} MiB (KEEP={kind}=... allows more); the whole file is"
+            if not by_lines:
+                raise NotHere(f"it is {more} {source} there")
+            cut_to_lines(fresh, limit)
+            said = [
+                f"{node.host.name}: {name} holds the beginning only: it is {more} {source} there."
+            ]
         add_to(target, fresh) if here else move_in(fresh, target)
-        return [
-            f"{node.host.name}: {file.name} holds the beginning only: it is {more} {source} there."
-        ]
+        return said
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ import pytest
 from contract.options import Config
 from contract.records import names
 from launcher import collect, folders, look, run
-from launcher.background import Sizes
 from launcher.look import Requirements
 from launcher.node import counters, gpus, records
 from launcher.node.task import FIELDS, read_task
@@ -254,8 +253,7 @@ def resumes(made):
 
 
 def brought(made):
-    wanted = collect.wanted("node1", [{"attempt": 1, "ranks": {"node1": [0]}}], Sizes())
-    names = {file.name for file in wanted}
+    names = {*collect.wanted("node1", [{"attempt": 1, "ranks": {"node1": [0]}}])}
     written = {path for path in made.folder.glob("*/**/*") if path.is_file()}
     left = {str(path.relative_to(made.folder)) for path in written}
     return {name for name in left - names if not name.startswith("checkpoints/")}

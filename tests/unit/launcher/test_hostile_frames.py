@@ -104,10 +104,10 @@ def test_a_defect_in_a_machines_last_lines_ends_no_run(tmp_path, monkeypatch):
 
 
 def test_a_defect_in_a_machines_records_keeps_no_others_from_being_collected(monkeypatch):
-    def bring(_, there, file, __):
+    def bring(_, there, name, *__):
         if there == "node2":
             raise LookupError("planted")
-        return [file.name]
+        return [name]
 
     monkeypatch.setattr(collect, "_bring", bring)
     nodes = {f"node{n}": f"node{n}" for n in (1, 2, 3)}
