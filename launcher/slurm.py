@@ -69,7 +69,9 @@ def carry_out(job: dict[str, Any]) -> int:
     before. Returns the exit code."""
     if (folders.RUNS / job["run"] / "plan.json").exists():
         return run.resume(job["run"], {})
-    return run.train(read(job["options"]), job["run"])
+    options = read(job["options"])
+    terminal.keep_machines(options.inventory)
+    return run.train(options, job["run"])
 
 
 def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) -> None:

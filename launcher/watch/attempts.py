@@ -25,6 +25,7 @@ from launcher import judge, look
 from launcher.folders import recorded, relative
 from launcher.look import OpenMachines, Requirements
 from launcher.machines.engine import Host, MachineError, talk
+from launcher.machines.inventory import JOB
 from launcher.owners import Owners
 from launcher.plan.plan import Plan
 from launcher.problems import ALWAYS
@@ -378,7 +379,8 @@ def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
             "again as a new run"
         )
     refusal = failures.no_resume(cause, run) if cause else None
-    return refusal or f"to continue where it was saved: `make train RESUME={run}`"
+    again = f"sbatch runs/{run}.sbatch" if JOB in os.environ else f"make train RESUME={run}"
+    return refusal or f"to continue where it was saved: `{again}`"
 
 
 def not_copied(folder: Path, error: Exception) -> str:

@@ -20,6 +20,7 @@ from launcher.machines.engine import Host, talk
 from launcher.machines.engines import slurm as machines
 from launcher.options import config_of, read
 from launcher.plan import models
+from launcher.watch import attempts
 from tests.unit.launcher.guard_client import workers
 from tests.unit.launcher.launcher_values import SETTINGS, build, facts, sent_to_trainer
 
@@ -148,6 +149,7 @@ def test_a_script_that_is_submitted_again_goes_on_with_its_run(job, tmp_path, mo
     monkeypatch.setattr(slurm.run, "train", lambda config, name: (config.trainer, name))
     done = slurm.main(Config())
     assert done == (("resume", "a-run", {}) if began else ({"epochs": 2}, "a-run"))
+    assert attempts.how_to_resume("a-run", True, None).endswith("`sbatch runs/a-run.sbatch`")
 
 
 def test_a_batch_that_the_nodes_could_not_split_is_refused(job):
