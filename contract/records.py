@@ -1,5 +1,6 @@
 """The records of a run: files of nodes/<host>/ that grow by whole lines (docs/run-directory.md)."""
 
+import re
 from typing import Iterable, List
 
 # Of a rank's time, in the order of a step. A rank is in one of them at each moment.
@@ -15,6 +16,8 @@ CATEGORIES = (
     "checkpoint",
     "other",
 )
+# Newer torch begins each line of a rank's traceback with its rank.
+RANK = re.compile(r"^\[rank\d+\]:\s?")
 PIECE = 1 << 15  # bytes of a file that a guard sends at once (launcher/node/records.py)
 
 

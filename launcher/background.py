@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from contract.errors import UserError
+from launcher.node.machine import disk_free
 
 SHOWN = 4 << 20  # characters that wait for the terminal; beyond it the ones in the middle go
 FIRST = 1 << 20  # of them the oldest, which stay
@@ -318,9 +319,8 @@ class RotatingLog:
         now = time.monotonic()
         if now >= self._checked + CHECK_EVERY:
             self._checked = now
-            with contextlib.suppress(OSError):
-                state = os.statvfs(_there(self.path.parent))
-                self._room = state.f_bavail * state.f_frsize >= RESERVE
+            free = disk_free(_there(self.path.parent))
+            self._room = self._room if free is None else free >= RESERVE
         return self._room
 
     @property

@@ -17,6 +17,7 @@ from contract.runs import a_second_later
 from contract.text import read_text
 from contract.validate import Invalid
 from launcher.machines.inventory import CHECKOUT
+from launcher.node import machine
 
 RUNS = CHECKOUT / "runs"
 
@@ -80,8 +81,7 @@ def recorded(path: Path, shape: dict[str, object]) -> dict[str, Any]:
 
 def disk_free() -> int:
     """Bytes that may still be written where the runs are."""
-    state = os.statvfs(RUNS if RUNS.exists() else CHECKOUT)
-    return state.f_bavail * state.f_frsize
+    return machine.disk_free(RUNS if RUNS.exists() else CHECKOUT) or 0
 
 
 def point_latest(folder: Path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+from contract.records import RANK
 from launcher.node.link import LineReader
 from launcher.node.machine import IN_JOB, PATH, who
 from launcher.node.processes import decode_status, die_with_parent
@@ -21,7 +22,6 @@ POLL = 0.05  # seconds between two reads of output that keeps coming: one read t
 CHUNK = 1 << 16
 PIPE_SIZE = 1 << 20  # the most an ordinary user may have: room for a burst between two looks
 TAIL = 16384  # bytes of stderr that are kept to find the exception
-PREFIX = re.compile(r"^\[rank\d+\]:\s?")  # newer torch puts it before the lines of a traceback
 EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(:|$)")
 
 
@@ -126,7 +126,7 @@ class Workers:
 
 def exception_in(tail):
     """The last line of the last traceback in the end of a stderr, or None."""
-    lines = [PREFIX.sub("", line) for line in tail.decode(errors="replace").splitlines()]
+    lines = [RANK.sub("", line) for line in tail.decode(errors="replace").splitlines()]
     starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call")]
     if not starts:
         return None

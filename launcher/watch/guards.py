@@ -21,12 +21,12 @@ from launcher.machines import engine
 from launcher.machines.engine import Host, MachineError, Node, Process, talk
 from launcher.machines.owned import SIGNS
 from launcher.node.machine import who
+from launcher.node.task import LEASE
 from launcher.plan import code
 from launcher.plan.code import Code
 from launcher.plan.layer import DAYS, FOLDER, Layer
 from launcher.plan.plan import NodePlan, Plan
 
-LEASE = 16.0
 LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
 GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard
 KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why

@@ -7,6 +7,7 @@ import re
 from collections import deque
 from pathlib import Path
 
+from contract.records import RANK
 from contract.text import clean
 from launcher.background import MIB, Sizes, SpooledLog
 from launcher.terminal import Terminal
@@ -15,8 +16,6 @@ LAST_LINES = 20
 LONGEST = 1 << 16  # bytes; a longer line is cut into several, so that none has to be waited for
 STALLED = 5.0  # seconds that one write may take before the user is told
 SHOWN = 4096  # characters of a line on the terminal and among the last lines; the log has all
-# torch begins each line of a rank's traceback with its rank.
-PREFIX = re.compile(r"^\[rank\d+\]:\s?")
 HEAD = "Traceback (most recent call last)"
 BETWEEN = ("During handling of the above exception", "The above exception was the direct cause")
 # What C++ errors of torch say about where they arose.
@@ -94,7 +93,7 @@ class Folded:
         return [line for line in lines if self._shown(line)]
 
     def _shown(self, line: str) -> bool:
-        text = PREFIX.sub("", line)
+        text = RANK.sub("", line)
         if text.startswith(HEAD):
             self._inside = True
             return False

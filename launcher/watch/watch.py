@@ -15,11 +15,13 @@ from typing import Any
 from contract.validate import Invalid
 from launcher.background import Sizes
 from launcher.machines.engine import Process, place_of
+from launcher.node.machine import boottime
+from launcher.node.task import LEASE
 from launcher.owners import Owners
 from launcher.plan.plan import Plan
 from launcher.terminal import Stopper, WaitNotice, wakeup
 from launcher.watch.failures import Failure, first_of
-from launcher.watch.guards import LEASE, Guarded, task
+from launcher.watch.guards import Guarded, task
 from launcher.watch.lines import RunLogs
 from launcher.watch.records import Records
 from launcher.watch.ruling import Ruling
@@ -67,11 +69,6 @@ def due(stage: Stage, seconds: float, failed: bool, asked: int) -> Stage:
     if stage is Stage.ENDING and seconds > SILENCE:
         return Stage.OVER
     return stage
-
-
-def boottime() -> float:
-    """Seconds since boot, sleep included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Pauses:
