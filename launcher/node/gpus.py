@@ -1,51 +1,35 @@
 """What nvidia-smi says of this machine's GPUs, once a second."""
 
-import os
 import shutil
-import signal
-import subprocess
 import time
 
-from launcher.node.processes import die_with_parent
+from launcher.node.processes import Teller
 
 QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
 
 
 class Gpus:
+    """`teller`: one nvidia-smi for as long as it is wanted, since starting it takes a second or
+    more; None where there is none."""
+
     def __init__(self):
-        self.process, self.partial = None, ""
+        self.teller = None
 
     def start(self):
-        """One nvidia-smi for as long as it is wanted: starting it takes a second or more."""
         tool = shutil.which("nvidia-smi")
-        if tool is None:
-            return
-        parent = os.getpid()
-        self.process = subprocess.Popen(
-            [tool, "--query-gpu=" + QUERY, "--format=csv,noheader,nounits", "--loop=1"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            preexec_fn=lambda: die_with_parent(signal.SIGKILL, parent),
-        )
-        os.set_blocking(self.process.stdout.fileno(), False)
+        if tool is not None:
+            query = ["--query-gpu=" + QUERY, "--format=csv,noheader,nounits", "--loop=1"]
+            self.teller = Teller([tool, *query])
 
     def read(self):
         """The samples since the last look, a dictionary a card."""
-        if self.process is None:
-            return []
-        try:
-            self.partial += os.read(self.process.stdout.fileno(), 1 << 16).decode(errors="replace")
-        except BlockingIOError:
-            return []
-        *lines, self.partial = self.partial.split("\n")
-        found = [card_of(line, time.monotonic()) for line in lines]
-        return [one for one in found if one is not None]
+        lines = self.teller.lines() if self.teller is not None else []
+        cards = [card_of(line, time.monotonic()) for line in lines]
+        return [card for card in cards if card is not None]
 
     def stop(self):
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+        if self.teller is not None:
+            self.teller.stop()
 
 
 def card_of(line, mono):

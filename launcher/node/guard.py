@@ -231,10 +231,10 @@ class Guard:
 
     def look_at_owner(self):
         """Tell at once when somebody begins to use this machine, or leaves it."""
-        sign = self.owner.read() if self.owner is not None else None
-        if sign is not None and sign != self.present:
-            self.present = sign
-            self.frames.send("owner", sign=sign or None)
+        signs = self.owner.lines() if self.owner is not None else []
+        if signs and signs[-1] != self.present:
+            self.present = signs[-1]
+            self.frames.send("owner", sign=self.present or None)
         if self.owner is not None and self.owner.over:
             self.look_again()
 
@@ -258,7 +258,7 @@ class Guard:
 
     def watch_owner(self):
         if self.task.owner_signs:
-            self.owner = owner.Watch(self.task.owner_signs, self.task.away_dir)
+            self.owner = owner.watch(self.task.owner_signs, self.task.away_dir)
 
     def trouble(self, what, message):
         """Report something that does not end the run, once."""

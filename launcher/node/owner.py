@@ -5,17 +5,15 @@ does not.
 """
 
 import collections
-import contextlib
 import json
 import os
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import time
 
-from launcher.node.processes import PROC, die_with_parent, stat_of
+from launcher.node.processes import PROC, Teller, stat_of
 
 LOOK_EVERY = 2.0  # seconds
 CARDS_EVERY = 10.0  # nvidia-smi takes a second
@@ -182,38 +180,10 @@ def show(mark, names, away):
     print(mark + json.dumps({"sign": now}), flush=True)
 
 
-class Watch:
-    """A process that looks for these signs for as long as the guard lives: commands that it asks
-    may hang, and the guard must not."""
-
-    def __init__(self, names, away):
-        self.partial, self.over = "", False
-        root = str(pathlib.Path(__file__).resolve().parents[2])
-        text = "import sys; sys.path[0] = {!r}; from launcher.node import owner as one; "
-        text += "one.stream({!r}, {!r})"
-        guard = os.getpid()
-        self.process = subprocess.Popen(
-            [sys.executable, "-IB", "-c", text.format(root, list(names), away)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=lambda: die_with_parent(signal.SIGKILL, guard),
-        )
-        os.set_blocking(self.process.stdout.fileno(), False)
-
-    def read(self):
-        """The sign that came last, "" for none of them; None where nothing new came."""
-        try:
-            data = os.read(self.process.stdout.fileno(), 1 << 12)
-        except BlockingIOError:
-            return None
-        self.over = not data
-        *lines, self.partial = (self.partial + data.decode(errors="replace")).split("\n")
-        return lines[-1] if lines else None
-
-    def stop(self):
-        """End it with the command that it asks, if any."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+def watch(names, away):
+    """A process that tells these signs for as long as the guard lives: commands that it asks may
+    hang, and the guard must not."""
+    root = str(pathlib.Path(__file__).resolve().parents[2])
+    text = "import sys; sys.path[0] = {!r}; from launcher.node import owner as one; "
+    text += "one.stream({!r}, {!r})"
+    return Teller([sys.executable, "-IB", "-c", text.format(root, list(names), away)])

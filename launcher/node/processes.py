@@ -1,10 +1,12 @@
 """Finding and ending processes by descent, and the kernel settings that make descent complete."""
 
 import collections
+import contextlib
 import ctypes
 import os
 import pathlib
 import signal
+import subprocess
 import time
 
 LIBC = ctypes.CDLL(None, use_errno=True)  # loaded now: a forked child should not load libraries
@@ -77,6 +79,39 @@ def descendants(ancestor):
         result += mine
         queue += mine
     return result
+
+
+class Teller:
+    """A command that prints lines while this process lives. It is never waited for: it may hang."""
+
+    def __init__(self, argv):
+        parent = os.getpid()
+        self.partial, self.over = b"", False
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(signal.SIGKILL, parent),
+        )
+        os.set_blocking(self.process.stdout.fileno(), False)
+
+    def lines(self):
+        """Those that have come whole since the last look."""
+        try:
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+        except BlockingIOError:
+            return []
+        self.over = not data
+        *lines, self.partial = (self.partial + data).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
+
+    def stop(self):
+        """End it with the command that it asks, if any."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def reap():

@@ -284,8 +284,8 @@ class Recorder:
 
     def spare(self):
         """Processes that belong to the recorder and not to the run."""
-        process = self.sampler.gpus.process
-        return [process.pid] if process is not None else []
+        teller = self.sampler.gpus.teller
+        return [teller.process.pid] if teller is not None else []
 
 
 def exit_entry(mono_start, launch_status, workers):
