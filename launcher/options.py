@@ -58,7 +58,7 @@ def with_trainer(config: Config, **given: Any) -> Config:
 
 
 # Options as plan.json has them; an older plan may lack some.
-WORD = Match("[^\0-\x1f\x7f-\x9f\ud800-\udfff]*")
+WORD = Match(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*", "a line of text")
 
 
 def _shape(row: Option) -> object:
