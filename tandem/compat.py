@@ -1,6 +1,7 @@
 """All differences between torch 1.12.1 with Python 3.9 and the newest versions, in one place."""
 
 import collections
+import contextlib
 import inspect
 import os
 import pickle
@@ -21,13 +22,6 @@ def ddp_buffers(at_each_forward: bool) -> Dict[str, Any]:
     return {name: at_each_forward}
 
 
-def ddp_has_run(model: DistributedDataParallel) -> bool:
-    """Whether it has made a forward: torch before 2.0 counts them, later ones prepare for the
-    first."""
-    counted = getattr(model, "num_iterations", 0)
-    return bool(counted or getattr(model, "_lazy_init_ran", False))
-
-
 def patient_group(meeting: timedelta, later: timedelta) -> Any:
     """A Gloo group of all ranks that waits for `later`, but while it is formed for five times
     `meeting` (Gloo's own factor) only: so long does a rank wait for the connection of one that has
@@ -37,6 +31,14 @@ def patient_group(meeting: timedelta, later: timedelta) -> Any:
     group: Any = dist.new_group(backend="gloo", timeout=meeting)
     dist.set_timeout(later, group)
     return group
+
+
+def end_group(group: Any) -> None:
+    """Give back the threads and connections of a group, if there is one that the process's own
+    `destroy_process_group` has not taken along."""
+    if group is not None:
+        with contextlib.suppress(ValueError, RuntimeError):
+            dist.destroy_process_group(group)
 
 
 def timeout_of(group: Any, device: torch.device) -> timedelta:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from contract.errors import RankError
 
-from .compat import load_tensors, patient_group
+from .compat import end_group, load_tensors, patient_group
 
 PHASE = timedelta(minutes=30)  # the least time that ranks wait for the slowest one
 LARGEST = 2**24  # bytes of JSON from one rank
@@ -57,6 +57,10 @@ class Exchange:
     def meet(self) -> None:
         """Wait until all ranks are here."""
         dist.all_reduce(torch.zeros(1), group=self._group)
+
+    def end(self) -> None:
+        """Give back its connections."""
+        end_group(self._group)
 
     def _bytes(self, own: bytes, limit: int = 2**40) -> List[bytes]:
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]

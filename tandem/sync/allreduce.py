@@ -19,12 +19,24 @@ Job = Tuple[torch.Tensor, torch.Tensor]  # the bucket, and its values in host me
 
 
 class AllReduce(Sync):
+    carrier: Optional[Carrier] = None  # with BACKEND gloo
+
+    def end(self) -> None:
+        super().end()
+        if self.carrier is not None:
+            self.carrier.end()
+
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         super().setup(device, topology)
-        self.host = HostSums(device, self.patience) if self.strategy.uses_gloo else None
+        if self.strategy.uses_gloo:
+            self.carrier = host_sums(device, self.patience)
 
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
-        return sum_over_ranks(buffer) if self.host is None else self.host.start(buffer)
+        if self.carrier is None:
+            return sum_over_ranks(buffer)
+        future = self.carrier.future()
+        self.carrier.start(buffer, future)
+        return future
 
 
 class Compressed(AllReduce):
@@ -55,24 +67,15 @@ class BF16(Compressed):
             ) from error
 
 
-class HostSums:
+def host_sums(device: torch.device, patience: float) -> Carrier:
     """Sums by Gloo. A bucket is copied to pinned memory, summed there and copied back. Each of
     these stages has a thread and a stream of its own, so that one bucket is sent while its
     neighbours are copied. On a CPU it is the same sum without the copies.
 
-    Collective, as `start` is: all ranks hand over their buckets in the same order. A sum fails if a
-    peer is silent for `patience` seconds.
+    Collective, as its `start` is: all ranks hand over their buckets in the same order. A sum fails
+    if a peer is silent for `patience` seconds.
     """
-
-    def __init__(self, device: torch.device, patience: float) -> None:
-        stages = [Stage(_to_host), Stage(_sum, sends=True), Stage(_back)]
-        self.carrier = Carrier(stages, device, patience)
-
-    def start(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Begin summing over all ranks; the future holds the sum, in place."""
-        future = self.carrier.future()
-        self.carrier.start(buffer, future)
-        return future
+    return Carrier([Stage(_to_host), Stage(_sum, sends=True), Stage(_back)], device, patience)
 
 
 def _to_host(buffer: torch.Tensor) -> Job:

@@ -6,94 +6,192 @@
 What the trainer tells a strategy (where a step begins, what its loss scale is) is found out here. A
 step is one backward that communicates; the first bucket of the next one closes it. What each rank
 receives says whether gradients overflowed, so a loop needs to tell nothing.
+
+DDP's C++ part owns the hook and with it an `Attached`, which therefore refers to its model weakly:
+no garbage collector sees through that part. Threads and process groups end with the model.
 """
 
 import os
+import re
 import sys
 import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
+from torch.autograd import Variable
+from torch.distributed.distributed_c10d import _get_default_group
 from torch.nn.parallel import DistributedDataParallel
 
 from contract import prices
-from contract.errors import UserError
+from contract.errors import RankError, UserError
 from contract.strategies import ATTACHED as WHOSE
 from contract.strategies import EXACT, SGD, parse
 
-from ..compat import ddp_has_run, timeout_of
+from ..compat import timeout_of
 from ..exchange import Exchange
 from ..place import host_name, numbered, place
-from .base import Topology
+from .base import Sync, Topology, sum_over_ranks
+from .carrier import PeerLost
 from .kinds import carried_out, family_of, make
 
+# What torch says where a sum has failed for want of a peer.
+LOST = "gloo|NCCL|[Tt]imed out|Connection (closed|reset)"
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
+Sums = torch.futures.Future[torch.Tensor]
 
 # What is attached to which model, for `tandem.timings`.
-ATTACHED: "weakref.WeakKeyDictionary[Any, weakref.ref[Attached]]" = weakref.WeakKeyDictionary()
+ATTACHED: "weakref.WeakKeyDictionary[Any, Attached]" = weakref.WeakKeyDictionary()
 
 
 class Attached:
     """A strategy at work in the backwards of one DDP model."""
 
+    sync: Sync  # from `connect` on, as are these
+    device: torch.device
+    carried_out: str
+    hosts: List[str]  # of each rank
+    world = 0
+
     def __init__(
         self,
-        model: DistributedDataParallel,
         spec: str,
-        warmup_steps: int,
-        scaler: Any,
-        family: Optional[str],
-    ):
-        self.model, self.spec, self.family = model, spec, family
-        self.warmup_steps, self.scaler = warmup_steps, scaler
+        warmup_steps: int = 0,
+        scaler: Any = None,
+        patience: Optional[float] = None,
+        machines: Optional[Sequence[int]] = None,
+        optimizer: Any = None,
+    ) -> None:
+        """Raises UserError."""
+        parse(spec, WHOSE)
+        if type(warmup_steps) is not int or warmup_steps < 0:
+            raise UserError(
+                f"{WHOSE}: warmup_steps is a whole number from 0, not {warmup_steps!r}."
+            )
+        self.spec, self.warmup_steps, self.scaler = spec, warmup_steps, scaler
+        self.patience, self.machines, self.family = patience, machines, family_of(optimizer)
         self.steps = 0  # backwards that have communicated, without those of `settle`
         self.exact = True  # whether the last step was
+        self._scale: Optional[float] = None  # of the coming step, where a forward has read it
+        self._sums: List[Sums] = []  # of this step's buckets
         self._ordered = False  # whether a backward has told DDP the order of its buckets
         self._settling = False
+        self._model: Callable[[], Any] = lambda: None
+        self._end: Optional[Callable[[], Any]] = None  # from `connect` to `detach`
 
-    def setup(self, patience: float, machines: Optional[Sequence[int]]) -> None:
-        """Collective. Raises UserError."""
-        exchange = Exchange(timedelta(seconds=patience))
-        self.world, here = exchange.size, place(os.environ)
-        machine = host_name(os.environ) if here.node is None else here.node
-        if machines is not None:
-            if len(machines) != self.world:
+    def __reduce__(self) -> Tuple[Any, ...]:
+        """A copy of a model, or a file of it, has no process groups: DDP sums there by itself."""
+        return Attached, (self.spec, self.warmup_steps)
+
+    def connect(self, device: torch.device, group: Any, model: Any = None) -> None:
+        """Meet the other ranks. What is needed for it ends with the model, or with this where that
+        is not known. Collective. Raises UserError."""
+        if self.patience is None:
+            self.patience = timeout_of(group, device).total_seconds()
+        exchange = Exchange(timedelta(seconds=self.patience))
+        self.world, self.device, here = exchange.size, device, place(os.environ)
+        host = host_name(os.environ)
+        machine = host if here.node is None else str(here.node)
+        if self.machines is not None:
+            if len(self.machines) != self.world:
                 raise UserError(
-                    f"{WHOSE}: machines has {len(machines)} numbers and the run {self.world} ranks."
+                    f"{WHOSE}: machines has {len(self.machines)} numbers and the run "
+                    f"{self.world} ranks."
                 )
-            machine = str(machines[exchange.rank])
+            machine = str(self.machines[exchange.rank])
         spec = parse(self.spec).of(self.family).spec
-        told = exchange.json([machine, spec, self.warmup_steps])
-        asked = [(spec, steps) for _, spec, steps in told]
+        told = exchange.json([machine, host, spec, self.warmup_steps])
+        asked = [(spec, steps) for _, _, spec, steps in told]
         if len(set(asked)) > 1:
             raise UserError(
                 f"{WHOSE}: the ranks ask for different things: "
                 f"{', '.join(sorted({f'{spec!r} after {n} exact steps' for spec, n in asked}))}."
             )
-        nodes = numbered([machine for machine, _, _ in told])
+        nodes, self.hosts = numbered([one[0] for one in told]), [str(one[1]) for one in told]
         self.carried_out = carried_out(self.spec, nodes, self.family) if self.world > 1 else EXACT
-        self.sync = make(self.carried_out, lambda: None, patience)
-        topology = Topology(nodes, exchange.rank).connected(patience)
-        self.sync.setup(self.model.device, topology)
+        self.sync = make(self.carried_out, lambda: None, self.patience)
+        topology = Topology(nodes, exchange.rank).connected(self.patience)
+        self.sync.setup(device, topology)
         exchange.meet()
+        exchange.end()
+        owner, give_back = (self, self.sync.end) if model is None else (model, self._give_back)
+        ends = weakref.finalize(owner, give_back)
+        ends.atexit = False  # where the process ends, all of it does
+        self._end = ends
+        if model is not None:
+            self._model = weakref.ref(model)
+            if self.scaler is not None:
+                model.register_forward_pre_hook(self._before_forward)
 
-    def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _give_back(self) -> None:
+        self.sync.end()
+        del self.sync
+
+    def _before_forward(self, model: Any, inputs: Any) -> None:
+        """Reading the scale may wait for the device, which would idle within backward."""
+        if self._end and torch.is_grad_enabled() and model.require_backward_grad_sync:
+            self._scale = self._read_scale()
+
+    def _read_scale(self) -> float:
+        follows = self.scaler is not None and self.sync.follows_scale
+        return float(self.scaler.get_scale()) if follows else 1.0
+
+    def sum(self, bucket: dist.GradBucket) -> Sums:
+        """Begin to sum a bucket over all ranks. DDP averages, a strategy sums."""
+        buffer = bucket.buffer()
         if bucket.index() == 0:
-            self._begin()
-        bucket.buffer().div_(self.world)  # DDP averages, a strategy sums
-        return self.sync.hook(None, bucket)
+            self._begin(buffer.device)
+        buffer.div_(self.world)
+        total = self.sync.hook(None, bucket) if self._end else sum_over_ranks(buffer)
+        self._sums.append(total)
+        if bucket.is_last():
+            # Before DDP's own, which waits for the same sums and takes an exception for one.
+            Variable._execution_engine.queue_callback(self._wait)
+        return total
 
-    def _begin(self) -> None:
+    def _begin(self, device: torch.device) -> None:
+        if not self.world:
+            self.connect(device, _get_default_group())
+        scale, self._scale = self._scale, None
+        self._sums = []
         if self._settling:  # sums are exact before the strategy's first step
             self._ordered = True
             return
         self.exact = not self._ordered or self.steps < self.warmup_steps
         self._ordered = True
         self.steps += 1
-        scale = 1.0 if self.scaler is None else float(self.scaler.get_scale())
-        self.sync.begin(scale, self.exact)
+        if self._end:
+            self.sync.begin(self._read_scale() if scale is None else scale, self.exact)
+
+    def _wait(self) -> None:
+        """Called as backward ends. Raises RankError where a peer was lost."""
+        sums, self._sums = self._sums, []
+        try:
+            for total in sums:
+                total.wait()
+        except RuntimeError as error:
+            if not re.search(LOST, str(error)):
+                raise
+            raise RankError(f"{WHOSE}: {self._lost(error)}") from error
+
+    def _lost(self, error: RuntimeError) -> str:
+        peer = "a peer"
+        if isinstance(error, PeerLost):
+            peer = f"{self.hosts[error.rank]} (rank {error.rank})"
+        what = "is gone"
+        if "imed out" in str(error):
+            what = f"was silent for {self.patience:g} s: it hangs, or the way to it is cut"
+        return f"{peer} {what}; step {self.steps} cannot be summed ({error})."
+
+    def detach(self) -> None:
+        """From the next step on DDP's own sums, exact ones. Threads, memory and connections are
+        given back. Collective, between two steps."""
+        if self._end is not None:
+            sum_over_ranks(torch.zeros(1, device=self.device)).wait()  # all are done
+            self._end()
+            self._end = None
+            vars(self).pop("sync", None)
 
     def settle(self, closure: Callable[[], Any]) -> None:
         """A throw-away pass, before the first step: `closure` makes a forward through the DDP model
@@ -103,15 +201,18 @@ class Attached:
         are dropped. Collective. Raises UserError."""
         if self._ordered:
             raise UserError(f"{WHOSE}: settle(closure) comes before the first backward.")
-        device = self.model.device
-        buffers = [(one, one.clone()) for one in self.model.module.buffers()]
+        model = self._model()
+        if model is None:
+            raise UserError(f"{WHOSE}: settle(closure) needs the model: take attach and not hook.")
+        device = model.device
+        buffers = [(one, one.clone()) for one in model.module.buffers()]
         self._settling = True
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 closure()
         finally:
             self._settling = False
-            self.model.zero_grad(set_to_none=True)
+            model.zero_grad(set_to_none=True)
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)
@@ -121,21 +222,34 @@ class Attached:
                 "DDP model, not what is in it, and not within no_sync."
             )
 
+    @property
+    def at_work(self) -> bool:
+        return "sync" in vars(self)
+
+    def _check_model(self) -> None:
+        if not self.at_work or self._model() is None:
+            raise UserError(
+                f"{WHOSE}: there is no state after detach(), nor without the model: keep it, and "
+                "take attach and not hook."
+            )
+
     def state_dict(self) -> Dict[str, Any]:
         """What this rank keeps, tensors and plain containers: to be saved in a file of its own. It
-        fits a run whose ranks are spread in the same way."""
+        fits a run whose ranks are spread in the same way. Raises UserError."""
+        self._check_model()
         return {
             WHOSE: 1,  # first of all, by which the launcher knows such a file
             "spec": self.spec,
             "nodes": list(self.sync.topology.nodes),
             "steps": self.steps,
             "sync": self.sync.state_dict(),
-            "common": self.sync.common_state(self.model.module),
+            "common": self.sync.common_state(self._model().module),
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         """Restore what `state_dict` returned. Raises UserError where it does not fit; then nothing
         is changed."""
+        self._check_model()
         if not isinstance(state, dict):
             raise UserError(f"{WHOSE}: the state is a {type(state).__name__}, and no dict.")
         nodes = list(self.sync.topology.nodes)
@@ -155,8 +269,9 @@ class Attached:
         if state["sync"] is not None:
             try:
                 self.sync.load_state_dict(state["sync"])
-                if self.sync.common_state(self.model.module) is not None:
-                    self.sync.load_common_state(self.model.module, state["common"])
+                module = self._model().module
+                if self.sync.common_state(module) is not None:
+                    self.sync.load_common_state(module, state["common"])
             except (LookupError, TypeError, ValueError, OverflowError) as error:
                 raise UserError(
                     f"{WHOSE}: the state is damaged ({error}): do not load it."
@@ -174,7 +289,7 @@ def attach(
     optimizer: Any = None,
 ) -> Attached:
     """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:3, powersgd:4, bf16, ...;
-    docs/slow-networks.md) from its first forward on. The first `warmup_steps` steps, and the first
+    docs/slow-networks.md) from the next backward on. The first `warmup_steps` steps, and that
     backward, are exact. `scaler`: the GradScaler that scales the loss. An exchange fails where a
     peer is silent for `patience` seconds, by default as many as DDP's own sums wait. `machines`:
     the machine of each rank, by default where it runs; `ef` and `powersgd` are between machines, so
@@ -184,24 +299,41 @@ def attach(
 
     Adam, and what else divides by the root of a running mean of squares, learns less with levels of
     the peak and with powersgd (docs/slow-networks.md, "With Adam"): rank 0 says so on stderr."""
-    _check(model, spec, warmup_steps)
-    family = family_of(optimizer)
-    attached = Attached(model, spec, warmup_steps, scaler, family)
-    if patience is None:
-        patience = timeout_of(model.process_group, model.device).total_seconds()
-    attached.setup(patience, machines)
+    _check(model)
+    attached = Attached(spec, warmup_steps, scaler, patience, machines, optimizer)
+    attached.connect(model.device, model.process_group, model)
     lines = about_machines(spec, attached), about_scale(attached, optimizer), about_adam(attached)
     if dist.get_rank() == 0 and any(lines):
         print(*filter(None, lines), sep="\n", file=sys.stderr, flush=True)
     try:
-        model.register_comm_hook(None, attached.hook)
+        model.register_comm_hook(attached, sum_bucket)
     except RuntimeError as error:
+        attached.detach()
         raise UserError(
-            f"{WHOSE}: this model has a communication hook already, and DDP takes one: remove the "
-            "other register_comm_hook."
+            f"{WHOSE}: this model has a communication hook already, and DDP takes one for good: "
+            "remove the other register_comm_hook, or wrap what is in the model anew."
         ) from error
-    ATTACHED[model] = weakref.ref(attached)  # which holds the model; its hook is DDP's
+    ATTACHED[model] = attached
     return attached
+
+
+def hook(
+    spec: str,
+    warmup_steps: int = 0,
+    scaler: Any = None,
+    patience: Optional[float] = None,
+    machines: Optional[Sequence[int]] = None,
+    optimizer: Any = None,
+) -> Tuple[Attached, Callable[[Attached, dist.GradBucket], Sums]]:
+    """What `attach` registers, as (state, hook), for a library that makes the DDP model by itself:
+    `model.register_comm_hook(*hook("ef:5"))`. The ranks meet in the first backward. Without the
+    model there is no `settle` and no state, and a `scaler` is read within backward. Raises
+    UserError."""
+    return Attached(spec, warmup_steps, scaler, patience, machines, optimizer), sum_bucket
+
+
+def sum_bucket(state: Attached, bucket: dist.GradBucket) -> Sums:
+    return state.sum(bucket)
 
 
 def about_machines(spec: str, attached: Attached) -> Optional[str]:
@@ -241,11 +373,14 @@ def about_adam(attached: Attached) -> Optional[str]:
 
 
 def attached_to(model: Any) -> Optional[Attached]:
-    found = ATTACHED.get(model)
-    return None if found is None else found()
+    """What sums this model's gradients now; None for DDP itself."""
+    hooks = getattr(model, "_comm_hooks", ())  # not in old torches
+    known = [state for _, state in hooks if isinstance(state, Attached)]
+    found = known[0] if known else ATTACHED.get(model)
+    return found if found is not None and found.at_work else None
 
 
-def _check(model: Any, spec: str, warmup_steps: int) -> None:
+def _check(model: Any) -> None:
     kinds = {kind.__name__ for kind in type(model).__mro__}
     if kinds & set(SHARDED):
         raise UserError(
@@ -257,20 +392,15 @@ def _check(model: Any, spec: str, warmup_steps: int) -> None:
             f"{WHOSE}: this model is a {type(model).__name__}: wrap it first, "
             "ddp = torch.nn.parallel.DistributedDataParallel(model), and give it ddp."
         )
-    parse(spec, WHOSE)
     for name, part in model.named_modules():
         if getattr(part, "sparse", False) is True:
             raise UserError(
                 f"{WHOSE}: {name.removeprefix('module.')} has sparse gradients, which no strategy "
                 "sums: make it with sparse=False."
             )
-    if type(warmup_steps) is not int or warmup_steps < 0:
-        raise UserError(f"{WHOSE}: warmup_steps is a whole number from 0, not {warmup_steps!r}.")
     own, every = dist.get_world_size(model.process_group), dist.get_world_size()
     if own != every:
         raise UserError(
             f"{WHOSE}: this model's process group has {own} of {every} ranks, and strategies sum "
             "over all: leave process_group out."
         )
-    if ddp_has_run(model):
-        raise UserError(f"{WHOSE}: this model has run already: attach before its first forward.")

@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from contract.strategies import Strategy
 
+from ..compat import end_group
 from .carrier import Stage, new_group, to_host
 
 
@@ -143,8 +144,10 @@ class Sync:
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         """Before `hook` is registered. `device`: of the gradients; `topology`: by default, each
         rank counts as a machine of its own. Collective."""
-        alone = Topology(tuple(range(dist.get_world_size())), dist.get_rank())
-        self.topology = topology or alone
+        self.topology = topology or Topology(tuple(range(dist.get_world_size())), dist.get_rank())
+        if self.topology.group is not None:
+            # NCCL connects in a group's first sum, which must not be within the first backward.
+            dist.all_reduce(torch.zeros(1, device=device), group=self.topology.group)
 
     def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         future = self.start_sum(bucket.buffer(), bucket.index())
@@ -155,6 +158,11 @@ class Sync:
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
         """Begin summing one bucket over all ranks; the future holds a tensor like `buffer`."""
         raise NotImplementedError
+
+    def end(self) -> None:
+        """Give back threads and groups: no sum comes after the last one."""
+        end_group(self.topology.group)
+        self.topology = dataclasses.replace(self.topology, group=None)
 
     def begin(self, scale: float, exact: bool) -> None:
         """A step begins; called before its first bucket, and closes the step before. `scale`: by

@@ -23,6 +23,8 @@ from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequ
 import torch
 import torch.distributed as dist
 
+from ..compat import end_group
+
 Result = torch.futures.Future[torch.Tensor]
 
 
@@ -45,18 +47,29 @@ class Carrier:
         self.device = device
         self._queues: List[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in stages]
         self._failed: Optional[BaseException] = None
+        self._threads: List[threading.Thread] = []
         for number, stage in enumerate(stages):
             given: Tuple[Any, ...] = ()
             if stage.sends:
                 given = (new_group(stage.among, timedelta(seconds=patience), "gloo"),)
             names = (number, stage, given)
-            threading.Thread(target=self._serve, args=names, daemon=True).start()
+            thread = threading.Thread(target=self._serve, args=names, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def start(self, job: Any, result: Result, after: Optional[Result] = None) -> None:
         """Hand over a job. Its tensors must not be changed until the future `result` is done; its
         first stage waits for the future `after`."""
         ready = torch.cuda.current_stream().record_event() if self._cuda else None
         self._queues[0].put((job, result, ready, after))
+
+    def end(self) -> None:
+        """Give back threads and groups. No job is under way, unless one has failed or hangs: then
+        this does not wait for it."""
+        self._queues[0].put(None)
+        for thread in self._threads:
+            if self._failed is None and thread is not threading.current_thread():
+                thread.join(1)
 
     def future(self) -> Result:
         """A future to give to `start`."""
@@ -67,31 +80,50 @@ class Carrier:
         return self.device.type == "cuda"
 
     def _serve(self, number: int, stage: Stage, given: Tuple[Any, ...]) -> None:
-        stream = torch.cuda.Stream(self.device, priority=-1) if self._cuda else None
-        last = number == len(self._queues) - 1
-        while True:
-            job, result, ready, after = self._queues[number].get()
-            try:
-                if self._failed is not None:
-                    raise self._failed
-                with torch.no_grad(), self._on(stream, ready):
-                    if after is not None:
-                        after.wait()
-                    if stream is not None:
-                        # Once nothing refers to a tensor, the stream that allocated it may reuse
-                        # its memory; that must not happen before this stream has read it.
-                        for tensor in filter(_is_on_gpu, tensors_of(job)):
-                            tensor.record_stream(stream)
-                    made = stage.work(job, *given)
-                    if last:
-                        result.set_result(made)
-                        continue
-                    ready = stream.record_event() if stream is not None else None
-                self._queues[number + 1].put((made, result, ready, None))
-            except BaseException as error:
-                # A peer is gone: everything that waits, for this bucket or any other, must fail.
-                self._failed = error
-                result.set_exception(error)
+        stream = None
+        if self._cuda:
+            torch.cuda.set_device(self.device)  # else torch makes a context on card 0, too
+            stream = torch.cuda.Stream(self.device, priority=-1)
+        onward = self._queues[number + 1 : number + 2]  # of the next stage, if there is one
+        for handed in iter(self._queues[number].get, None):
+            self._work(handed, stage, given, stream, onward)
+        for queued in onward:
+            queued.put(None)
+        for group in given:
+            end_group(group)
+
+    def _work(
+        self,
+        handed: Tuple[Any, Any, Any, Optional[Result]],
+        stage: Stage,
+        given: Tuple[Any, ...],
+        stream: Any,
+        onward: Sequence["queue.SimpleQueue[Any]"],
+    ) -> None:
+        """One job in one stage."""
+        job, result, ready, after = handed
+        try:
+            if self._failed is not None:
+                raise self._failed
+            with torch.no_grad(), self._on(stream, ready):
+                if after is not None:
+                    after.wait()
+                if stream is not None:
+                    # Once nothing refers to a tensor, the stream that allocated it may reuse
+                    # its memory; that must not happen before this stream has read it.
+                    for tensor in filter(_is_on_gpu, tensors_of(job)):
+                        tensor.record_stream(stream)
+                made = stage.work(job, *given)
+                if not onward:
+                    result.set_result(made)
+                    return
+                ready = stream.record_event() if stream is not None else None
+            for queued in onward:
+                queued.put((made, result, ready, None))
+        except BaseException as error:
+            # A peer is gone: everything that waits, for this bucket or any other, must fail.
+            self._failed = error
+            result.set_exception(error)
 
     def _on(self, stream: Any, ready: Any) -> ContextManager[Any]:
         if stream is None:
@@ -170,9 +202,24 @@ def all_to_all(
         # (torch declares that these may return None, as they do on ranks outside the group)
         coming: Any = dist.irecv(received[source], peers[source], group=group)
         going: Any = dist.isend(sent[to], peers[to], group=group)
-        going.wait()
-        coming.wait()
+        _wait(going, peers[to])
+        _wait(coming, peers[source])
     return received.to(rows.device, non_blocking=True)
+
+
+class PeerLost(RuntimeError):
+    """The connection to `rank` has ended, or nothing came over it for too long."""
+
+    def __init__(self, rank: int, reason: Exception) -> None:
+        super().__init__(str(reason))
+        self.rank = rank
+
+
+def _wait(work: Any, peer: int) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise PeerLost(peer, error) from error
 
 
 def all_gather(

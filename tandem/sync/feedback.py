@@ -80,6 +80,10 @@ class Feedback(Sync):
         stages = self.topology.stages(self.stages(), self.blank, self.wire)
         self.carrier = Carrier(stages, device, self.patience)
 
+    def end(self) -> None:
+        super().end()
+        self.carrier.end()
+
     def stages(self) -> List[Stage]:
         """The stages that process (buffer, index, BucketState); the last one returns the buffer,
         and says in the state whether it is finite."""

@@ -75,19 +75,21 @@ def level(name, devices, **settings):
 def attachments():
     """What `attach` refuses of a model, and what it refuses to load."""
     net = torch.nn.Linear(2, 2)
-    with_hook, late = DistributedDataParallel(net), DistributedDataParallel(net)
+    with_hook = DistributedDataParallel(net)
     with_hook.register_comm_hook(None, lambda _, bucket: None)
-    late(torch.ones(1, 2))
     yield "no DDP", lambda: sync.attach(net, "ef:5")
     yield "FSDP", lambda: sync.attach(FSDPModule(), "ef:5")
     yield "no strategy", lambda: sync.attach(DistributedDataParallel(net), "ef:7")
     rare = torch.nn.Sequential(torch.nn.Embedding(2, 2, sparse=True))
     yield "sparse gradients", lambda: sync.attach(DistributedDataParallel(rare), "ef:5")
     yield "no steps", lambda: sync.attach(DistributedDataParallel(net), "ef:5", -1)
-    yield "it has run", lambda: sync.attach(late, "ef:5")
     yield "another hook", lambda: sync.attach(with_hook, "ef:5")
-    ours = sync.attach(DistributedDataParallel(net), "ef:5")
+    ddp = DistributedDataParallel(net)
+    ours = sync.attach(ddp, "ef:5")
     yield "no backward", lambda: ours.settle(lambda: None)
+    hooked, _ = sync.hook("ef:5")
+    yield "a hook settles", lambda: hooked.settle(lambda: None)
+    yield "a hook keeps a state", hooked.state_dict
     state = ours.state_dict()
     for name, value in {"spec": "ef:15", "nodes": [0, 0], "steps": True}.items():
         other = {**state, name: value}

@@ -205,7 +205,8 @@ def patience_and_machines():
     loop.joined()  # with 60 s
     found = []
     for machines in (None, [0, 1]):
-        attached = sync.attach(loop.wrapped(torch.nn.Linear(2, 2)), SPEC, machines=machines)
+        ddp = loop.wrapped(torch.nn.Linear(2, 2))
+        attached = sync.attach(ddp, SPEC, machines=machines)
         found.append((attached.sync.patience, attached.carried_out))
     return found
 

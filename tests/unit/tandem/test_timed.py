@@ -72,7 +72,7 @@ def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path):
     for rank, (start, *steps, end) in enumerate(lines(tmp_path)):
         assert (start["kind"], end["kind"], end["status"]) == ("start", "end", "finished")
         told = {name: start[name] for name in ("model", "rank_batch", "global_batch", "sync")}
-        assert told == {"model": "Slow", "rank_batch": 4, "global_batch": 8, "sync": "ef:3"}
+        assert told == {"model": "Slow", "rank_batch": 4, "global_batch": 8, "sync": "ef:3:own"}
         assert (start["steps_per_epoch"], start["train_images"]) == (4, 16)
         assert (steps[-1]["step"], steps[-1]["epoch"]) == (8, 1)
         assert sum(one["steps"] for one in steps) == 8 == sum(one["samples"] for one in steps) / 4

@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from contract.options import Options
 from tandem.sync import Topology, make
@@ -22,6 +23,15 @@ def test_machines_are_told_from_the_machine_of_each_rank():
     assert (machines.leaders, machines.own_ranks, machines.leads) == ((0, 1, 3), (0, 2), False)
     assert machines.several
     assert not Topology((0, 1, 2), rank=2).several
+
+
+def test_the_group_within_a_machine_sums_once_before_any_backward(monkeypatch):
+    """NCCL connects in a group's first sum."""
+    summed = []
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: summed.append(group))
+    topology = Topology((0, 0), rank=0, group="of this machine")
+    make("allreduce", lambda: None).setup(torch.device("cpu"), topology)
+    assert summed == ["of this machine"]
 
 
 def begun(spec):
