@@ -1,2 +1,7 @@
 """Pieces for any training script: gradient sums over slow links (`tandem.sync`), and timings that
 `python -m report` reads (`tandem.timings`). docs/own-script.md."""
+
+from contract.errors import UserError
+
+__all__ = ["UserError", "__version__"]
+__version__ = "0.1.0"  # of the whole project; plan.json records it

@@ -20,7 +20,7 @@ def files() -> Dict[str, str]:
     found = {}
     for room, into in (("tandem", "tandem"), (RULES, f"tandem/{RULES}")):
         for path in sorted((ROOT / room).rglob("*")):
-            if path.suffix in (".py", ".json") and path.name != Path(__file__).name:
+            if path.suffix in (".py", ".json", ".typed") and path.name != Path(__file__).name:
                 text = path.read_text(encoding="utf-8")
                 if path.suffix == ".py":
                     text = IMPORT.sub(rf"\1tandem.{RULES}", text)

@@ -19,7 +19,7 @@ from contract import split
 from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.text import counted
-from launcher import __version__, judge
+from launcher import judge
 from launcher.look import FIRST_PORT, PORTS, Facts
 from launcher.machines import engine
 from launcher.machines.engine import Host
@@ -32,6 +32,7 @@ from launcher.plan.devices import NodeDevices
 from launcher.plan.layer import FOLDER
 from launcher.plan.script import WORK, Script
 from launcher.problems import Refused, problem
+from tandem import __version__
 
 AS_ASKED = "as asked"  # why a precision or a strategy was taken
 

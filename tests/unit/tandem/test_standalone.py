@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from tandem import standalone
+from tandem import __version__, standalone
 
 ROOT = Path(__file__).parents[3]
 OWN = '"""A script\'s own module of that name."""\nCLIENTS = ["somebody"]\n'
@@ -24,8 +25,8 @@ dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 ddp = DistributedDataParallel(Linear(2, 2))
 tandem.sync.attach(ddp, "ef:3")
 try:
-    tandem.sync.attach(ddp.module, "ef:3")
-except tandem.contract.errors.UserError as error:
+    tandem.sync.attach(ddp.module, "ef:5")
+except tandem.UserError as error:
     print(error)
 ours = {name for name in sys.modules if name.split(".")[0] in ("contract", "trainer", "launcher")}
 print(*sorted(ours), Path(tandem.__file__).parents[1])
@@ -56,20 +57,28 @@ def test_every_import_of_the_rules_is_of_the_copy():
             assert not line.strip().startswith(("from contract", "import contract")), name
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not (ROOT / "setup.py").exists(), reason="a node has no checkout")
-def test_pip_installs_tandem_alone(tmp_path):
+def test_the_sdist_installs_tandem_alone(tmp_path):
     """By the tools of this environment, so that nothing is fetched."""
-    pytest.importorskip("setuptools", minversion="70.1")  # which makes wheels by itself
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps"]
-    pip += ["--no-index", "--disable-pip-version-check", "--target", str(tmp_path / "installed")]
-    checkout = tmp_path / "checkout"
+    pytest.importorskip("setuptools", minversion="77")
+    checkout, installed = tmp_path / "checkout", tmp_path / "installed"
     checkout.mkdir()
-    for name in ("setup.py", "pyproject.toml", "contract", "tandem", "launcher"):
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "contract", "tandem"):
         (checkout / name).symlink_to(ROOT / name)
-    subprocess.run([*pip, str(checkout)], check=True, cwd=tmp_path)
-    made = {path.name for path in (tmp_path / "installed").iterdir()}
-    assert {name.partition("-")[0] for name in made} == {"tandem"}
+    build = "import setuptools.build_meta, sys; setuptools.build_meta.build_sdist(sys.argv[1])"
+    made = [sys.executable, "-c", build, str(tmp_path)]
+    subprocess.run(made, check=True, cwd=checkout, stdout=subprocess.DEVNULL)
+    (sdist,) = tmp_path.glob("tandem_train-*.tar.gz")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-build-isolation", "--no-deps"]
+    pip += ["--no-index", "--disable-pip-version-check", "--target", str(installed)]
+    subprocess.run([*pip, str(sdist)], check=True, cwd=tmp_path)
+    (found,) = metadata.distributions(path=[str(installed)])
+    assert (found.metadata["Name"], found.version) == ("tandem-train", __version__)
+    assert found.requires == ["torch>=1.12"] and "sync.attach" in found.read_text("METADATA")
+    paths = {str(path) for path in found.files}
+    assert {"tandem/py.typed", "tandem/contract/prices.json"} <= paths
+    assert any(path.endswith("LICENSE") for path in paths)
+    assert {path.split("/")[0].partition("-")[0] for path in paths} == {"tandem", "tandem_train"}
     (tmp_path / "work").mkdir()
-    _, modules = run_script(tmp_path / "work", PYTHONPATH=str(tmp_path / "installed"))
-    assert modules.split() == ["contract", str(tmp_path / "installed")]
+    _, modules = run_script(tmp_path / "work", PYTHONPATH=str(installed))
+    assert modules.split() == ["contract", str(installed)]
