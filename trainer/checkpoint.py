@@ -75,12 +75,18 @@ def snapshot(job: Job, position: Position) -> Snapshot:
 
 
 def arrival(device: torch.device) -> Callable[[], None]:
-    """A function that waits until all copies begun so far from the device are complete."""
+    """A function for another thread, which waits until all copies begun so far from the device are
+    complete."""
     if device.type != "cuda":
         return lambda: None
     event = torch.cuda.Event()
     event.record()
-    return event.synchronize
+
+    def arrived() -> None:
+        torch.cuda.set_device(device)  # else torch makes a context on card 0, too
+        event.synchronize()
+
+    return arrived
 
 
 def _copy(value: Any) -> Any:

@@ -3,12 +3,13 @@
 import os
 import pathlib
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from contract.errors import RankError
-from trainer import writer
+from trainer import checkpoint, writer
 from trainer.writer import Writer, write_whole
 
 
@@ -33,6 +34,17 @@ def test_a_name_appears_only_when_its_bytes_are_on_the_disk(tmp_path, monkeypatc
         ("rename", "step-1.pt"),
         ("fsync", "checkpoints", True),
     ]
+
+
+def test_the_thread_that_writes_chooses_its_card_before_it_waits_for_it(tmp_path, monkeypatch):
+    calls = []
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: calls.append("waited"))
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device.index))
+    own = Writer(tmp_path, keep=1)
+    own.save({"step": 1}, best=False, arrived=checkpoint.arrival(torch.device("cuda", 1)))
+    own.finish()
+    assert calls == [1, "waited"]
 
 
 def saved(own, step, best=False):
