@@ -15,12 +15,6 @@ from contract.strategies import ADAM, SGD, Strategy
 TABLE = Path(__file__).with_name("prices.json")
 # A strategy is safe if the lower end of its 95 % interval, in points of top-1, is at least this.
 SAFE = -0.3
-LABELS = ("exact", "safe", "unsettled", "costs samples", "experimental", "not measured")
-# What advice may name: nothing that was shown to cost accuracy. Of the strategies that are not
-# measured yet, it may name only those whose methods lost nothing in first trials with two seeds;
-# advice shows the label too.
-ADVISED = LABELS[:3]
-PROMISING = {SGD: ("bf16", "fp16", "ef"), ADAM: ("bf16", "fp16")}
 
 
 class Price(NamedTuple):
@@ -37,7 +31,7 @@ class Price(NamedTuple):
 
     @property
     def label(self) -> str:
-        """One of LABELS except "exact", which is not a matter of measurement."""
+        """safe, unsettled, costs samples, experimental or not measured."""
         if self.seeds == 0:
             return "not measured"
         if self.low is not None and self.low >= SAFE:
@@ -82,9 +76,14 @@ def with_adam(strategy: Strategy) -> str:
     )
 
 
-def serves_adam(strategy: Strategy) -> bool:
-    """Whether advice may name it with Adam's family."""
-    return strategy.exact or _is_advised(strategy, ADAM)
+def with_sgd(strategy: Strategy) -> str:
+    """What was seen of one that is not safe, as a clause."""
+    price = price_of(strategy)
+    if not price.seeds:
+        return "what it costs in accuracy was not measured"
+    wide = "" if price.low is None else f" ({price.low:+.2f} to {price.high:+.2f})"
+    points = f"{price.difference:+.2f} points of top-1{wide} beside {strategies.EXACT}"
+    return f"{points} were measured: {price.label}"
 
 
 def elsewhere(strategy: Strategy) -> str:
@@ -98,10 +97,12 @@ def elsewhere(strategy: Strategy) -> str:
 
 def caveats(strategy: Strategy, family: str, steps: float) -> List[str]:
     """A sentence on a run for which the strategy's label says less than it seems to."""
-    name = f"--sync {strategy.of(family).spec}"
-    if family == ADAM and not serves_adam(strategy):
-        return [f"{name} with Adam: {with_adam(strategy)} (docs/slow-networks.md)"]
-    if strategy.exact or not price_of(strategy, family).seeds or steps >= read()["task"]["steps"]:
+    name, label = f"--sync {strategy.of(family).spec}", label_of(strategy, family)
+    if label not in ("exact", "safe"):
+        known = with_adam(strategy) if family == ADAM else with_sgd(strategy)
+        whose = " with Adam" if family == ADAM else ""
+        return [f"{name}{whose}: {known} (docs/slow-networks.md)"]
+    if label == "exact" or steps >= read()["task"]["steps"]:
         return []
     return [
         f"{name}: what it costs in accuracy was measured over {read()['task']['steps']:,} steps; "
@@ -113,13 +114,3 @@ def labels() -> str:
     """The labels of all measured strategies, for a sentence: `ef:3:peak safe, bf16 unsettled`."""
     specs: List[str] = list(read()["strategies"])
     return ", ".join(f"{spec} {label_of(strategies.parse(spec))}" for spec in specs)
-
-
-def advised(family: str = SGD) -> List[Strategy]:
-    """Those of strategies.usual() that advice may name for a run with such an optimizer."""
-    return [strategy for strategy in strategies.usual() if _is_advised(strategy, family)]
-
-
-def _is_advised(strategy: Strategy, family: str) -> bool:
-    label = label_of(strategy, family)
-    return label in ADVISED or (label == "not measured" and strategy.name in PROMISING[family])

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from contract import prices, strategies
+from contract import choice, prices, strategies
 from contract.options import OPTIMIZERS
 from contract.split import weights_of
 from report import formulas
@@ -215,15 +215,17 @@ def family_of(step: Step, start: Entry) -> str | None:
 
 
 def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Remedy]:
-    """The fastest strategy that was not used, over a run of as many epochs with its warm-up; where
-    this run was all warm-up, after it."""
+    """Of the strategies that are safe, the most exact that is nearly the fastest over a run of as
+    many epochs, its warm-up included, or where this one was all warm-up after it; nothing where it
+    is the run's own. (The next run may be longer: a label's length is said, and does not forbid.)
+    """
     rate, rest = step.rate, step.seconds - step.network
     if rate is None:
         return []
     waits = [
         (calibrate(step, waited), strategy)
-        for strategy in prices.advised(family or prices.SGD)
-        if strategy != step.strategy
+        for strategy in strategies.usual()
+        if choice.covers(strategy, family or prices.SGD)
         and (waited := step.wait(strategy, step.nodes, rate)) is not None
     ]
     if not waits:
@@ -233,20 +235,29 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
     else:
         phases, exact = replace(step.phases, warmup=0), 0.0
     exact = calibrate(step, exact or 0.0)
-    means = [
-        (phases.mean(strategy, rest + waited, rest + exact), strategy) for waited, strategy in waits
-    ]
-    seconds, best = min(means, key=lambda pair: pair[0])
+    taken = {
+        strategy: phases.mean(strategy, rest + waited, rest + exact) for waited, strategy in waits
+    }
+    best, fastest = (
+        choice.most_exact(taken, lambda strategy: strategy),
+        min(taken, key=taken.__getitem__),
+    )
+    if best == step.strategy:
+        return []
     how = step.ways.sync.format(best.spec)
     args: tuple[str, ...] = ()
     if step.pending is not None and best.rule.warms:
         how += f" {step.ways.warmed_up}"
         args = ("--sync_warmup", "0")
     label = prices.label_of(best, family or prices.SGD)
-    if family is None and best not in prices.advised(prices.ADAM):
+    if not choice.covers(best, family or prices.SGD, step.length):
+        label += f" in runs of {choice.measured_steps():,} steps or more"
+    if family is None and not choice.covers(best, prices.ADAM):
         label += f" with SGD; with Adam {prices.with_adam(best)}"
+    if fastest != best:
+        label += f"; {fastest.spec} leaves out more for at most 5 % less time"
     change = f"{how}: {best.rule.text} (accuracy: {label})"
-    wait = waiting(seconds - rest)
+    wait = waiting(taken[best] - rest)
     return [propose(now, change, "network", wait, words={"SYNC": best.spec}, args=args)]
 
 

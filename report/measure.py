@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
 from report import formulas
+from report.files import Entry
 from report.network import NetworkUse
 from report.read import RankRecord, Run
 from report.waits import OWN_WORK
@@ -67,6 +68,7 @@ class Step:
     warm_steps: int = 0  # how many were
     warm_seconds: float = 0.0  # a step of the warm-up, where others follow it
     phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
+    length: float | None = None  # steps that the run was meant to have
     own_script: bool = False  # of the user's own, in the place of our trainer
 
     @property
@@ -185,6 +187,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         warm_steps=warm,
         warm_seconds=warm_step(records) if later else 0.0,
         phases=Phases(start.get("epochs") or 1, start.get("warmup") or 0),
+        length=length_of(start),
     )
 
 
@@ -250,6 +253,12 @@ def warm_step(records: list[RankRecord]) -> float:
         steps += count_steps(record, places)
         seconds += sum(sum(map(values.__getitem__, places)) for values in columns.seconds.values())
     return seconds / steps
+
+
+def length_of(start: Entry) -> float | None:
+    """Steps that the run was meant to have; None where its epochs are not known."""
+    epochs, each = start.get("epochs"), start.get("steps_per_epoch")
+    return epochs * each if epochs and each else None
 
 
 def least_wait(records: list[RankRecord], later: bool) -> float:

@@ -20,6 +20,7 @@ from report.cli import write
 from report.measurements import find_basis, on_paper
 from report.predict import (
     HARMLESS,
+    SHORT,
     Basis,
     Row,
     best,
@@ -33,7 +34,12 @@ from report.predict import (
 from report.text import aligned, printed, wrap
 
 # Short names for the table, which has only 80 columns.
-LABELS = {"not measured": "-", "costs samples": "samples", "experimental": "experim."}
+LABELS = {
+    "not measured": "-",
+    "costs samples": "samples",
+    "experimental": "experim.",
+    SHORT: "short",
+}
 EPOCHS = 90.0  # of a usual run on ImageNet
 DEFAULT_LINK = 1000.0  # Mbit/s: what the network cards of ordinary PCs do
 BETTER_LINK = 2500.0  # what newer ones do, with a switch for it
@@ -199,7 +205,8 @@ READING = (
     "N: machines; a step, img/s: after the warm-up; x one: times one machine, over a whole run; "
     "accuracy: the strategy's label with the run's optimizer (SGD, or what ARGS='--optimizer ...' "
     "says), - where it was not measured, samples where it costs samples, "
-    "experim. where it is experimental."
+    "experim. where it is experimental, short where it was measured in longer runs alone. Best: "
+    "the most exact within 5 % of the fastest that is exact or safe."
 )
 
 

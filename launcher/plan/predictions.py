@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from contract import prices, runs, strategies
+from contract import choice, prices, runs, strategies
 from contract.options import Options as TrainerOptions
 from launcher import folders
 from launcher.machines import inventory
 from launcher.machines.engine import Host
-
-NEARLY = 1.05  # an exact run that is up to this much slower than the fastest is still preferred
 
 
 class Choice(NamedTuple):
@@ -110,13 +108,26 @@ def slower_than_one(settings: TrainerOptions, hosts: list[Host]) -> str | None:
     alone, together = found.speed(sync, 1), found.speed(sync, nodes)
     if alone is None or together is None or together >= alone:
         return None
-    advised = prices.advised(settings.family)
-    speed, better = max((found.speed(one.spec, nodes) or 0.0, one.spec) for one in advised)
+    taken, _ = most_exact(found.speeds, nodes, settings.family)
+    speed, better = found.speed(taken, nodes) or 0.0, taken
     remedy = f"SYNC={better} would give {speed:.0f}" if speed > alone else "train on one machine"
     return (
         f"by make plan {nodes} machines with SYNC={sync} are slower than one alone, "
         f"{together:.0f} against {alone:.0f} images/s: {remedy} (docs/slow-networks.md)"
     )
+
+
+def most_exact(speeds: dict[tuple[str, int], float], nodes: int, family: str) -> tuple[str, str]:
+    """The strategy to take by the images/s of each (strategy, number of machines), among those
+    whose label covers such an optimizer; and the fastest of them."""
+    covered = {
+        spec: 1 / speed
+        for (spec, count), speed in speeds.items()
+        if count == nodes and choice.covers(strategies.parse(spec), family)
+    }
+    if not covered:
+        return strategies.EXACT, strategies.EXACT
+    return choice.most_exact(covered, strategies.parse), min(covered, key=covered.__getitem__)
 
 
 def choose_sync(
@@ -129,16 +140,19 @@ def choose_sync(
         unknown = f"exact, for make plan knows no such run yet: `{measure}` before it measures one"
         why = "one machine waits for no other" if alone else unknown
         return Choice(exact, why)
-    known = [strategies.parse(spec) for spec, count in speeds if count == nodes]
-    safe = [one.spec for one in known if prices.label_of(one, family) == "safe"]
-    speed, best = max((speeds[spec, nodes], spec) for spec in [*safe, exact])
-    if best == exact:
+    taken, fastest = most_exact(speeds, nodes, family)
+    if fastest == exact:
         with_it = " with Adam" if family == prices.ADAM else ""
         return Choice(
             exact, f"no strategy that was measured as safe{with_it} is faster, by make plan"
         )
-    figures = f"{speed:.0f} images/s by make plan, {speeds[exact, nodes]:.0f} with {exact}"
-    if speed <= NEARLY * speeds[exact, nodes]:
-        return Choice(exact, f"{best} would give little more: {figures}")
-    also = prices.elsewhere(strategies.parse(best))
-    return Choice(best, f"{figures}; safe for accuracy on one task{also and f', {also}'}")
+    figures = ", ".join(
+        f"{speeds[spec, nodes]:.0f} with {spec}"
+        for spec in dict.fromkeys((fastest, exact))
+        if spec != taken
+    )
+    figures = f"{speeds[taken, nodes]:.0f} images/s by make plan, {figures}"
+    if taken != fastest:
+        return Choice(taken, f"the most exact of those that are nearly the fastest: {figures}")
+    also = prices.elsewhere(strategies.parse(taken))
+    return Choice(taken, f"{figures}; safe for accuracy on one task{also and f', {also}'}")

@@ -24,10 +24,10 @@ from torch.autograd import Variable
 from torch.distributed.distributed_c10d import _get_default_group
 from torch.nn.parallel import DistributedDataParallel
 
-from contract import prices
+from contract import choice, prices
 from contract.errors import RankError, UserError
+from contract.strategies import ADAM, AUTO, EXACT, SGD, parse, usages
 from contract.strategies import ATTACHED as WHOSE
-from contract.strategies import EXACT, SGD, parse
 
 from ..compat import timeout_of
 from ..exchange import Exchange
@@ -64,6 +64,12 @@ class Attached:
         optimizer: Any = None,
     ) -> None:
         """Raises UserError."""
+        if spec == AUTO:
+            raise UserError(
+                f"{WHOSE} auto: what hides depends on the time of a step and on the link, which a "
+                "run measures: time the loop (tandem.timings), and the report of "
+                f"`make train SCRIPT=train.py` names the strategy; here it is one of {usages()}."
+            )
         parse(spec, WHOSE)
         if type(warmup_steps) is not int or warmup_steps < 0:
             raise UserError(
@@ -361,9 +367,10 @@ def about_scale(attached: Attached, optimizer: Any) -> Optional[str]:
 
 
 def about_adam(attached: Attached) -> Optional[str]:
-    """A line on a strategy that advice would not name for a run with Adam."""
+    """A line on a strategy that leaves out what Adam needs."""
     strategy = parse(attached.carried_out)
-    if attached.family == SGD or prices.serves_adam(strategy):
+    known = not strategy.rule.warms or choice.covers(strategy, ADAM)
+    if attached.family == SGD or known:
         return None
     return (
         f"{WHOSE}: if the optimizer is Adam or of its family, take {EXACT} or bf16 instead of "

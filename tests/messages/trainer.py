@@ -81,6 +81,7 @@ def attachments():
     yield "FSDP", lambda: sync.attach(FSDPModule(), "ef:5")
     yield "no strategy", lambda: sync.attach(DistributedDataParallel(net), "ef:7")
     rare = torch.nn.Sequential(torch.nn.Embedding(2, 2, sparse=True))
+    yield "auto", lambda: sync.attach(DistributedDataParallel(net), "auto")
     yield "sparse gradients", lambda: sync.attach(DistributedDataParallel(rare), "ef:5")
     yield "no steps", lambda: sync.attach(DistributedDataParallel(net), "ef:5", -1)
     yield "another hook", lambda: sync.attach(with_hook, "ef:5")

@@ -22,20 +22,23 @@ OPEN = {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
-    found = {"ef:15:peak": SAFE, "ef:5:peak": OPEN}
-    monkeypatch.setattr(prices, "read", lambda: {"strategies": found})
+    found = {"ef:255:peak": SAFE, "ef:15:peak": SAFE, "ef:5:peak": OPEN}
+    told = {"task": {"steps": 1000}, "strategies": found}
+    monkeypatch.setattr(prices, "read", lambda: told)
 
 
 @pytest.mark.parametrize(
-    ("exact", "ef4", "ef2", "chosen", "why"),
+    ("exact", "ef255", "ef15", "chosen", "why"),
     [
-        (100, 300, 500, "ef:15", "300 images/s by make plan, 100 with allreduce"),
-        (100, 104, 500, "allreduce", "ef:15 would give little more"),
-        (100, 90, 500, "allreduce", "no strategy that was measured as safe is faster"),
+        (100, 200, 300, "ef:15", "300 images/s by make plan, 100 with allreduce; safe"),
+        (100, 290, 300, "ef:255", "290 images/s by make plan, 300 with ef:15, 100 with allreduce"),
+        (100, 50, 104, "allreduce", "100 images/s by make plan, 104 with ef:15"),
+        (100, 50, 90, "allreduce", "no strategy that was measured as safe is faster"),
     ],
 )
-def test_the_fastest_safe_one_is_taken_unless_exact_is_near(exact, ef4, ef2, chosen, why):
-    speeds = {("allreduce", 4): exact, ("ef:15", 4): ef4, ("ef:5", 4): ef2, ("ef:15", 2): 9000}
+def test_the_most_exact_of_the_fastest_safe_ones_is_taken(exact, ef255, ef15, chosen, why):
+    speeds = {("allreduce", 4): exact, ("ef:255", 4): ef255, ("ef:15", 4): ef15, ("ef:5", 4): 500}
+    speeds[("ef:15", 2)] = 9000
     choice = predictions.choose_sync(speeds, 4, "make plan")
     assert choice.sync == chosen
     assert why in choice.why
