@@ -3,7 +3,9 @@
 from typing import Any, List, Optional, Tuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.autograd import Variable
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from contract.errors import UserError
@@ -111,5 +113,16 @@ def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync])
         **ddp_buffers(options.broadcast_buffers),
     )
     sync.setup(world.device, topology)
-    ddp.register_comm_hook(None, sync.hook)
+    ddp.register_comm_hook(sync, _sum)
     return ddp
+
+
+def _sum(sync: Sync, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    total = sync.hook(None, bucket)
+
+    def wait() -> None:
+        total.wait()
+
+    # Before DDP waits for it in C++, where the exception of a lost peer is taken for a tensor.
+    Variable._execution_engine.queue_callback(wait)
+    return total
