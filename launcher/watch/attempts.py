@@ -379,8 +379,8 @@ def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
             "again as a new run"
         )
     refusal = failures.no_resume(cause, run) if cause else None
-    again = f"sbatch runs/{run}.sbatch" if JOB in os.environ else f"make train RESUME={run}"
-    return refusal or f"to continue where it was saved: `{again}`"
+    again = f"`sbatch runs/{run}.sbatch`" if JOB in os.environ else f"`make train RESUME={run}`"
+    return refusal or f"to continue where it was saved: {again}"
 
 
 def not_copied(folder: Path, error: Exception) -> str:

@@ -491,7 +491,7 @@ def test_an_option_from_make_to_the_trainer_is_one_entry(tree):
     (script,) = (copy / "runs").glob("*.sbatch")
     job = json.loads(*shlex.split(re.search(r"TANDEM_JOB=(.*)", script.read_text())[1]))
     read = f"import json; from launcher.options import *; config = read({job['options']!r}); "
-    read += "print(json.dumps({'data': 'd', **for_trainer(config)}))"
+    read += "print(json.dumps({'data': 'd', **for_trainer(config)}), end='')"
     sent = subprocess.check_output([sys.executable, "-c", read], cwd=copy, text=True)
     argv = [sys.executable, "-m", "trainer", "--config", sent]
     done = subprocess.run(argv, cwd=copy, capture_output=True, text=True, check=True)
