@@ -30,7 +30,7 @@ TRAINER = Ways(
     memory="Fewer loader processes (ARGS='--workers 1'), a smaller BATCH",
 )
 SCRIPT = Ways(
-    sync='tandem.sync.attach(model, "{}") in the script',
+    sync='tandem.sync.attach(model, "{}", optimizer=optimizer) in the script',
     warmed_up="with more steps, or with attach's warmup_steps=0",
     batch="twice the batch of each rank, by the script's own option",
     workers="twice the loader processes (its DataLoader's num_workers)",

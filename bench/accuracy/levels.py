@@ -27,6 +27,7 @@ from tables import put, signed  # noqa: E402
 from contract import strategies  # noqa: E402
 
 PAGE = HERE / "README.md"
+CONTROL = "control"  # all-reduce, summed in another order
 PEAKS, OWNS = ("ef:5:peak", "ef:3:peak"), ("ef:5:own", "ef:3:own")
 TEXT = (EXACT, "ef:5:own", "ef:15:peak", "ef:5:peak", "ef:3:peak", "powersgd:4")
 
@@ -36,6 +37,7 @@ class Text(NamedTuple):
 
     specs: tuple[str, ...]
     seeds: int
+    words: bool = False
 
 
 class Stage(NamedTuple):
@@ -53,6 +55,8 @@ class Stage(NamedTuple):
         lr = RATES[self.task, self.optimizer] * self.times
         warmup = WARMUP * self.epochs / study.EPOCHS
         start = self.start if spec.startswith("ef") else ""
+        if spec == CONTROL:
+            spec, start = EXACT, "backwards"
         return Case(spec, seed, self.epochs, lr, self.task, self.optimizer, warmup, start)
 
     def cases(self) -> Iterator[Case]:
@@ -64,8 +68,8 @@ STAGES: tuple[Stage | Text, ...] = (  # in order
     Stage(GLYPHS, "adamw", ("ef:5:own",), FIRST),
     Stage(GLYPHS, "sgd", ("ef:5:own", "ef:5:peak"), FIRST),
     Stage(GLYPHS, "adamw", ("ef:5:own",), FIRST, start="none"),
-    Stage(GLYPHS, "adamw", ("ef:5:own",), FIRST, times=2),
-    Stage(GLYPHS, "sgd", ("ef:5:own", "ef:5:peak"), FIRST, times=2),
+    Stage(GLYPHS, "adamw", ("ef:5:own", CONTROL), FIRST, times=2),
+    Stage(GLYPHS, "sgd", ("ef:5:own", "ef:5:peak", CONTROL), FIRST, times=2),
     Stage(GLYPHS, "sgd", ("ef:5:own", "ef:5:peak"), FIRST, start="none"),
     Text(TEXT[:3], 3),
     Stage(GLYPHS, "adamw", ("ef:3:own", "ef:5:peak"), FIRST),
@@ -81,6 +85,7 @@ STAGES: tuple[Stage | Text, ...] = (  # in order
     Stage(GLYPHS, "sgd", ("ef:5:own", "ef:5:peak"), range(1, 9), epochs=32),
     Stage(GLYPHS, "sgd", ("ef:5:own", "ef:5:peak"), range(7, 13), times=2),
     Stage(GLYPHS, "adamw", ("ef:5:own",), range(7, 13), times=2),
+    Text(TEXT[:2], 3, words=True),
 )
 
 
@@ -131,7 +136,7 @@ def table(found: study.Results, lines: list[dict]) -> list[str]:
     for stage in STAGES:
         if isinstance(stage, Text):
             continue
-        for spec in (*OWNS, *PEAKS, "ef:15:peak", "powersgd:4", "bf16"):
+        for spec in (*OWNS, *PEAKS, "ef:15:peak", "powersgd:4", "bf16", CONTROL):
             key = stage._replace(specs=(), seeds=FIRST), spec
             values = differences(found, stage, spec)
             if key in seen or not values or (stage.start and not spec.startswith("ef")):
@@ -143,8 +148,9 @@ def table(found: study.Results, lines: list[dict]) -> list[str]:
             how = "SGD" if stage.optimizer == "sgd" else "AdamW"
             how += f" at {stage.times} x" if stage.times > 1 else ""
             how += ", no exact steps" if stage.start else ""
+            name = "`allreduce`, summed backwards" if spec == CONTROL else f"`{spec}`"
             steps = f"{stage.epochs * study.EPOCH_STEPS:,}"
-            rows.append(row(task, how, steps, f"`{spec}`", str(len(values)), signed(mean), ends))
+            rows.append(row(task, how, steps, name, str(len(values)), signed(mean), ends))
     return [*rows, *text_rows(lines)]
 
 
@@ -154,7 +160,7 @@ def left(found: study.Results, lines: list[dict], has_fonts: bool) -> Iterator[C
         if isinstance(stage, Text):
             for seed in range(1, stage.seeds + 1):
                 for spec in stage.specs:
-                    case = text.case(spec, seed)
+                    case = text.case(spec, seed, words=stage.words)
                     if not any(case.items() <= line.items() for line in lines):
                         yield case
         elif has_fonts or stage.task == GLYPHS:

@@ -35,8 +35,9 @@ own = threading.local()  # `rank` and `wire` of each thread
 class Wire:
     """What ranks send one another. The thread that runs holds `turn`; it lets go where it waits."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, backwards: bool = False) -> None:
         self.world = world
+        self.order = range(world)[:: -1 if backwards else 1]  # of all sums
         self.turn = threading.Condition()
         self.mail: dict[tuple[int, int], list[torch.Tensor]] = {}
         self.given: dict[int, torch.Tensor] = {}
@@ -58,13 +59,14 @@ class Wire:
         tensor.copy_(self.mail[source, own.rank].pop(0))
 
     def all_reduce(self, tensor: torch.Tensor, join: Callable[..., object]) -> None:
-        """In place; summed in the order of ranks, in the tensors' own precision."""
+        """In place, in the tensors' own precision."""
         self.wait(lambda: own.rank not in self.given)
         self.given[own.rank] = tensor.clone()
         self.turn.notify_all()
         self.wait(lambda: len(self.given) == self.world)
-        tensor.copy_(self.given[0])
-        for rank in range(1, self.world):
+        first, *others = self.order
+        tensor.copy_(self.given[first])
+        for rank in others:
             join(tensor, self.given[rank], out=tensor)
         self.taken += 1
         if self.taken == self.world:
@@ -137,9 +139,10 @@ def wired():
         yield
 
 
-def run_ranks(world: int, function: Callable[[int], Any]) -> list[Any]:
-    """`function(rank)` of each rank; the first one's exception. Within `wired`."""
-    wire, results, failed = Wire(world), [None] * world, []
+def run_ranks(world: int, function: Callable[[int], Any], backwards: bool = False) -> list[Any]:
+    """`function(rank)` of each rank; the first one's exception. Within `wired`. `backwards`: sums
+    begin with the last rank."""
+    wire, results, failed = Wire(world, backwards), [None] * world, []
 
     def rank_main(rank: int) -> None:
         own.rank, own.wire = rank, wire
@@ -288,6 +291,7 @@ def train(
     model: torch.nn.Module,
     world: int,
     steps_per_epoch: int,
+    backwards: bool = False,
 ) -> tuple[torch.Tensor, float]:
     """Which validation images rank 0's model gets right in the end, with rank 0's batch
     statistics as the trainer's evaluation has them, and its mean loss towards the end."""
@@ -298,6 +302,6 @@ def train(
         return mine.hits() if rank == 0 else None, loss
 
     with wired():
-        results = run_ranks(world, rank_main)
+        results = run_ranks(world, rank_main, backwards)
     losses = [float(loss) for _, loss in results]
     return results[0][0], sum(losses) / world
