@@ -65,6 +65,10 @@ def describe_run(job: Job, cost: Cost) -> str:
         strategy = parse(carried_out(options.sync, world.nodes, options.family))
         if strategy.rule is not parse(options.sync).rule:
             parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
+        elif strategy != parse(options.sync):
+            parts += (
+                f"\n--sync {options.sync} is {strategy.spec} with --optimizer {options.optimizer}"
+            )
         steps = options.epochs * job.steps_per_epoch
         warm_up = options.phases.all_warm_up(strategy)
         for note in [warm_up, *prices.caveats(strategy, options.family, steps)]:

@@ -144,9 +144,8 @@ def own_scales(squares: torch.Tensor) -> torch.Tensor:
     """Of the values whose mean squares these are, blocks after blocks: their roots relative to the
     largest one of each block, and not below LEAST."""
     blocks = squares.view(-1, BLOCK)
-    ratios = (blocks / blocks.amax(1, keepdim=True)).sqrt_()
-    # (in a block of zeros they are NaN, of which fmax takes the other)
-    return torch.fmax(ratios, torch.tensor(LEAST)).view(squares.shape)
+    most = blocks.amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+    return (blocks / most).sqrt_().clamp_(min=LEAST).view(squares.shape)
 
 
 @torch.no_grad()

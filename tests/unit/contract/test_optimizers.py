@@ -70,8 +70,15 @@ def test_a_plan_is_asked_for_with_the_optimizer_of_the_run(monkeypatch):
     assert asked[asked.index("--optimizer") + 1] == "adamw"
 
 
-def test_the_first_lines_of_a_run_say_what_its_strategy_lost_with_adam():
-    options = Options(sync="ef:3:peak", optimizer="adamw", output="x")
+@pytest.mark.parametrize(
+    ("sync", "said"),
+    [
+        ("ef:3:peak", prices.with_adam(strategies.parse("ef:3:peak"))),
+        ("ef:5", "--sync ef:5 is ef:5:own with --optimizer adamw"),
+    ],
+)
+def test_the_first_lines_of_a_run_say_what_its_strategy_is_and_lost_with_adam(sync, said):
+    options = Options(sync=sync, optimizer="adamw", output="x")
     world = SimpleNamespace(size=2, nodes=(0, 1), batches=(16, 16), global_batch=32)
     job = SimpleNamespace(
         options=options,
@@ -81,4 +88,4 @@ def test_the_first_lines_of_a_run_say_what_its_strategy_lost_with_adam():
         steps_per_epoch=100,
         train_set=type("Images", (list,), {"classes": ("a", "b")})(range(64)),
     )
-    assert prices.with_adam(strategies.parse("ef:3:peak")) in banner.describe_run(job, (1000, None))
+    assert said in banner.describe_run(job, (1000, None))
