@@ -77,6 +77,7 @@ class Attached:
             )
         self.spec, self.warmup_steps, self.scaler = spec, warmup_steps, scaler
         self.patience, self.machines, self.family = patience, machines, family_of(optimizer)
+        self.scaled = parse(spec).of(self.family).spec  # with its scale
         self.steps = 0  # backwards that have communicated, without those of `settle`
         self.exact = True  # whether the last step was
         self._scale: Optional[float] = None  # of the coming step, where a forward has read it
@@ -106,8 +107,7 @@ class Attached:
                     f"{self.world} ranks."
                 )
             machine = str(self.machines[exchange.rank])
-        spec = parse(self.spec).of(self.family).spec
-        told = exchange.json([machine, host, spec, self.warmup_steps])
+        told = exchange.json([machine, host, self.scaled, self.warmup_steps])
         asked = [(spec, steps) for _, _, spec, steps in told]
         if len(set(asked)) > 1:
             raise UserError(
@@ -245,7 +245,7 @@ class Attached:
         self._check_model()
         return {
             WHOSE: 1,  # first of all, by which the launcher knows such a file
-            "spec": self.spec,
+            "spec": self.scaled,
             "nodes": list(self.sync.topology.nodes),
             "steps": self.steps,
             "sync": self.sync.state_dict(),
@@ -260,11 +260,11 @@ class Attached:
             raise UserError(f"{WHOSE}: the state is a {type(state).__name__}, and no dict.")
         nodes = list(self.sync.topology.nodes)
         # By what they look like: a file may hold tensors there, whose comparison is no bool.
-        theirs, ours = (state.get("spec"), state.get("nodes")), (self.spec, nodes)
+        theirs, ours = (state.get("spec"), state.get("nodes")), (self.scaled, nodes)
         if repr(theirs) != repr(ours):
             raise UserError(
                 f"{WHOSE}: the state is of {theirs[0]!r} with ranks on machines "
-                f"{theirs[1]!r}, and this run is {self.spec!r} on {nodes}: do not load "
+                f"{theirs[1]!r}, and this run is {self.scaled!r} on {nodes}: do not load "
                 "it, and what was left out of the sums begins at zero."
             )
         steps = state.get("steps")

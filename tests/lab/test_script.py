@@ -185,7 +185,7 @@ TWO_LINES = [
     (r"in loader:", "in timings.timed(loader, model):"),
     (r"    optimizer\.step\(\)", "\\g<0>\n    timings.step()"),
 ]
-THIRD = [(r"(?m)^optimizer = ", 'sync.attach(model, "ef:3")\n\\g<0>')]
+THIRD = [(r"(?m)^optimizer = ", 'sync.attach(model, "ef:3:peak")\n\\g<0>')]
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def test_three_lines_give_the_verdict_and_send_a_few_bits(sleeper):
     assert exact["bottleneck"] == "network", told
     assert "The network is the bottleneck" in told and 'tandem.sync.attach(model, "' in told
     _, coded = sleeper([*TWO_LINES, *THIRD], 110)
-    assert coded["sync"] == "ef:3"
+    assert coded["sync"] == "ef:3:peak"
     ratio = exact["bytes_sent_per_step"] / coded["bytes_sent_per_step"]
     print(f"{exact['bytes_sent_per_step']:.0f} and {coded['bytes_sent_per_step']:.0f} bytes a step")
     # 32 bits and 1.6, with the scales of blocks, the first step's exact sum and what TCP adds.

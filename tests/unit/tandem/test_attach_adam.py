@@ -9,6 +9,7 @@ from torch.nn import Linear
 from torch.nn.parallel import DistributedDataParallel
 
 from contract import prices
+from contract.errors import UserError
 from contract.strategies import parse
 from tandem import sync
 from tests.trainer_ranks import run_ranks
@@ -54,3 +55,36 @@ def test_it_goes_by_the_optimizer_and_rank_0_says_once_what_it_cannot_know(
     assert len(said.splitlines()) == lines
     assert kind is not Lion or "Lion" in said
     assert not spec.endswith("peak") or prices.with_adam(parse(spec)) in said
+
+
+def loaded(changes):
+    """What is said to a right state, to those of other strategies, and to damaged ones."""
+    loop.joined()
+    found = []
+    for kind, spec in ((torch.optim.AdamW, "ef:5"), (torch.optim.SGD, "ef:5"), (None, "ef:3:own")):
+        model = DistributedDataParallel(Linear(3, 3))
+        optimizer = None if kind is None else kind(model.parameters(), lr=0.1)
+        with contextlib.redirect_stderr(io.StringIO()):
+            attached = sync.attach(model, spec, optimizer=optimizer)
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+        found.append((attached, attached.state_dict()))
+    attached, own = found[0]
+    states = [state for _, state in found] + [{**own, "common": None}, {**own, **changes}]
+    return [refusal(attached, state) for state in states]
+
+
+def refusal(attached, state):
+    try:
+        attached.load_state_dict(state)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_state_of_other_levels_of_another_scale_or_without_its_means_is_refused():
+    for said in run_ranks([1, 1], loaded, {"common": {"scale": 1.0, "squares": {"no": 1}}}):
+        assert said[0] == ""
+        assert "of 'ef:5:peak'" in said[1] and "is 'ef:5:own'" in said[1]
+        assert "of 'ef:3:own'" in said[2]
+        assert all("damaged" in one for one in said[3:])
