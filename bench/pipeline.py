@@ -45,6 +45,7 @@ class Code:
     kernels: tuple[int, int, int]
     traffic: tuple[float, float, float]
     start: float
+    spec: str = SPEC
 
 
 CARDS = (
@@ -55,7 +56,9 @@ CARDS = (
 CODES = (
     Code("before, behind backward", (59, 92, 35), (146, 91, 62), 60e-6),
     Code("before, goes first", (59, 92, 35), (146, 91, 62), 8e-6),
-    Code("now, goes first", (20, 25, 7), (52, 31, 25), 8e-6),
+    Code("now, goes first", (20, 25, 7), (60, 28, 20), 8e-6),
+    Code("five levels of the peak", (18, 23, 7), (60, 29, 21), 8e-6, "ef:5:peak"),
+    Code("five levels, own scales", (24, 24, 11), (117, 45, 73), 8e-6, "ef:5:own"),
 )
 
 
@@ -84,12 +87,12 @@ def step(card: Card, code: Code, ahead: bool = False) -> float:
     for number, (values, part) in enumerate(made):
         full = card.forward + card.backward * part
         coded = max(full, coded) + coding(card, code, 0, values)
-        sent = max(sent, coded) + exchange(values)
+        sent = max(sent, coded) + exchange(code, values)
         waiting.append((sent + coding(card, code, 1, values), values))
         kept_back = ahead and number < len(made) - 1
         while len(waiting) > kept_back:
             ready, values = waiting.pop(0)
-            sent = max(sent, ready) + exchange(values)
+            sent = max(sent, ready) + exchange(code, values)
             decoded = max(sent, decoded) + coding(card, code, 2, values)
     return max(decoded, card.forward + card.backward)
 
@@ -99,16 +102,16 @@ def coding(card: Card, code: Code, stage: int, values: int) -> float:
     return code.kernels[stage] * code.start + values * code.traffic[stage] / card.memory
 
 
-def exchange(values: int) -> float:
+def exchange(code: Code, values: int) -> float:
     """Seconds until each rank has sent the others a part of a bucket, and has theirs on its GPU."""
-    codec = CODECS[int(parse(SPEC).arguments[0])]
+    codec = CODECS[int(parse(code.spec).arguments[0])]
     part = codec.coded_bytes(shard_size(values, RANKS))
     return (RANKS - 1) * (TURN + part / LINK) + 2 * (SYNC + RANKS * part / PCIE)
 
 
 def main() -> None:
     found = buckets(parse(SPEC).rule.bucket_mb)
-    print(f"{SPEC}, {RANKS} machines, 1 Gbit/s, ResNet-50 in {len(found)} buckets")
+    print(f"ef, {RANKS} machines, 1 Gbit/s, ResNet-50 in {len(found)} buckets")
     print("| card | codec | a step | efficiency | next parts before these sums |")
     print("|---|---|---|---|---|")
     for card in CARDS:
