@@ -56,9 +56,9 @@ CARDS = (
 CODES = (
     Code("before, behind backward", (59, 92, 35), (146, 91, 62), 60e-6),
     Code("before, goes first", (59, 92, 35), (146, 91, 62), 8e-6),
-    Code("now, goes first", (20, 25, 7), (60, 28, 20), 8e-6),
-    Code("five levels of the peak", (18, 23, 7), (60, 29, 21), 8e-6, "ef:5:peak"),
-    Code("five levels, own scales", (24, 24, 11), (117, 45, 73), 8e-6, "ef:5:own"),
+    Code("now, goes first", (20, 24, 6), (60, 28, 20), 8e-6),
+    Code("five levels of the peak", (20, 28, 10), (62, 33, 24), 8e-6, "ef:5:peak"),
+    Code("five levels, own scales", (26, 29, 14), (118, 49, 76), 8e-6, "ef:5:own"),
 )
 
 

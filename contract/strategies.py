@@ -163,7 +163,12 @@ def shard_size(values: float, world: int) -> int:
 
 def coded_bytes(values: int, levels: int) -> float:
     """Bytes of `values` numbers of so many levels each, including the scales of their blocks."""
-    return values / PACKED[levels] + values / BLOCK * 2
+    return values / PACKED[levels] * (7 / 8 if dense(levels) else 1) + values / BLOCK * 2
+
+
+def dense(levels: int) -> bool:
+    """Whether a byte of codes has a bit to spare, so that eight are sent as seven."""
+    return levels ** PACKED[levels] < 128
 
 
 def _exchanged_parts(strategy: Strategy, world: int, payload: Payload) -> float:

@@ -12,11 +12,11 @@ IEEE 754 rounds correctly (no sums over a block, whose order differs, nothing fu
 
 import dataclasses
 import functools
-from typing import Dict, Optional
+from typing import Dict, Optional, Tuple
 
 import torch
 
-from contract.strategies import BLOCK, PACKED, coded_bytes
+from contract.strategies import BLOCK, PACKED, coded_bytes, dense
 
 KEPT = 0.95  # what a step keeps of the running mean of squares
 LEAST = 0.01  # an own scale, relative to the largest one of its block
@@ -25,7 +25,8 @@ LEAST = 0.01  # an own scale, relative to the largest one of its block
 @dataclasses.dataclass(frozen=True)
 class Codec:
     """`levels` on each side of zero. A code is from -`levels` to `levels`, and `packed` of them,
-    neighbours, are the digits of a signed byte in base `radix`. `step`: with own scales, in root
+    neighbours, are the digits of a signed byte in base `radix`; where `dense`, eight such bytes are
+    sent as seven. `step`: with own scales, in root
     mean squares of a block.
 
     A block with an inf or a NaN decodes to NaNs and infs only, so that its sum shows that the
@@ -36,6 +37,10 @@ class Codec:
     packed: int
     radix: int
     step: float
+
+    @property
+    def dense(self) -> bool:
+        return dense(2 * self.levels + 1)
 
     def coded_bytes(self, values: int) -> int:
         """Bytes of a row of `values` numbers, a multiple of BLOCK and of `packed`."""
@@ -58,14 +63,23 @@ class Codec:
         else:
             blocks.addcmul_(levels.mul_(step), own.reshape(-1, BLOCK), value=-1)
         coded = torch.empty(count, self.coded_bytes(values), dtype=torch.uint8, device=rows.device)
-        body = coded[:, : values // self.packed]
+        sizes, body = self._parts(coded, values)
         digits = codes.view(-1, self.packed)
         packed = digits[:, 0]
         for place in range(1, self.packed):
             packed = packed.add(digits[:, place], alpha=self.radix**place)
-        body.view(torch.int8).copy_(packed.view(count, -1))
-        coded[:, values // self.packed :].copy_(size.view(count, -1).view(torch.uint8))
+        packed = packed.view(count, -1).view(torch.uint8)
+        if self.dense:
+            _lay_over(packed, body)
+        else:
+            body.copy_(packed)
+        sizes.copy_(size.view(count, -1))
         return coded
+
+    def _parts(self, coded: torch.Tensor, values: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Of rows of so many values the sizes of their blocks, in bf16, and the codes."""
+        head = values // BLOCK * 2
+        return coded[:, :head].view(torch.bfloat16), coded[:, head:]
 
     def _size(self, scaled: torch.Tensor, own: bool) -> torch.Tensor:
         """Of each block what is sent: its norm or its largest magnitude."""
@@ -85,13 +99,20 @@ class Codec:
     def sizes(self, coded: torch.Tensor, values: int) -> torch.Tensor:
         """What was sent of each block of rows of so many values: bf16 (R, V / BLOCK). NaN or
         infinity where the block has such a value."""
-        # A contiguous copy is viewed, since the offset of the tail may be odd.
-        return coded[:, values // self.packed :].contiguous().view(torch.bfloat16)
+        return self._parts(coded, values)[0]
+
+    def _taken_apart(self, codes: torch.Tensor) -> torch.Tensor:
+        """The inverse of `_lay_over`, of rows of the table: the codes of each row."""
+        bits = codes[:, :, -1].view(len(codes), 7, -1)
+        last = (bits * _weights(codes.device)).sum(1, dtype=torch.int32)
+        found = _table(self, codes.device).index_select(0, last.view(-1))
+        found = found.view(len(codes), -1, codes.shape[2])
+        return torch.cat([codes[:, :, :-1], found[:, :, :-1]], 1)
 
     def _step(self, size: torch.Tensor, own: bool) -> torch.Tensor:
         """The distance of two levels in each block."""
         part = self.step / BLOCK**0.5 if own else 1 / self.levels
-        return torch.mul(size.view(-1, 1), _in_fp32(part, size.device))
+        return torch.mul(size[..., None], _in_fp32(part, size.device)).view(-1, 1)
 
     @torch.no_grad()
     def decode(
@@ -103,12 +124,14 @@ class Codec:
     ) -> torch.Tensor:
         """The inverse of `encode` for rows of `values` numbers: fp32 (R, V). `own`: their scales,
         or those that all rows have; `sizes`: of the blocks, where they are at hand."""
-        body = coded[:, : values // self.packed]
+        _, body = self._parts(coded, values)
         step = self._step(self.sizes(coded, values) if sizes is None else sizes, own is not None)
         if self.packed == 1:
             codes = body.view(torch.int8)
         else:
             codes = _table(self, coded.device).index_select(0, body.int().view(-1))
+            if self.dense:
+                codes = self._taken_apart(codes.view(len(coded), -1, self.packed + 1))
         found = torch.mul(codes.reshape(-1, BLOCK), step).view(len(coded), values)
         return found if own is None else found.mul_(own)
 
@@ -119,14 +142,38 @@ def _in_fp32(value: float, device: torch.device) -> torch.Tensor:
     return torch.tensor([value], device=device)
 
 
+def _lay_over(packed: torch.Tensor, body: torch.Tensor) -> None:
+    """Eight bytes whose values are from -64 to 63 as seven. Each has two equal upper bits, so that
+    the last eighth of a row can be laid over the uppermost ones of the others, bit by bit."""
+    rows, last = len(packed), packed.shape[1] // 8
+    over = packed[:, None, -last:].bitwise_left_shift(_shifts(packed.device)).bitwise_and_(128)
+    parts = packed[:, :-last].view(rows, 7, last)
+    torch.bitwise_xor(parts, over, out=body.view(rows, 7, last))
+
+
+@functools.cache
+def _shifts(device: torch.device) -> torch.Tensor:
+    """By which bit k of a byte becomes its uppermost: uint8 (7, 1)."""
+    return torch.arange(7, 0, -1, dtype=torch.uint8, device=device).view(7, 1)
+
+
 @functools.cache
 def _table(codec: Codec, device: torch.device) -> torch.Tensor:
-    """The codes in each byte: int8 (256, packed)."""
-    rest, codes = torch.arange(256).to(torch.int8).int(), []
+    """The codes in each byte: int8 (256, packed). Where bytes are laid over one another, of the
+    lower seven bits, and in one more column what was laid over the uppermost."""
+    bits, codes = torch.arange(256), []
+    rest = (bits + 64) % 128 - 64 if codec.dense else bits.to(torch.int8).int()
     for _ in range(codec.packed):
         codes.append((rest + codec.levels) % codec.radix - codec.levels)
         rest = (rest - codes[-1]).div(codec.radix, rounding_mode="floor")
+    codes += [(bits // 128 + bits // 64) % 2] if codec.dense else []
     return torch.stack(codes, 1).to(device, torch.int8)
+
+
+@functools.cache
+def _weights(device: torch.device) -> torch.Tensor:
+    """Of the bits of a byte: int8 (7, 1)."""
+    return torch.tensor([1 << bit for bit in range(7)], dtype=torch.int8, device=device).view(7, 1)
 
 
 # Steps: of three and five levels by trials on both families of optimizers, of more those that lose

@@ -69,7 +69,7 @@ from tandem.sync.codec import CODECS, learn, own_scales
 torch.set_num_threads(int(sys.argv[1]))
 torch.manual_seed(0)
 squares = torch.ldexp(torch.randint(2**20, (34560,)).float(), torch.randint(-70, 50, (34560,)))
-coded = torch.randint(125, (3, 3840 + 90), dtype=torch.uint8)
+coded = torch.randint(125, (3, CODECS[5].coded_bytes(11520)), dtype=torch.uint8)
 told = hashlib.sha256()
 for _ in range(9):
     own = own_scales(squares).view(3, -1)
