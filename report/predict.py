@@ -118,7 +118,7 @@ def predict_row(
         label = SHORT
     samples: float | None = None if label == "experimental" else 1.0
     if label == "costs samples":
-        samples = prices.price_of(strategy).samples
+        samples = prices.price_of(strategy, family).samples
     figures = nodes, strategy.spec, sent, spent, images / spent, over_run, run
     return Row(*figures, label=label, samples=samples)
 
