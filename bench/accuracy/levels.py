@@ -114,9 +114,10 @@ def differences(found: study.Results, stage: Stage, spec: str) -> list[float]:
 
 
 def text_rows(lines: list[dict]) -> Iterator[str]:
-    keys = sorted({(one["ranks"], one["words"], one["steps"], one["lr"]) for one in lines})
-    for ranks, words, steps, lr in keys:
-        shape = {"ranks": ranks, "words": words, "steps": steps, "lr": lr}
+    names = ("ranks", "words", "steps", "lr", "gloo")
+    keys = sorted({tuple(one[name] for name in names) for one in lines})
+    for key in keys:
+        shape = dict(zip(names, key))
         same = [one for one in lines if shape.items() <= one.items()]
         base = {one["seed"]: one["loss"] for one in same if one["sync"] == EXACT}
         for spec in TEXT[1:]:
@@ -125,8 +126,10 @@ def text_rows(lines: list[dict]) -> Iterator[str]:
             if more:
                 mean, low, high = interval(more)
                 ends = "-" if low is None else f"{signed(low)} to {signed(high)}"
-                name = f"Python's sources, {'words' if words else 'characters'}, {ranks} ranks"
-                cells = name, "AdamW", f"{steps:,}", f"`{spec}`", str(len(more))
+                kind = "words" if shape["words"] else "characters"
+                name = f"Python's sources, {kind}, {shape['ranks']} ranks"
+                name += " over Gloo" if shape["gloo"] else ""
+                cells = name, "AdamW", f"{shape['steps']:,}", f"`{spec}`", str(len(more))
                 yield row(*cells, f"{signed(mean)} % of the loss", ends)
 
 

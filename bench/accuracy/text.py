@@ -1,16 +1,18 @@
-"""A small language model of Python's own sources, trained with AdamW by processes over Gloo.
+"""A small language model of Python's own sources, trained with AdamW.
 
     python bench/accuracy/text.py --sync allreduce ef:5 --seeds 1 2 3 --lines FILE
 
-DDP and `tandem.sync.attach`, as in anybody's script; each rank counts as a machine, and no step but
-the first is exact. Text and validation are files of the standard library; tokens are its
-characters, or with --words the 8,000 most frequent words, most of which are rare. Each finished run
-is one line of a file, and a run that stands there is not repeated.
+Ranks are threads of one process (one_process.py), or with --gloo processes with DDP and
+`tandem.sync.attach`, as in anybody's script. Each rank counts as a machine, and no step but the
+first is exact. Text and validation are files of the standard library; tokens are its characters,
+or with --words the 8,000 most frequent words, most of which are rare. Each finished run is one line
+of a file, and a run that stands there is not repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -21,17 +23,20 @@ import sys
 import sysconfig
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 
+import one_process  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
+from contract.strategies import ADAM  # noqa: E402
 from tandem import sync  # noqa: E402
 
 LINES = Path(__file__).with_name("text.jsonl")
@@ -40,6 +45,7 @@ BATCH, STEPS, WARMUP, LR = 32, 1200, 100, 0.002  # of all ranks together
 WORDS, CHARACTERS, VALIDATED = 8000, 128, 64
 
 
+@functools.cache
 def text(words: bool) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Tokens to train on, those to validate on, and how many there are."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -94,43 +100,102 @@ def loss_of(model: nn.Module, every: torch.Tensor, begins: torch.Tensor) -> torc
     return cross_entropy(model(taken[:, :-1]).flatten(0, 1), taken[:, 1:].flatten())
 
 
-def rank_main(rank: int, ranks: int, port: int, case: dict[str, Any], pipe: Any) -> None:
+class Training:
+    """One rank's, whose gradients `summed` makes the mean of all ranks' before each step."""
+
+    def __init__(self, case: dict[str, Any], rank: int) -> None:
+        self.case, self.rank = case, rank
+        self.train_text, self.val_text, tokens = text(case["words"])
+        torch.manual_seed(case["seed"])
+        self.model = Gpt(tokens)
+        self.called: nn.Module = self.model
+        decay = [one for one in self.model.parameters() if one.dim() > 1]
+        rest = [one for one in self.model.parameters() if one.dim() == 1]
+        groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+
+    def steps(self, summed: Callable[[int], None]) -> None:
+        order, case = torch.Generator().manual_seed(self.case["seed"]), self.case
+        for step in range(case["steps"]):
+            rise, fall = min(1, (step + 1) / WARMUP), math.cos(math.pi * step / case["steps"])
+            for group in self.optimizer.param_groups:
+                group["lr"] = case["lr"] * rise * (0.55 + 0.45 * fall)
+            begins = torch.randint(len(self.train_text) - CONTEXT, (BATCH,), generator=order)
+            loss = loss_of(self.called, self.train_text, begins[self.rank :: case["ranks"]])
+            self.optimizer.zero_grad()
+            loss.backward()
+            summed(step)
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        fixed = torch.Generator().manual_seed(0)
+        places = torch.randint(len(self.val_text) - CONTEXT, (VALIDATED, 64), generator=fixed)
+        losses = [loss_of(self.model, self.val_text, begins).item() for begins in places]
+        return sum(losses) / len(losses)
+
+
+def as_process(rank: int, port: int, case: dict[str, Any], pipe: Any) -> None:
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=ranks)
-    train, val, tokens = text(case["words"])
-    torch.manual_seed(case["seed"])
-    model = Gpt(tokens)
-    ddp = DistributedDataParallel(model, bucket_cap_mb=1)
-    decay = [one for one in model.parameters() if one.dim() > 1]
-    rest = [one for one in model.parameters() if one.dim() == 1]
-    groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
-    sync.attach(ddp, case["sync"], machines=range(ranks), optimizer=optimizer)
-    order = torch.Generator().manual_seed(case["seed"])
-    for step in range(case["steps"]):
-        rise, fall = min(1, (step + 1) / WARMUP), math.cos(math.pi * step / case["steps"])
-        for group in optimizer.param_groups:
-            group["lr"] = case["lr"] * rise * (0.55 + 0.45 * fall)
-        begins = torch.randint(len(train) - CONTEXT, (BATCH,), generator=order)
-        loss = loss_of(ddp, train, begins[rank::ranks])
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+    dist.init_process_group("gloo", rank=rank, world_size=case["ranks"])
+    mine = Training(case, rank)
+    mine.called = ddp = DistributedDataParallel(mine.model)
+    sync.attach(ddp, case["sync"], machines=range(case["ranks"]), optimizer=mine.optimizer)
+    mine.steps(lambda step: None)
     if rank == 0:
-        with torch.no_grad():
-            fixed = torch.Generator().manual_seed(0)
-            places = torch.randint(len(val) - CONTEXT, (VALIDATED, 64), generator=fixed)
-            losses = [loss_of(model, val, begins).item() for begins in places]
-        pipe.send(sum(losses) / len(losses))
+        pipe.send(mine.loss())
     dist.barrier()
     os._exit(0)
 
 
+def by_processes(case: dict[str, Any]) -> float:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ours, theirs = torch.multiprocessing.Pipe()
+    started = [
+        torch.multiprocessing.Process(target=as_process, args=(rank, port, case, theirs))
+        for rank in range(case["ranks"])
+    ]
+    for one in started:
+        one.start()
+    theirs.close()
+    loss = float(ours.recv())
+    for one in started:
+        one.join()
+    return loss
+
+
+def by_threads(case: dict[str, Any]) -> float:
+    """The same sums, to the bit (test_one_process.py)."""
+
+    def rank_main(rank: int) -> float:
+        mine = Training(case, rank)
+        spec = sync.carried_out(case["sync"], range(case["ranks"]), ADAM)
+        strategy = sync.make(spec, lambda: None)
+        strategy.setup(torch.device("cpu"))
+        weights = list(mine.model.parameters())[::-1]
+
+        def summed(step: int) -> None:
+            strategy.begin(1.0, exact=step == 0)
+            flat = torch.cat([one.grad.reshape(-1) for one in weights]) / case["ranks"]
+            bucket = one_process.Bucket(weights, flat)
+            flat.copy_(strategy.hook(None, bucket).wait())
+            for one, gradient in zip(weights, bucket.gradients()):
+                one.grad.copy_(gradient)
+
+        mine.steps(summed)
+        return mine.loss() if rank == 0 else 0.0
+
+    with one_process.wired():
+        return one_process.run_ranks(case["ranks"], rank_main)[0]
+
+
 def case(spec: str, seed: int, **more: Any) -> dict[str, Any]:
     """A run, as its line begins."""
-    usual = {"ranks": 2, "steps": STEPS, "lr": LR, "words": False}
+    usual = {"ranks": 2, "steps": STEPS, "lr": LR, "words": False, "gloo": False}
     return {"sync": spec, "seed": seed, **usual, **more}
 
 
@@ -140,25 +205,11 @@ def known(file: Path) -> list[dict[str, Any]]:
 
 
 def carry_out(case: dict[str, Any]) -> dict[str, Any]:
-    began = time.monotonic()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ours, theirs = torch.multiprocessing.Pipe()
-    started = [
-        torch.multiprocessing.Process(
-            target=rank_main, args=(rank, case["ranks"], port, case, theirs)
-        )
-        for rank in range(case["ranks"])
-    ]
-    for one in started:
-        one.start()
-    theirs.close()
-    loss = ours.recv()
-    for one in started:
-        one.join()
-    seconds = round(time.monotonic() - began, 1)
-    return {**case, "loss": round(loss, 5), "seconds": seconds, "python": platform.python_version()}
+    began, cpu = time.monotonic(), time.process_time()
+    loss = (by_processes if case["gloo"] else by_threads)(case)
+    spent = {"seconds": time.monotonic() - began, "cpu_seconds": time.process_time() - cpu}
+    spent = {name: round(value, 1) for name, value in spent.items()}
+    return {**case, "loss": round(loss, 5), **spent, "python": platform.python_version()}
 
 
 def main() -> None:
@@ -169,9 +220,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--words", action="store_true")
+    parser.add_argument("--gloo", action="store_true", help="by processes, instead of threads")
     parser.add_argument("--lines", type=Path, default=LINES, help="file of finished runs")
     options = parser.parse_args()
-    same = {name: getattr(options, name) for name in ("ranks", "steps", "lr", "words")}
+    same = {name: getattr(options, name) for name in ("ranks", "steps", "lr", "words", "gloo")}
     for seed in options.seeds:
         for spec in options.sync:
             asked = case(spec, seed, **same)

@@ -45,10 +45,13 @@ def test_levels_go_on_with_what_is_not_there_and_count_pairs_of_todays_codes(tmp
     assert f"| `{coded.sync}` | 1 | +1.00 |" in "".join(levels.table(found, []))
 
 
-def test_a_language_model_learns_its_text(tmp_path):
-    """Two processes, with own scales."""
-    found = [text.carry_out(text.case("ef:5:own", 1, steps=steps)) for steps in (1, 30)]
-    assert found[1]["loss"] < found[0]["loss"] - 0.5
+def test_a_language_model_learns_its_text_by_threads_and_by_processes():
+    """With own scales; sums and their divisors are in another order there."""
+    cases = [{"steps": 1}, {"steps": 20}, {"steps": 20, "gloo": True}]
+    first, last, other = (
+        text.carry_out(text.case("ef:5:own", 1, **more))["loss"] for more in cases
+    )
+    assert last < first - 0.2 and abs(other - last) < 0.05
 
 
 def test_cells_have_a_slow_link_cost_all_reduce_more_than_one_machine_alone():
