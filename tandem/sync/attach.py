@@ -361,8 +361,8 @@ def about_scale(attached: Attached, optimizer: Any) -> Optional[str]:
     if optimizer is not None:
         what = f"{type(optimizer).__name__} is not known here"
     return (
-        f"{WHOSE}: {what}, so {attached.spec} is {spec}, which serves every optimizer; for SGD "
-        f"{parse(attached.spec).of(SGD).spec} needs less memory."
+        f"{WHOSE}: {what}, so {attached.spec} is {spec}, which Adam's family needs; for SGD take "
+        f"{parse(attached.spec).of(SGD).spec}."
     )
 
 
