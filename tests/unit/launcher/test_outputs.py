@@ -317,8 +317,9 @@ def test_what_a_rank_keeps_for_its_sums_is_no_checkpoint(nodes, there, run):
     kept = attach.Attached.__new__(attach.Attached)
     topology = SimpleNamespace(nodes=[0, 1])
     sync = SimpleNamespace(topology=topology, state_dict=lambda: {"error": torch.zeros(9)})
-    sync.common_state, kept.model = lambda _: {}, SimpleNamespace(module=None)
-    kept.spec, kept.steps, kept.sync = "ef:3", 3, sync
+    model = SimpleNamespace(module=None)
+    sync.common_state, kept._model = lambda _: {}, lambda: model
+    kept.scaled, kept.steps, kept.sync = "ef:3:peak", 3, sync
     folder = Path(there["node1"], "work/node1/out")
     torch.save({"model": {}, "kept": kept.state_dict()}, folder / "6.pt")
     os.utime(folder / "6.pt", (6, 6))

@@ -60,9 +60,10 @@ def test_it_goes_by_the_optimizer_and_rank_0_says_once_what_it_cannot_know(
 def loaded(changes):
     """What is said to a right state, to those of other strategies, and to damaged ones."""
     loop.joined()
-    found = []
+    found, models = [], []  # what is attached ends with its model
     for kind, spec in ((torch.optim.AdamW, "ef:5"), (torch.optim.SGD, "ef:5"), (None, "ef:3:own")):
         model = DistributedDataParallel(Linear(3, 3))
+        models.append(model)
         optimizer = None if kind is None else kind(model.parameters(), lr=0.1)
         with contextlib.redirect_stderr(io.StringIO()):
             attached = sync.attach(model, spec, optimizer=optimizer)

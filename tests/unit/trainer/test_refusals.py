@@ -102,7 +102,7 @@ def test_a_trial_leaves_room_for_what_the_optimizer_makes_later(monkeypatch):
     for settings, copies in (({}, 1), ({"momentum": 0.0}, 0), ({"optimizer": "adamw"}, 2)):
         job = SimpleNamespace(
             options=Options(**settings), world=SimpleNamespace(device=torch.device("cuda")),
-            optimizer=torch.optim.SGD([weights], 0.1),
+            optimizer=torch.optim.SGD([weights], 0.1), sync=None,
         )  # fmt: skip
         assert reserve_bytes(job) == 5000 + copies * 4000
 
