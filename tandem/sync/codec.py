@@ -166,7 +166,7 @@ def _table(codec: Codec, device: torch.device) -> torch.Tensor:
     for _ in range(codec.packed):
         codes.append((rest + codec.levels) % codec.radix - codec.levels)
         rest = (rest - codes[-1]).div(codec.radix, rounding_mode="floor")
-    codes += [(bits // 128 + bits // 64) % 2] if codec.dense else []
+    codes += [((bits >> 7) + (bits >> 6)) % 2] if codec.dense else []
     return torch.stack(codes, 1).to(device, torch.int8)
 
 

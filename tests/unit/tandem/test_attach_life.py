@@ -234,7 +234,7 @@ def readings(spec):
     return scaler.read
 
 
-@pytest.mark.parametrize(("spec", "read"), [(SPEC, ["forward"] * 3), ("bf16", [])])
+@pytest.mark.parametrize(("spec", "read"), [(SPEC, ["forward"] * 3), ("fp16", [])])
 def test_the_scale_is_read_before_backward_and_only_where_it_matters(spec, read):
     assert run_ranks([1, 1], readings, spec) == [read, read]
 
