@@ -178,7 +178,10 @@ def minutes(seconds: float) -> str:
 
 
 def run(part: Part, log: IO[str] | None = None) -> int:
-    env = {**os.environ, **part.env, "PATH": f"{ROOT}/.venv/bin:{os.environ['PATH']}"}
+    # Without the words of this make, which one within a test would take for its own: ONLY=...
+    own = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "TANDEM_GIVEN", "TANDEM_VERBS", "ONLY", "AGAIN"}
+    env = {name: value for name, value in os.environ.items() if name not in own}
+    env.update(part.env, PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
     errors = subprocess.STDOUT if log else None
     code = subprocess.call(part.argv, cwd=ROOT, env=env, stdout=log, stderr=errors)
     for pattern in part.spares if CI else ():

@@ -53,3 +53,12 @@ def test_only_names_a_room_or_a_file(only, chosen):
 def test_only_of_nothing_is_refused(only, capsys):
     assert rings.main(["test", f"--only={only}"]) == 2
     assert only in capsys.readouterr().err
+
+
+def test_a_make_within_a_test_has_none_of_the_ring_s_words(tmp_path, monkeypatch):
+    (tmp_path / "Makefile").write_text("all: ; @echo '$(ONLY)'\n")
+    monkeypatch.setenv("MAKEFLAGS", " -- ONLY=lab")
+    monkeypatch.setenv("ONLY", "lab")
+    with (tmp_path / "log").open("w") as log:
+        assert rings.run(Part("inner", ("make", "-s", "-C", str(tmp_path))), log) == 0
+    assert (tmp_path / "log").read_text() == "\n"
