@@ -21,7 +21,7 @@ from pathlib import Path
 
 COLUMNS, ROWS = 80, 24
 WIDE, HIGH, EDGE = 8.0, 18, 14  # pixels of a letter, a line, the frame
-LONGEST, SHORTEST, LAST = 1.2, 0.3, 8.0  # seconds that a picture stays, and the last one
+LONGEST, SHORTEST, LAST = 1.2, 0.15, 8.0  # seconds that a picture stays, and the last one
 SCROLL = 3  # lines that come at once
 TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n]+)|\x1b")
 
