@@ -273,12 +273,15 @@ class Attached:
         if "sync" not in state:
             raise UserError(f"{WHOSE}: the state lacks what was left out of the sums.")
         if state["sync"] is not None:
+            module = self._model().module
+            before = self.sync.common_state(module)
             try:
-                self.sync.load_state_dict(state["sync"])
-                module = self._model().module
-                if self.sync.common_state(module) is not None:
+                if before is not None:
                     self.sync.load_common_state(module, state["common"])
+                self.sync.load_state_dict(state["sync"])
             except (LookupError, TypeError, ValueError, OverflowError) as error:
+                if before is not None:
+                    self.sync.load_common_state(module, before)
                 raise UserError(
                     f"{WHOSE}: the state is damaged ({error}): do not load it."
                 ) from error

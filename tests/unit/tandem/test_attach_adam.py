@@ -57,7 +57,7 @@ def test_it_goes_by_the_optimizer_and_rank_0_says_once_what_it_cannot_know(
     assert not spec.endswith("peak") or prices.with_adam(parse(spec)) in said
 
 
-def loaded(changes):
+def loaded():
     """What is said to a right state, to those of other strategies, and to damaged ones."""
     loop.joined()
     found, models = [], []  # what is attached ends with its model
@@ -71,21 +71,30 @@ def loaded(changes):
             model(torch.ones(2, 3)).sum().backward()
         found.append((attached, attached.state_dict()))
     attached, own = found[0]
-    states = [state for _, state in found] + [{**own, "common": None}, {**own, **changes}]
-    return [refusal(attached, state) for state in states]
+    other = {"kept": {"0": [torch.full_like(one, 9.0) for one in own["sync"]["kept"]["0"]]}}
+    damaged = [
+        {**own, "common": None, "sync": {**own["sync"], **other}},
+        {**own, "common": {"scale": 1.0, "squares": {"no": 1}}, "sync": {**own["sync"], **other}},
+        {**own, "common": {"scale": 1.0, "squares": {}}, "sync": {"scale": 1.0, "kept": 1}},
+    ]
+    return [refusal(attached, state) for state in [*(state for _, state in found), *damaged]]
 
 
 def refusal(attached, state):
+    """What is said, and whether anything has changed."""
+    before, said = repr(attached.state_dict()), ""
     try:
         attached.load_state_dict(state)
     except UserError as error:
-        return str(error)
-    return ""
+        said = str(error)
+    return said, repr(attached.state_dict()) != before
 
 
 def test_a_state_of_other_levels_of_another_scale_or_without_its_means_is_refused():
-    for said in run_ranks([1, 1], loaded, {"common": {"scale": 1.0, "squares": {"no": 1}}}):
+    for refusals in run_ranks([1, 1], loaded):
+        said, changed = zip(*refusals)
         assert said[0] == ""
         assert "of 'ef:5:peak'" in said[1] and "is 'ef:5:own'" in said[1]
         assert "of 'ef:3:own'" in said[2]
-        assert all("damaged" in one for one in said[3:])
+        assert all("damaged" in text for text in said[3:])
+        assert not any(changed)
