@@ -116,7 +116,7 @@ def restore(job: Job, state: Snapshot) -> Position:
     if job.sync is not None and state["sync"] is not None:
         try:
             job.sync.load_common_state(job.model, state["sync"])
-        except (LookupError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise UserError(
                 f"what the checkpoint holds of --sync {job.options.sync} is damaged or of another "
                 f"model ({error}): take another checkpoint."

@@ -220,6 +220,25 @@ def test_an_odd_own_file_of_a_machine_ends_in_a_sentence_or_goes_on(kept):
     assert min(ends.values()) > 0, ends
 
 
+@pytest.mark.hypothesis
+@pytest.mark.parametrize("kept", ["ef:5"], indirect=True)
+def test_odd_scales_of_a_strategy_end_in_a_sentence_or_go_on(kept):
+    good = checkpoint.snapshot(kept.job, kept.at)
+    path = kept.path.with_name("common.pt")
+
+    def resumed():
+        checkpoint.restore(kept.job, checkpoint.load("it", io.BytesIO(path.read_bytes())))
+        kept.step()
+        return True
+
+    def holding(scales):
+        return {**good, "sync": scales}
+
+    examples = [holding({**good["sync"], "scale": 10**400}), good]
+    ends = ends_of(path, odd(good["sync"], TENSORS).map(holding), resumed, 100, examples)
+    assert min(ends["resumed"], ends["refused"]) > 0, ends
+
+
 def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(tried):
     """Its checksums are right, and yet torch cannot read it."""
     writer.write_whole(tried.good, tried.path)
