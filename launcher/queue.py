@@ -197,8 +197,11 @@ def _follower(folder: Path) -> Any:
 
 def queue(file: str, taken: str | None) -> int:
     """Print who has the machines of an inventory and who waits for them, in their order; before
-    that take away the tickets with this number, or of this run. Returns the exit code."""
+    that take away the tickets with this number, or of this run. Returns the exit code. Raises
+    UserError, also where no machine can be asked."""
     nodes, failures = engine.open_all(inventory.load(Path(file)))
+    if not nodes:
+        raise UserError(*failures.values())
     try:
         seen, code = look(nodes), 0
         if taken is not None:
@@ -261,6 +264,6 @@ def _print(seen: Mapping[str, Seen], claims: Mapping[tuple[str, str], list[str]]
             who = f"{ticket.user} ({ticket.holder})"
             rows.append((str(ticket.number), ticket.run, who, machines[ticket], state))
     if not rows:
-        control.say("nobody has these machines, and nobody waits for them")
+        control.say(f"nobody has {', '.join(seen)}, and nobody waits for them")
     for number, run, who, where, state in rows:
         control.say(f"{number:>3}  {run}  {who}  on {', '.join(where)}: {state}")

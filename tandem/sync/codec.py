@@ -26,8 +26,7 @@ LEAST = 0.01  # an own scale, relative to the largest one of its block
 class Codec:
     """`levels` on each side of zero. A code is from -`levels` to `levels`, and `packed` of them,
     neighbours, are the digits of a signed byte in base `radix`; where `dense`, eight such bytes are
-    sent as seven. `step`: with own scales, in root
-    mean squares of a block.
+    sent as seven. `step`: with own scales, in root mean squares of a block.
 
     A block with an inf or a NaN decodes to NaNs and infs only, so that its sum shows that the
     gradients overflowed.
@@ -101,7 +100,7 @@ class Codec:
         infinity where the block has such a value."""
         return self._parts(coded, values)[0]
 
-    def _taken_apart(self, codes: torch.Tensor) -> torch.Tensor:
+    def _lift_off(self, codes: torch.Tensor) -> torch.Tensor:
         """The inverse of `_lay_over`, of rows of the table: the codes of each row."""
         bits = codes[:, :, -1].view(len(codes), 7, -1)
         last = (bits * _weights(codes.device)).sum(1, dtype=torch.int32)
@@ -131,7 +130,7 @@ class Codec:
         else:
             codes = _table(self, coded.device).index_select(0, body.int().view(-1))
             if self.dense:
-                codes = self._taken_apart(codes.view(len(coded), -1, self.packed + 1))
+                codes = self._lift_off(codes.view(len(coded), -1, self.packed + 1))
         found = torch.mul(codes.reshape(-1, BLOCK), step).view(len(coded), values)
         return found if own is None else found.mul_(own)
 

@@ -200,3 +200,13 @@ def test_the_queue_is_printed_in_its_order_after_who_trains(wait, machines, monk
         ["2", RUN.format(1)],
     ]
     assert "trains, 2 h 5 min to go" in " ".join(rows[0]) and "m1, m2: waits" in " ".join(rows[1])
+
+
+def test_of_machines_that_cannot_be_asked_nothing_is_said(machines, monkeypatch, capsys):
+    reached = [{"m1": machines["m1"]}, {}]
+    failures = {"m2": "m2 (10.0.0.2, port 22): cannot be reached"}
+    monkeypatch.setattr(queue.engine, "open_all", lambda _hosts: (reached.pop(0), failures))
+    assert queue.queue("inventory.ini", None) == 0
+    assert "nobody has m1, and" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"m2 .* cannot be reached"):
+        queue.queue("inventory.ini", None)
