@@ -192,21 +192,21 @@ class Run:
     def _next(self, old: Plan, limits: attempts.Limits, stopper: Stopper) -> Plan:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""
         self.machines.close()
-        asked = dataclasses.replace(self.checked.asked, run=old.run)
+        needs = dataclasses.replace(self.checked.needs, run=old.run)
         # What a script saved is known only when it is fetched.
         saved = self.script is None and self.attempts.saved(self.folder)
         with (
             waiting(self.terminal, "finding out which machines answer"),
-            Note(asked.subject, old.run, self.notify.wait(old.run)) as note,
+            Note(needs.subject, old.run, self.notify.wait(old.run)) as note,
         ):
             self.machines = attempts.survivors(
-                self.owners, asked, limits, stopper, self.terminal, note, saved
+                self.owners, needs, limits, stopper, self.terminal, note, saved
             )
         last = self.last_checkpoint() if self.script else None
         here = {host.name for host in self.machines.hosts}
         if not self.script and here != set(self.attempts.list[-1]["nodes"]):
             hosts, terminal = self.owners.hosts, self.terminal
-            parts = checks.decide_balance(self.checked.asked, hosts, self.machines, terminal)
+            parts = checks.decide_balance(self.checked.needs, hosts, self.machines, terminal)
             self.checked = dataclasses.replace(self.checked, balance=parts)
         return make_plan(
             self.checked,
@@ -264,8 +264,8 @@ class Run:
         )
         self.attempts.begin(plan, reason, time.time(), self.last)
         logs = RunLogs(self.folder, self.terminal, plan.world_size, self.sizes.log * MIB)
-        asked = dataclasses.replace(self.checked.asked, run=plan.run)
-        self.owners.began(self.machines, asked)
+        needs = dataclasses.replace(self.checked.needs, run=plan.run)
+        self.owners.began(self.machines, needs)
         try:
             outcome = watched(plan, self.machines, logs, stopper, self.owners)
         finally:
@@ -289,7 +289,7 @@ class Run:
             outputs.put(self.machines.nodes[first.host], file, size, target)
 
         with waiting(self.terminal, f"giving the newest checkpoint to {first.host}"):
-            left = look.at(hosts, self.checked.asked, without_missing=True)
+            left = look.at(hosts, self.checked.needs, without_missing=True)
             try:
                 return outputs.hand_on(left.nodes, self._folders(left), self.folder, give)
             except collect.Unwritable as error:
@@ -314,9 +314,9 @@ class Run:
     def _reconnect(self) -> None:
         """Connect again: some machines may be gone by now, and some may be back."""
         self.machines.close()
-        hosts, asked = self.owners.hosts, self.checked.asked
+        hosts, needs = self.owners.hosts, self.checked.needs
         with waiting(self.terminal, "finding out which machines answer"):
-            self.machines = look.at(hosts, asked, without_missing=True)
+            self.machines = look.at(hosts, needs, without_missing=True)
         here = {host.name for host in self.machines.hosts}
         for name in self.parts:
             if name not in here:

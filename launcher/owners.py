@@ -104,7 +104,7 @@ class Owners:
         self._been: set[str] = set()  # that ever took part
         self._changed = time.monotonic()
         self._machines: OpenMachines | None = None
-        self._asked: Requirements | None = None
+        self._needs: Requirements | None = None
         self._held: dict[str, Node] = {}  # to machines outside
 
     # ---- before an attempt ----
@@ -119,36 +119,36 @@ class Owners:
         named = "; ".join(f"{name}: {why}" for name, why in self.absent().items())
         return f"at least {counted(minimum, 'machine')} must be free ({named})"
 
-    def strict(self, asked: Requirements) -> OpenMachines:
+    def strict(self, needs: Requirements) -> OpenMachines:
         """Connections to all machines. Raises UserError."""
-        return look.at(self.hosts, asked)
+        return look.at(self.hosts, needs)
 
-    def present(self, asked: Requirements) -> OpenMachines:
+    def present(self, needs: Requirements) -> OpenMachines:
         """Connections to those machines that take part in the first start. Raises UserError where
         one does not answer without which the run does not begin."""
         if not self.optional:
-            return self.strict(asked)
+            return self.strict(needs)
         hosts = self.here()
         if len(hosts) < self.least:
             return OpenMachines([], {}, {})
-        machines = look.at(hosts, asked, without_missing=True)
+        machines = look.at(hosts, needs, without_missing=True)
         silent = [host for host in hosts if host.name not in machines.facts]
         needed = [host for host in silent if host.name not in self.optional]
         if needed:
             machines.close()
-            look.at(needed, asked).close()  # which says why it does not answer
-            return self.present(asked)
+            look.at(needed, needs).close()  # which says why it does not answer
+            return self.present(needs)
         for host in silent:
             self.silent(host.name)
         self.leave_used(machines)
-        if not (asked.options.queue or asked.options.force):
-            self._leave_busy(machines, asked)
+        if not (needs.options.queue or needs.options.force):
+            self._leave_busy(machines, needs)
         return machines
 
-    def _leave_busy(self, machines: OpenMachines, asked: Requirements) -> None:
+    def _leave_busy(self, machines: OpenMachines, needs: Requirements) -> None:
         for host in [host for host in machines.hosts if host.name in self.optional]:
             own = machines.only(host)
-            wrong = judge.problems(own, asked, look.here(own, asked))
+            wrong = judge.problems(own, needs, look.here(own, needs))
             busy = [one.said for one in wrong if one.blocks is BUSY]
             if busy:
                 self.silent(host.name, busy[0])
@@ -164,13 +164,13 @@ class Owners:
                 self.silent(name, SIGNS.get(sign, NO_ANSWER))
                 machines.leave([name])
 
-    def leave_strangers(self, machines: OpenMachines, asked: Requirements) -> list[str]:
+    def leave_strangers(self, machines: OpenMachines, needs: Requirements) -> list[str]:
         """Go on without machines that never took part, where they and the others do not go
         together. Returns why."""
         new = [host.name for host in machines.hosts if host.name not in self._been]
         if not new or len(new) == len(machines.hosts):
             return []
-        wrong = judge.apart(machines, asked) or [*judge.ways(machines, look.ways(machines))]
+        wrong = judge.apart(machines, needs) or [*judge.ways(machines, look.ways(machines))]
         texts = [one.text for one in wrong]
         if texts:
             machines.leave(new)
@@ -198,10 +198,10 @@ class Owners:
 
     # ---- during an attempt ----
 
-    def began(self, machines: OpenMachines, asked: Requirements) -> None:
+    def began(self, machines: OpenMachines, needs: Requirements) -> None:
         """An attempt begins on these machines."""
         self._inside, self._changed = [host.name for host in machines.hosts], time.monotonic()
-        self._machines, self._asked = machines, asked
+        self._machines, self._needs = machines, needs
         self._been.update(self._inside)
 
     def ended(self) -> None:
@@ -299,30 +299,30 @@ class Owners:
             and not report.fit
             and not absence(host, report, False, datetime.now(), now)
         ):
-            asked, those = self._asked, self._machines
-            if asked is None or those is None:
+            needs, those = self._needs, self._machines
+            if needs is None or those is None:
                 return  # there is nothing to compare it with until an attempt has begun
-            problem = self._problem(host, asked, those)
+            problem = self._problem(host, needs, those)
             self._outside(
                 host.name, Report(None, problem) if problem else replace(report, fit=True)
             )
 
-    def _problem(self, host: Host, asked: Requirements, those: OpenMachines) -> str | None:
+    def _problem(self, host: Host, needs: Requirements, those: OpenMachines) -> str | None:
         """What keeps a machine that is free from joining these, which train; None where nothing
         does."""
         try:
-            found = look.at([host], asked, without_missing=True)
+            found = look.at([host], needs, without_missing=True)
         except UserError as error:
             return str(error)
         try:
             if not found.hosts:
                 return NO_ANSWER
-            busy = not asked.options.force
-            wrong = judge.problems(found, asked, look.here(found, asked))
+            busy = not needs.options.force
+            wrong = judge.problems(found, needs, look.here(found, needs))
             problems = [p for p in wrong if p.blocks is ALWAYS or (p.blocks is BUSY and busy)]
             facts = {**those.facts, **found.facts}
             together = OpenMachines([*those.hosts, host], {}, facts)
-            problems += judge.apart(together, asked)
+            problems += judge.apart(together, needs)
             return problems[0].said if problems else None
         finally:
             found.close()

@@ -54,7 +54,7 @@ class ReadyRun:
     settings: TrainerOptions | Script
     hosts: list[Host]
     machines: OpenMachines
-    asked: Requirements
+    needs: Requirements
     precision_why: str = AS_ASKED
     sync_why: str = AS_ASKED
     balance: Balance = field(default_factory=Balance)
@@ -81,12 +81,12 @@ def check_machines(
         hosts = _hosts(options)
         here.add_torch(hosts, terminal)
         script = read_script(options)
-        asked = Requirements(options, script, run)
+        needs = Requirements(options, script, run)
         owners = Owners(hosts, options.min_nodes)
-        machines = _fit(asked, owners, terminal, everybody, place)
-        script = replace(script, layer=look.here(machines, asked).layer)
-        asked = replace(asked, settings=script)
-        return ReadyRun(options, script, machines.hosts, machines, asked, owners=owners)
+        machines = _fit(needs, owners, terminal, everybody, place)
+        script = replace(script, layer=look.here(machines, needs).layer)
+        needs = replace(needs, settings=script)
+        return ReadyRun(options, script, machines.hosts, machines, needs, owners=owners)
     automatic = asks_auto(options)
     options = with_trainer(options, sync=strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
@@ -98,12 +98,12 @@ def check_machines(
         with waiting(terminal, "building the model here once"):
             notes = trial.here()
         _say(notes, terminal)
-    asked = Requirements(options, settings, run, keeps_precision=run is not None)
+    needs = Requirements(options, settings, run, keeps_precision=run is not None)
     owners = Owners(hosts, options.min_nodes)
-    machines = _fit(asked, owners, terminal, everybody, place)
+    machines = _fit(needs, owners, terminal, everybody, place)
     if trial and not models.torch_is_here():
         _try_there(trial, machines, terminal)
-    return decide(asked, owners, machines, automatic, before, terminal)
+    return decide(needs, owners, machines, automatic, before, terminal)
 
 
 def _say(notes: list[str], terminal: Terminal) -> None:
@@ -144,9 +144,9 @@ def gather(options: Config, terminal: Terminal) -> Path:
         machines.close()
 
 
-def problems_of(machines: OpenMachines, asked: Requirements) -> list[Problem]:
+def problems_of(machines: OpenMachines, needs: Requirements) -> list[Problem]:
     """Everything that is wrong with machines for a run, the ways between them included."""
-    found = judge.problems(machines, asked, look.here(machines, asked))
+    found = judge.problems(machines, needs, look.here(machines, needs))
     return found or [*judge.ways(machines, look.ways(machines))]
 
 
@@ -158,20 +158,20 @@ def _hosts(options: Config) -> list[Host]:
 
 
 def _fit(
-    asked: Requirements, owners: Owners, terminal: Terminal, everybody: bool, place: Place | None
+    needs: Requirements, owners: Owners, terminal: Terminal, everybody: bool, place: Place | None
 ) -> OpenMachines:
     """Connections to the run's machines, once nothing is wrong with them; with QUEUE=1 those that
     are busy are waited for, and with AT= that time. Those that their owners use are left out, as
     are, with MIN_NODES, those that do not answer or are busy. Raises UserError."""
-    what = f"{in_names(asked.subject)} on {counted(len(owners.hosts), 'machine')}"
+    what = f"{in_names(needs.subject)} on {counted(len(owners.hosts), 'machine')}"
     place = place or Place()
-    with waits.Note(what, asked.run) as note:
-        if hours.wait(asked.options.at, terminal, note):
+    with waits.Note(what, needs.run) as note:
+        if hours.wait(needs.options.at, terminal, note):
             place.waited = what
-        note.look = Notify(asked.options.notify, terminal).wait(what)
-        waiter = _Waiting(terminal, note, asked)
+        note.look = Notify(needs.options.notify, terminal).wait(what)
+        waiter = _Waiting(terminal, note, needs)
         while True:
-            found = _look(asked, owners, terminal, everybody, place)
+            found = _look(needs, owners, terminal, everybody, place)
             if isinstance(found, OpenMachines):
                 return found
             place.waited = what
@@ -181,26 +181,26 @@ def _fit(
 
 
 def _look(
-    asked: Requirements, owners: Owners, terminal: Terminal, everybody: bool, place: Place
+    needs: Requirements, owners: Owners, terminal: Terminal, everybody: bool, place: Place
 ) -> OpenMachines | tuple[str, str]:
     """The same now, or what is waited for, and how long that still takes."""
-    options = asked.options
+    options = needs.options
     queues = options.queue and not everybody  # what starts nothing waits for nobody
-    name = run_id(asked.subject, len(owners.hosts), time.time())
+    name = run_id(needs.subject, len(owners.hosts), time.time())
     with waiting(terminal, f"asking {counted(len(owners.hosts), 'machine')} what is there"):
-        machines = owners.strict(asked) if everybody else owners.present(asked)
+        machines = owners.strict(needs) if everybody else owners.present(needs)
     if len(machines.hosts) < (0 if everybody else owners.least):
         machines.close()
         return owners.waits(owners.least), ""
     try:
         with waiting(terminal, "comparing the machines and the ways between them"):
-            problems = problems_of(machines, asked)
+            problems = problems_of(machines, needs)
         if not (options.queue or everybody):
             problems += queue.problems(machines.nodes)
         busy = [one for one in problems if one.blocks is BUSY and (queues or everybody)]
         # What waiting cannot fix is reported before the waiting begins.
         passed = refuse_or_warn([one for one in problems if one not in busy], options.force)
-        before = place.take(machines.nodes, asked.run or name) if queues else {}
+        before = place.take(machines.nodes, needs.run or name) if queues else {}
     except UserError:
         machines.close()
         raise
@@ -217,7 +217,7 @@ def _look(
 
 
 def decide(
-    asked: Requirements,
+    needs: Requirements,
     owners: Owners,
     machines: OpenMachines,
     automatic: bool,
@@ -226,18 +226,18 @@ def decide(
 ) -> ReadyRun:
     """What is left open until the machines are known: once for the run its precision, and its
     strategy where that is `automatic`; and the parts of these machines. Raises UserError."""
-    options, hosts, sync_why = asked.options, machines.hosts, AS_ASKED
-    assert isinstance(asked.settings, TrainerOptions)
-    settings, why = decide_precision(machines, asked, terminal)
+    options, hosts, sync_why = needs.options, machines.hosts, AS_ASKED
+    assert isinstance(needs.settings, TrainerOptions)
+    settings, why = decide_precision(machines, needs, terminal)
     if automatic:
         settings, sync_why = decide_sync(settings, hosts, terminal)
         options = with_trainer(options, sync=settings.sync)
     options = with_trainer(options, precision=settings.precision)
-    asked = replace(asked, options=options, settings=settings, keeps_precision=True)
+    needs = replace(needs, options=options, settings=settings, keeps_precision=True)
     balance = Balance.before(before or {}, hosts) or decide_balance(
-        asked, owners.hosts, machines, terminal
+        needs, owners.hosts, machines, terminal
     )
-    return ReadyRun(options, settings, hosts, machines, asked, why, sync_why, balance, owners)
+    return ReadyRun(options, settings, hosts, machines, needs, why, sync_why, balance, owners)
 
 
 def check_minimum(options: Config, hosts: list[Host]) -> None:
@@ -258,9 +258,9 @@ def check_minimum(options: Config, hosts: list[Host]) -> None:
 class _Waiting:
     """Waits until it is worth asking again, and says for what."""
 
-    def __init__(self, terminal: Terminal, note: waits.Note, asked: Requirements):
+    def __init__(self, terminal: Terminal, note: waits.Note, needs: Requirements):
         self._terminal, self._note = terminal, note
-        self._until = asked.options.until
+        self._until = needs.options.until
         self._reported: str | None = None
         self._notice = WaitNotice(terminal, "waiting for machines")
 
@@ -280,15 +280,15 @@ class _Waiting:
 
 
 def decide_precision(
-    machines: OpenMachines, asked: Requirements, terminal: Terminal
+    machines: OpenMachines, needs: Requirements, terminal: Terminal
 ) -> tuple[TrainerOptions, str]:
     """The trainer's options with the device and the precision that are decided once for the run,
     and why it is this precision. Raises UserError."""
-    settings = asked.settings
+    settings = needs.settings
     assert isinstance(settings, TrainerOptions)
     parts = devices.assign(machines.hosts, machines.facts, settings)
-    level = devices.precision(parts, machines, asked)
-    why = "as the run began" if asked.keeps_precision and level.why == AS_ASKED else level.why
+    level = devices.precision(parts, machines, needs)
+    why = "as the run began" if needs.keeps_precision and level.why == AS_ASKED else level.why
     terminal.say(f"precision {level.name}: {why}")
     kind = parts[machines.hosts[0].name].kind
     return replace(settings, device=kind, precision=level.name), why
@@ -315,14 +315,14 @@ def decide_sync(
 
 
 def decide_balance(
-    asked: Requirements, everybody: list[Host], machines: OpenMachines, terminal: Terminal
+    needs: Requirements, everybody: list[Host], machines: OpenMachines, terminal: Terminal
 ) -> Balance:
     """How a step's images are divided among the machines of a start, of `everybody` in the run,
     said where the parts differ. Raises UserError."""
-    hosts, facts, settings = machines.hosts, machines.facts, asked.settings
+    hosts, facts, settings = machines.hosts, machines.facts, needs.settings
     assert isinstance(settings, TrainerOptions)
     balance = balancing.decide(
-        asked.options.balance,
+        needs.options.balance,
         everybody,
         hosts,
         facts,
@@ -369,7 +369,7 @@ def warnings(settings: TrainerOptions | Script, hosts: list[Host]) -> list[str]:
 
 
 def new_id(checked: ReadyRun) -> str:
-    return run_id(checked.asked.subject, len(checked.hosts), time.time())
+    return run_id(checked.needs.subject, len(checked.hosts), time.time())
 
 
 def asks_auto(options: Config) -> bool:

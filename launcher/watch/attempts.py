@@ -229,7 +229,7 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
 
 def survivors(
     owners: Owners,
-    asked: Requirements,
+    needs: Requirements,
     limits: Limits,
     stopper: Stopper,
     terminal: Terminal,
@@ -244,7 +244,7 @@ def survivors(
         machines = OpenMachines([], {}, {})
         unfit: dict[str, str] = {}
         if len(here) >= limits.min_nodes:
-            machines, unfit = _fit(here, asked, owners)
+            machines, unfit = _fit(here, needs, owners)
         if len(machines.hosts) >= limits.min_nodes:
             owners.leave_unfit(unfit)
             for text in unfit.values():
@@ -272,21 +272,21 @@ def survivors(
 
 
 def _fit(
-    hosts: list[Host], asked: Requirements, owners: Owners
+    hosts: list[Host], needs: Requirements, owners: Owners
 ) -> tuple[OpenMachines, dict[str, str]]:
     """Connections to those of the machines that are fit, and why others are not."""
-    machines = look.at(hosts, asked, without_missing=True)
+    machines = look.at(hosts, needs, without_missing=True)
     unfit: dict[str, str] = {}
     for host in machines.hosts:
         own = machines.only(host)
-        for problem in judge.problems(own, asked, look.here(own, asked)):
+        for problem in judge.problems(own, needs, look.here(own, needs)):
             # A run's own processes may still be leaving the cards: only another run has a machine.
-            taken = problem.code == "machine-busy" and not asked.options.force
+            taken = problem.code == "machine-busy" and not needs.options.force
             if problem.blocks is ALWAYS or taken:
                 unfit.setdefault(host.name, problem.text)
     machines.leave(unfit)
     owners.leave_used(machines)
-    owners.leave_strangers(machines, asked)
+    owners.leave_strangers(machines, needs)
     return machines, unfit
 
 

@@ -319,7 +319,7 @@ def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
     found = checks.check_machines(Config(), Terminal(said))
     assert "in NVIDIA GeForce RTX 2080 Ti (node2)" in said.getvalue()
     assert (found.settings.precision, found.settings.device) == ("O1", "cuda")
-    assert found.asked.keeps_precision and found.asked.settings == found.settings
+    assert found.needs.keeps_precision and found.needs.settings == found.settings
     # The machine that decided is gone: the level stays.
     left = OpenMachines([host(1)], {}, {"node1": cards["node1"]})
     later = checks.make_plan(found, left, run="r", attempt=2)
