@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,16 +94,15 @@ def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def todays(found: study.Results) -> study.Results:
-    """Without runs of codecs before, whose names were of bits; those with AdamW are of today's."""
+def named(found: study.Results) -> study.Results:
+    """By today's names, with the scale that the optimizer makes of them: those of bits were
+    renamed, and round alike but for ties (README.md)."""
     kept = {}
-    for one, top1 in found.items():
-        family = "sgd" if one.optimizer == "sgd" else "adam"
-        known = strategies.known(one.sync)
-        if known is None or (one.sync in strategies.RENAMED and family == "sgd"):
-            continue
-        spec = known.of(family).spec
-        kept[Case(spec, *list(vars(one).values())[1:])] = top1
+    for case, top1 in found.items():
+        strategy = strategies.known(case.sync)
+        if strategy is not None:
+            spec = strategy.of("sgd" if case.optimizer == "sgd" else "adam").spec
+            kept[replace(case, sync=spec)] = top1
     return kept
 
 
@@ -180,7 +180,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     while True:
-        found, lines = todays(study.results(study.known(options.lines))), text.known(options.text)
+        found, lines = named(study.results(study.known(options.lines))), text.known(options.text)
         if options.table:
             print("\n".join(table(found, lines)))
         if options.pages:

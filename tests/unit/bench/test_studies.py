@@ -32,17 +32,16 @@ def test_tables_make_the_prices_that_are_committed():
     assert json.loads(json.dumps(prices)) == json.loads(tables.PRICES.read_text())
 
 
-def test_levels_go_on_with_what_is_not_there_and_count_pairs_of_todays_codes(tmp_path):
-    """A line of a codec before, whose name was of bits, is of no pair."""
+def test_levels_go_on_with_what_is_not_there_and_count_pairs_by_todays_names():
     stage = levels.STAGES[0]
     exact, coded = list(stage.cases())[:2]
     sgd = levels.Stage(study.GLYPHS, "sgd", ("ef:3:peak",), range(1, 2))
     before = dataclasses.replace(sgd.case("ef:3:peak", 1), sync="ef:1.6")
-    found = levels.todays({exact: 0.75, coded: 0.76, before: 0.5, sgd.case("allreduce", 1): 0.8})
-    assert levels.differences(found, stage, coded.sync) == pytest.approx([1.0])
-    assert levels.differences(found, sgd, "ef:3:peak") == []
-    assert next(levels.left(found, [], False)) not in (exact, coded)
-    assert f"| `{coded.sync}` | 1 | +1.00 |" in "".join(levels.table(found, []))
+    lines = levels.named({exact: 0.75, coded: 0.76, before: 0.5, sgd.case("allreduce", 1): 0.8})
+    assert levels.differences(lines, stage, coded.sync) == pytest.approx([1.0])
+    assert levels.differences(lines, sgd, "ef:3:peak") == pytest.approx([-30.0])
+    assert next(levels.left(lines, [], False)) not in (exact, coded)
+    assert f"| `{coded.sync}` | 1 | +1.00 |" in "".join(levels.table(lines, []))
 
 
 def test_a_language_model_learns_its_text_by_threads_and_by_processes():
