@@ -178,8 +178,10 @@ def minutes(seconds: float) -> str:
 
 
 def run(part: Part, log: IO[str] | None = None) -> int:
-    # Without the words of this make, which one within a test would take for its own: ONLY=...
+    # Without the words of this make, which one within a test would take for its own: ONLY=... And
+    # some images of machines forbid compiled files: then each program compiles its modules anew.
     own = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "TANDEM_GIVEN", "TANDEM_VERBS", "ONLY", "AGAIN"}
+    own.add("PYTHONDONTWRITEBYTECODE")
     env = {name: value for name, value in os.environ.items() if name not in own}
     env.update(part.env, PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
     errors = subprocess.STDOUT if log else None

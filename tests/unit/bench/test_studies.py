@@ -1,8 +1,10 @@
 """Each study of accuracy by its smallest real piece."""
 
 import dataclasses
+import functools
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,13 +46,19 @@ def test_levels_go_on_with_what_is_not_there_and_count_pairs_by_todays_names():
     assert f"| `{coded.sync}` | 1 | +1.00 |" in "".join(levels.table(lines, []))
 
 
-def test_a_language_model_learns_its_text_by_threads_and_by_processes():
+def test_a_language_model_learns_its_text_by_threads_and_by_processes(tmp_path, monkeypatch):
     """With own scales; sums and their divisors are in another order there."""
-    cases = [{"steps": 1}, {"steps": 20}, {"steps": 20, "gloo": True}]
-    first, last, other = (
-        text.carry_out(text.case("ef:5:own", 1, **more))["loss"] for more in cases
+    for number in range(10):
+        (tmp_path / f"{number}.py").write_text(Path(text.__file__).read_text())
+    monkeypatch.setattr(text.sysconfig, "get_paths", lambda: {"stdlib": tmp_path})
+    monkeypatch.setattr(text, "text", functools.cache(text.text.__wrapped__))
+    monkeypatch.setattr(text, "VALIDATED", 2)
+    every = ({"steps": 15, "gloo": gloo} for gloo in (False, True))
+    threads, processes = (
+        text.carry_out(text.case("ef:5:own", 1, **more))["loss"] for more in every
     )
-    assert last < first - 0.2 and abs(other - last) < 0.05
+    untrained = math.log(text.text(False)[2])
+    assert threads < untrained - 0.2 and abs(processes - threads) < 0.05
 
 
 def test_cells_have_a_slow_link_cost_all_reduce_more_than_one_machine_alone():

@@ -6,7 +6,6 @@ tests/unit/launcher/test_measure.py, and what machines find of one another test_
 
 import dataclasses
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from launcher.watch.watch import Outcome
 from report import devices, disk, fields, machines, network, read, status
 from report.files import number, text, time_of
 from report.windows import Window
+from tests.trainer_ranks import make_images
 from tests.unit.launcher.guard_client import Client, workers
 from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, facts, host
 
@@ -37,7 +37,7 @@ TRAINER = """
 import runpy, sys
 sys.path.insert(0, {root!r})
 sys.argv = ["trainer", "--data", {data!r}, "--output", {output!r}, "--model", {model!r},
-            "--epochs", "1", "--per_node_batch_size", "256", "--sample_log", "--precision", "fp32",
+            "--epochs", "1", "--per_node_batch_size", "8", "--sample_log", "--precision", "fp32",
             "--device", "cpu", "--workers", "0", "--log_every", "1"]
 runpy.run_module("trainer", run_name="__main__", alter_sys=True)
 """
@@ -81,8 +81,7 @@ def guarded(output, argv, **task):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder, scratch = tmp_path_factory.mktemp("run"), tmp_path_factory.mktemp("scratch")
-    data = scratch / "digits"
-    subprocess.run([sys.executable, ROOT / "examples/digits.py", data], check=True)
+    data = make_images(scratch / "images", per_class=6)
     script = TRAINER.format(root=str(ROOT), data=str(data), output=str(folder), model=MODEL)
     env = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": "1"}
     kept = {"record": True, "interface": "lo", "data": str(data)}
@@ -349,7 +348,8 @@ def machine(made):
         1, connection="local", address="127.0.0.1", env_python=sys.executable,
         node_dir=str(made.scratch / "node"), data_root=str(made.scratch), cuda_home="/usr",
     )  # fmt: skip
-    task = look.question(here, [here], Requirements(Config(data="digits"), SETTINGS))
+    settings = dataclasses.replace(SETTINGS, model=MODEL)  # else torchvision is imported
+    task = look.question(here, [here], Requirements(Config(data="images"), settings))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
         found, failed = look.ask_all({"node1": here.engine.node(here)}, {"node1": task})

@@ -104,7 +104,7 @@ def test_written_lines_come_below_what_is_there_once(lan, capsys):
         assert before == INVENTORY.partition("# node9")[0]
         assert rest.startswith("gauss ansible_host=127.18.0.2  # ours")
         assert rest.endswith("\n\n[cluster:vars]\nansible_user=anna\n")
-        assert [host.name for host in inventory.load(lan.list)] == ["node1", "gauss"]
+    assert [host.name for host in inventory.load(lan.list)] == ["node1", "gauss"]
     text = lan.list.read_text()
     assert [text.count(name) for name in ("gauss", "#pc3", "#pc7")] == [1, 1, 1]
     assert "\x1b" not in text and "\f" not in text

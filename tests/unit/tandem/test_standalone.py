@@ -33,20 +33,15 @@ print(*sorted(ours), Path(tandem.__file__).parents[1])
 """.replace("import contract, sys", "from pathlib import Path\nimport contract, sys")
 
 
-def run_script(folder, python=sys.executable, **env):
-    (folder / "contract.py").write_text(OWN)
-    (folder / "script.py").write_text(SCRIPT)
-    env = {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **env}
-    argv = [python, str(folder / "script.py")]
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
 def test_what_is_sent_along_needs_nothing_of_the_checkout(tmp_path):
     standalone.write(tmp_path / "sent")
-    (tmp_path / "work").mkdir()
-    said, modules = run_script(tmp_path / "work", PYTHONPATH=str(tmp_path / "sent"))
+    (tmp_path / "contract.py").write_text(OWN)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "sent")}
+    argv = [sys.executable, "script.py"]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said, modules = done.stdout.splitlines()
     assert said.startswith("tandem.sync.attach: this model is a Linear: wrap it first")
     assert modules.split() == ["contract", str(tmp_path / "sent")]
 
@@ -76,9 +71,8 @@ def test_the_sdist_installs_tandem_alone(tmp_path):
     assert (found.metadata["Name"], found.version) == ("tandem-train", __version__)
     assert found.requires == ["torch>=1.12"] and "sync.attach" in found.read_text("METADATA")
     paths = {str(path) for path in found.files}
-    assert {"tandem/py.typed", "tandem/contract/prices.json"} <= paths
+    sent = standalone.files()
+    assert {"tandem/py.typed", "tandem/contract/prices.json"} <= sent.keys() <= paths
+    assert sent == {name: (installed / name).read_text() for name in sent}
     assert any(path.endswith("LICENSE") for path in paths)
     assert {path.split("/")[0].partition("-")[0] for path in paths} == {"tandem", "tandem_train"}
-    (tmp_path / "work").mkdir()
-    _, modules = run_script(tmp_path / "work", PYTHONPATH=str(installed))
-    assert modules.split() == ["contract", str(installed)]
