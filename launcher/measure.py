@@ -25,6 +25,7 @@ from launcher.look import Facts
 from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
+from launcher.node import pairprobe
 from launcher.options import trainer_settings, with_trainer
 from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
@@ -211,6 +212,7 @@ def timetables(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, dict[str
         "port": max(ports),
         "token": secrets.token_urlsafe(),
         "seconds": STREAM_SECONDS,
+        "settle": pairprobe.SETTLE,
         "patience": PATIENCE,
         "tests": TESTS,
     }

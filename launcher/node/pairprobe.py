@@ -22,7 +22,9 @@ from pathlib import Path
 CHUNK = 1 << 20
 LINE = 4096  # bytes of a request or an answer
 WAITING = 32  # connections that may be about to say their request; the oldest leaves first
-SETTLE = 0.25  # seconds at the start of a stream that are left out: slow start, a shaper's burst
+# Seconds at the start of a stream that are left out, if the plan does not name others (`settle`):
+# slow start, a shaper's burst.
+SETTLE = 0.25
 PINGS = 300
 # For a partner that has answered; one that has not is waited for until `patience` is over.
 TIMEOUT = 30.0
@@ -72,17 +74,17 @@ def send_line(connection, value):
     connection.sendall(json.dumps(value).encode() + b"\n")
 
 
-def send_for(connection, seconds):
-    """Send as fast as the link allows for this many seconds, after SETTLE."""
-    block, end = bytes(CHUNK), time.monotonic() + seconds + SETTLE
+def send_for(connection, plan, seconds):
+    """Send as fast as the link allows for this many seconds, after those that are left out."""
+    block, end = bytes(CHUNK), time.monotonic() + seconds + plan.get("settle", SETTLE)
     while time.monotonic() < end:
         connection.sendall(block)
     connection.shutdown(socket.SHUT_WR)
 
 
-def receive_rate(connection):
-    """Mbit/s of payload that arrived, from SETTLE seconds after the first byte to the last."""
-    buffer = bytearray(CHUNK)
+def receive_rate(connection, plan):
+    """Mbit/s of payload that arrived, without the seconds at the start that are left out."""
+    buffer, settle = bytearray(CHUNK), plan.get("settle", SETTLE)
     began = counted_from = last = None
     total = 0
     while True:
@@ -93,7 +95,7 @@ def receive_rate(connection):
         if began is None:
             began = now
         if counted_from is None:
-            if now - began >= SETTLE:
+            if now - began >= settle:
                 counted_from = now
             continue
         total, last = total + got, now
@@ -175,12 +177,16 @@ def serve_round(door, plan, partner, early):
     """Serve one partner until it says that it has finished, or `patience` is over.
 
     early: {host: (connection, request)} of partners of later rounds that connected early and wait.
+    Raises OSError where this one waits in a later round, too, since it has given up.
     """
     end = time.monotonic() + plan["patience"]
     while True:
         connection, request = early.pop(partner, None) or door.accept(end)
-        if request["host"] != partner:
+        later = request["test"] not in (*SERVE, "done")
+        if later or request["host"] != partner:
             early[request["host"]] = connection, request
+            if request["host"] == partner:
+                raise OSError("the partner gave up")
             continue
         with connection:
             if request["test"] == "done":
@@ -199,13 +205,13 @@ def serve_latency(connection, plan, request):
 
 def serve_receive(connection, plan, request):
     send_line(connection, {})
-    rate = receive_rate(connection)
+    rate = receive_rate(connection, plan)
     send_line(connection, {"mbit": rate})
 
 
 def serve_send(connection, plan, request):
     send_line(connection, {})
-    send_for(connection, request["seconds"])
+    send_for(connection, plan, request["seconds"])
     connection.recv(1)  # the partner closes when it has read all
 
 
@@ -280,7 +286,7 @@ def measure_latency(connection, plan, partner):
 
 
 def measure_sending(connection, plan, partner):
-    send_for(connection, plan["seconds"])
+    send_for(connection, plan, plan["seconds"])
     rate = read_line(connection).get("mbit")
     if not isinstance(rate, (int, float)):
         raise OSError("the partner did not say what arrived")
@@ -288,7 +294,7 @@ def measure_sending(connection, plan, partner):
 
 
 def measure_receiving(connection, plan, partner):
-    return {"mbit_from": receive_rate(connection)}
+    return {"mbit_from": receive_rate(connection, plan)}
 
 
 def measure_mtu(connection, plan, partner):
@@ -350,10 +356,11 @@ def measure_ring(door, plan, turn, early):
                     raise OSError("the machine before it hung up")
                 if not turn["first"]:
                     onward.sendall(b".")
-            sender = threading.Thread(target=send_for, args=(onward, plan["seconds"]))
+            sending = (onward, plan, plan["seconds"])
+            sender = threading.Thread(target=send_for, args=sending)
             sender.start()
             try:
-                return {"mbit": receive_rate(before)}
+                return {"mbit": receive_rate(before, plan)}
             finally:
                 sender.join()
 

@@ -72,7 +72,7 @@ def test_probes_of_three_machines_measure_each_other(tmp_path):
     running = []
     for host in hosts:
         plan = {"host": host, "address": peers[host], "interface": "lo", "peers": peers,
-                "port": 29471, "token": "t0ken", "seconds": 0.1, "patience": 30,
+                "port": 29471, "token": "t0ken", "seconds": 0.1, "settle": 0, "patience": 30,
                 "rounds": accept.accept_turns(hosts, host)}  # fmt: skip
         (tmp_path / f"{host}.plan").write_text(json.dumps(plan))
         argv = [sys.executable, ROOT / "launcher/node/pairprobe.py"]

@@ -70,6 +70,7 @@ def run(tables, folder, command=("-c", "print('then this')")):
 
 def test_machines_measure_each_other_and_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.measure.STREAM_SECONDS", 0.05)
+    monkeypatch.setattr(pairprobe, "SETTLE", 0.0)
     hosts = [host(n, address=f"127.0.0.{n}") for n in (1, 2, 3)]
     free = {one.name: facts(1, free_ports=[29478]) for one in hosts}
     said, files = run(measure.timetables(hosts, free), tmp_path)
@@ -101,6 +102,21 @@ STRANGERS = {
     "too long": b"x" * 10_000,
     "nothing": b"",
 }
+
+
+def test_a_partner_that_has_given_up_is_met_in_the_round_of_all():
+    with socket.create_server(("127.0.0.1", 0)) as any_port:
+        plan = {"address": "127.0.0.1", "port": any_port.getsockname()[1], "token": "secret"}
+    early, turn = {}, {"role": "server", "partner": "node2"}
+    with (
+        pairprobe.Door(plan) as door,
+        socket.create_connection((plan["address"], plan["port"])) as partner,
+    ):
+        partner.sendall(b'{"token": "secret", "host": "node2", "test": "ring"}\n')
+        assert "error" in pairprobe.take_part(door, {**plan, "patience": 10}, turn, early)
+        (connection, request) = early["node2"]
+        connection.close()
+        assert request["test"] == "ring"
 
 
 @pytest.mark.parametrize("said", STRANGERS.values(), ids=STRANGERS)

@@ -39,6 +39,7 @@ def cluster(tmp_path, monkeypatch):
     times that they were taken."""
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
     monkeypatch.setattr("launcher.measure.STREAM_SECONDS", 0.3)
+    monkeypatch.setattr("launcher.node.pairprobe.SETTLE", 0.0)
     taken = []
 
     def make(script):
