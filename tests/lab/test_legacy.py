@@ -24,6 +24,16 @@ ENV = "/opt/tandem/env/bin/python"
 TESTED = (
     *("trainer", "tandem", "contract", "tests", "recipes", "examples", "docs", "pyproject.toml"),
 )
+# Files that take more than half of the time, and call what others call, too: `make test-all` has
+# them run here.
+LATER = [
+    *("tests/unit/trainer/test_sync_scales.py", "tests/unit/trainer/test_sync_ef.py"),
+    *("tests/unit/trainer/test_sync_machines.py", "tests/unit/trainer/test_refusals.py"),
+    *("tests/unit/trainer/test_results.py", "tests/unit/trainer/test_data_folder.py"),
+    *("tests/unit/trainer/test_data_lost.py", "tests/unit/tandem/test_attach_life.py"),
+    "tests/unit/tandem/test_standalone.py",
+]
+OTHERS = ["tests/unit/tandem", "tests/unit/trainer", *(f"--ignore={file}" for file in LATER)]
 STEPS = 20
 BATCH = 8
 
@@ -64,14 +74,14 @@ def node1(legacy, tmp_path_factory):
     return lambda line: legacy.ssh(1, f"cd checkout && PYTHONPATH=../pytest:. {line}")
 
 
-def test_the_trainer_passes_its_own_tests(node1, capsys):
+@pytest.mark.parametrize("files", [OTHERS, pytest.param(LATER, marks=pytest.mark.long)])
+def test_the_trainer_passes_its_own_tests(node1, capsys, files):
     show = "import sys, torch; print('Python', sys.version.split()[0], 'torch', torch.__version__)"
     printed = node1(f'{ENV} -c "{show}"')
     assert "torch 1.12.1" in printed
     options = "--quiet -p no:cacheprovider --import-mode=importlib -m 'not long' -n 2"
     # A failed test ends the ssh command with pytest's code, and the fixture shows all it printed.
-    rooms = "tests/unit/tandem tests/unit/trainer"
-    printed += node1(f"OMP_NUM_THREADS=1 {ENV} -m pytest {options} {rooms}")
+    printed += node1(f"OMP_NUM_THREADS=1 {ENV} -m pytest {options} {' '.join(files)}")
     with capsys.disabled():
         print(f"\n{printed}")
     assert re.search(r"^\d+ passed", printed, re.M)
