@@ -1,5 +1,6 @@
 """Stopped anywhere, by anything, a run ends with the weights of a run that was never stopped."""
 
+import functools
 import json
 import os
 import random
@@ -25,7 +26,7 @@ from trainer.writer import Writer, is_complete
 
 ARGV = [
     "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "shift",
-    "--mixup", 0.2, "--ema", 0.9, "--accumulate", 2, "--per_node_batch_size", 8, "--epochs", 30,
+    "--mixup", 0.2, "--ema", 0.9, "--accumulate", 2, "--per_node_batch_size", 8, "--epochs", 20,
     "--checkpoint_every", 3, "--log_every", 1, "--evaluate_every", 10, "--workers", 0,
     "--resume", "auto",
 ]  # fmt: skip
@@ -38,9 +39,15 @@ def argv(images, output, *more):
 
 @pytest.fixture(scope="module")
 def undisturbed(images, tmp_path_factory):
-    output = tmp_path_factory.mktemp("undisturbed")
-    assert run_ranks(NODES, trainer, *argv(images, output), quiet=True) == [0, 0, 0]
-    return newest_checkpoint(output)
+    """undisturbed(*more) -> the last checkpoint of a run that nobody ended."""
+
+    @functools.cache
+    def run(*more):
+        output = tmp_path_factory.mktemp("undisturbed")
+        assert run_ranks(NODES, trainer, *argv(images, output, *more), quiet=True) == [0, 0, 0]
+        return newest_checkpoint(output)
+
+    return run
 
 
 def same(ours, theirs):
@@ -51,20 +58,20 @@ def same(ours, theirs):
     assert ours["step"] == theirs["step"]
 
 
-@pytest.mark.parametrize("most", [3, pytest.param(20, marks=pytest.mark.long)])
-def test_kills_change_no_bit(images, undisturbed, tmp_path, most):
-    kills, chance = 0, random.Random(1)
+@pytest.mark.parametrize("most, epochs", [(3, 20), pytest.param(20, 30, marks=pytest.mark.long)])
+def test_kills_change_no_bit(images, undisturbed, tmp_path, most, epochs):
+    kills, chance, more = 0, random.Random(1), ("--epochs", epochs)
     while kills < most:
-        started = start_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True)
+        started = start_ranks(NODES, trainer, *argv(images, tmp_path, *more), quiet=True)
         wait_for_steps(tmp_path, steps_done(tmp_path) + chance.randint(4, 12), started)
         kills += any(child.is_alive() for child, _ in started)
         end(started, signal.SIGKILL)
         saved = [*tmp_path.glob("checkpoints/node1/step-*.pt")]  # none yet after an early kill
-        if saved and newest_checkpoint(tmp_path)["epoch"] == 30:
+        if saved and newest_checkpoint(tmp_path)["epoch"] == epochs:
             break
     assert kills == most
-    assert run_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True) == [0, 0, 0]
-    same(newest_checkpoint(tmp_path), undisturbed)
+    assert run_ranks(NODES, trainer, *argv(images, tmp_path, *more), quiet=True) == [0, 0, 0]
+    same(newest_checkpoint(tmp_path), undisturbed(*more))
 
 
 @pytest.mark.long
@@ -93,13 +100,13 @@ def whole_line(text):
 
 def test_one_rank_told_to_stop_stops_all_at_one_step(images, undisturbed, tmp_path):
     started = start_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True)
-    wait_for_steps(tmp_path, 40, started)
+    wait_for_steps(tmp_path, 20, started)
     os.kill(started[1][0].pid, signal.SIGTERM)
     assert [pipe.recv() for _, pipe in started] == [(True, 75)] * 3
     steps = {newest_checkpoint(tmp_path, host)["step"] for host in ("node1", "node2", "node3")}
     assert len(steps) == 1
     assert run_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True) == [0, 0, 0]
-    same(newest_checkpoint(tmp_path), undisturbed)
+    same(newest_checkpoint(tmp_path), undisturbed("--epochs", 20))
 
 
 def test_five_ranks_then_three_see_each_sample_once(images, tmp_path):
