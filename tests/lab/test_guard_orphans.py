@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.plan.code import FOLDERS
 from tests.unit.launcher.guard_client import DEAF_WORKER, Client, alive, wait_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ PLAIN = "plain"  # a user who may have no service: no sudo, no manager of one's 
 
 def copy_code(lab, user):
     """The guard and the stand-in for launch, where the launcher puts the code."""
-    files = ["launcher/__init__.py", "launcher/node", "tests/unit/launcher/guard_launch.py"]
+    files = [*FOLDERS, "tests/unit/launcher/guard_launch.py"]
     tar = subprocess.Popen(
         [
             "tar",
