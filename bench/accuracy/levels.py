@@ -39,6 +39,7 @@ class Text(NamedTuple):
     specs: tuple[str, ...]
     seeds: int
     words: bool = False
+    ranks: int = 2
 
 
 class Stage(NamedTuple):
@@ -73,6 +74,7 @@ STAGES: tuple[Stage | Text, ...] = (  # in order
     Stage(GLYPHS, "sgd", ("ef:5:own", "ef:5:peak", CONTROL), FIRST, times=2),
     Stage(GLYPHS, "sgd", ("ef:5:own", "ef:5:peak"), FIRST, start="none"),
     Text(TEXT[:3], 3),
+    Text(TEXT[:3], 3, ranks=4),
     Stage(GLYPHS, "adamw", ("ef:3:own", "ef:5:peak"), FIRST),
     Stage(GLYPHS, "sgd", ("ef:3:own", "ef:3:peak"), FIRST),
     Stage(FONTS, "adamw", ("ef:5:own",), FIRST),
@@ -163,7 +165,7 @@ def left(found: study.Results, lines: list[dict], has_fonts: bool) -> Iterator[C
         if isinstance(stage, Text):
             for seed in range(1, stage.seeds + 1):
                 for spec in stage.specs:
-                    case = text.case(spec, seed, words=stage.words)
+                    case = text.case(spec, seed, words=stage.words, ranks=stage.ranks)
                     if not any(case.items() <= line.items() for line in lines):
                         yield case
         elif has_fonts or stage.task == GLYPHS:

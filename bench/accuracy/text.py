@@ -2,8 +2,8 @@
 
     python bench/accuracy/text.py --sync allreduce ef:5 --seeds 1 2 3 --lines FILE
 
-Ranks are threads of one process (one_process.py), or with --gloo processes with DDP and
-`tandem.sync.attach`, as in anybody's script. Each rank counts as a machine, and no step but the
+Ranks are processes with DDP and `tandem.sync.attach` over Gloo, as in anybody's script, or with
+--threads those of one process (one_process.py). Each rank counts as a machine, and no step but the
 first is exact. Text and validation are files of the standard library; tokens are its characters,
 or with --words the 8,000 most frequent words, most of which are rare. Each finished run is one line
 of a file, and a run that stands there is not repeated.
@@ -195,7 +195,7 @@ def by_threads(case: dict[str, Any]) -> float:
 
 def case(spec: str, seed: int, **more: Any) -> dict[str, Any]:
     """A run, as its line begins."""
-    usual = {"ranks": 2, "steps": STEPS, "lr": LR, "words": False, "gloo": False}
+    usual = {"ranks": 2, "steps": STEPS, "lr": LR, "words": False, "gloo": True}
     return {"sync": spec, "seed": seed, **usual, **more}
 
 
@@ -220,7 +220,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--words", action="store_true")
-    parser.add_argument("--gloo", action="store_true", help="by processes, instead of threads")
+    parser.add_argument("--threads", dest="gloo", action="store_false", help="no processes")
     parser.add_argument("--lines", type=Path, default=LINES, help="file of finished runs")
     options = parser.parse_args()
     same = {name: getattr(options, name) for name in ("ranks", "steps", "lr", "words", "gloo")}
