@@ -104,7 +104,8 @@ def _ask(tool, *words):
     """What one of Ansible's programs prints about the inventory. Raises UserError."""
     argv = [str(TOOLS / tool), *words]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
-    process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env=environment)
+    streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    process = subprocess.run(argv, cwd=ROOT, env=environment, **streams)
     if process.returncode:
         reason = re.sub(r"^(\[ERROR\]:|ERROR!) ", "", process.stderr.strip())
         ours = reason.startswith("the inventory ")  # vars_plugins/names.py names what is wrong

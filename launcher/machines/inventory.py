@@ -75,6 +75,8 @@ def read(inventory: Path) -> dict[str, Any]:
     try:
         done = subprocess.run(
             [*argv, "--playbook-dir", str(CHECKOUT)],
+            # Ansible refuses one that does not block, as an ssh beside it makes a terminal.
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             env=env,

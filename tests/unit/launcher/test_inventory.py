@@ -1,5 +1,6 @@
 """Machines from ansible-inventory's document, and what is wrong with one, in a sentence."""
 
+import os
 import shlex
 import socket
 import subprocess
@@ -262,3 +263,15 @@ def test_without_make_a_path_is_no_machine(tmp_path, program):
     assert done.returncode != 0
     assert "calls a machine '../x': files are named by it" in done.stderr
     assert not (tmp_path / "x").exists() and "Traceback" not in done.stderr
+
+
+def test_the_list_is_read_while_a_program_beside_it_keeps_the_terminal_from_blocking(tmp_path):
+    """As an ssh with the same terminal does."""
+    file = tmp_path / "inventory.ini"
+    file.write_text("[cluster]\na ansible_connection=local\n")
+    argv = [sys.executable, "-m", "launcher", "inventory", f"INVENTORY={file}"]
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    done = subprocess.run(argv, stdin=reader, capture_output=True, text=True)
+    os.close(reader), os.close(writer)
+    assert done.returncode == 0, done.stderr
