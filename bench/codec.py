@@ -61,7 +61,8 @@ def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
         known = [torch.rand(len(kept[0]))]
         squares = Squares(known, [torch.zeros_like(known[0])], None)
     counted = {name: Counted() for name in ("code", "sum", "take")}
-    parts.codec.decode(torch.zeros(1, parts.codec.coded_bytes(UNIT), dtype=torch.uint8), UNIT)
+    for own in (None, torch.ones(1, UNIT)):  # what is made once is not of a bucket
+        parts.codec.decode(parts.codec.encode(torch.zeros(1, UNIT), own), UNIT, own)
     gradients = torch.randn(values)
     with counted["code"]:
         bucket = parts._code((gradients, 0, (state, squares)))

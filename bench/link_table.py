@@ -205,43 +205,42 @@ def write(rounds):
 def describe_run(case, run, alone):
     """A run with its warm-up as measured, by the plan, and by one machine that trains on as many
     images: seconds from its first step to the beginning of its last."""
-    strategy, exact = (
-        strategies.parse(case.sync),
-        round(case.warmup * (case.steps + 1) / case.epochs),
-    )
+    strategy = strategies.parse(case.sync)
+    exact = round(case.warmup * (case.steps + 1) / case.epochs)
     step, warm = (
         planned(sync, case.nodes, case.mbit, alone) for sync in (case.sync, strategies.EXACT)
     )
     mean = strategies.Phases(case.steps, exact).mean(strategy, step, warm)
     return {
-        **{"nodes": case.nodes, "mbit": case.mbit, "sync": case.sync, "dilation": case.dilation},
+        **{"nodes": case.nodes, "mbit": case.mbit, "sync": case.sync},
+        **{"optimizer": case.optimizer, "dilation": case.dilation},
         **{"steps": case.steps, "exact": exact, "load": round(os.getloadavg()[0], 1)},
         **{"seconds": round(run.seconds * case.steps, 2), "planned": round(mean * case.steps, 2)},
-        "alone": round(alone * case.nodes * case.steps, 2),
+        **{"alone": round(alone * case.nodes * case.steps, 2), "busy": round(run.busy, 2)},
     }
 
 
 def write_run(run):
-    """The whole run into docs/."""
-    document = {**json.loads(RECORD.read_text()), "whole": run}
+    """A whole run into docs/, in the place of an earlier one with this optimizer."""
+    document = json.loads(RECORD.read_text())
+    others = [one for one in document.get("whole", []) if one["optimizer"] != run["optimizer"]]
+    document["whole"] = sorted([*others, run], key=lambda one: one["optimizer"], reverse=True)
     RECORD.write_text(json.dumps(document, indent=1) + "\n")
     onto_page(document["rows"])
 
 
-def run_sentence():
-    """A sentence on the whole run, for the page."""
-    run = json.loads(RECORD.read_text()).get("whole")
-    if run is None:
-        return ""
-    off = run["planned"] / run["seconds"] - 1
-    return filler(
-        "A run's total is that of its phases, each at its own cost. "
-        f"{run['steps']} steps of {run['nodes']} machines with `{run['sync']}` on "
-        f"{link(run['mbit'])}, the first {run['exact']} of them exact: {run['seconds']:.2f} s "
-        f"measured, {run['planned']:.2f} s by the plan ({off:+.1%}). One machine takes "
-        f"{run['alone']:.2f} s for as many images, {run['alone'] / run['seconds']:.2f} times as "
-        f"long (dilation {run['dilation']}; load of this machine {run['load']})."
-    )
+def run_sentences(runs):
+    """On whole runs, for the page."""
+    lines = [
+        f"- `{run['sync']}` with {run['optimizer']}, {run['nodes']} machines on "
+        f"{link(run['mbit'])}, {run['steps']} steps, the first {run['exact']} of them exact: "
+        f"{run['seconds']:.2f} s measured, {run['planned']:.2f} s by the plan "
+        f"({run['planned'] / run['seconds'] - 1:+.1%}). One machine takes {run['alone']:.2f} s for "
+        f"as many images, {run['alone'] / run['seconds']:.2f} times as long (dilation "
+        f"{run['dilation']}; load of this machine {run['load']}, cores busy {run['busy']:.0%})."
+        for run in runs
+    ]
+    return "\n".join(filler(line) for line in lines)
 
 
 def read_rows():
@@ -261,7 +260,8 @@ def merge(old, new):
 def onto_page(table):
     path = DOCS / "slow-links.md"
     text = path.read_text()
-    parts = {BEGIN: page(table), AGREEMENT: sentences(table), WHOLE: run_sentence()}
+    whole = run_sentences(json.loads(RECORD.read_text()).get("whole", []))
+    parts = {BEGIN: page(table), AGREEMENT: sentences(table), WHOLE: whole}
     for begin, content in parts.items():
         before, _, rest = text.partition(begin)
         after = rest.partition(END)[2]

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import torchvision
 
-from contract.strategies import parse, shard_size
+from bench.codec import stages
+from contract.strategies import UNIT, parse, shard_size
 from tandem.sync.codec import CODECS
 
 SPEC, RANKS = "ef:3:peak", 4
 LINK = 117.5e6  # bytes/s of payload at 1 Gbit/s: by the headers of TCP and Ethernet
 TURN = 0.16e-3  # s, a turn of Gloo's over loopback: measured, without a switch
+START = 8e-6  # s from one kernel to the next on a stream that goes first: assumed
 PCIE, SYNC = 6e9, 20e-6  # bytes/s, and s to wait for a copy: assumed
 FIRST_MIB = 1  # of DDP's first bucket
 
@@ -42,10 +44,17 @@ class Code:
     first, and longer where each waits for a kernel of backward's."""
 
     name: str
-    kernels: tuple[int, int, int]
-    traffic: tuple[float, float, float]
-    start: float
+    kernels: tuple[int, ...]
+    traffic: tuple[float, ...]
+    start: float = START
     spec: str = SPEC
+
+
+def todays(spec: str) -> Code:
+    values = 20 * RANKS * UNIT
+    found = stages(spec, RANKS, values).values()
+    kernels = tuple(sum(one.kernels.values()) for one in found)
+    return Code(f"`{spec}`", kernels, tuple(one.bytes / values for one in found), spec=spec)
 
 
 CARDS = (
@@ -53,13 +62,11 @@ CARDS = (
     Card("3090, half as long", 0.02, 0.04, 936e9),
     Card("a quarter as long", 0.01, 0.02, 936e9),
 )
-CODES = (
-    Code("before, behind backward", (59, 92, 35), (146, 91, 62), 60e-6),
-    Code("before, goes first", (59, 92, 35), (146, 91, 62), 8e-6),
-    Code("now, goes first", (20, 24, 6), (60, 28, 20), 8e-6),
-    Code("five levels of the peak", (20, 28, 10), (62, 33, 24), 8e-6, "ef:5:peak"),
-    Code("five levels, own scales", (26, 29, 14), (118, 49, 76), 8e-6, "ef:5:own"),
+BEFORE = (
+    Code("as it was, behind backward", (59, 92, 35), (146, 91, 62), 60e-6),
+    Code("as it was, goes first", (59, 92, 35), (146, 91, 62)),
 )
+TODAYS = ("ef:3:peak", "ef:5:peak", "ef:5:own", "ef:15:peak")
 
 
 def buckets(mib: int) -> list[tuple[int, float]]:
@@ -114,8 +121,9 @@ def main() -> None:
     print(f"ef, {RANKS} machines, 1 Gbit/s, ResNet-50 in {len(found)} buckets")
     print("| card | codec | a step | efficiency | next parts before these sums |")
     print("|---|---|---|---|---|")
+    codes = [*BEFORE, *map(todays, TODAYS)]
     for card in CARDS:
-        for code in CODES:
+        for code in codes:
             took, other = step(card, code), step(card, code, ahead=True)
             alone = card.forward + card.backward
             print(

@@ -38,6 +38,7 @@ class Case:
     skipped: int = 2
     epochs: int = 1
     warmup: float = 0.0
+    optimizer: str = "sgd"
 
     @property
     def begun(self):
@@ -119,6 +120,7 @@ def start(case: Case, folder: Path, node, rank: int) -> subprocess.Popen:
     argv += ["--epochs", str(case.epochs), "--sync_warmup", str(case.warmup)]
     argv += ["--evaluate_every", "999", "--warmup_epochs", "0", "--lr", "0.0001", "--momentum", "0"]
     argv += ["--weight_decay", "0", "--timeout", "3600", "--sync", sync]
+    argv += ["--optimizer", case.optimizer]
     said = (folder / f"rank{rank}.log").open("w")
     enter = ["ip", "netns", "exec", node.netns]
     return subprocess.Popen([*enter, *argv], cwd=CHECKOUT, env=env, stdout=said, stderr=said)

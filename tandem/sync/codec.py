@@ -25,8 +25,8 @@ LEAST = 0.01  # an own scale, relative to the largest one of its block
 @dataclasses.dataclass(frozen=True)
 class Codec:
     """`levels` on each side of zero. A code is from -`levels` to `levels`, and `packed` of them,
-    neighbours, are the digits of a signed byte in base `radix`; where `dense`, eight such bytes are
-    sent as seven. `step`: with own scales, in root mean squares of a block.
+    neighbours, are the digits of a signed byte in base `radix`; where `dense`, of one of 7 bits, of
+    which eight are sent in 7 bytes. `step`: with own scales, in root mean squares of a block.
 
     A block with an inf or a NaN decodes to NaNs and infs only, so that its sum shows that the
     gradients overflowed.
@@ -52,8 +52,10 @@ class Codec:
         count, values = rows.shape
         blocks = rows.view(-1, BLOCK)
         scaled = blocks if own is None else blocks / own.reshape(-1, BLOCK)
-        size = self._size(scaled, own is not None).bfloat16()
-        step = self._step(size, own is not None)
+        coded = torch.empty(count, self.coded_bytes(values), dtype=torch.uint8, device=rows.device)
+        sizes, body = self._parts(coded, values)
+        self._write_sizes(scaled.view(count, -1, BLOCK), sizes, own is not None)
+        step = self._step(sizes, own is not None)
         levels = self._levels(scaled, step, own is not None)
         codes = levels.to(torch.int8)
         # (torch 1.12 mixes no types here)
@@ -61,31 +63,35 @@ class Codec:
             blocks.addcmul_(levels, step, value=-1)
         else:
             blocks.addcmul_(levels.mul_(step), own.reshape(-1, BLOCK), value=-1)
-        coded = torch.empty(count, self.coded_bytes(values), dtype=torch.uint8, device=rows.device)
-        sizes, body = self._parts(coded, values)
+        self._write_codes(codes, body)
+        return coded
+
+    def _write_codes(self, codes: torch.Tensor, body: torch.Tensor) -> None:
         digits = codes.view(-1, self.packed)
         packed = digits[:, 0]
         for place in range(1, self.packed):
-            packed = packed.add(digits[:, place], alpha=self.radix**place)
-        packed = packed.view(count, -1).view(torch.uint8)
-        if self.dense:
-            _lay_over(packed, body)
+            wide = None
+            if self.dense and place == self.packed - 1:
+                wide = torch.empty(len(digits), dtype=torch.int64, device=codes.device)
+            packed = torch.add(packed, digits[:, place], alpha=self.radix**place, out=wide)
+        if self.dense:  # by whole numbers, so nothing is rounded
+            words = torch.addcmul(*_places(codes.device), packed.view(-1, 8)).sum(1)
+            body.view(len(body), -1, 7).copy_(_bytes(words.view(len(body), -1)))
         else:
-            body.copy_(packed)
-        sizes.copy_(size.view(count, -1))
-        return coded
+            body.copy_(packed.view(len(body), -1).view(torch.uint8))
 
     def _parts(self, coded: torch.Tensor, values: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """Of rows of so many values the sizes of their blocks, in bf16, and the codes."""
         head = values // BLOCK * 2
         return coded[:, :head].view(torch.bfloat16), coded[:, head:]
 
-    def _size(self, scaled: torch.Tensor, own: bool) -> torch.Tensor:
+    def _write_sizes(self, scaled: torch.Tensor, sizes: torch.Tensor, own: bool) -> None:
         """Of each block what is sent: its norm or its largest magnitude."""
         if own:
-            return torch.linalg.vector_norm(scaled, dim=1)
-        # Not abs().amax(), which would make a copy.
-        return torch.maximum(scaled.amax(1), scaled.amin(1).neg_())
+            sizes.copy_(torch.linalg.vector_norm(scaled, dim=2))
+        else:
+            # Not abs().amax(), which would make a copy.
+            torch.maximum(scaled.amax(2), scaled.amin(2).neg_(), out=sizes)
 
     def _levels(self, scaled: torch.Tensor, step: torch.Tensor, own: bool) -> torch.Tensor:
         """The level of each value, from -`levels` to `levels`, in fp32. In a block with infs or
@@ -100,13 +106,18 @@ class Codec:
         infinity where the block has such a value."""
         return self._parts(coded, values)[0]
 
-    def _lift_off(self, codes: torch.Tensor) -> torch.Tensor:
-        """The inverse of `_lay_over`, of rows of the table: the codes of each row."""
-        bits = codes[:, :, -1].view(len(codes), 7, -1)
-        last = (bits * _weights(codes.device)).sum(1, dtype=torch.int32)
-        found = _table(self, codes.device).index_select(0, last.view(-1))
-        found = found.view(len(codes), -1, codes.shape[2])
-        return torch.cat([codes[:, :, :-1], found[:, :, :-1]], 1)
+    def _read_codes(self, body: torch.Tensor) -> torch.Tensor:
+        if self.packed == 1:
+            return body.view(torch.int8)
+        if self.dense:
+            shape = (len(body), body.shape[1] // 7)
+            words = torch.empty(shape, dtype=torch.int64, device=body.device)
+            _bytes(words).copy_(body.view(len(body), -1, 7))
+            index = words[:, :, None].bitwise_right_shift(_shifts(body.device))
+            index.bitwise_and_((1 << 14) - 1)  # and so without the byte that was not written
+        else:
+            index = body.int()
+        return _table(self, body.device).index_select(0, index.view(-1))
 
     def _step(self, size: torch.Tensor, own: bool) -> torch.Tensor:
         """The distance of two levels in each block."""
@@ -119,20 +130,21 @@ class Codec:
         coded: torch.Tensor,
         values: int,
         own: Optional[torch.Tensor] = None,
-        sizes: Optional[torch.Tensor] = None,
+        out: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """The inverse of `encode` for rows of `values` numbers: fp32 (R, V). `own`: their scales,
-        or those that all rows have; `sizes`: of the blocks, where they are at hand."""
-        _, body = self._parts(coded, values)
-        step = self._step(self.sizes(coded, values) if sizes is None else sizes, own is not None)
-        if self.packed == 1:
-            codes = body.view(torch.int8)
-        else:
-            codes = _table(self, coded.device).index_select(0, body.int().view(-1))
-            if self.dense:
-                codes = self._lift_off(codes.view(len(coded), -1, self.packed + 1))
-        found = torch.mul(codes.reshape(-1, BLOCK), step).view(len(coded), values)
-        return found if own is None else found.mul_(own)
+        or those that all rows have; with them `out`, if given, receives as many as it has room for.
+        """
+        sizes, body = self._parts(coded, values)
+        codes = self._read_codes(body)
+        found = torch.mul(codes.reshape(-1, BLOCK), self._step(sizes, own is not None))
+        found = found.view(len(coded), values)
+        if own is None:
+            return found
+        if out is None:
+            return found.mul_(own)
+        first = slice(out.numel())
+        return torch.mul(found.view(-1)[first], own.reshape(-1)[first], out=out)
 
 
 @functools.cache
@@ -141,38 +153,37 @@ def _in_fp32(value: float, device: torch.device) -> torch.Tensor:
     return torch.tensor([value], device=device)
 
 
-def _lay_over(packed: torch.Tensor, body: torch.Tensor) -> None:
-    """Eight bytes whose values are from -64 to 63 as seven. Each has two equal upper bits, so that
-    the last eighth of a row can be laid over the uppermost ones of the others, bit by bit."""
-    rows, last = len(packed), packed.shape[1] // 8
-    over = packed[:, None, -last:].bitwise_left_shift(_shifts(packed.device)).bitwise_and_(128)
-    parts = packed[:, :-last].view(rows, 7, last)
-    torch.bitwise_xor(parts, over, out=body.view(rows, 7, last))
+@functools.cache
+def _places(device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Of eight numbers in 56 bits what makes each of them positive, and its factor: int64 (8)."""
+    places = torch.tensor([1 << 7 * place for place in range(8)], device=device)
+    return places * 64, places
 
 
 @functools.cache
 def _shifts(device: torch.device) -> torch.Tensor:
-    """By which bit k of a byte becomes its uppermost: uint8 (7, 1)."""
-    return torch.arange(7, 0, -1, dtype=torch.uint8, device=device).view(7, 1)
+    """By which two of such numbers at a time become the lowest 14 bits: int64 (4)."""
+    return torch.arange(0, 56, 14, device=device)
+
+
+def _bytes(words: torch.Tensor) -> torch.Tensor:
+    """The lower seven of each of (R, W) words: (R, W, 7)."""
+    return words.view(torch.uint8).view(*words.shape, 8)[:, :, :7]
 
 
 @functools.cache
 def _table(codec: Codec, device: torch.device) -> torch.Tensor:
-    """The codes in each byte: int8 (256, packed). Where bytes are laid over one another, of the
-    lower seven bits, and in one more column what was laid over the uppermost."""
+    """The codes in each byte: int8 (256, packed); where it is dense, in each 14 bits."""
     bits, codes = torch.arange(256), []
-    rest = (bits + 64) % 128 - 64 if codec.dense else bits.to(torch.int8).int()
-    for _ in range(codec.packed):
-        codes.append((rest + codec.levels) % codec.radix - codec.levels)
-        rest = (rest - codes[-1]).div(codec.radix, rounding_mode="floor")
-    codes += [((bits >> 7) + (bits >> 6)) % 2] if codec.dense else []
+    parts = [bits.to(torch.int8).int()]
+    if codec.dense:
+        bits = torch.arange(1 << 14)
+        parts = [bits % 128 - 64, (bits >> 7) - 64]
+    for rest in parts:
+        for _ in range(codec.packed):
+            codes.append((rest + codec.levels) % codec.radix - codec.levels)
+            rest = (rest - codes[-1]).div(codec.radix, rounding_mode="floor")
     return torch.stack(codes, 1).to(device, torch.int8)
-
-
-@functools.cache
-def _weights(device: torch.device) -> torch.Tensor:
-    """Of the bits of a byte: int8 (7, 1)."""
-    return torch.tensor([1 << bit for bit in range(7)], dtype=torch.int8, device=device).view(7, 1)
 
 
 # Steps: of three and five levels by trials on both families of optimizers, of more those that lose

@@ -148,6 +148,9 @@ class Feedback(Sync):
             kept.finite = None
             if taken:
                 kept.now, kept.coming = kept.coming, kept.now
+                continue
+            for one in kept.coming:
+                one.zero_()  # NaN is left there, even where no gradient comes
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
         self.close()
@@ -329,8 +332,7 @@ class ErrorFeedback(Feedback):
         """Encode this rank's values plus what it left out before."""
         buffer, _, (kept, squares) = job
         flat, values = kept.coming[0], buffer.numel()
-        torch.add(kept.now[0][:values], buffer, out=flat[:values])
-        flat[values:].zero_()  # after an overflow, NaN was left there
+        torch.add(kept.now[0][:values], buffer, out=flat[:values])  # zeros fill it up
         own = self._scales(squares)
         coded = self.codec.encode(flat.view(len(self.owners), -1), own)
         return Bucket(buffer, kept, coded, squares, own)
@@ -358,15 +360,19 @@ class ErrorFeedback(Feedback):
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
         """Decode the sums of all owners."""
-        values = bucket.buffer.numel()
-        shard = shard_size(values, len(self.owners))
-        sizes = self.codec.sizes(bucket.coded, shard)
-        result = self.codec.decode(bucket.coded, shard, bucket.own, sizes).view(-1)[:values]
+        buffer = bucket.buffer
+        shard = shard_size(buffer.numel(), len(self.owners))
         if bucket.squares is None:
-            bucket.kept.finite = Flag(sizes.max(), largest(bucket.buffer.dtype))
-        else:
-            bucket.kept.finite = _learn(bucket.squares, result, bucket.buffer.dtype)
-        return bucket.buffer.copy_(result)
+            most = self.codec.sizes(bucket.coded, shard).max()
+            bucket.kept.finite = Flag(most, largest(buffer.dtype))
+            result = self.codec.decode(bucket.coded, shard)
+            return buffer.copy_(result.view(-1)[: buffer.numel()])
+        sums = buffer
+        if buffer.dtype != torch.float32:
+            sums = torch.empty_like(buffer, dtype=torch.float32)
+        self.codec.decode(bucket.coded, shard, bucket.own, sums)
+        bucket.kept.finite = _learn(bucket.squares, sums, buffer.dtype)
+        return buffer if sums is buffer else buffer.copy_(sums)
 
 
 def _learn(state: Squares, sums: torch.Tensor, dtype: torch.dtype) -> Flag:
