@@ -1,19 +1,26 @@
-"""What coding costs a GPU, counted without one: the kernels that each stage of a bucket starts, and
-the bytes of the tensors that they read and write.
+"""What coding costs.
+
+A GPU, counted without one: the kernels that each stage of a bucket starts, and the bytes of the
+tensors that they read and write. A link: bytes a step. This machine's processor: one core's time a
+step of ResNet-50, beside that of the first strategy.
 
     python -m bench.codec [--sync ef:3] [--ranks 4] [--mib 8]
 
 Each operation counts as one kernel, and its tensors as read and written once. A GPU's caches make
 some of it cheaper; a broadcast operand counts with the bytes that it has, not those that it stands
 for. Views, and what only reserves memory, cost nothing. An operation on a list of tensors counts as
-one. For `powersgd` it is a step of ResNet-50, in buckets as DDP makes them.
+one. For `powersgd` it is a step of ResNet-50, in buckets as DDP makes them. Sums that Gloo adds up
+are not counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import dataclasses
+import statistics
+import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -22,12 +29,15 @@ import torchvision
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from contract.strategies import BUCKET_MB, UNIT, parse, shard_size
+from contract.strategies import BUCKET_MB, MIB, Payload, parse, shard_size
+from report.published_speeds import BLOCKS, PARAMETERS, matrices
 from tandem.sync import Topology, powersgd
 from tandem.sync.feedback import BucketState, ErrorFeedback, Squares
 from tandem.sync.powersgd import PowerSGD
 
 SHOWN = ("ef:3:peak", "ef:5:peak", "ef:5:own", "ef:15:peak", "ef:255:peak")
+PEERS = ("powersgd:4", "bf16")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FREE = ("view", "slice", "select", "empty", "split", "unsqueeze", "alias", "expand", "detach")
 
 
@@ -50,8 +60,8 @@ class Counted(TorchDispatchMode):
         return made
 
 
-def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
-    """What the stages of one bucket of so many values cost on each of so many ranks."""
+def bucket_work(spec: str, ranks: int, values: int) -> dict[str, Callable[[], object]]:
+    """What each rank does for a bucket of so many values, stage by stage, in this order."""
     parts = ErrorFeedback(parse(spec), lambda: None)
     parts.topology = Topology(tuple(range(ranks)), 0)
     torch.manual_seed(0)
@@ -60,61 +70,125 @@ def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
     if parts.learns:
         known = [torch.rand(len(kept[0]))]
         squares = Squares(known, [torch.zeros_like(known[0])], None)
-    counted = {name: Counted() for name in ("code", "sum", "take")}
-    for own in (None, torch.ones(1, UNIT)):  # what is made once is not of a bucket
-        parts.codec.decode(parts.codec.encode(torch.zeros(1, UNIT), own), UNIT, own)
-    gradients = torch.randn(values)
-    with counted["code"]:
-        bucket = parts._code((gradients, 0, (state, squares)))
-    with counted["sum"]:
-        total = parts._sum(bucket.coded, bucket)
-    bucket.coded = total.expand(ranks, -1).contiguous()
-    with counted["take"]:
-        parts._take(bucket)
+    job = torch.randn(values), 0, (state, squares)
+    sent = parts._code(job)
+    total = parts._sum(sent.coded, sent)
+    came = dataclasses.replace(sent, coded=total.expand(ranks, -1).contiguous())
     assert len(kept[1]) == shard_size(values, ranks)
+    return {
+        "code": lambda: parts._code(job),
+        "sum": lambda: parts._sum(sent.coded, sent),
+        "take": lambda: parts._take(came),
+    }
+
+
+def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
+    """What the stages of one bucket of so many values cost on each of so many ranks."""
+    counted = {}
+    for name, work in bucket_work(spec, ranks, values).items():
+        with Counted() as counted[name]:
+            work()
     return counted
 
 
-def powersgd_step(spec: str) -> Counted:
-    """All buckets of a step of ResNet-50."""
+def powersgd_work(spec: str) -> Callable[[], None]:
+    """A step of ResNet-50, all its buckets."""
     sync = PowerSGD(parse(spec), lambda: None)
-    sync.shapes, limit, counted = {0: []}, 1 << 20, Counted()
+    sync.shapes, limit = {0: []}, 1 << 20
     for one in reversed(list(torchvision.models.resnet50().parameters())):
         sync.shapes[len(sync.shapes) - 1].append(one.shape)
         if sum(4 * shape.numel() for shape in sync.shapes[len(sync.shapes) - 1]) >= limit:
             sync.shapes[len(sync.shapes)], limit = [], BUCKET_MB << 20
-    with mock.patch.object(powersgd.dist, "all_reduce"), torch.no_grad():
-        for again in range(2):  # noise is drawn in the first step
-            for index, shapes in sync.shapes.items():
-                buffer = torch.randn(sum(shape.numel() for shape in shapes))
-                kept = [torch.zeros(size) for size in sync.sizes(buffer, index)]
-                job = (buffer, index, BucketState(kept, [torch.zeros_like(one) for one in kept]))
-                with counted if again else contextlib.nullcontext():
-                    for stage in sync.stages():
-                        job = stage.work(job, *((None,) if stage.sends else ()))
-    return counted
+    jobs = []
+    for index, shapes in sync.shapes.items():
+        buffer = torch.randn(sum(shape.numel() for shape in shapes))
+        kept = [torch.zeros(size) for size in sync.sizes(buffer, index)]
+        jobs.append((buffer, index, BucketState(kept, [torch.zeros_like(one) for one in kept])))
+
+    def step() -> None:
+        with mock.patch.object(powersgd.dist, "all_reduce"), torch.no_grad():
+            for job in jobs:
+                for stage in sync.stages():
+                    job = stage.work(job, *((None,) if stage.sends else ()))
+
+    step()  # noise is drawn in the first step
+    return step
+
+
+def rank_work(spec: str, ranks: int, values: int) -> tuple[Callable[[], object], float]:
+    """What each rank's processor does, but for sums that Gloo adds up, and how often in a step of
+    ResNet-50."""
+    if spec.startswith("powersgd"):
+        return powersgd_work(spec), 1.0
+    often = PARAMETERS["resnet50"] / values
+    if spec in DTYPES:
+        gradients = torch.randn(values)
+        return lambda: gradients.copy_(gradients.to(DTYPES[spec])), often
+    work = bucket_work(spec, ranks, values).values()
+    return lambda: [one() for one in work], often
+
+
+def cpu_seconds(specs: Sequence[str], ranks: int, values: int, rounds: int) -> dict[str, list]:
+    """By strategy, for each round one core's seconds a step of ResNet-50. In a round all are
+    measured one after the other, since what else a machine does changes what they take."""
+    works = {spec: rank_work(spec, ranks, values) for spec in specs}
+    found: dict[str, list] = {spec: [] for spec in specs}
+    for again in range(rounds + 1):
+        for spec, (work, often) in works.items():
+            began = time.thread_time()
+            work()
+            if again:  # the first finds no memory that it may use again
+                found[spec].append((time.thread_time() - began) * often)
+    return found
+
+
+def sent(spec: str, ranks: int) -> float:
+    """Bytes that each machine sends in a step of ResNet-50."""
+    strategy = parse(spec)
+    bucket, shapes = strategy.rule.bucket_mb * MIB, matrices(BLOCKS["resnet50"])
+    payload = Payload(4 * PARAMETERS["resnet50"], bucket, matrices=shapes)
+    return float(strategy.bytes_per_step(ranks, payload) or 0)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sync", nargs="+", default=[*SHOWN, "powersgd:4"])
+    parser.add_argument("--sync", nargs="+", default=[*SHOWN, *PEERS])
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--mib", type=int, default=8, help="a bucket's gradients in fp32")
+    parser.add_argument("--rounds", type=int, default=9, help="of the processor's seconds")
     options = parser.parse_args()
+    torch.set_num_threads(1)
     values = (options.mib << 20) // 4
-    print(f"| {options.ranks} ranks, {options.mib} MiB | kernels | bytes a value |\n|---|---|---|")
+    spent = cpu_seconds(options.sync, options.ranks, values, options.rounds)
+    heads = ["kernels", "bytes a value", "sent a step", f"one core, beside {options.sync[0]}"]
+    print(f"| {options.ranks} ranks, {options.mib} MiB | {' | '.join(heads)} |")
+    print("|" + "---|" * (len(heads) + 1))
     for spec in options.sync:
-        if spec.startswith("powersgd"):
-            step = powersgd_step(spec)
-            parameters = sum(p.numel() for p in torchvision.models.resnet50().parameters())
-            kernels, size = sum(step.kernels.values()), step.bytes / parameters
-            print(f"| `{spec}`, a step of ResNet-50 | {kernels} | {size:.0f} |")
-            continue
-        counted = stages(spec, options.ranks, values)
+        cells = [*kernels(spec, options.ranks, values), f"{sent(spec, options.ranks) / 1e6:.1f} MB"]
+        cells.append(beside(spent[spec], spent[options.sync[0]]))
+        print(f"| `{spec}` | {' | '.join(cells)} |")
+
+
+def kernels(spec: str, ranks: int, values: int) -> list[str]:
+    """Of a bucket, or of a step of ResNet-50, and the bytes a value."""
+    if spec in DTYPES:
+        return ["-", "-"]
+    if not spec.startswith("powersgd"):
+        counted = stages(spec, ranks, values)
         each = ", ".join(f"{name} {sum(one.kernels.values())}" for name, one in counted.items())
-        kernels = sum(sum(one.kernels.values()) for one in counted.values())
-        size = sum(one.bytes for one in counted.values()) / values
-        print(f"| `{spec}` | {kernels} ({each}) | {size:.0f} |")
+        total = sum(sum(one.kernels.values()) for one in counted.values())
+        return [f"{total} ({each})", f"{sum(one.bytes for one in counted.values()) / values:.0f}"]
+    work = powersgd_work(spec)
+    with Counted() as counted:
+        work()
+    total = f"{sum(counted.kernels.values())} a step"
+    return [total, f"{counted.bytes / PARAMETERS['resnet50']:.0f}"]
+
+
+def beside(spent: list[float], base: list[float]) -> str:
+    """Milliseconds a step, and by how much more than the base's in the same round: medians."""
+    times = statistics.median(one / other for one, other in zip(spent, base))
+    return f"{1e3 * statistics.median(spent):.0f} ms, {times:.2f} x"
 
 
 if __name__ == "__main__":
