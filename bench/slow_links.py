@@ -42,9 +42,9 @@ class Case:
 
     @property
     def begun(self):
-        """Marks before the first step: passes that only prepare DDP, of each rank by itself and,
-        where there are several, of all."""
-        return 1 if self.sync == ALONE else 2
+        """Marks before the first step: two passes that only prepare DDP, and before them, where
+        there are several ranks, one of each by itself (trainer/step.py, rebuild_buckets)."""
+        return 2 if self.sync == ALONE else 3
 
     @property
     def first(self):

@@ -1,5 +1,6 @@
 """Each measurement and model of bench/ by its smallest real piece."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from bench import (
     gpu,
     gpu_codec,
     gpu_peers,
+    link_table,
     many_hosts,
     mutants,
     pipeline,
@@ -19,6 +21,7 @@ from bench import (
     test_bench_provision,
     test_bench_records,
     test_bench_seeing,
+    test_bench_slow_links,
     test_one_process,
     timed_model,
 )
@@ -88,6 +91,22 @@ def test_the_model_of_slow_links_takes_its_time_and_marks_it(monkeypatch, tmp_pa
         model(torch.ones(1, 3, 8, 8)).sum().backward()
     seen = slow_links.summary(case, [slow_links.marks(tmp_path, 0)])
     assert seen.seconds >= 0.03
+
+
+def test_a_whole_run_stands_on_the_page_beside_its_prediction(monkeypatch, tmp_path):
+    """Each optimizer once, its phases at their own cost."""
+    for name in ("slow-links.json", "slow-links.md"):
+        shutil.copy(link_table.DOCS / name, tmp_path)
+    monkeypatch.setattr(link_table, "DOCS", tmp_path)
+    monkeypatch.setattr(link_table, "RECORD", tmp_path / "slow-links.json")
+    for case in (*test_bench_slow_links.WHOLE, test_bench_slow_links.WHOLE[0]):
+        seen = slow_links.Seen(0.25, 1e7, 0.5)
+        told = link_table.describe_run(case, seen, 0.12)
+        link_table.write_run(told)
+        rest, exact = (link_table.planned(sync, 4, 1000, 0.12) for sync in (case.sync, "allreduce"))
+        assert told["planned"] == pytest.approx(3 * exact + 36 * rest, abs=0.01)
+    page = (tmp_path / "slow-links.md").read_text()
+    assert page.count("39 steps, the first 3 of them exact") == 2
 
 
 def test_of_the_pipeline_s_codes_today_s_is_the_quickest():
