@@ -17,7 +17,7 @@ import random
 import re
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,13 +81,23 @@ def on_fonts(lines: list[dict]) -> dict[str, dict]:
 
 def with_adam(lines: list[dict]) -> dict[str, dict]:
     """Prices with AdamW on the first task, by runs of the usual length."""
-    same = {"task": study.TASK, "epochs": study.EPOCHS, "optimizer": "adamw"}
-    same["lr"] = study.RATES[study.TASK, "adamw"]
+    found = runs_with(lines, "adamw")
+    return {spec: price(found, spec) for spec in measured(found)}
+
+
+def runs_with(lines: list[dict], optimizer: str, start: str = "") -> Runs:
+    """Those on the first task at the usual rate. `start`: of what is not exact; "none" where none
+    of its steps is."""
+    same = {"task": study.TASK, "optimizer": optimizer, "warmup": study.WARMUP}
+    same["lr"] = study.RATES[study.TASK, optimizer]
     found: Runs = {}
     for line in lines:
-        if {**same, "start": ""}.items() <= line.items():
-            found.setdefault((spec_of(line), study.EPOCHS), {})[line["seed"]] = 100 * line["top1"]
-    return {spec: price(found, spec) for spec in measured(found)}
+        line = {"optimizer": "sgd", "warmup": study.WARMUP, "start": "", **line}
+        spec = spec_of(line)
+        begun = "" if spec in (ALONE, EXACT) else start
+        if {**same, "start": begun}.items() <= line.items() and line["seed"] < FIRST_TRIAL:
+            found.setdefault((spec, line["epochs"]), {})[line["seed"]] = 100 * line["top1"]
+    return found
 
 
 def of_text(lines: list[dict]) -> dict[str, float]:
@@ -181,10 +191,10 @@ def warm_steps(sync: str) -> float:
     return case.options.exact_epochs * case.steps_per_epoch
 
 
-def run_seconds(sync: str, factor: float = 1.0) -> float:
+def run_seconds(sync: str, factor: float = 1.0, start: str = "") -> float:
     """A whole run with `factor` times the images of a usual one, its warm-up included: that is as
     long in a longer run."""
-    case = study.Case(sync.removesuffix(TWICE), seed=0)
+    case = study.Case(sync.removesuffix(TWICE), seed=0, start=start)
     phases = replace(case.options.phases, epochs=case.epochs * factor)
     strategy = strategies.parse(case.options.sync)
     mean = phases.mean(strategy, seconds(sync)[0], seconds(EXACT)[0])
@@ -334,6 +344,55 @@ def sooner(found: Runs, slower: str, faster: str, drawn: list[int]) -> float | N
     return None if long is None or short is None else long / short
 
 
+# What a run takes without being told, or may take instead.
+ARMS = [
+    (optimizer, spec, start)
+    for optimizer in ("sgd", "adamw")
+    for spec in ("ef:3:peak", "ef:5:peak", "ef:5:own")
+    for start in ("", "none")
+]
+TITLES = {"sgd": "SGD", "adamw": "AdamW"}
+
+
+def arms(lines: list[dict]) -> Iterator[tuple[str, str, str, list[float], float | None]]:
+    """Of ARMS those with pairs: these, and how many times all-reduce's images it takes."""
+    for optimizer, spec, start in ARMS:
+        found = runs_with(lines, optimizer, start)
+        pairs = list(differences(found, spec, study.EPOCHS).values())
+        if pairs:
+            yield optimizer, spec, start, pairs, samples(found, spec, common_seeds(found, spec))
+
+
+def alone_samples(lines: list[dict], optimizer: str) -> float:
+    """Of one machine alone. Where it was not run with this optimizer, as many as all-reduce."""
+    found = runs_with(lines, optimizer)
+    seeds = common_seeds(found, ALONE)
+    return (samples(found, ALONE, seeds) if seeds else None) or 1.0
+
+
+def phases_table(lines: list[dict]) -> list[str]:
+    rows = [
+        "| optimizer | SYNC | first 75 steps | pairs | difference, points | 95 % interval "
+        "| samples | a step | whole run | sooner than one machine |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for optimizer, spec, start, pairs, factor in arms(lines):
+        step, source = seconds(spec)
+        mean, low, high = interval(pairs)
+        cells = [TITLES[optimizer], f"`{spec}`", "coded" if start else "exact", str(len(pairs))]
+        cells += [signed(mean), "-" if low is None else f"{signed(low)} to {signed(high)}"]
+        cells.append("-" if factor is None else f"{factor:.2f}")
+        cells.append(f"{step:.3f} s{'' if source == 'measured' else ', planned'}")
+        if factor is None:
+            cells += ["-", "-"]
+        else:
+            took = run_seconds(spec, factor, start)
+            alone = run_seconds(ALONE, alone_samples(lines, optimizer))
+            cells += [f"{took:.0f} s", f"{alone / took:.1f} x"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
 def put(page: str, name: str, lines: list[str]) -> str:
     """The page with a table between its marks."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
@@ -401,6 +460,7 @@ def main() -> None:
     PRICES.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     page = put(PAGE.read_text(encoding="utf-8"), "accuracy", accuracy_table(told, found))
     page = put(page, "adam", adam_table(told))
+    page = put(page, "phases", phases_table(lines))
     PAGE.write_text(put(page, "time", time_table(found)), encoding="utf-8")
     CHART.write_text(chart(told), encoding="utf-8")
 

@@ -70,6 +70,20 @@ def test_cells_have_a_slow_link_cost_all_reduce_more_than_one_machine_alone():
     assert alone < coded < exact
 
 
+def test_the_tables_of_whole_runs_say_what_exact_first_steps_cost():
+    base = study.Case("allreduce", 1, lr=0.002, optimizer="adamw")
+    other = dataclasses.replace(base, sync="ef:5:own")
+    cases = {base: 0.7, other: 0.71, dataclasses.replace(other, start="none"): 0.6}
+    lines = [{**dataclasses.asdict(case), "top1": top1} for case, top1 in cases.items()]
+    exact, coded = tables.phases_table(lines)[2:]
+    assert "| exact | 1 | +1.00 | - | 1.00 |" in exact
+    assert "| coded | 1 | -10.00 | - | - |" in coded
+    took = [tables.run_seconds(other.sync, 1.0, start) for start in ("", "none")]
+    warmup = 75 * (tables.seconds("allreduce")[0] - tables.seconds(other.sync)[0])
+    assert took[0] - took[1] == pytest.approx(warmup)
+    assert "no exact steps | 1 | - | - |" in cells.rows(lines)[-1]
+
+
 def test_entropy_counts_the_zeros_of_codes(monkeypatch):
     monkeypatch.setattr(Codec, "_levels", Codec._levels)  # `count` replaces both
     monkeypatch.setattr(ErrorFeedback, "_sum", ErrorFeedback._sum)
