@@ -34,7 +34,7 @@ GROUPS = {
 }
 
 # Options that were there once, and what to do instead.
-GONE = {"sync_rule": "no strategy has rounds any more, so leave it out, and use --sync ef:3"}
+GONE = {"sync_rule": "no strategy has rounds any more, so leave it out, and use --sync ef:5"}
 
 
 class Optimizer(NamedTuple):

@@ -42,24 +42,32 @@ class Price(NamedTuple):
 
 
 def read() -> Dict[str, Any]:
-    """`task`: what was trained; `strategies` with SGD, and on the second task `fonts`, and `adam`
-    with AdamW: a Price's fields by spec; `text`: with AdamW, per cent more of a language model's
-    loss."""
+    """`task`: what was trained; a Price's fields by spec with SGD (`strategies`, and on the second
+    task `fonts`) and with AdamW (`adam`, `adam_fonts`); `text`: with AdamW, per cent more of a
+    language model's loss."""
     found: Dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
 
-PARTS = {SGD: "strategies", ADAM: "adam"}
+# On the first task, and on the second.
+PARTS = {SGD: ("strategies", "fonts"), ADAM: ("adam", "adam_fonts")}
 
 
-def price_of(strategy: Strategy, family: str = SGD, part: str = "") -> Price:
+def price_of(strategy: Strategy, family: str = SGD, task: int = 0) -> Price:
     """As measured for exactly these arguments, with an optimizer of this family."""
-    found = read().get(part or PARTS[family], {}).get(strategy.of(family).spec)
-    return Price(**found) if found else Price()
+    price = read().get(PARTS[family][task], {}).get(strategy.of(family).spec)
+    return Price(**price) if price else Price()
+
+
+def decisive(first: Price, second: Price) -> Price:
+    """Which of two tasks' prices gives the label: what is safe on one must be on both."""
+    return second if first.label == "safe" and second.label != "not measured" else first
 
 
 def label_of(strategy: Strategy, family: str = SGD) -> str:
-    return "exact" if strategy.exact else price_of(strategy, family).label
+    if strategy.exact:
+        return "exact"
+    return decisive(*(price_of(strategy, family, task) for task in range(2))).label
 
 
 def with_adam(strategy: Strategy) -> str:
@@ -78,21 +86,19 @@ def with_adam(strategy: Strategy) -> str:
 
 def with_sgd(strategy: Strategy) -> str:
     """What was seen of one that is not safe, as a clause."""
-    price = price_of(strategy)
+    first = price_of(strategy)
+    price = decisive(first, price_of(strategy, task=1))
     if not price.seeds:
         return "what it costs in accuracy was not measured"
     wide = "" if price.low is None else f" ({price.low:+.2f} to {price.high:+.2f})"
-    points = f"{price.difference:+.2f} points of top-1{wide} beside {strategies.EXACT}"
+    where = "" if price is first else " on a second task"
+    points = f"{price.difference:+.2f} points of top-1{wide}{where} beside {strategies.EXACT}"
     return f"{points} were measured: {price.label}"
 
 
-def elsewhere(strategy: Strategy) -> str:
-    """What was seen on the second task, with SGD, as a clause; empty where nothing was."""
-    price = price_of(strategy, part="fonts")
-    if price.high is None:
-        return ""
-    lost = ", a measured loss" if price.high < 0 else ""
-    return f"on a second one {price.difference:+.2f} points of top-1{lost}"
+def tasks(strategy: Strategy, family: str = SGD) -> str:
+    """On how many tasks it was measured, in words."""
+    return "two tasks" if price_of(strategy, family, task=1).seeds else "one task"
 
 
 def caveats(strategy: Strategy, family: str, steps: float) -> List[str]:

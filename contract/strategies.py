@@ -256,7 +256,7 @@ EXACT = "allreduce"
 # The first key of what tandem.sync.attach keeps for a rank: no script goes on from that alone.
 ATTACHED = "tandem.sync.attach"
 # What was there once, and earned its place in no cell of bench/accuracy/README.md; what to take.
-GONE = dict.fromkeys(("localsgd", "overlap", "diloco"), "ef:3")
+GONE = dict.fromkeys(("localsgd", "overlap", "diloco"), "ef:5")
 # By their former names, which were of bits a value: what ef:2 and ef:1.6 packed in two ways is one.
 RENAMED = {"ef:8": "ef:255:peak", "ef:4": "ef:15:peak"}
 RENAMED.update(dict.fromkeys(("ef:2", "ef:1.6"), "ef:3:peak"))

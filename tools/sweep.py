@@ -103,7 +103,7 @@ def grid(text: str, base: Mapping[str, str]) -> list[Words]:
     if len(cells) < 2:
         raise UserError(
             f"SWEEP={text!r} has {'one cell' if axes else 'no variable'}: nothing to compare; give "
-            "a variable two values, as in SYNC=allreduce,ef:3."
+            "a variable two values, as in SYNC=allreduce,ef:5."
         )
     return cells
 

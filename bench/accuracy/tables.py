@@ -42,8 +42,6 @@ FIRST_TRIAL = 100  # seeds from here on were for the choice of learning rates
 LINK = 1000.0  # Mbit/s
 DRAWS = 2000
 
-# The same three levels and parts, packed in another way: what ranks add up is equal to the bit.
-SAME = {"ef:5": "ef:3"}
 TWICE = " at twice the rate"  # runs of which are compared with those at the usual one
 
 Runs = dict[tuple[str, int], dict[int, float]]  # (sync, epochs) -> seed -> points
@@ -69,27 +67,17 @@ def spec_of(line: dict) -> str:
     return strategy.of(family).spec if strategy else line["sync"]
 
 
-def on_fonts(lines: list[dict]) -> dict[str, dict]:
-    """Prices on the second task, by runs of the usual length at its own rate."""
-    lr, found = study.RATES[study.FONTS, "sgd"], {}
-    same = {"task": study.FONTS, "lr": lr, "epochs": study.EPOCHS, "warmup": study.WARMUP}
-    for line in lines:
-        if usual_ways(line) and all(line.get(name) == value for name, value in same.items()):
-            found.setdefault((spec_of(line), study.EPOCHS), {})[line["seed"]] = 100 * line["top1"]
+def prices_with(lines: list[dict], optimizer: str, task: int) -> dict[str, dict]:
+    """Of runs of the usual length."""
+    found = runs_with(lines, optimizer, task=task)
     return {spec: price(found, spec) for spec in measured(found)}
 
 
-def with_adam(lines: list[dict]) -> dict[str, dict]:
-    """Prices with AdamW on the first task, by runs of the usual length."""
-    found = runs_with(lines, "adamw")
-    return {spec: price(found, spec) for spec in measured(found)}
-
-
-def runs_with(lines: list[dict], optimizer: str, start: str = "") -> Runs:
-    """Those on the first task at the usual rate. `start`: of what is not exact; "none" where none
-    of its steps is."""
-    same = {"task": study.TASK, "optimizer": optimizer, "warmup": study.WARMUP}
-    same["lr"] = study.RATES[study.TASK, optimizer]
+def runs_with(lines: list[dict], optimizer: str, start: str = "", task: int = study.TASK) -> Runs:
+    """Those at the task's usual rate. `start`: of what is not exact; "none" where none of its steps
+    is."""
+    same = {"task": task, "optimizer": optimizer, "warmup": study.WARMUP}
+    same["lr"] = study.RATES[task, optimizer]
     found: Runs = {}
     for line in lines:
         line = {"optimizer": "sgd", "warmup": study.WARMUP, "start": "", **line}
@@ -267,36 +255,51 @@ def signed(value: float | None) -> str:
 
 def accuracy_table(told: dict, found: Runs) -> list[str]:
     rows = [
-        "| SYNC | seeds | difference, points | 95 % interval | label |",
-        "|---|---|---|---|---|",
+        "| SYNC | seeds | difference, points | 95 % interval | second task | label |",
+        "|---|---|---|---|---|---|",
     ]
     for spec, one in told["strategies"].items():
         ends = f"{signed(one['low'])} to {signed(one['high'])}" if one["low"] is not None else "-"
-        label = prices.Price(**one).label
+        second = prices.Price(**told["fonts"].get(spec, {}))
+        label = prices.decisive(prices.Price(**one), second).label
         label += f", x {one['samples']:.2f}" if label == "costs samples" else ""
         rows.append(
-            f"| `{spec}` | {one['seeds']} | {signed(one['difference'])} | {ends} | {label} |"
+            f"| `{spec}` | {one['seeds']} | {signed(one['difference'])} | {ends} "
+            f"| {elsewhere(second)} | {label} |"
         )
     for sync in (ALONE, *doubled(found)):
         values = list(differences(found, sync, study.EPOCHS).values())
         if values:
             mean, low, high = interval(values)
             ends = f"{signed(low)} to {signed(high)}" if low is not None else "-"
-            rows.append(f"| {titled(sync)} | {len(values)} | {signed(mean)} | {ends} | |")
+            rows.append(f"| {titled(sync)} | {len(values)} | {signed(mean)} | {ends} | | |")
     return rows
+
+
+def elsewhere(price: prices.Price) -> str:
+    """What was seen on the second task, for a cell."""
+    if not price.seeds:
+        return "-"
+    return (
+        f"{signed(price.difference)} ({signed(price.low)} to {signed(price.high)}; {price.seeds})"
+    )
 
 
 def adam_table(told: dict) -> list[str]:
     rows = [
-        "| SYNC | seeds | difference, points | 95 % interval | label | language model: loss |",
-        "|---|---|---|---|---|---|",
+        "| SYNC | seeds | difference, points | 95 % interval | second task | label "
+        "| language model: loss |",
+        "|---|---|---|---|---|---|---|",
     ]
     for spec in dict.fromkeys([*told["adam"], *told["text"]]):
         one, more = prices.Price(**told["adam"].get(spec, {})), told["text"].get(spec)
         ends = f"{signed(one.low)} to {signed(one.high)}" if one.seeds > 1 else "-"
         loss = "-" if more is None else f"{more:+.1f} %"
         mean = signed(one.difference if one.seeds else None)
-        rows.append(f"| `{spec}` | {one.seeds} | {mean} | {ends} | {one.label} | {loss} |")
+        second = prices.Price(**told["adam_fonts"].get(spec, {}))
+        label = prices.decisive(one, second).label
+        cells = [f"`{spec}`", str(one.seeds), mean, ends, elsewhere(second), label, loss]
+        rows.append(f"| {' | '.join(cells)} |")
     return rows
 
 
@@ -450,7 +453,11 @@ def chart(told: dict) -> str:
 
 def whole(lines: list[dict]) -> dict:
     """prices.json."""
-    parts = {"fonts": on_fonts(lines), "adam": with_adam(lines)}
+    parts = {
+        "fonts": prices_with(lines, "sgd", study.FONTS),
+        "adam": prices_with(lines, "adamw", study.GLYPHS),
+        "adam_fonts": prices_with(lines, "adamw", study.FONTS),
+    }
     return {**document(runs(lines)), **parts, "text": of_text(text.known(text.LINES))}
 
 

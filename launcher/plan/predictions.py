@@ -154,5 +154,5 @@ def choose_sync(
     figures = f"{speeds[taken, nodes]:.0f} images/s by make plan, {figures}"
     if taken != fastest:
         return Choice(taken, f"the most exact of those that are nearly the fastest: {figures}")
-    also = prices.elsewhere(strategies.parse(taken))
-    return Choice(taken, f"{figures}; safe for accuracy on one task{also and f', {also}'}")
+    tasks = prices.tasks(strategies.parse(taken), family)
+    return Choice(taken, f"{figures}; safe for accuracy on {tasks}")

@@ -284,7 +284,7 @@ def resumed(plan, folder, monkeypatch, **changes):
 def test_a_run_whose_strategy_is_gone_is_not_resumed(tmp_path, monkeypatch, options):
     plan = planned(precision="bf16")
     plan["options"].update(options)
-    with pytest.raises(UserError, match=r"SYNC=\w+:\d, .* no longer there.*SYNC=ef:3, from"):
+    with pytest.raises(UserError, match=r"SYNC=\w+:\d, .* no longer there.*SYNC=ef:5, from"):
         resumed(plan, tmp_path, monkeypatch)
 
 

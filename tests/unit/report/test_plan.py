@@ -183,16 +183,16 @@ def test_a_plan_says_how_many_images_more_the_fastest_takes(capsys):
     assert re.search(r"powersgd:4, .* accuracy is all-reduce's after 1\.\d\d times as many", out)
 
 
-@pytest.mark.parametrize(("warmup", "times"), [(0, 3.90), (1, 3.69), (5, 3.03), (90, 1.20)])
+@pytest.mark.parametrize(("warmup", "times"), [(0, 3.86), (1, 3.65), (5, 3.01), (90, 1.20)])
 def test_a_plan_counts_the_warm_up_of_the_whole_run(capsys, warmup, times):
-    """By hand: a step of 0.218 s alone, 0.223 s with ef:3 and 1.38 s with all-reduce. Where all
+    """By hand: a step of 0.218 s alone, 0.226 s with ef:5 and 1.38 s with all-reduce. Where all
     is warm-up, what is fast from the first step is best: bf16."""
     out = " ".join(on_paper(capsys, "--warmup", str(warmup), "--sync", "ef:5").split())
-    best = "bf16" if warmup == 90 else "ef:3"
+    best = "bf16" if warmup == 90 else "ef:5"
     assert f"4 nodes with sync {best}, {times:.2f} x one machine" in out
     if warmup < 90:
         share = warmup / 90
-        assert times == pytest.approx(4 * 0.2177 / (share * 1.378 + (1 - share) * 0.2232), rel=0.01)
+        assert times == pytest.approx(4 * 0.2177 / (share * 1.378 + (1 - share) * 0.2256), rel=0.01)
     assert ("of warm-up (--sync_warmup), in which ef" in out) is (0 < warmup < 90)
 
 

@@ -19,15 +19,16 @@ def test_its_precision_is_that_of_make_train_unless_another_is_asked_for(gpu, le
 
 def test_the_fastest_is_who_has_all_reduces_accuracy_first():
     """powersgd:4 has more images/s there, and takes 1.25 times as many."""
-    basis, rate = on_paper("3090", "resnet50", None), formulas.goodput(1000)
+    basis, rate = on_paper("2080ti", "resnet50", None), formulas.goodput(1000)
     rows = predict(basis, 4, lambda _: rate, parse("allreduce"), Phases(90))
     thin = next(row for row in rows if (row.sync, row.nodes) == ("powersgd:4", 4))
-    assert fastest(rows).sync == "ef:3"
+    assert fastest(rows).sync == "ef:5"
     assert fastest(rows).run_images_per_second < thin.run_images_per_second
 
 
-@pytest.mark.parametrize(("optimizer", "sync"), [("sgd", "ef:3"), ("adamw", "ef:5")])
+@pytest.mark.parametrize(("optimizer", "sync"), [("sgd", "ef:15"), ("adamw", "ef:5")])
 def test_it_recommends_nothing_that_loses_with_the_runs_optimizer(capsys, optimizer, sync):
-    words = ["plan", "--gpu", "3090", "--link", "1gbit", "--", "--optimizer", optimizer]
+    """ef:15 is safe with SGD alone."""
+    words = ["plan", "--gpu", "3090", "--link", "10gbit", "--", "--optimizer", optimizer]
     assert cli.main(words) == 0
     assert f"Best (*): 4 nodes with sync {sync}" in " ".join(capsys.readouterr().out.split())

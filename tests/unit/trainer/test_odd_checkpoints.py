@@ -90,7 +90,7 @@ def tried(request, images, tmp_path_factory):
 def test_a_run_whose_strategy_is_gone_is_told_what_to_take(tried):
     then = {**tried.good["options"], "sync": repr("overlap:6:bf16"), "sync_rule": repr("")}
     writer.write_whole({**tried.good, "options": then}, tried.path)
-    with pytest.raises(UserError, match=r"with --sync overlap:6:bf16, .* new run with --sync ef:3"):
+    with pytest.raises(UserError, match=r"with --sync overlap:6:bf16, .* new run with --sync ef:5"):
         tried.resumed()
     writer.write_whole(tried.good, tried.path)
     assert tried.resumed()
