@@ -1,6 +1,6 @@
-"""How many of `ef:3`'s codes are zero in a run on glyphs, and what a lossless packing could save.
+"""How many of the codes of `ef` are zero in a run on glyphs, and what lossless packing could save.
 
-    python bench/accuracy/entropy.py
+    python bench/accuracy/entropy.py [ef:3:peak]
 
 Of each step, over all ranks: of the gradients' codes, and of the sums'. The entropy is that of one
 level by itself; a packing that knew its neighbours could take less, any other one takes more.
@@ -25,21 +25,22 @@ from tandem.sync.feedback import ErrorFeedback  # noqa: E402
 SHOWN = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the run
 
 
-def bits(zeros: float) -> float:
-    """Of a level that is zero so often, and otherwise -1 as often as 1."""
-    rest = 1 - zeros
-    return -zeros * math.log2(zeros) - rest * math.log2(rest / 2)
+def bits(shares: list[float]) -> float:
+    """Of a level: how often it is 0, 1 or -1, 2 or -2, and so on, both signs alike."""
+    each = [(share / (1 if size == 0 else 2), share) for size, share in enumerate(shares)]
+    return -sum(share * math.log2(one) for one, share in each if one)
 
 
-def count(found: dict[str, list[float]]) -> None:
-    """From here on, each coding notes its share of zeros in `found`."""
+def count(found: dict[str, list[list[float]]]) -> None:
+    """From here on, each coding notes in `found` the shares of its levels without their signs."""
     real_levels, real_sum = Codec._levels, ErrorFeedback._sum
     kind = threading.local()
 
     def levels(self: Codec, scaled: torch.Tensor, step: torch.Tensor, own: bool) -> torch.Tensor:
         made = real_levels(self, scaled, step, own)
         used = made[step.view(-1) > 0]  # what fills up a part is all zeros
-        found[getattr(kind, "of", "gradients")].append(float((used == 0).float().mean()))
+        counts = torch.bincount(used.abs().view(-1).long(), minlength=self.levels + 1)
+        found[getattr(kind, "of", "gradients")].append((counts / used.numel()).tolist())
         return made
 
     def summed(self: ErrorFeedback, *given: Any) -> torch.Tensor:
@@ -53,17 +54,18 @@ def count(found: dict[str, list[float]]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    case = study.Case(study.CODED, 1)
-    found: dict[str, list[float]] = {"gradients": [], "sums": []}
+    case = study.Case(*sys.argv[1:2] or [study.CODED], seed=1)
+    found: dict[str, list[list[float]]] = {"gradients": [], "sums": []}
     count(found)
     study.carry_out(case, study.images(study.GLYPHS, 1))
-    print("| after steps | codes of | zeros | bits a value |\n|---|---|---|---|")
+    print("| after steps | codes of | 0, 1, 2, ... | bits a value |\n|---|---|---|---|")
     for kind, shares in found.items():
         for part in SHOWN:
             end = round(part * len(shares))
             last = shares[max(0, end - len(shares) // 20) : end]
-            zeros = sum(last) / len(last)
-            print(f"| {part * 1000:.0f} | {kind} | {zeros:.3f} | {bits(zeros):.2f} |")
+            mean = [sum(level) / len(last) for level in zip(*last)]
+            told = ", ".join(f"{share:.3f}" for share in mean)
+            print(f"| {part * 1000:.0f} | {kind} | {told} | {bits(mean):.2f} |")
 
 
 if __name__ == "__main__":

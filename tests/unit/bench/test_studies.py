@@ -92,8 +92,8 @@ def test_entropy_counts_the_zeros_of_codes(monkeypatch):
     rows = torch.zeros(1, UNIT)
     rows[:, ::4] = 1.0
     CODECS[3].encode(rows)
-    assert shares == {"gradients": [0.75], "sums": []}
-    assert entropy.bits(1 / 3) == pytest.approx(math.log2(3))
+    assert shares == {"gradients": [[0.75, 0.25]], "sums": []}
+    assert entropy.bits([1 / 3, 2 / 3]) == pytest.approx(math.log2(3))
 
 
 def test_fonts_draw_and_are_held_out_by_their_makers(tmp_path, monkeypatch):
