@@ -55,8 +55,11 @@ def test_only_of_nothing_is_refused(only, capsys):
     assert only in capsys.readouterr().err
 
 
-def test_a_make_within_a_test_has_none_of_the_ring_s_words(tmp_path, monkeypatch):
-    (tmp_path / "Makefile").write_text("all: ; @echo '$(ONLY)'\n")
+def test_a_make_within_a_test_has_none_of_the_ring_s_words_and_compiles_modules_once(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "Makefile").write_text("all: ; @echo '$(ONLY)' $$PYTHONDONTWRITEBYTECODE\n")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("MAKEFLAGS", " -- ONLY=lab")
     monkeypatch.setenv("ONLY", "lab")
     with (tmp_path / "log").open("w") as log:
