@@ -11,12 +11,6 @@ def place(name):
     return ROOT / name if "/" in name else ROOT / "tests/unit/launcher" / name
 
 
-def test_the_tests_that_the_page_names_are_there():
-    named = set(re.findall(r"`((?:tests/\S+/)?test_\w+\.py)", PAGE))
-    assert len(named) >= 8
-    assert [name for name in named if not place(name).is_file()] == []
-
-
 def tables():
     """The rows of each table, as lists of cells."""
     for table in re.findall(r"(?:^\|.*\n)+", PAGE, re.M):

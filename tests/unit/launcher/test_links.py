@@ -82,16 +82,6 @@ def test_machines_measure_each_other_and_go_on(tmp_path, monkeypatch):
     assert all(pair["mbit_to"] > 0 and pair["mbit_from"] > 0 for pair in pairs)
 
 
-def test_a_link_that_cannot_be_measured_is_said_and_nothing_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.measure.PATIENCE", 0.3)
-    hosts = [host(n, address=f"127.0.0.{n}") for n in (1, 2)]
-    tables = measure.timetables(hosts, {one.name: facts(1, free_ports=[29479]) for one in hosts})
-    said, files = run({"node1": tables["node1"]}, tmp_path)
-    told, code = said["node1"]
-    assert "the link could not be measured with node2: " in told and "then this" not in told
-    assert code == 1 and not files
-
-
 STRANGERS = {
     "half a line": b'{"tok',
     "no token": b'{"host": "node2", "test": "done"}\n',

@@ -147,7 +147,7 @@ def test_what_fails_on_a_machine_is_said_and_nothing_is_predicted(cluster, capsy
     assert json.loads((folder / "attempts.json").read_text())["status"] == "failed"
 
 
-def test_a_link_that_cannot_be_measured_is_said(cluster, capsys, monkeypatch):
+def test_a_link_that_cannot_be_measured_is_said(cluster, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.measure.PATIENCE", 0.5)
     real = measure.turns
 
@@ -161,6 +161,7 @@ def test_a_link_that_cannot_be_measured_is_said(cluster, capsys, monkeypatch):
     # Time is up for one of them first, and its partner sees the connection close.
     assert re.search(r"could not be measured with (node[12]|the machine before it)", told)
     assert told.endswith("launch.log.")
+    assert not list(tmp_path.rglob("links.json"))
 
 
 def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(
