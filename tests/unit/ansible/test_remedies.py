@@ -1,6 +1,7 @@
 """Each remedy that ansible/ prints can be typed, or written down, and helps."""
 
 import ast
+import functools
 import itertools
 import json
 import re
@@ -51,23 +52,22 @@ def of_yaml(value):
             yield from of_yaml(one)
 
 
+@functools.cache
 def texts():
     """[(path, text)] of all that may be printed, each on one line."""
     found = [(path, text) for path in ANSIBLE.rglob("*.py") for text in of_python(path)]
     for path in ANSIBLE.rglob("*.yml"):
         if {"roles", "playbooks"} & set(path.relative_to(ANSIBLE).parts):
-            found += [(path, text) for text in of_yaml(yaml.safe_load(path.read_text()))]
+            parsed = yaml.load(path.read_text(), yaml.CSafeLoader)  # the quick one
+            found += [(path, text) for text in of_yaml(parsed)]
     for path in ANSIBLE.rglob("*.j2"):
         found += [(path, line) for line in path.read_text().splitlines() if line[:1] != "#"]
     return [(path, " ".join(text.split())) for path, text in found]
 
 
-TEXTS = texts()
-
-
 def named(pattern):
     """[(path, match)] of a pattern in these texts, of which there are some."""
-    found = [(path, match) for path, text in TEXTS for match in re.finditer(pattern, text)]
+    found = [(path, match) for path, text in texts() for match in re.finditer(pattern, text)]
     assert found
     return found
 
