@@ -66,7 +66,7 @@ def lab(verb, *words):
 PHASES = {"steps": 39, "skipped": 0, "epochs": 8, "warmup": 0.6}
 # With each optimizer what SYNC=auto takes there.
 WHOLE = (
-    Case(4, "ef:3:peak", 1000, 32, **PHASES),
+    Case(4, "ef:5:peak", 1000, 32, **PHASES),
     Case(4, "ef:5:own", 1000, 64, optimizer="adamw", **PHASES),
 )
 

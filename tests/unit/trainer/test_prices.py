@@ -49,7 +49,8 @@ def test_help_and_page_say_what_the_table_says():
     rows = re.findall(r"^\| `([^`]+)` \| (\d+) \| ([+-][\d.]+) \| .* \| ([a-z ]+)[,|]", page, re.M)
     said = {spec: (int(seeds), float(mean), label.strip()) for spec, seeds, mean, label in rows}
     assert said == {
-        spec: (one.seeds, float(f"{one.difference:.2f}"), labels[spec]) for spec, one in told.items()
+        spec: (price.seeds, float(f"{price.difference:.2f}"), labels[spec])
+        for spec, price in told.items()
     }
     text = ENTRIES["sync"].help
     assert all(f"{spec} {label}" in text for spec, label in labels.items())
