@@ -78,3 +78,9 @@ def test_other_ranks_go_on_and_say_what_begins_anew(images, undisturbed, tmp_pat
     assert train(images, tmp_path / "cut", spec, [1, 1, 1]) == [0, 0, 0]
     said = (tmp_path / "cut.said").read_text()
     assert f"--sync {spec}: the state that each machine keeps for itself is missing" in said
+
+
+def test_what_keeps_nothing_has_lost_nothing(images, tmp_path):
+    for _ in range(2):
+        assert train(images, tmp_path / "run", "allreduce", [1], "--epochs", 1) == [0]
+    assert "starts from zero" not in (tmp_path / "run.said").read_text()
