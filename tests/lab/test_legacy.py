@@ -136,34 +136,40 @@ def test_twenty_steps_are_those_of_the_newest_torch(legacy, node1, beginning):
         assert (before[key] - value).abs().max() > 1e-2 * scale, "it did train"
 
 
-def finished(run: str) -> dict:
-    summary = json.loads((CHECKOUT / run / "summary.json").read_text())
+def run_of(printed: str) -> Path:
+    """The folder of a finished run, by what it printed. (runs/latest may be another test's.)"""
+    print(printed)
+    (name,) = re.findall(r"^tandem: everything is in (runs/\S+)$", printed, re.M)
+    return CHECKOUT / name
+
+
+def finished(run: Path) -> dict:
+    summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "finished"
-    assert run_directory.problems(CHECKOUT / run) == []
+    assert run_directory.problems(run) == []
     return summary
 
 
 def test_three_machines_train_as_well_as_the_newest_torch(legacy):
-    legacy.control("make", "train", "NODES=3")
-    old = finished("runs/latest")
-    assert (CHECKOUT / "runs/latest/report.html").is_file()
-    assert set(versions("runs/latest")) == {"1.12.1"}
+    old = run_of(legacy.control("make", "train", "NODES=3").stdout)
+    assert (old / "report.html").is_file()
+    assert set(versions(old)) == {"1.12.1"}
     launch = [sys.executable, "-m", "launcher", "train", "--inventory", "examples/demo.ini"]
     launch += ["--nodes", "3", "--queue"]  # somebody may try `make demo` on this machine
-    subprocess.run(launch, cwd=CHECKOUT, check=True)
-    newest = finished("runs/latest")
-    assert set(versions("runs/latest")) == {torch.__version__.split("+")[0]}
-    assert abs(old["final_top1"] - newest["final_top1"]) <= 0.01
+    done = subprocess.run(launch, cwd=CHECKOUT, check=True, stdout=subprocess.PIPE, text=True)
+    newest = run_of(done.stdout)
+    assert set(versions(newest)) == {torch.__version__.split("+")[0]}
+    assert abs(finished(old)["final_top1"] - finished(newest)["final_top1"]) <= 0.01
 
 
 @pytest.mark.long
 def test_the_first_model_of_this_project_learns_there(legacy):
     """ResNet-18 on the digits: four epochs are far from enough, and tell learning from chance."""
-    legacy.control("make", "train", "NODES=3", "MODEL=resnet18", "EPOCHS=4")
-    assert finished("runs/latest")["final_top1"] > 0.5
+    done = legacy.control("make", "train", "NODES=3", "MODEL=resnet18", "EPOCHS=4")
+    assert finished(run_of(done.stdout))["final_top1"] > 0.5
 
 
-def versions(run: str) -> list[str]:
+def versions(run: Path) -> list[str]:
     """torch of each node, by the plan."""
-    plan = json.loads((CHECKOUT / run / "plan.json").read_text())
+    plan = json.loads((run / "plan.json").read_text())
     return [node["versions"]["torch"].split("+")[0] for node in plan["nodes"]]
