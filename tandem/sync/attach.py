@@ -297,7 +297,7 @@ def attach(
     machines: Optional[Sequence[int]] = None,
     optimizer: Any = None,
 ) -> Attached:
-    """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:3, powersgd:4, bf16, ...;
+    """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:5, powersgd:4, bf16, ...;
     docs/slow-networks.md) from the next backward on. The first `warmup_steps` steps, and that
     backward, are exact. `scaler`: the GradScaler that scales the loss. An exchange fails where a
     peer is silent for `patience` seconds, by default as many as DDP's own sums wait. `machines`:
