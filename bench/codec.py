@@ -125,21 +125,21 @@ def rank_work(spec: str, ranks: int, values: int) -> tuple[Callable[[], object],
         gradients = torch.randn(values)
         return lambda: gradients.copy_(gradients.to(DTYPES[spec])), often
     work = bucket_work(spec, ranks, values).values()
-    return lambda: [one() for one in work], often
+    return lambda: [stage() for stage in work], often
 
 
 def cpu_seconds(specs: Sequence[str], ranks: int, values: int, rounds: int) -> dict[str, list]:
     """By strategy, for each round one core's seconds a step of ResNet-50. In a round all are
     measured one after the other, since what else a machine does changes what they take."""
     works = {spec: rank_work(spec, ranks, values) for spec in specs}
-    found: dict[str, list] = {spec: [] for spec in specs}
+    spent: dict[str, list] = {spec: [] for spec in specs}
     for again in range(rounds + 1):
         for spec, (work, often) in works.items():
             began = time.thread_time()
             work()
             if again:  # the first finds no memory that it may use again
-                found[spec].append((time.thread_time() - began) * often)
-    return found
+                spent[spec].append((time.thread_time() - began) * often)
+    return spent
 
 
 def sent(spec: str, ranks: int) -> float:
@@ -175,9 +175,10 @@ def kernels(spec: str, ranks: int, values: int) -> list[str]:
         return ["-", "-"]
     if not spec.startswith("powersgd"):
         counted = stages(spec, ranks, values)
-        each = ", ".join(f"{name} {sum(one.kernels.values())}" for name, one in counted.items())
-        total = sum(sum(one.kernels.values()) for one in counted.values())
-        return [f"{total} ({each})", f"{sum(one.bytes for one in counted.values()) / values:.0f}"]
+        by_stage = {name: sum(count.kernels.values()) for name, count in counted.items()}
+        each = ", ".join(f"{name} {number}" for name, number in by_stage.items())
+        traffic = sum(count.bytes for count in counted.values()) / values
+        return [f"{sum(by_stage.values())} ({each})", f"{traffic:.0f}"]
     work = powersgd_work(spec)
     with Counted() as counted:
         work()
@@ -187,7 +188,7 @@ def kernels(spec: str, ranks: int, values: int) -> list[str]:
 
 def beside(spent: list[float], base: list[float]) -> str:
     """Milliseconds a step, and by how much more than the base's in the same round: medians."""
-    times = statistics.median(one / other for one, other in zip(spent, base))
+    times = statistics.median(own / other for own, other in zip(spent, base))
     return f"{1e3 * statistics.median(spent):.0f} ms, {times:.2f} x"
 
 

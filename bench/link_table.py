@@ -223,8 +223,9 @@ def describe_run(case, run, alone):
 def write_run(run):
     """A whole run into docs/, in the place of an earlier one with this optimizer."""
     document = json.loads(RECORD.read_text())
-    others = [one for one in document.get("whole", []) if one["optimizer"] != run["optimizer"]]
-    document["whole"] = sorted([*others, run], key=lambda one: one["optimizer"], reverse=True)
+    known = {other["optimizer"]: other for other in document.get("whole", [])}
+    known[run["optimizer"]] = run
+    document["whole"] = [known[optimizer] for optimizer in sorted(known, reverse=True)]
     RECORD.write_text(json.dumps(document, indent=1) + "\n")
     onto_page(document["rows"])
 

@@ -52,9 +52,9 @@ class Code:
 
 def todays(spec: str) -> Code:
     values = 20 * RANKS * UNIT
-    found = stages(spec, RANKS, values).values()
-    kernels = tuple(sum(one.kernels.values()) for one in found)
-    return Code(f"`{spec}`", kernels, tuple(one.bytes / values for one in found), spec=spec)
+    counts = stages(spec, RANKS, values).values()
+    kernels = tuple(sum(count.kernels.values()) for count in counts)
+    return Code(f"`{spec}`", kernels, tuple(count.bytes / values for count in counts), spec=spec)
 
 
 CARDS = (

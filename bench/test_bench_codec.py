@@ -18,4 +18,4 @@ def test_bytes_and_the_processor_s_time(figure):
         milliseconds = 1e3 * statistics.median(spent[spec])
         figure(f"{spec}: coding and decoding, of one core a step", milliseconds, "ms")
         pairs = zip(spent[spec], spent[SPECS[0]])
-        figure(f"  beside {SPECS[0]}", statistics.median(one / base for one, base in pairs), "x")
+        figure(f"  beside {SPECS[0]}", statistics.median(own / base for own, base in pairs), "x")

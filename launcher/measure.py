@@ -25,7 +25,6 @@ from launcher.look import Facts
 from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.node import pairprobe
 from launcher.options import trainer_settings, with_trainer
 from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
@@ -189,7 +188,7 @@ class Measurement:
             raise UserError(*said)
 
 
-STREAM_SECONDS = 1.0  # how long each stream lasts
+STREAM = {"seconds": 1.0}  # how long each stream lasts
 PATIENCE = 30.0  # for a machine that is late: guards start within a second of each other
 TESTS = ("receive", "send")
 
@@ -211,8 +210,7 @@ def timetables(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, dict[str
         "peers": {host.name: host.address for host in hosts},
         "port": max(ports),
         "token": secrets.token_urlsafe(),
-        "seconds": STREAM_SECONDS,
-        "settle": pairprobe.SETTLE,
+        **STREAM,
         "patience": PATIENCE,
         "tests": TESTS,
     }

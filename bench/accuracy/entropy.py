@@ -28,11 +28,11 @@ SHOWN = (0.1, 0.25, 0.5, 0.75, 1.0)  # of the run
 def bits(shares: list[float]) -> float:
     """Of a level: how often it is 0, 1 or -1, 2 or -2, and so on, both signs alike."""
     each = [(share / (1 if size == 0 else 2), share) for size, share in enumerate(shares)]
-    return -sum(share * math.log2(one) for one, share in each if one)
+    return -sum(share * math.log2(signed) for signed, share in each if signed)
 
 
-def count(found: dict[str, list[list[float]]]) -> None:
-    """From here on, each coding notes in `found` the shares of its levels without their signs."""
+def count(shares_of: dict[str, list[list[float]]]) -> None:
+    """From here on, each coding notes in `shares_of` those of its levels without their signs."""
     real_levels, real_sum = Codec._levels, ErrorFeedback._sum
     kind = threading.local()
 
@@ -40,7 +40,7 @@ def count(found: dict[str, list[list[float]]]) -> None:
         made = real_levels(self, scaled, step, own)
         used = made[step.view(-1) > 0]  # what fills up a part is all zeros
         counts = torch.bincount(used.abs().view(-1).long(), minlength=self.levels + 1)
-        found[getattr(kind, "of", "gradients")].append((counts / used.numel()).tolist())
+        shares_of[getattr(kind, "of", "gradients")].append((counts / used.numel()).tolist())
         return made
 
     def summed(self: ErrorFeedback, *given: Any) -> torch.Tensor:
@@ -55,17 +55,17 @@ def count(found: dict[str, list[list[float]]]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     case = study.Case(*sys.argv[1:2] or [study.CODED], seed=1)
-    found: dict[str, list[list[float]]] = {"gradients": [], "sums": []}
-    count(found)
+    shares_of: dict[str, list[list[float]]] = {"gradients": [], "sums": []}
+    count(shares_of)
     study.carry_out(case, study.images(study.GLYPHS, 1))
     print("| after steps | codes of | 0, 1, 2, ... | bits a value |\n|---|---|---|---|")
-    for kind, shares in found.items():
+    for kind, shares in shares_of.items():
         for part in SHOWN:
             end = round(part * len(shares))
             last = shares[max(0, end - len(shares) // 20) : end]
             mean = [sum(level) / len(last) for level in zip(*last)]
-            told = ", ".join(f"{share:.3f}" for share in mean)
-            print(f"| {part * 1000:.0f} | {kind} | {told} | {bits(mean):.2f} |")
+            levels = ", ".join(f"{share:.3f}" for share in mean)
+            print(f"| {part * 1000:.0f} | {kind} | {levels} | {bits(mean):.2f} |")
 
 
 if __name__ == "__main__":

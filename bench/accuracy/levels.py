@@ -96,11 +96,11 @@ def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def named(found: study.Results) -> study.Results:
+def by_todays_names(results: study.Results) -> study.Results:
     """By today's names, with the scale that the optimizer makes of them: those of bits were
     renamed, and round alike but for ties (README.md)."""
     kept = {}
-    for case, top1 in found.items():
+    for case, top1 in results.items():
         strategy = strategies.known(case.sync)
         if strategy is not None:
             spec = strategy.of("sgd" if case.optimizer == "sgd" else "adam").spec
@@ -182,7 +182,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     while True:
-        found, lines = named(study.results(study.known(options.lines))), text.known(options.text)
+        found, lines = (
+            by_todays_names(study.results(study.known(options.lines))),
+            text.known(options.text),
+        )
         if options.table:
             print("\n".join(table(found, lines)))
         if options.pages:

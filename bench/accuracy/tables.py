@@ -48,16 +48,10 @@ Runs = dict[tuple[str, int], dict[int, float]]  # (sync, epochs) -> seed -> poin
 
 
 def runs(lines: list[dict]) -> Runs:
-    found: Runs = {}
-    for line in lines:
-        sync, usual = spec_of(line), study.ALONE_LR if line["sync"] == ALONE else study.LR
-        ends = {usual: "", usual * 2: TWICE}
-        if not usual_ways(line):
-            continue
-        if line["task"] == study.TASK and line["lr"] in ends and line["seed"] < FIRST_TRIAL:
-            key = sync + ends[line["lr"]], line["epochs"]
-            found.setdefault(key, {})[line["seed"]] = 100 * line["top1"]
-    return found
+    """With SGD on the first task, at the usual rate and at twice that."""
+    twice = runs_with(lines, "sgd", times=2)
+    doubled = {(spec + TWICE, epochs): by_seed for (spec, epochs), by_seed in twice.items()}
+    return {**runs_with(lines, "sgd"), **doubled}
 
 
 def spec_of(line: dict) -> str:
@@ -73,19 +67,21 @@ def prices_with(lines: list[dict], optimizer: str, task: int) -> dict[str, dict]
     return {spec: price(found, spec) for spec in measured(found)}
 
 
-def runs_with(lines: list[dict], optimizer: str, start: str = "", task: int = study.TASK) -> Runs:
-    """Those at the task's usual rate. `start`: of what is not exact; "none" where none of its steps
-    is."""
+def runs_with(
+    lines: list[dict], optimizer: str, start: str = "", task: int = study.TASK, times: int = 1
+) -> Runs:
+    """Those at so many times the task's usual rate. `start`: of what is not exact; "none" where
+    none of its steps is."""
     same = {"task": task, "optimizer": optimizer, "warmup": study.WARMUP}
-    same["lr"] = study.RATES[task, optimizer]
-    found: Runs = {}
+    same["lr"] = study.RATES[task, optimizer] * times
+    made: Runs = {}
     for line in lines:
         line = {"optimizer": "sgd", "warmup": study.WARMUP, "start": "", **line}
         spec = spec_of(line)
         begun = "" if spec in (ALONE, EXACT) else start
         if {**same, "start": begun}.items() <= line.items() and line["seed"] < FIRST_TRIAL:
-            found.setdefault((spec, line["epochs"]), {})[line["seed"]] = 100 * line["top1"]
-    return found
+            made.setdefault((spec, line["epochs"]), {})[line["seed"]] = 100 * line["top1"]
+    return made
 
 
 def of_text(lines: list[dict]) -> dict[str, float]:
@@ -104,12 +100,6 @@ def of_text(lines: list[dict]) -> dict[str, float]:
             more = statistics.fmean(own[seed] / loss[EXACT][seed] for seed in pairs)
             found[spec] = round(100 * (more - 1), 1)
     return found
-
-
-def usual_ways(line: dict) -> bool:
-    """Whether it is of SGD with the usual first steps: the tables' runs. (PROTOCOL.md has more.)"""
-    usual = {"optimizer": "sgd", "start": "", "warmup": study.WARMUP}
-    return all(line.get(name, value) == value for name, value in usual.items())
 
 
 def differences(found: Runs, sync: str, epochs: int) -> dict[int, float]:

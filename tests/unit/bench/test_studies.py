@@ -39,7 +39,9 @@ def test_levels_go_on_with_what_is_not_there_and_count_pairs_by_todays_names():
     exact, coded = list(stage.cases())[:2]
     sgd = levels.Stage(study.GLYPHS, "sgd", ("ef:3:peak",), range(1, 2))
     before = dataclasses.replace(sgd.case("ef:3:peak", 1), sync="ef:1.6")
-    lines = levels.named({exact: 0.75, coded: 0.76, before: 0.5, sgd.case("allreduce", 1): 0.8})
+    lines = levels.by_todays_names(
+        {exact: 0.75, coded: 0.76, before: 0.5, sgd.case("allreduce", 1): 0.8}
+    )
     assert levels.differences(lines, stage, coded.sync) == pytest.approx([1.0])
     assert levels.differences(lines, sgd, "ef:3:peak") == pytest.approx([-30.0])
     assert next(levels.left(lines, [], False)) not in (exact, coded)

@@ -69,8 +69,7 @@ def run(tables, folder, command=("-c", "print('then this')")):
 
 
 def test_machines_measure_each_other_and_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("launcher.measure.STREAM_SECONDS", 0.05)
-    monkeypatch.setattr(pairprobe, "SETTLE", 0.0)
+    monkeypatch.setattr("launcher.measure.STREAM", {"seconds": 0.05, "settle": 0.0})
     hosts = [host(n, address=f"127.0.0.{n}") for n in (1, 2, 3)]
     free = {one.name: facts(1, free_ports=[29478]) for one in hosts}
     said, files = run(measure.timetables(hosts, free), tmp_path)

@@ -38,8 +38,7 @@ def cluster(tmp_path, monkeypatch):
     """cluster(script) makes two machines, at two addresses of this one; it returns their number of
     times that they were taken."""
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr("launcher.measure.STREAM_SECONDS", 0.3)
-    monkeypatch.setattr("launcher.node.pairprobe.SETTLE", 0.0)
+    monkeypatch.setattr("launcher.measure.STREAM", {"seconds": 0.3, "settle": 0.0})
     taken = []
 
     def make(script):
