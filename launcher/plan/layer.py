@@ -238,7 +238,9 @@ def _entry(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
     name, version = canonical(one["metadata"]["name"]), one["metadata"]["version"]
     own = re.sub(rf"[+.]{LABEL}$", "", version)
     address = one["download_info"]
-    digest = address.get("archive_info", {}).get("hashes", {}).get("sha256", "")
+    archive = address.get("archive_info", {})
+    # pip before 23.1, which is Debian 12's, gives one digest, as "sha256=...".
+    digest = archive.get("hashes", {}).get("sha256") or archive.get("hash", "").partition("=")[2]
     return name, own, "" if own != version else address["url"], digest
 
 
