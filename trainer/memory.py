@@ -29,17 +29,22 @@ class OutOfMemory(RuntimeError):
     """The device has too little memory for a pass; the text is the library's own message."""
 
 
-@contextlib.contextmanager
-def one_pass() -> Iterator[None]:
+class one_pass:
     """Around a forward and backward, or an evaluation pass: an error that means too little memory
-    is raised as OutOfMemory."""
-    before = refusals()
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, OutOfMemory) or not is_out_of_memory(error, before):
-            raise
-        raise OutOfMemory(str(error)) from error
+    is raised as OutOfMemory.
+
+    A class: where a generator of contextlib raises another error, a cycle of Python 3.12 and newer
+    keeps the pass's frames, and so its memory, until the garbage collector runs.
+    """
+
+    def __enter__(self) -> None:
+        self.refused_before = refusals()
+
+    def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
+        if error is None or isinstance(error, OutOfMemory):
+            return
+        if is_out_of_memory(error, self.refused_before):
+            raise OutOfMemory(str(error)) from error
 
 
 def is_out_of_memory(error: BaseException, refused_before: Optional[int] = None) -> bool:
@@ -108,8 +113,10 @@ def _untracked(norms: List[_BatchNorm]) -> Iterator[None]:
     """When a batch is recomputed, it must not count in the running statistics a second time."""
     momenta = [module.momentum for module in norms]
     counts = [module.num_batches_tracked for module in norms]
-    for module in norms:
-        module.momentum, module.num_batches_tracked = 0.0, None
+    for module, count in zip(norms, counts):
+        module.momentum = 0.0
+        # A copy, since torch's own normalisation over ranks wants one to count in.
+        module.num_batches_tracked = None if count is None else count.clone()
     try:
         yield
     finally:
