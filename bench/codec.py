@@ -60,17 +60,19 @@ class Counted(TorchDispatchMode):
         return made
 
 
-def bucket_work(spec: str, ranks: int, values: int) -> dict[str, Callable[[], object]]:
+def bucket_work(
+    spec: str, ranks: int, values: int, device: torch.device | None = None
+) -> dict[str, Callable[[], object]]:
     """What each rank does for a bucket of so many values, stage by stage, in this order."""
     parts = ErrorFeedback(parse(spec), lambda: None)
     parts.topology = Topology(tuple(range(ranks)), 0)
     torch.manual_seed(0)
-    kept = [torch.randn(size) for size in parts.sizes(torch.empty(values), 0)]
+    kept = [torch.randn(n, device=device) for n in parts.sizes(torch.empty(values), 0)]
     state, squares = BucketState(kept, [torch.zeros_like(one) for one in kept]), None
     if parts.learns:
-        known = [torch.rand(len(kept[0]))]
+        known = [torch.rand(len(kept[0]), device=device)]
         squares = Squares(known, [torch.zeros_like(known[0])], None)
-    job = torch.randn(values), 0, (state, squares)
+    job = torch.randn(values, device=device), 0, (state, squares)
     sent = parts._code(job)
     total = parts._sum(sent.coded, sent)
     came = dataclasses.replace(sent, coded=total.expand(ranks, -1).contiguous())

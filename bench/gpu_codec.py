@@ -1,4 +1,4 @@
-"""What `ef:3` costs on this machine's GPU: rows of `make bench-gpu`, docs/performance.md.
+"""What `ef` costs on this machine's GPU: rows of `make bench-gpu`, docs/performance.md.
 
 The codec alone: each stage of a bucket, as four machines have it. And whole steps by DDP with the
 trainer's exchange, where sleep stands in for a link of 1 Gbit/s: all is done but what a card sends.
@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.pipeline import LINK, RANKS, SPEC, TURN
+from bench.codec import SHOWN, bucket_work
+from bench.pipeline import LINK, RANKS, TURN
 from contract.strategies import MIB, parse
 from tandem.sync import Topology, carrier, feedback, make
-from tandem.sync.feedback import BucketState
 from trainer.models import build
 
 MACHINES = Topology(tuple(range(RANKS)), 0)
@@ -41,21 +41,15 @@ def finish(device):
 
 
 def codec(device, scale):
-    """A row for each stage of a bucket."""
-    sync = make(SPEC, lambda: None)
-    sync.topology = MACHINES
-    buffer = torch.randn(parse(SPEC).rule.bucket_mb * MIB // 4, device=device)
-    kept = [torch.randn(size, device=device) for size in sync.sizes(buffer, 0)]
-    state = BucketState(kept, [torch.zeros_like(one) for one in kept])
-    bucket = sync._code((buffer, 0, (state, None)))
-    stages = {
-        "encodes": lambda: sync._code((buffer, 0, (state, None))),
-        "adds up its part": lambda: sync._sum(bucket.coded, bucket),
-        "decodes": lambda: sync._take(bucket),
-    }
-    for name, call in stages.items():
-        spent = seconds(call, device, scale.repeats)
-        yield [f"{SPEC}, a bucket of 8 MiB, {RANKS} machines: {name}", f"{spent * 1e6:.0f} µs"]
+    """A row for each strategy: the stages of a bucket."""
+    for spec in SHOWN:
+        values = parse(spec).rule.bucket_mb * MIB // 4
+        spent = {
+            name: f"{seconds(call, device, scale.repeats) * 1e6:.0f} µs"
+            for name, call in bucket_work(spec, RANKS, values, device).items()
+        }
+        stages = ", ".join(f"{name} {one}" for name, one in spent.items())
+        yield [f"{spec}, a bucket of {parse(spec).rule.bucket_mb} MiB, {RANKS} machines", stages]
 
 
 def asleep(parts, group, ranks=None):
@@ -66,11 +60,16 @@ def asleep(parts, group, ranks=None):
 
 
 def linked(device, scale):
-    """A row: steps with the exchange, beside steps without one."""
+    """A row for each of two strategies: steps with the exchange, beside steps without one."""
+    for spec in ("ef:3:peak", "ef:5:peak"):
+        yield linked_by(spec, device, scale)
+
+
+def linked_by(spec, device, scale):
     model, size, batch = scale.models[0]
     net = build(model, 10, size).to(device)
     images, classes = torch.randn(batch, 3, size, size, device=device), torch.arange(batch) % 10
-    classes, sync = classes.to(device), make(SPEC, lambda: None)
+    classes, sync = classes.to(device), make(spec, lambda: None)
 
     def step(called):
         net.zero_grad(set_to_none=True)
@@ -82,7 +81,7 @@ def linked(device, scale):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         ddp = DistributedDataParallel(
-            net, bucket_cap_mb=parse(SPEC).rule.bucket_mb, gradient_as_bucket_view=True
+            net, bucket_cap_mb=parse(spec).rule.bucket_mb, gradient_as_bucket_view=True
         )
         sync.setup(device, MACHINES)
         ddp.register_comm_hook(None, sync.hook)
@@ -99,5 +98,5 @@ def linked(device, scale):
             together = seconds(exchanged, device, scale.steps)
     finally:
         dist.destroy_process_group()
-    name = f"{model}, {batch} x {size} px, bf16, {SPEC}, 1 Gbit/s played by sleep"
-    yield [name, f"{together:.3f} s a step, {alone:.3f} without: {alone / together:.2f}"]
+    name = f"{model}, {batch} x {size} px, bf16, {spec}, 1 Gbit/s played by sleep"
+    return [name, f"{together:.3f} s a step, {alone:.3f} without: {alone / together:.2f}"]

@@ -145,8 +145,8 @@ class TorchvisionLike(Bare):
 
 
 class TimmLike(Bare):
-    """With timm's optimizer and scaler, as its train script puts them together. No machine of ours
-    had timm: it was written from its documentation, and never ran."""
+    """With timm's optimizer and scaler, as its train script puts them together; written from its
+    documentation."""
 
     name = "timm's loop"
 
@@ -159,7 +159,7 @@ class TimmLike(Bare):
         self.model = model.to(self.device, memory_format=self.shape)
         self.net = torch.compile(self.model) if setting.compiled else self.model
         self.optimizer = timm.optim.create_optimizer_v2(
-            self.model, opt="sgd", lr=LR, momentum=0.9, weight_decay=1e-4
+            self.model, opt="momentum", lr=LR, momentum=0.9, weight_decay=1e-4
         )
         self.native = timm.utils.NativeScaler() if setting.precision == "O1" else None
 

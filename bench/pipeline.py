@@ -1,5 +1,5 @@
-"""A model of one step with `ef` on GPUs, which nobody here has: when each bucket is coded, sent,
-summed, sent again and decoded, and how long the step takes.
+"""A model of one step with `ef` on an office PC's GPU, which nobody here has: when each bucket is
+coded, sent, summed, sent again and decoded, and how long the step takes.
 
     python -m bench.pipeline
 
@@ -21,7 +21,7 @@ from tandem.sync.codec import CODECS
 SPEC, RANKS = "ef:3:peak", 4
 LINK = 117.5e6  # bytes/s of payload at 1 Gbit/s: by the headers of TCP and Ethernet
 TURN = 0.16e-3  # s, a turn of Gloo's over loopback: measured, without a switch
-START = 8e-6  # s from one kernel to the next on a stream that goes first: assumed
+START = 19e-6  # s from one kernel to the next on a stream that goes first: measured on an H100
 PCIE, SYNC = 6e9, 20e-6  # bytes/s, and s to wait for a copy: assumed
 FIRST_MIB = 1  # of DDP's first bucket
 
