@@ -1,1 +1,1 @@
-"""The machines: their list, the ways to them, and what they say of themselves."""
+"""The machines: their list, what is asked of the way to each, and whose they are."""

@@ -1,7 +1,7 @@
 """A machine of the inventory, what is asked of the way to it, and what is done by every such way:
 machines are opened and closed all at once, and commands there are talked with.
 
-Each way is one module of `launcher/machines/engines/`, found by the name that the inventory has as
+Each way is one module of `launcher/engines/`, found by the name that the inventory has as
 ansible_connection, and defines `ENGINE`. All carry out one plan, whose dry run is plan.render: a
 node starts a command, a process streams what it prints, and closing it stops it.
 """
@@ -21,7 +21,7 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Protocol
 
 from contract.errors import UserError
-from launcher.machines import engines
+from launcher import engines
 from launcher.machines.owned import Owner
 
 

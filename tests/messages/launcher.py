@@ -9,9 +9,9 @@ from paramiko.ssh_exception import NoValidConnectionsError
 
 from contract import errors
 from contract.options import Config
+from launcher.engines import ssh
 from launcher.look import Requirements
 from launcher.machines import owned
-from launcher.machines.engines import ssh
 from launcher.problems import RULES, problem
 from launcher.watch import attempts
 from launcher.watch.failures import Failure, exit_code, explained, reason, restart

@@ -106,7 +106,7 @@ READS = {
         ansible/planning/stacks.py ansible/planning/wake.py ansible/roles/owner/files/tandem.py
         ansible/wake.py contract/command_line.py contract/layout.py contract/runs.py
         contract/text.py contract/validate.py launcher/checkpoints.py launcher/collect.py
-        launcher/control.py launcher/folders.py launcher/machines/engines/ssh.py
+        launcher/control.py launcher/folders.py launcher/engines/ssh.py
         launcher/machines/inventory.py launcher/node/owner.py launcher/node/pairprobe.py
         launcher/node/probe.py launcher/node/tickets.py launcher/outputs.py
         launcher/pickles.py launcher/plan/code.py launcher/plan/layer.py
@@ -130,7 +130,7 @@ READS = {
         report/cli.py report/events.py report/measurements.py trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
     "what the control machine sends to its own programs": """
-        launcher/machines/engines/slurm.py launcher/node/link.py launcher/slurm.py
+        launcher/engines/slurm.py launcher/node/link.py launcher/slurm.py
         trainer/models.py
         ansible/planning/network.py ansible/module_utils/commands.py""",
     "what a machine finds on itself, which is checked here (border.py)": """

@@ -20,8 +20,8 @@ from contract.text import PARTS, SHORT, read_text
 from contract.validate import Invalid
 from launcher import control, folders, look, outputs, top
 from launcher.background import Sizes, Spool
+from launcher.engines import ssh
 from launcher.machines import inventory
-from launcher.machines.engines import ssh
 from launcher.node import owner, tickets
 from launcher.node import probe as machine
 from launcher.plan import code, requirements

@@ -27,7 +27,7 @@ from bench import (
     timed_model,
 )
 from bench.verdict import trial_run, trials
-from launcher.machines.engines.local import LocalProcess
+from launcher.engines.local import LocalProcess
 
 CPU = torch.device("cpu")
 

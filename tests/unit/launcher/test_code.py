@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from launcher.machines.engines.local import LocalNode
+from launcher.engines.local import LocalNode
 from launcher.plan import code
 from launcher.watch import guards
 from tests.unit.launcher.launcher_values import host

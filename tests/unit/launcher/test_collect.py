@@ -13,7 +13,7 @@ import pytest
 from contract.errors import UserError
 from launcher import collect
 from launcher.background import MIB, Sizes
-from launcher.machines.engines.local import LocalNode, LocalProcess
+from launcher.engines.local import LocalNode, LocalProcess
 from launcher.terminal import Terminal
 from launcher.watch.lines import RunLogs
 from tests.unit.launcher.launcher_values import build, facts, host

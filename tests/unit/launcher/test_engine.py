@@ -11,12 +11,12 @@ import pytest
 
 from contract.errors import UserError
 from contract.options import Config
-from launcher import collect, look
+from launcher import collect, engines, look
 from launcher.background import Sizes
+from launcher.engines.local import LocalProcess
 from launcher.look import OpenMachines
-from launcher.machines import engine, engines, inventory
+from launcher.machines import engine, inventory
 from launcher.machines.engine import talk
-from launcher.machines.engines.local import LocalProcess
 from launcher.plan import code
 from launcher.terminal import Stopper, Terminal
 from launcher.watch import guards
@@ -31,7 +31,7 @@ WRAPPED = '''
 """Machines behind `env -i`, which hands over no variable of this one."""
 
 from launcher.machines.engine import Engine
-from launcher.machines.engines.local import LocalProcess
+from launcher.engines.local import LocalProcess
 
 
 class WrappedNode:
@@ -65,7 +65,7 @@ def wrapped(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "wrapped.py").write_text(WRAPPED)
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(folder)])
-    monkeypatch.delitem(sys.modules, "launcher.machines.engines.wrapped", raising=False)
+    monkeypatch.delitem(sys.modules, "launcher.engines.wrapped", raising=False)
     variables = {
         f"node{n}": {
             "ansible_connection": "wrapped",

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from launcher import look
+from launcher.engines import ssh
 from launcher.machines import inventory
 from launcher.machines.engine import MachineError
-from launcher.machines.engines import ssh
 from launcher.watch.failures import explained
 from tests.unit.launcher import scripted_guards
 from tests.unit.launcher.launcher_values import host

@@ -7,7 +7,7 @@ import pytest
 
 from launcher import collect
 from launcher.background import Sizes
-from launcher.machines.engines.local import LocalProcess
+from launcher.engines.local import LocalProcess
 from launcher.terminal import Stopper
 from launcher.watch import failures
 from launcher.watch.guards import Frames, Guarded

@@ -13,8 +13,8 @@ import pytest
 from contract.errors import UserError
 from contract.options import Config
 from launcher import judge, look
+from launcher.engines.local import LocalNode
 from launcher.look import OpenMachines, Requirements
-from launcher.machines.engines.local import LocalNode
 from launcher.plan import layer
 from launcher.plan.layer import Environment
 from launcher.plan.script import Script

@@ -15,7 +15,7 @@ from contract.records import PIECE, names
 from contract.validate import Invalid
 from launcher import collect
 from launcher.background import MIB, Sizes, Spool
-from launcher.machines.engines.local import LocalNode, LocalProcess
+from launcher.engines.local import LocalNode, LocalProcess
 from launcher.node.link import FrameWriter
 from launcher.node.records import BEHIND, Tail
 from launcher.watch import failures, records

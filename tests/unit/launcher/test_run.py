@@ -22,10 +22,10 @@ from contract.options import Options as TrainerOptions
 from contract.runs import prediction_path
 from launcher import carry_out, collect, folders, hours, look, run
 from launcher.carry_out import Run
+from launcher.engines.local import LocalNode
+from launcher.engines.ssh import SshNode
 from launcher.look import OpenMachines, Requirements
 from launcher.machines.engine import Busy
-from launcher.machines.engines.local import LocalNode
-from launcher.machines.engines.ssh import SshNode
 from launcher.plan import checks, predictions
 from launcher.plan.balance import Balance
 from launcher.plan.checks import ReadyRun

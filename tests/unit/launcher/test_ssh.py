@@ -14,9 +14,9 @@ import paramiko
 import pytest
 from fabric import Config
 
+from launcher.engines import ssh
+from launcher.engines.ssh import StrictConnection
 from launcher.machines.engine import talk
-from launcher.machines.engines import ssh
-from launcher.machines.engines.ssh import StrictConnection
 from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.launcher_values import host
 

@@ -19,8 +19,8 @@ from contract.options import Config
 from contract.text import clean
 from contract.validate import Invalid
 from launcher import collect, judge, look, measure
+from launcher.engines import ssh
 from launcher.look import Control, OpenMachines, Requirements
-from launcher.machines.engines import ssh
 from launcher.terminal import Terminal
 from launcher.watch import attempts
 from launcher.watch.guards import LARGEST, ONCE, Frames, shapes

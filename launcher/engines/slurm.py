@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from contract.card import route
 from contract.errors import UserError
+from launcher.engines.local import LocalNode, LocalProcess
 from launcher.machines.engine import Engine, Host
-from launcher.machines.engines.local import LocalNode, LocalProcess
 from launcher.machines.inventory import JOB
 from launcher.node.machine import IN_JOB
 
