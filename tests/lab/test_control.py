@@ -126,12 +126,14 @@ def attach(lab, name):
     )
 
 
-def test_a_closed_terminal_ends_a_run_in_order(start):
-    run = start(100)
+def test_a_window_that_is_closed_ends_a_run_in_order(start):
+    run = start(100, terminal=True)
     run.wait_for(r"\] step 3\n", NODES)
-    os.kill(run.controller, signal.SIGHUP)
+    folder = run.folder
+    run.hang_up()
     assert run.end() == 75
-    assert len(re.findall(r"\[node\d \d\] saved\n", run.said())) == NODES
+    kept = (folder / "controller.log").read_text()
+    assert kept.count("] saved\n") == NODES and f"make train RESUME={folder.name}" in kept
     assert run.processes() == []
 
 

@@ -158,13 +158,15 @@ def test_up_that_fails_says_why_and_leaves_nothing(before, new_lab, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_making_the_base_that_is_ended_leaves_nothing(before, new_lab, tmp_path, number):
-    """A base with other contents is another base, so it has to be made first."""
-    lab = new_lab("ends", checkout=tmp_path)
-    shutil.copytree(CHECKOUT / "lab", tmp_path / "lab")
-    (tmp_path / "ansible").mkdir()
-    shutil.copy(CHECKOUT / "ansible/releases.yml", tmp_path / "ansible")
-    recipe = tmp_path / "lab/base.py"
+def test_making_the_base_that_is_ended_leaves_nothing(before, new_lab, tmp_path_factory, number):
+    """A base with other contents is another base, so it has to be made first. The lab's checkout
+    is needed until the session ends."""
+    checkout = tmp_path_factory.mktemp("checkout")
+    lab = new_lab("ends", checkout=checkout)
+    shutil.copytree(CHECKOUT / "lab", checkout / "lab")
+    (checkout / "ansible").mkdir()
+    shutil.copy(CHECKOUT / "ansible/releases.yml", checkout / "ansible")
+    recipe = checkout / "lab/base.py"
     recipe.write_text(
         recipe.read_text().replace("apt-get clean\n", f"apt-get clean # {lab.name}\n")
     )

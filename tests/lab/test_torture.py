@@ -79,16 +79,6 @@ def test_ctrl_z_is_refused(start):
     finished(run)
 
 
-def test_a_window_that_is_closed_ends_a_run_in_order(start):
-    run = trains(start(100, terminal=True))
-    folder = run.folder
-    run.hang_up()
-    assert run.end() == 75
-    kept = (folder / "controller.log").read_text()
-    assert kept.count("] saved\n") == NODES and f"make train RESUME={folder.name}" in kept
-    assert clean(run)
-
-
 def test_a_window_that_is_closed_ends_nothing_under_nohup(start):
     run = trains(start(10, terminal=True, before="trap '' HUP"))
     folder = run.folder

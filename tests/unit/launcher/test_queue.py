@@ -30,6 +30,8 @@ def machines(tmp_path, monkeypatch):
     monkeypatch.setattr(queue, "folder_of", lambda one: str(tmp_path / one.name))
     monkeypatch.setattr(queue.inventory, "load", lambda _file: hosts)
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
+    # It would find the guards of tests beside this one.
+    monkeypatch.setattr(queue, "running", lambda _nodes: {})
     return {one.name: one.engine.node(one) for one in hosts}
 
 
