@@ -32,6 +32,12 @@ options:
     type: list
     elements: str
     default: []
+  sources:
+    description: >-
+      Whether apt's sources are asked for their suites, which a machine without internet may not
+      try.
+    type: bool
+    default: false
 author: Tandem
 """
 
@@ -256,7 +262,6 @@ def settings():
         "missing_mounts": mounts(),
         "held_since": held_since(),
         "boot_passphrases": boot_passphrases(),
-        "dead_sources": dead_sources(),
     }
 
 
@@ -341,6 +346,7 @@ def main():
         argument_spec={
             "address": {"type": "str", "required": True},
             "folders": {"type": "list", "elements": "str", "default": []},
+            "sources": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
     )
@@ -349,6 +355,7 @@ def main():
         "disks": {name: disk(name) for name in module.params["folders"]},
         "environments": environments(),
         "toolkits": toolkits(),
+        "dead_sources": dead_sources() if module.params["sources"] else [],
     }
     for part in (system(), driver(), network(module.params["address"]), settings()):
         facts.update(part)
