@@ -78,8 +78,9 @@ CLUSTERS = {
 
 
 def inventory(names):
-    for number, name in enumerate(names):
-        role, facts, _, others = CLUSTERS[name]
+    for number, (name, (role, facts, _, others)) in enumerate(CLUSTERS.items()):
+        if name not in names:
+            continue
         for place, (own, strict) in enumerate([(role, True), *(row[:2] for row in others)], 1):
             yield f"{name}-{place}", {
                 "clock_server": f"{name}-1", "strict": strict, "preflight_facts": facts,
