@@ -1,5 +1,8 @@
 """Several ranks of the trainer on this machine, forked from a server (tests/trainer_preload.py)."""
 
+import contextlib
+import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,10 +19,27 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.trainer_preload"])
 
 
+BLOCK = 100  # ports
+
+
+@functools.cache
+def own_ports():
+    """(mark, ports without end) of this process alone, while it lives, among those that the kernel
+    gives nobody by itself: one that it gave, and that was closed again, goes to the next who asks.
+    """
+    mark = socket.socket(socket.AF_UNIX)
+    for begin in range(10000, 29000, BLOCK):
+        with contextlib.suppress(OSError):
+            mark.bind(f"\0tandem-test-ports-{begin}")  # gone with the process; of this network
+            return mark, itertools.cycle(range(begin, begin + BLOCK))
+    raise RuntimeError("all blocks of ports have a process")
+
+
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    for port in own_ports()[1]:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def start_ranks(nodes, function, *args, env=None, quiet=False):
