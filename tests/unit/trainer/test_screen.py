@@ -35,8 +35,9 @@ def screen(rank=0, **settings):
     )
 
 
-def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys):
+def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys, caplog):
     """Whatever a step takes: here 0.5 s, with a log point each 100 steps."""
+    caplog.set_level(logging.INFO, logger="trainer")  # and back at the end
     for rank in (0, 1):
         quiet_others(World(rank=rank, size=2, batches=(4, 4)))
         wanted = logging.WARNING if rank else logging.INFO
