@@ -51,7 +51,7 @@ def test_it_scales_as_our_own_trainer_does(sleeper, trainer, figure):  # noqa: F
     pairs = []
     for _ in range(2):
         pairs.append([sleeper(lines, 60)[1], trainer(4)[1]])
-    speeds = [[one["images_per_second"] for one in pair] for pair in [alone, *pairs]]
+    speeds = [[summary["images_per_second"] for summary in pair] for pair in [alone, *pairs]]
     ours = [[together / (NODES * speed) for together, speed in zip(pair, speeds[0])]
             for pair in speeds[1:]]  # fmt: skip
     figure("script: its efficiency on three machines over the trainer's",

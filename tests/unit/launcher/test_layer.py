@@ -199,8 +199,8 @@ def test_a_newer_package_lies_above_the_environments_and_a_wheel_for_a_newer_sys
 @pytest.mark.parametrize("archive", [{"hashes": {"sha256": "e3b0"}}, {"hash": "sha256=e3b0"}])
 def test_a_digest_is_read_from_the_report_of_a_newer_pip_and_of_debian_12_s(archive):
     there = {"url": "file:///part-0.5-py3-none-any.whl", "archive_info": archive}
-    one = {"metadata": {"name": "part", "version": "0.5"}, "download_info": there}
-    assert layer._entry(one)[3] == "e3b0"
+    part = {"metadata": {"name": "part", "version": "0.5"}, "download_info": there}
+    assert layer._entry(part)[3] == "e3b0"
 
 
 def test_hashes_are_held(index, asks):
