@@ -16,8 +16,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
@@ -52,6 +54,7 @@ class Part:
     argv: tuple[str, ...]
     setup: bool = False
     spares: tuple[str, ...] = ()
+    beside: Part | None = None  # runs at the same time, where this one leaves a core idle
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -79,13 +82,14 @@ def ring_test(only: str) -> list[Part]:
     if only:
         options = ["--device=cpu"] if "tests/gpu" in only else []
         return [*parts, pytest(only, *short, *options, *paths(only))]
+    # Most of lint is one process of ansible-lint.
+    gpus = pytest("what GPUs are to do, on the CPU", "-m", "quick", "--device=cpu", "tests/gpu")
     # worksteal: neighbours stay in one process, so that fixtures that they share are made once.
     return [
         *parts,
-        Part("lint", ("tools/lint.sh",)),
+        Part("lint", ("tools/lint.sh",), beside=gpus),
         pytest("unit tests", *short, BUSY, "--dist=worksteal", "tests/unit", "tests/messages"),
         pytest("training", *short, "--numprocesses=2", "--dist=loadscope", "tests/train"),
-        pytest("what GPUs are to do, on the CPU", "-m", "quick", "--device=cpu", "tests/gpu"),
     ]
 
 
@@ -192,6 +196,18 @@ def run(part: Part, log: IO[str] | None = None) -> int:
     return code
 
 
+def run_with_beside(part: Part) -> list[str]:
+    """The names of those that failed. What the other one printed comes when both have ended."""
+    if not part.beside:
+        return [part.name] * bool(run(part))
+    with tempfile.TemporaryFile("w+") as log, ThreadPoolExecutor() as pool:
+        other = pool.submit(run, part.beside, log)
+        failed = [part.name] * bool(run(part)) + [part.beside.name] * bool(other.result())
+        log.seek(0)
+        print(f"== {part.beside.name}", log.read(), sep="\n", end="", flush=True)
+    return failed
+
+
 def run_all(verb: str, parts: Sequence[Part]) -> int:
     """Part after part until one fails; the last line says what it took, and what it would take
     next time."""
@@ -199,12 +215,12 @@ def run_all(verb: str, parts: Sequence[Part]) -> int:
     for part in parts:
         print(f"== {part.name} ({shutil.disk_usage(ROOT).free >> 30} GB free)", flush=True)
         begin = time.monotonic()
-        code = run(part)
+        failed = " and ".join(run_with_beside(part))
         took = time.monotonic() - begin
         spent[part.setup] += took
         print(f"== {minutes(took)}", flush=True)
-        if code:
-            print(f"== make {verb}: {part.name} failed after {minutes(sum(spent.values()))}")
+        if failed:
+            print(f"== make {verb}: {failed} failed after {minutes(sum(spent.values()))}")
             return 1
     total = minutes(sum(spent.values()))
     print(f"== make {verb}: all passed in {total}; the next time takes {minutes(spent[False])}")

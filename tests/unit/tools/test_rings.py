@@ -15,7 +15,9 @@ def as_root(monkeypatch, tmp_path):
 def test_every_file_of_tests_is_in_a_ring(as_root, monkeypatch):
     monkeypatch.setattr(rings, "run", lambda part: 0)
     monkeypatch.setattr(rings, "collect", lambda *words: [])
-    words = {word for ring in rings.RINGS.values() for part in ring("") for word in part.argv}
+    parts = [part for ring in rings.RINGS.values() for part in ring("")]
+    parts += [part.beside for part in parts if part.beside]
+    words = {word for part in parts for word in part.argv}
     files = [path for room in ("tests", "bench") for path in (ROOT / room).rglob("test_*.py")]
     assert len(files) > 200
     assert [p for p in files if not any((ROOT / word) in (p, *p.parents) for word in words)] == []
@@ -31,9 +33,10 @@ def test_what_passed_is_left_out_until_asked_again(as_root, tmp_path):
     assert count.read_text() == "x\nx\n"
 
 
-def test_a_part_that_fails_ends_a_ring(tmp_path):
-    parts = [Part("first", ("false",)), Part("second", ("touch", f"{tmp_path}/there"))]
-    assert rings.run_all("test", parts) == 1
+@pytest.mark.parametrize("codes", [("false", "true"), ("true", "false")])
+def test_a_part_that_fails_ends_a_ring(tmp_path, codes):
+    first = Part("first", (codes[0],), beside=Part("beside", (codes[1],)))
+    assert rings.run_all("test", [first, Part("second", ("touch", f"{tmp_path}/there"))]) == 1
     assert not (tmp_path / "there").exists()
 
 
