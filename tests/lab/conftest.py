@@ -28,8 +28,6 @@ LONG = {
     "test_frozen_disk.py",
     "test_guard_orphans.py",
     "test_lab_leftovers.py",
-    "test_lab_mixed.py",
-    "test_lab_vm.py",
     "test_live.py",
     "test_many.py",
     "test_plan.py",
@@ -59,7 +57,6 @@ LONG = {
 }
 # Files whose tests share machines, by the fixture that starts these once for all.
 SHARED = {
-    "test_lab_faults.py": "lab",
     "test_lab_machines.py": "lab",
     "test_site.py": "bare",
     "test_site_verify.py": "bare",
