@@ -58,7 +58,7 @@ FAILURES = {
     "gone": machine("gone", message="no heartbeat for 15 s"),
     "hung": worker(source="hung", message="no step for 120 s: its process is stopped"),
     "alone": machine("alone", message="rank 1 met no other in 60 s: no group", script=True),
-    "guard": machine("guard", message="it was killed after 7 s"),
+    "guard": machine("guard", exit_code=9, message="it was killed after 7 s"),
     "diverged": worker(exit_code=errors.DIVERGED, last_lines=("trainer: the loss is NaN",)),
     "diverged without a word": worker(exit_code=errors.DIVERGED),
     "data lost": worker(exit_code=errors.DATA_LOST, last_lines=("trainer: /d: it is gone",)),

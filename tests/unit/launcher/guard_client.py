@@ -133,6 +133,13 @@ def alive(mark):
     return found
 
 
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def wait_until_gone(mark, seconds):
     """Waits until no such process is left; returns those that are left when the time is over."""
     limit = time.monotonic() + seconds

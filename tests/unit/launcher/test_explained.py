@@ -32,23 +32,7 @@ def test_whatever_was_killed_on_a_machine_is_named_with_the_time(tmp_path, scrip
     assert re.sub(r"\d+ s", "0 s", explained(outcome.cause)[0]).startswith(said)
 
 
-@contextlib.contextmanager
-def listening(serve):
-    """The port of a server that treats each connection so, until the end."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def accept():
-            with contextlib.suppress(OSError):
-                while True:
-                    serve(server.accept()[0])
-
-        threading.Thread(target=accept, daemon=True).start()
-        yield server.getsockname()[1]
-        server.shutdown(socket.SHUT_RDWR)
-
-
-def said_of(port, monkeypatch):
-    monkeypatch.setattr(ssh, "BANNER_SECONDS", 0.4)
+def said_of(port):
     with pytest.raises(MachineError) as caught:
         ssh.SshNode(host(7, address="127.0.0.1", port=port)).open()
     return str(caught.value)
@@ -58,25 +42,32 @@ def test_a_machine_that_hangs_up_is_not_called_frozen_and_one_that_is_frozen_is(
     monkeypatch, caplog
 ):
     """By real connections: paramiko says `Error reading SSH protocol banner` of both."""
-    with listening(lambda connection: connection.close()) as port:
-        said = said_of(port, monkeypatch)
-        assert "closed the connection before ssh began" in said and "frozen" not in said
-    kept = []
-    with listening(kept.append) as port:
-        said = said_of(port, monkeypatch)
+    monkeypatch.setattr(ssh, "BANNER_SECONDS", 0.4)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        said = said_of(port)  # the kernel takes the connection, and nobody is there
         assert "its ssh said nothing in 0 s: is it frozen?" in said and "closed" not in said
-    said = said_of(port, monkeypatch)
-    assert "it refuses connections" in said
+
+        def hang_up():
+            with contextlib.suppress(OSError):
+                while True:
+                    server.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        said = said_of(port)
+        assert "closed the connection before ssh began" in said and "frozen" not in said
+        server.shutdown(socket.SHUT_RDWR)
+    assert "it refuses connections" in said_of(port)
     assert caplog.records == []  # a logger without handlers prints on the terminal
 
 
 def test_the_machines_of_the_example_are_known_as_such():
-    shipped = inventory.load(inventory.CHECKOUT / "inventory.ini")
-    assert {one.name: one.address for one in shipped} == inventory.EXAMPLE
-    silent = {one.name: f"{one.name} is silent" for one in shipped}
-    example, *others = look.unreached(shipped, silent)
+    listed = (inventory.CHECKOUT / "inventory.ini").read_text()
+    shipped = dict(re.findall(r"^(node\d) ansible_host=(\S+)", listed, re.MULTILINE))
+    assert shipped == inventory.EXAMPLE
+    hosts = [host(int(name[4:]), address=address) for name, address in shipped.items()]
+    silent = {name: f"{name} is silent" for name in shipped}
+    example, *others = look.unreached(hosts, silent)
     assert "these are the machines of the example" in example and others == ["node1 is silent"]
-    some = {"node2": silent["node2"]}
-    assert look.unreached(shipped, some) == ["node2 is silent"]
-    own = [host(7)]
-    assert look.unreached(own, {"node7": "node7 is silent"}) == ["node7 is silent"]
+    assert look.unreached(hosts, {"node2": "node2 is silent"}) == ["node2 is silent"]
+    assert look.unreached([host(7)], {"node7": "node7 is silent"}) == ["node7 is silent"]

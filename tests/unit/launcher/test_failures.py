@@ -1,17 +1,13 @@
 """Which failure came first, and what is said about it."""
 
-import string
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from contract.errors import DIVERGED
-from launcher.watch import attempts, failures
-from launcher.watch.attempts import exit_code, how_to_resume
-from launcher.watch.failures import PEER_LOST, Failure, document, first_of
-from launcher.watch.watch import Outcome
+from launcher.watch import failures
+from launcher.watch.failures import Failure, first_of
 
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.3]:4711"
 
@@ -31,6 +27,7 @@ SAID = "trainer: the loss has been NaN since epoch 4, step 37: the run ends."
         (failure("node3", rank=2, exit_code=1, exception="ValueError: x"), [failure(**LOST)] * 2),
         (failure("node4", source="gone", message="no heartbeat for 15 s"), [failure(**LOST)]),
         (failure(rank=2, signal="SIGKILL", last_lines=(PEER,)), [failure(**LOST)]),
+        (failure("node2", source="busy", message="in use"), [failure(rank=0, exit_code=9)]),
         # A worker's own error explains its launch; on one machine the guard knows the first.
         (failure(rank=0, exit_code=3), [failure(source="launch", exit_code=1)]),
         (failure(rank=1, signal="SIGKILL"), [failure(rank=0, exit_code=1, first_on_node=False)]),
@@ -102,59 +99,3 @@ def test_an_own_error_before_nccl_s_abort_is_no_lost_peer():
     said = ("trainer: rank 1: out of memory: CUDA out of memory", *REMOTE_OF_2)
     assert not failure(rank=1, signal="SIGABRT", last_lines=said).peer_lost
     assert not failure(rank=1, signal="SIGABRT", last_lines=("free(): invalid size",)).peer_lost
-
-
-@pytest.mark.parametrize("word", ["connect to ", "gloo/transport "])
-def test_a_long_last_line_costs_work_in_proportion(word):
-    def seconds(length):
-        line = (word * length)[:length]
-        took = []
-        for _ in range(3):
-            begin = time.process_time()
-            assert PEER_LOST.search(line) is None
-            took.append(time.process_time() - begin)
-        return min(took)
-
-    assert seconds(16 << 12) < 64 * seconds(1 << 12)  # 16 times the text; squared it would be 256
-
-
-def test_a_new_kind_of_first_cause_is_one_entry(monkeypatch):
-    """Sentence, remedy, exit code, rank and what comes next follow from its row alone."""
-    warm = failures.FailureKind(
-        lambda failure: failure.exit_code == 79,
-        rank=failures.Rank.BUSY,
-        sentence="{who}: its card was too hot ({own})",
-        remedy="clean its fans",
-        restart=failures.Restart.SAME_AGAIN,
-        exit_code=79,
-        no_resume="let it cool before RESUME={run}",
-    )
-    ended = failure(rank=3, exit_code=79, order=1, last_lines=("trainer: 98 degrees",))
-    other = failure("node2", rank=0, exit_code=9)
-    outcome = Outcome("failed", ended, 1.0, [], {})
-    assert first_of([other, ended]) is other and attempts.decide(outcome, attempts.Limits(1, 1))
-    assert "79" in document(ended)["message"]
-    ended, other = replace(ended), replace(other)  # a failure is judged once
-    outcome = Outcome("failed", ended, 1.0, [], {})
-    monkeypatch.setattr(failures, "FAILURE_KINDS", (warm, *failures.FAILURE_KINDS))
-    assert first_of([other, ended]) is ended
-    told = document(ended)
-    assert told["message"] == "node1, rank 3: its card was too hot (98 degrees)"
-    assert told["remedy"] == "clean its fans"
-    assert attempts.decide(outcome, attempts.Limits(1, 1)) is None
-    assert exit_code(outcome) == 79
-    assert how_to_resume("r", True, ended) == "let it cool before RESUME=r"
-    helps = replace(warm, restart=failures.Restart.HELPS, reason="{host} was too hot")
-    monkeypatch.setattr(failures, "FAILURE_KINDS", (helps, *failures.FAILURE_KINDS))
-    limits, why = attempts.decide(outcome, attempts.Limits(1, 1))
-    assert (limits.restarts, why) == (0, "node1 was too hot")
-
-
-@pytest.mark.parametrize("kind", failures.FAILURE_KINDS)
-def test_each_sentence_has_its_remedy_and_words_that_there_are(kind):
-    whole = failure(rank=0, exit_code=1, signal="SIGKILL", message="m", last_lines=("trainer: x",))
-    known = {*whole.words(), "killed"}
-    assert (kind.sentence is None) == (kind.remedy is None)
-    for template, more in ((kind.sentence, ()), (kind.reason, ("divisor",))):
-        asked = {name for _, name, _, _ in string.Formatter().parse(template or "") if name}
-        assert asked <= known | {*more}

@@ -13,8 +13,9 @@ import pytest
 
 from contract.errors import UserError
 from launcher import folders, hours
-from launcher.terminal import Stopper, Terminal
+from launcher.terminal import Terminal
 from launcher.waits import Note
+from tests.unit.launcher.guard_client import lives
 
 
 def at(text):
@@ -36,9 +37,7 @@ def berlin(monkeypatch):
         ("2026-11-23T17:00", "19:00", "2026-11-23T19:00"),
         ("2026-11-23T19:00", "19:00", "2026-11-24T19:00"),
         ("2026-12-31T23:59", "7:30", "2027-01-01T07:30"),
-        # A night that is an hour longer, and one that is an hour shorter.
-        ("2026-10-24T22:00", "07:30", "2026-10-25T07:30"),
-        ("2027-03-27T22:00", "07:30", "2027-03-28T07:30"),
+        ("2026-10-24T22:00", "07:30", "2026-10-25T07:30"),  # a night that is an hour longer
     ],
 )
 def test_the_next_such_time_of_day_is_meant(berlin, now, text, then):
@@ -85,14 +84,6 @@ def inhibit(tmp_path, monkeypatch):
     return make
 
 
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_while_it_waits_this_machine_stays_awake(inhibit, tmp_path, monkeypatch):
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     words, said = inhibit(), io.StringIO()
@@ -104,7 +95,7 @@ def test_while_it_waits_this_machine_stays_awake(inhibit, tmp_path, monkeypatch)
     assert time.time() >= when
     pid, *asked = words.read_text().split(maxsplit=3)
     assert asked[0] == "--what=sleep:idle" and "--who=Tandem" in asked[1]
-    assert not alive(int(pid))
+    assert not lives(int(pid))
     assert "waits until" in said.getvalue() and "may go to sleep" not in said.getvalue()
     hours.wait(begun, terminal, Note("resnet18"))  # over: nothing is said or waited for
     assert said.getvalue().count("waits until") == 1
@@ -132,25 +123,10 @@ def test_the_lock_ends_with_its_holder_however_that_ends(inhibit):
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     child.stdout.readline()
     pid = int(words.read_text().split()[0])
-    assert alive(pid)
+    assert lives(pid)
     child.send_signal(signal.SIGKILL)
     child.wait()
     limit = time.monotonic() + 20
-    while alive(pid):
+    while lives(pid):
         assert time.monotonic() < limit, "it holds the lock for nobody"
         time.sleep(0.05)
-
-
-def test_at_its_end_the_run_is_asked_to_stop_once(inhibit):
-    inhibit()
-    terminal = Terminal(said := io.StringIO())
-    when = time.time() + 0.5
-    with Stopper().listening() as stopper, hours.ending(when, terminal):
-        limit = time.monotonic() + 20
-        while not stopper.asked:
-            assert time.monotonic() < limit
-            time.sleep(0.05)
-        assert time.time() >= when
-    assert stopper.asked == 1
-    terminal.drain()
-    assert "(UNTIL): the run saves and ends" in said.getvalue()

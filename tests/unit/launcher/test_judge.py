@@ -15,7 +15,6 @@ from tests.unit.launcher.launcher_values import (
     DATA,
     LISTING,
     SETTINGS,
-    VERSIONS,
     codes,
     facts,
     gpus,
@@ -27,14 +26,6 @@ def problems(*found, model="resnet18", run=None):
     hosts = [host(int(one.host[4:])) for one in found]
     asked = Requirements(Config(), replace(SETTINGS, model=model), run)
     return launcher_values.problems(hosts, found, asked)
-
-
-def test_nothing_wrong():
-    assert problems(facts(1), facts(2)) == []
-
-
-def versions(**changes):
-    return {**VERSIONS, **changes}
 
 
 @pytest.mark.parametrize(("off", "wrong"), [(-0.5, False), (1.5, True)])
@@ -74,17 +65,6 @@ def test_a_run_that_goes_on_does_not_stand_in_its_own_way():
     left = facts(1, runs=[{"pid": 7, "run": "r", "holder": "ann@desk"}], gpus=gpus(1))
     assert problems(left, run="r") == []
     assert codes(problems(left, run="other")) == ["machine-busy"]
-
-
-def test_a_model_that_is_not_there_is_a_problem_once():
-    (one,) = problems(facts(1), facts(2), model="resnet19")
-    assert (one.code, one.labels) == ("model-unknown", ())
-
-
-def test_versions_that_differ_are_both_named():
-    (one,) = problems(facts(1), facts(2, versions=versions(torch="2.14.1")), facts(3))
-    assert one.code == "versions-differ"
-    assert "2.15.0 (node1, node3), 2.14.1 (node2)" in one.text
 
 
 def test_force_passes_over_what_does_not_always_block():
