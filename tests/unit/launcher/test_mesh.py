@@ -38,34 +38,21 @@ def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
     ]
 
 
-@pytest.fixture
-def listening():
-    """Makes a listening socket with the options given."""
-    held = []
-
-    def listen(address, *options):
-        held.append(socket.socket())
-        for option in options:
-            held[-1].setsockopt(socket.SOL_SOCKET, option, 1)
-        held[-1].bind(address)
-        held[-1].listen(8)
-
-    yield listen
-    for one in held:
-        one.close()
+@pytest.mark.parametrize(("port", "mine"), [(47300, True), (47400, False)])
+def test_two_launchers_may_look_in_the_same_second(port, mine):
+    """Those of two users may not listen on one port; who reaches that one has reached the
+    machine."""
+    with socket.socket() as another:
+        another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, mine)
+        another.bind(("127.0.7.1", port + 1))
+        another.listen(8)
+        assert not any(look.ways(machines(3, port=port)).values())
 
 
-def test_two_launchers_may_look_in_the_same_second(listening):
-    listening(("127.0.7.1", 47301), socket.SO_REUSEADDR, socket.SO_REUSEPORT)
-    assert not any(look.ways(machines(3, port=47300)).values())
+def test_machines_at_one_address_have_nothing_between_them():
     local = [host(n, connection="local", address="127.0.0.1") for n in (1, 2)]
-    assert look.ways(OpenMachines(local, {}, {})) == {}  # nothing is between them
-
-
-def test_a_launcher_of_another_user_that_looks_in_the_same_second_stops_nobody(listening):
-    """Two users may not listen on one port; who reaches that one has reached the machine."""
-    listening(("127.0.7.1", 47401), socket.SO_REUSEADDR)
-    assert not any(look.ways(machines(2, port=47400)).values())
+    assert look.ways(OpenMachines(local, {}, {})) == {}
 
 
 def test_many_machines_are_tried_in_part_and_all_take_part():

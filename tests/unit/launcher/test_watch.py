@@ -30,12 +30,3 @@ LATE = STOP_GRACE + EXITS_WITHIN + 1
 )
 def test_stages_follow_each_other(stage, seconds, failed, asked, then):
     assert due(stage, seconds, failed, asked) is then
-
-
-@pytest.mark.parametrize("failed", [False, True])
-@pytest.mark.parametrize("asked", [0, 1, 2])
-@pytest.mark.parametrize("seconds", [0, SETTLE, LATE])
-def test_no_stage_leads_back(seconds, asked, failed):
-    order = list(Stage)
-    for stage in order:
-        assert order.index(due(stage, seconds, failed, asked)) >= order.index(stage)
