@@ -1,13 +1,11 @@
 """What the command line understands, and what it says when it cannot."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from lab import __main__ as cli
-from lab import control, life, shell
-from lab.plan import Lab
+from lab import life, shell
 
 
 @pytest.fixture
@@ -22,15 +20,6 @@ def test_without_root_it_says_so(monkeypatch, capsys):
     assert cli.main(["up"]) == 1
     said = capsys.readouterr().err
     assert said == "lab: the lab boots machines, which needs root: run it with sudo\n"
-
-
-def test_missing_tools_are_named_with_the_remedy(monkeypatch, capsys):
-    monkeypatch.setattr(shell, "TOOLS", ("sh", "no-such-tool", "nor-this"))
-    assert cli.main(["up"]) == 1
-    said = capsys.readouterr().err
-    assert said == (
-        "lab: this machine lacks no-such-tool, nor-this: sudo tools/apt.sh lab/packages.txt\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -60,12 +49,3 @@ def test_bad_input_is_a_sentence(as_root, monkeypatch, tmp_path, capsys, argv, s
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
-
-
-def test_commands_of_the_control_machine_find_the_checkout_first(monkeypatch):
-    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent")
-    lab = Lab("one", Path("/somewhere/tandem"))
-    env = control.environment(lab)
-    assert env["PATH"].split(":")[0] == "/somewhere/tandem/.venv/bin"
-    assert "SSH_AUTH_SOCK" not in env
-    assert env["ANSIBLE_SSH_CONTROL_PATH_DIR"].startswith(str(lab.state))

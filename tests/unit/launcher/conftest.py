@@ -22,6 +22,22 @@ def settles_soon(monkeypatch):
     monkeypatch.setattr("launcher.watch.watch.SETTLE", 0.1)
 
 
+@pytest.fixture(scope="session")
+def node_dir(tmp_path_factory):
+    """node_dir(folder, number): a node's folder in this one, with the code that the node of this
+    number was sent by tests before."""
+    sent = tmp_path_factory.mktemp("sent")
+
+    def make(folder, number):
+        own = folder / f"node{number}"
+        own.mkdir()
+        (sent / own.name).mkdir(exist_ok=True)
+        (own / "code").symlink_to(sent / own.name)
+        return str(own)
+
+    return make
+
+
 @pytest.fixture
 def guards():
     """Call it to start a guard."""
@@ -49,4 +65,4 @@ def mark():
 def a_table_of_their_own(monkeypatch):
     """Replaces the measured costs of strategies, which change now and then, by fixed ones."""
     measured = {"ef:5:peak": {"seeds": 2, "difference": 0.0, "low": 0.0, "high": 0.0}}
-    monkeypatch.setattr(prices, "read", lambda: {"strategies": measured})
+    monkeypatch.setattr(prices, "read", lambda: {"task": {"steps": 1000}, "strategies": measured})

@@ -20,6 +20,8 @@ def end(reason):
     say(type="exit", reason=reason, message=None, exit_code=0, signal=None, mono_start=0.0,
         mono_end=1.0, workers={}, ended=[], left=[])
 """
+# A guard that ends its part when it is told to.
+OBEYS = "\nfor line in sys.stdin:\n    if '\"kill\"' in line: end('killed'); break\n"
 
 
 def watch(tmp_path, scripts, terminal=None):

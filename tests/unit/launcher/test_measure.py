@@ -1,9 +1,12 @@
 """`make plan` without a run: real guards, links and processes, a stand-in for torch and the
 trainer."""
 
+import contextlib
+import io
 import json
 import os
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,32 +16,38 @@ import pytest
 from contract.errors import UserError
 from launcher import cli, folders, measure
 from launcher.look import OpenMachines, Requirements
-from launcher.machines.inventory import CHECKOUT
 from launcher.plan.checks import ReadyRun
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
+from report.__main__ import main as report_main
 from tests.unit.launcher.launcher_values import SETTINGS, facts, host
 from tests.unit.report.report_runs import RunBuilder
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
 PYTHON = Path(__file__).with_name("launcher_python.py")
-# What a rank of the trainer writes. node2 takes twice as long for a step.
-STEPS = """
-import json, os, pathlib, sys
-sys.path.insert(0, {checkout!r})
-from tests.unit.report.report_runs import RunBuilder
-out, name, rank = json.loads(sys.argv[-1])["output"], os.environ["TANDEM_NODE"], 0
-built = RunBuilder(out, nodes=1, steps=5, epochs=1, step={{"backward": 0.08 * int(name[4:])}})
-built.write_rank(int(os.environ["RANK"]), name)
+# A rank of the trainer, whose records are in this folder.
+RECORDED = """
+import json, os, shutil, sys
+out, name = json.loads(sys.argv[-1])["output"], os.environ["TANDEM_NODE"]
+shutil.copytree({folder!r} + name, out, dirs_exist_ok=True)
 """
 
 
+def report(words):
+    """`python -m report plan` in this process, which has imported it already."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = report_main(["plan", "--runs", str(folders.RUNS), *words])
+    return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
 @pytest.fixture
-def cluster(tmp_path, monkeypatch):
+def cluster(tmp_path, monkeypatch, node_dir):
     """cluster(script) makes two machines, at two addresses of this one; it returns their number of
     times that they were taken."""
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
     monkeypatch.setattr("launcher.measure.STREAM", {"seconds": 0.3, "settle": 0.0})
+    monkeypatch.setattr(measure, "report", report)
     taken = []
 
     def make(script):
@@ -48,7 +57,7 @@ def cluster(tmp_path, monkeypatch):
                 number,
                 connection="local",
                 address=f"127.0.0.{number}",
-                node_dir=str(tmp_path / f"node{number}"),
+                node_dir=node_dir(tmp_path, number),
                 env_python=str(PYTHON),
                 env={
                     "TANDEM_TEST_SCRIPT": str(tmp_path / "script.py"),
@@ -86,7 +95,10 @@ def plan(*words):
 
 
 def test_machines_are_measured_once_and_the_plan_says_what_was_seen(cluster, capsys, tmp_path):
-    taken = cluster(STEPS.format(checkout=str(CHECKOUT)))
+    taken = cluster(RECORDED.format(folder=f"{tmp_path}/of-"))
+    for number in (1, 2):  # which takes twice as long for a step
+        folder, step = tmp_path / f"of-node{number}", {"backward": 0.08 * number}
+        RunBuilder(folder, nodes=1, steps=5, epochs=1, step=step).write_rank(0, f"node{number}")
     assert plan("--batch", "32") == 0
     out = capsys.readouterr().out
     assert "tandem: measuring 2 machines: the links between them, then 15 s of resnet50" in out
@@ -99,7 +111,8 @@ def test_machines_are_measured_once_and_the_plan_says_what_was_seen(cluster, cap
     ports = set()
     for node in told["nodes"]:
         argv = node["argv"]
-        assert argv[1:4] == ["-m", "launcher.node.prepare", "links"] and "--nnodes=1" in argv
+        assert argv[1:4] == ["-m", "launcher.node.prepare", "links"]
+        assert {"--nnodes=1", f"--master_addr={node['address']}"} < {*argv}
         assert json.loads(argv[-1])["trial"] == 15 and "data" not in json.loads(argv[-1])
         ports |= {word for word in argv if word.startswith("--master_port")}
     assert len(ports) == 2  # they share a machine here
@@ -182,13 +195,7 @@ def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(
 
 
 @pytest.mark.parametrize(
-    ("words", "data"),
-    [
-        ((), "digits"),
-        (("--model", "resnet50"), ""),
-        (("--data", "imagenet"), "imagenet"),
-        (("--", "--model", "resnet50"), ""),
-    ],
+    ("words", "data"), [((), "digits"), (("--", "--model", "resnet50"), ""), (("--data", "x"), "x")]
 )
 def test_noise_is_for_a_model_that_was_named_without_images(monkeypatch, words, data):
     seen = []

@@ -58,23 +58,22 @@ def test_a_machine_without_torchvision_is_not_asked_nor_for_a_function_of_ones_o
     assert probe.models(None, str(tmp_path), "0.29") == []
 
 
-def test_names_of_torchvision():
-    assert problem("resnet34") == []
-    (one,) = problem("resnet19")
-    assert one.code == "model-unknown" and "nearest: resnet18" in one.text
-    assert problem("resnet19", models=[]) == []  # no torchvision: another problem
-
-
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [
+        ("resnet34", []),
+        ("resnet19", ["model-unknown"]),
         ("examples.own_backbone:small_resnet18", []),
         ("examples.own_bakbone:small_resnet18", ["model-nowhere"]),
         ("report.plan:predict", ["model-elsewhere"]),
     ],
 )
-def test_modules_of_ones_own(name, wanted):
+def test_a_model_that_is_nowhere_is_refused(name, wanted):
     assert codes(problem(name, missing=["examples"])) == wanted
+
+
+def test_without_torchvision_its_names_are_another_problem():
+    assert problem("resnet19", models=[]) == []
 
 
 def test_a_package_of_the_environment_is_left_to_the_trainer():
@@ -163,48 +162,34 @@ def test_a_file_that_git_ignores_is_not_sent_and_that_is_said(mine):
 
 
 UNUSED = """
-import torch
 from torch import nn
 
-class Body(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.idle = nn.Conv2d(3, 4, 3), nn.Linear(2, 2)
-
+class Body(nn.Sequential):
     def forward(self, images):
-        return self.used(images).mean((2, 3))
+        return self[0](images).mean((2, 3))
 
 def body():
-    return Body()
+    return Body(nn.Conv2d(3, 4, 3), nn.Linear(2, 2))
 """
 
 
-@pytest.fixture(params=["here", "on a machine"])
-def tried(request, tmp_path):
-    """tried(source, ...) -> what the trial of net.py's `body` returns."""
-
-    def tried(source, name=None, **asked):
-        (tmp_path / "mine").mkdir(exist_ok=True)
-        (tmp_path / "mine/net.py").write_text(source)
-        name = name or f"{tmp_path}/mine/net.py:body"
-        trial = models.Trial.of(TrainerOptions(model=name), **asked)
-        if request.param == "here":
-            return trial.here()
-        local = host(1, connection="local", env_python=sys.executable)
-        try:
-            return trial.there(local.engine.node(local), str(tmp_path / "node"))
-        finally:
-            assert [*(tmp_path / "node").iterdir()] == []  # nothing is left there
-
-    return tried
-
-
 @pytest.mark.long
-def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tried, tmp_path):
-    with pytest.raises(UserError) as told:
-        tried(UNUSED, ranks_share=True)
+@pytest.mark.parametrize("place", ["here", "there"])
+def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tmp_path, place):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/net.py").write_text(UNUSED)
     name = f"{tmp_path}/mine/net.py:body"
-    assert str(told.value).startswith(f"MODEL={name}: ") and "idle.weight" in str(told.value)
+    local = host(1, connection="local", env_python=sys.executable)
+
+    def tried(**asked):
+        trial = models.Trial.of(TrainerOptions(model=name), **asked)
+        if place == "here":
+            return trial.here()
+        return trial.there(local.engine.node(local), str(tmp_path / "node"))
+
+    with pytest.raises(UserError) as told:
+        tried(ranks_share=True)
+    assert str(told.value).startswith(f"MODEL={name}: ") and "1.weight" in str(told.value)
     assert str(told.value).endswith("or give ARGS=--find_unused_parameters")
-    assert tried(UNUSED, ranks_share=False) == []
-    assert tried("", "examples.own_backbone:small_resnet18", ranks_share=True) == []
+    assert tried(ranks_share=False) == []
+    assert [*tmp_path.glob("node/*")] == []  # nothing is left there

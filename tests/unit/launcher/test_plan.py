@@ -1,13 +1,12 @@
 """The plan: who gets which ranks, command, environment; what cannot be planned."""
 
-import json
+import contextlib
 import shlex
 
 import pytest
 
 from contract.errors import UserError
 from contract.options import Config
-from contract.split import rank_batches
 from launcher.plan import plan
 from launcher.plan import plan as making
 from launcher.watch.guards import task
@@ -64,26 +63,13 @@ def test_the_folder_of_one_s_own_model_is_told_to_the_trainer():
     assert "TANDEM_MODEL_FOLDER" not in build([host(1)], [facts(1)]).nodes[0].env
 
 
-@pytest.mark.parametrize("counts", [(1,), (4,), (1, 1), (2, 4), (1, 1, 3)])
-@pytest.mark.parametrize("batch", range(1, 10))
-def test_a_batch_starts_exactly_when_the_trainer_can_split_it(counts, batch):
+@pytest.mark.parametrize(("counts", "least"), [((1,), 1), ((4,), 8), ((1, 1), 2), ((2, 4), 8)])
+def test_a_batch_that_the_trainer_could_not_split_is_refused(counts, least):
     hosts = [host(number) for number, _ in enumerate(counts, 1)]
     found = [facts(number, gpus=gpus(count)) for number, count in enumerate(counts, 1)]
-    places = [(node, local) for node, count in enumerate(counts) for local in range(count)]
-    settings = {"per_node_batch_size": batch}
-
-    def accepted(act, *refusals):
-        try:
-            act()
-        except refusals:
-            return False
-        return True
-
-    if batch < max(counts):
-        with pytest.raises(UserError, match=rf"BATCH={batch} .* {max(counts)} processes of node"):
-            build(hosts, found, settings=settings)
-    split = accepted(lambda: rank_batches(batch, places), UserError)
-    assert accepted(lambda: build(hosts, found, settings=settings), UserError) == split
+    build(hosts, found, settings={"per_node_batch_size": least})
+    with refused("batch-small") if least > 1 else contextlib.nullcontext():
+        build(hosts, found, settings={"per_node_batch_size": max(1, least - 1)})
 
 
 def test_ports_are_free_and_never_used_twice():
@@ -154,19 +140,3 @@ def test_only_rank_0_shows_a_bar_as_wide_as_the_terminal_leaves():
     assert (first["TANDEM_PROGRESS"], first["COLUMNS"]) == ("bar", str(79 - len("[node1 1] ")))
     assert "TANDEM_PROGRESS" not in second
     assert "COLUMNS" not in build([host(1)], [facts(1)]).nodes[0].env
-
-
-def test_machines_that_are_measured_are_worlds_of_their_own():
-    hosts = [host(1), host(2)]
-    found = [facts(1, gpus=gpus(2)), facts(2, gpus=gpus(1))]
-    tables = {"node1": {"token": "t"}, "node2": {"token": "t"}}
-    made = build(hosts, found, Config(data=""), independent=True, timetables=tables)
-    assert [node.ranks for node in made.nodes] == [(0, 1), (0,)]
-    for node, count in zip(made.nodes, (2, 1)):
-        assert node.argv[1:4] == ("-m", "launcher.node.prepare", "links")
-        assert node.argv[4] == f"{node.output}/nodes/{node.host}/links.json"
-        own = ("--nnodes=1", "--node_rank=0", f"--nproc_per_node={count}")
-        assert {*own, f"--master_addr={node.address}"} <= set(node.argv)
-        assert json.loads(node.env["TANDEM_LINKS"]) == {"token": "t"}
-        assert "data" not in sent_to_trainer(node) and node.data == ""
-    assert not any("TANDEM_LINKS" in node.env for node in build(hosts, found).nodes)

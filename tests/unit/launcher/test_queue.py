@@ -7,14 +7,11 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from contract.errors import UserError
 from launcher import folders, queue
 from launcher.node import tickets
 from launcher.queue import Place
-from tests import fuzz
 from tests.unit.launcher.launcher_values import host
 
 RUN = "20261125T0900{:02}Z-resnet18-2n"
@@ -115,16 +112,6 @@ def test_what_is_no_ticket_stops_nobody(wait, machines, tmp_path):
     seen = queue.look(machines)["m1"]
     assert [one.dead for one in seen.tickets].count(tickets.DAMAGED) == len(ODD) + 4
     assert [one.name for one in seen.waiting] == [place.name]
-
-
-@fuzz.many(200)
-@given(fuzz.odd(ticket(), ("1", 1 << 40, math.nan, [], {"a": 1})) | st.text(max_size=9))
-def test_any_ticket_is_one_or_is_damaged(tmp_path_factory, said):
-    folder = tmp_path_factory.mktemp("queue")
-    folder.chmod(0o1777)
-    (folder / "x").write_text(json.dumps(said) if isinstance(said, dict) else said)
-    for one in tickets.Queue(str(folder)).tickets():
-        assert one["dead"] == tickets.DAMAGED or 1 <= one["number"] <= tickets.LARGEST
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file to others")

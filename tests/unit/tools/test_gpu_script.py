@@ -37,13 +37,6 @@ def script(*words, **environment):
     )
 
 
-def test_without_a_gpu_it_fails_with_one_sentence(modules):
-    done = script(PYTHON=sys.executable, PYTHONPATH=str(modules))
-    assert done.returncode != 0
-    (said,) = (done.stdout + done.stderr).strip().splitlines()
-    assert f"torch 2.9.1+cu130 of {sys.executable} sees no GPU" in said
-
-
 def test_a_python_that_lacks_something_is_named_with_it(modules, tmp_path):
     python = tmp_path / "a python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # without its packages
@@ -64,4 +57,4 @@ def test_the_first_python_of_the_path_that_has_all_is_taken(modules, tmp_path):
         (folder / "python3").chmod(0o755)
     path = f"{tmp_path / 'first'}:{tmp_path / 'second'}:/usr/bin:/bin"
     done = script(PATH=path, PYTHON="", PYTHONPATH=str(modules))
-    assert "sees no GPU" in done.stdout + done.stderr
+    assert f"torch 2.9.1+cu130 of {sys.executable} sees no GPU" in done.stdout + done.stderr
