@@ -38,15 +38,15 @@ def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(("port", "mine"), [(47300, True), (47400, False)])
-def test_two_launchers_may_look_in_the_same_second(port, mine):
+@pytest.mark.parametrize(("port", "same_user"), [(47300, True), (47400, False)])
+def test_two_launchers_may_look_in_the_same_second(port, same_user):
     """Those of two users may not listen on one port; who reaches that one has reached the
     machine."""
-    with socket.socket() as another:
-        another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        another.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, mine)
-        another.bind(("127.0.7.1", port + 1))
-        another.listen(8)
+    with socket.socket() as other_launcher:
+        other_launcher.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other_launcher.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, same_user)
+        other_launcher.bind(("127.0.7.1", port + 1))
+        other_launcher.listen(8)
         assert not any(look.ways(machines(3, port=port)).values())
 
 

@@ -181,15 +181,15 @@ def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tmp_path, plac
     name = f"{tmp_path}/mine/net.py:body"
     local = host(1, connection="local", env_python=sys.executable)
 
-    def tried(**asked):
+    def outcome(**asked):
         trial = models.Trial.of(TrainerOptions(model=name), **asked)
         if place == "here":
             return trial.here()
         return trial.there(local.engine.node(local), str(tmp_path / "node"))
 
     with pytest.raises(UserError) as told:
-        tried(ranks_share=True)
+        outcome(ranks_share=True)
     assert str(told.value).startswith(f"MODEL={name}: ") and "1.weight" in str(told.value)
     assert str(told.value).endswith("or give ARGS=--find_unused_parameters")
-    assert tried(ranks_share=False) == []
+    assert outcome(ranks_share=False) == []
     assert [*tmp_path.glob("node/*")] == []  # nothing is left there

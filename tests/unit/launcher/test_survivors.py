@@ -95,6 +95,8 @@ def test_a_run_that_is_stopped_while_it_waits_says_what_it_waited_for(machines):
     found.told("node1", "seat")
     with pytest.raises(UserError) as caught:
         survivors(found, stopped=True)
+    found.told("node1", None)
+    assert found.absent() == {"node1": "nobody has used it for less than 10 min"}
     (said,) = caught.value.problems
     assert said == (
         "the run was stopped while it waited: at least 1 machine must be free (node1: somebody "

@@ -150,7 +150,7 @@ def test_after_a_mistake_nothing_begins(checkout, words):
 
 
 @functools.cache
-def of_ansible():
+def ansible_options():
     """The options of ansible-playbook."""
     program = Path(sys.executable).parent / "ansible-playbook"
     done = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)
@@ -206,7 +206,7 @@ def test_what_is_typed_is_what_the_tool_reads(checkout, verb, typed):
             assert f".venv-core{value}/bin" in call[0]
             continue
         assert word_of(checkout, row, value) in call, row.make
-        assert row.word.startswith("-e ") or row.word in own | of_ansible(), row.make
+        assert row.word.startswith("-e ") or row.word in own | ansible_options(), row.make
 
 
 def word_of(checkout, row, value):
