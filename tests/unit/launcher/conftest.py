@@ -1,12 +1,17 @@
 """Guards for tests, ended when their test is over."""
 
 import uuid
+from types import SimpleNamespace
 
 import pytest
 
 from contract import prices
+from contract.errors import UserError
+from launcher import owners
+from launcher.look import OpenMachines
 from launcher.plan.checks import INSTRUCTION_LIMITS
 from tests.unit.launcher.guard_client import Client, alive, kill
+from tests.unit.launcher.launcher_values import facts
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +41,32 @@ def node_dir(tmp_path_factory):
         return str(own)
 
     return make
+
+
+@pytest.fixture
+def machines(monkeypatch):
+    """{name: changes of its facts} of those that answer; `sign`: what it says of its owner."""
+    those = {"node1": {}, "node2": {}, "node3": {}}
+
+    def look(hosts, _asked, *, without_missing=False):
+        silent = [host.name for host in hosts if host.name not in those]
+        if silent and not without_missing:
+            raise UserError(*(f"{name} does not answer" for name in silent))
+        here = [host for host in hosts if host.name in those]
+        nodes = {host.name: SimpleNamespace(host=host) for host in here}
+        changes = {n: {f: v for f, v in those[n].items() if f != "sign"} for n in nodes}
+        known = {name: facts(int(name[4:]), **changes[name]) for name in nodes}
+        return OpenMachines(here, nodes, known)
+
+    def open_all(hosts):
+        return look(hosts, None, without_missing=True).nodes, {}
+
+    monkeypatch.setattr(owners.look, "at", look)
+    monkeypatch.setattr(owners.look, "ways", lambda *_: {})
+    monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
+    monkeypatch.setattr(owners.engine, "open_all", open_all)
+    monkeypatch.setattr(owners, "ask", lambda nodes: {n: those[n].get("sign") for n in nodes})
+    return those
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from launcher.look import OpenMachines, Requirements
 from launcher.machines import inventory, owned
 from launcher.machines.owned import Owner
 from launcher.owners import Owners, Report
-from tests.unit.launcher.launcher_values import SETTINGS, VERSIONS, facts, host
+from tests.unit.launcher.launcher_values import SETTINGS, VERSIONS, host
 from tests.unit.launcher.test_inventory import document
 
 MONDAY = datetime(2026, 11, 23, 20, 0)
@@ -121,43 +121,23 @@ def test_an_owner_who_comes_and_goes_every_minute_costs_no_more_than_one_start_i
     assert starts == [60]  # it leaves once, and never is free for ten minutes
 
 
-@pytest.fixture
-def found(monkeypatch):
-    """found(hosts, min_nodes, silent=..., signs=..., changes=...) -> (Owners, what it asks)."""
-
-    def make(hosts, min_nodes=None, silent=(), signs=None, changes=None, **options):
-        def inspect(asked_for, _asked, *, without_missing=False):
-            missing = [one.name for one in asked_for if one.name in silent]
-            if missing and not without_missing:
-                raise UserError(*(f"{name} does not answer" for name in missing))
-            here = [one for one in asked_for if one.name not in silent]
-            told = {one.name: (changes or {}).get(one.name, {}) for one in here}
-            known = {name: facts(int(name[4:]), **more) for name, more in told.items()}
-            return OpenMachines(here, dict.fromkeys(known), known)
-
-        monkeypatch.setattr(owners.look, "at", inspect)
-        monkeypatch.setattr(owners, "ask", lambda nodes: {n: (signs or {}).get(n) for n in nodes})
-        monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
-        asked = Requirements(Config(**options), SETTINGS)
-        return Owners(hosts, min_nodes), asked
-
-    return make
-
-
 def names(machines):
     return [one.name for one in machines.hosts]
 
 
 DESKS = [host(1), host(2, owner=YIELDS), host(3, owner=YIELDS)]
+ASKED = Requirements(Config(), SETTINGS)
 
 
-def test_a_start_leaves_out_who_has_an_owner_there_and_who_is_off(found):
-    known, asked = found(DESKS, silent=["node3"], signs={"node2": "seat"})
-    assert names(known.present(asked)) == ["node1"]
+def test_a_start_leaves_out_who_has_an_owner_there_and_who_is_off(machines):
+    machines["node2"] = {"sign": "seat"}
+    del machines["node3"]
+    known = Owners(DESKS, None)
+    assert names(known.present(ASKED)) == ["node1"]
     assert known.absent() == {"node2": "somebody works at it", "node3": "it does not answer"}
 
 
-def test_a_machine_of_the_cluster_alone_is_not_left_out(found):
+def test_a_machine_of_the_cluster_alone_is_not_left_out(machines):
     """Without MIN_NODES a run needs all of those."""
     hosts = [host(1), host(2), host(3, owner=YIELDS), host(4, owner=NIGHTS)]
     assert [owners.least(*one) for one in ((None, hosts), (3, hosts), (None, hosts[2:]))] == [
@@ -165,46 +145,43 @@ def test_a_machine_of_the_cluster_alone_is_not_left_out(found):
         3,
         1,
     ]
-    known, asked = found(DESKS, silent=["node1"])
+    del machines["node1"]
     with pytest.raises(UserError, match="node1 does not answer"):
-        known.present(asked)
-    known, asked = found(DESKS, min_nodes=2, silent=["node1"])
-    assert names(known.present(asked)) == ["node2", "node3"]
+        Owners(DESKS, None).present(ASKED)
+    assert names(Owners(DESKS, 2).present(ASKED)) == ["node2", "node3"]
 
 
-def test_one_that_others_have_is_left_out_unless_it_is_waited_for(found):
+def test_one_that_others_have_is_left_out_unless_it_is_waited_for(machines):
     run = {"runs": [{"pid": 7, "run": "other", "holder": "ben"}]}
-    used = {"node1": run, "node2": run}  # without node1 the run does not begin
-    known, asked = found(DESKS, changes=used)
-    assert names(known.present(asked)) == ["node1", "node3"]
+    machines.update(node1=run, node2=run)  # without node1 the run does not begin
+    known = Owners(DESKS, None)
+    assert names(known.present(ASKED)) == ["node1", "node3"]
     assert known.absent()["node2"].startswith("it is in use by ben: run other")
     for word in ("queue", "force"):
-        known, asked = found(DESKS, changes=used, **{word: True})
-        assert names(known.present(asked)) == ["node1", "node2", "node3"]
+        asked = Requirements(Config(**{word: True}), SETTINGS)
+        assert names(Owners(DESKS, None).present(asked)) == ["node1", "node2", "node3"]
 
 
-def test_too_few_by_the_clock_are_asked_nothing(found, monkeypatch):
+def test_too_few_by_the_clock_are_asked_nothing(monkeypatch):
     nights = [host(1, owner=Owner(hours=owned.hours("00:00-00:01"))), host(2)]
-    known, asked = found(nights, min_nodes=2)
+    known = Owners(nights, 2)
     monkeypatch.setattr(owners, "datetime", type("Noon", (), {"now": lambda: MONDAY}))
     monkeypatch.setattr(owners.look, "at", None)
-    assert names(known.present(asked)) == []
+    assert names(known.present(ASKED)) == []
     assert known.absent() == {"node1": "it is outside its hours (00:00-00:01)"}
 
 
-def test_one_that_joins_must_go_together_with_the_others(found):
-    other = {"versions": {**VERSIONS, "torch": "2.14.0"}}
-    known, asked = found(DESKS, changes={"node3": other})
-    machines = known.strict(asked)
-    assert known.leave_strangers(machines, asked) == []  # nobody took part yet
-    machines.leave(["node3"])
-    known.began(machines, asked)
-    machines = known.strict(asked)
-    (why,) = known.leave_strangers(machines, asked)
-    assert why.startswith("torch differs between machines") and names(machines) == [
-        "node1",
-        "node2",
-    ]
+def test_one_that_joins_must_go_together_with_the_others(machines):
+    machines["node3"] = {"versions": {**VERSIONS, "torch": "2.14.0"}}
+    known = Owners(DESKS, None)
+    these = known.strict(ASKED)
+    assert known.leave_strangers(these, ASKED) == []  # nobody took part yet
+    these.leave(["node3"])
+    known.began(these, ASKED)
+    these = known.strict(ASKED)
+    (why,) = known.leave_strangers(these, ASKED)
+    assert why.startswith("torch differs between machines")
+    assert names(these) == ["node1", "node2"]
     known.silent("node3")
     known._seen(DESKS[2], None)
     known._reports["node3"] = Report(free_since=LONG_AGO)

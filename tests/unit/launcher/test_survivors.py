@@ -1,7 +1,6 @@
 """Which machines a run goes on with after a start, where some have owners, and some are not fit."""
 
 import io
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,28 +14,9 @@ from launcher.owners import Owners
 from launcher.terminal import Stopper, Terminal
 from launcher.waits import Note
 from launcher.watch import attempts
-from tests.unit.launcher.launcher_values import SETTINGS, facts, host
+from tests.unit.launcher.launcher_values import SETTINGS, host
 
 YIELDS = Owner(yields=True)
-
-
-@pytest.fixture
-def machines(monkeypatch):
-    """{name: changes of its facts} of those that answer; nobody uses one."""
-    found = {"node1": {}, "node2": {}, "node3": {}}
-
-    def look(hosts, _asked, *, without_missing=False):
-        here = [one for one in hosts if one.name in found]
-        nodes = {one.name: SimpleNamespace(host=one) for one in here}
-        said = {name: facts(int(name[4:]), **found[name]) for name in nodes}
-        return OpenMachines(here, nodes, said)
-
-    monkeypatch.setattr(owners.look, "at", look)
-    monkeypatch.setattr(owners.look, "ways", lambda *_: {})
-    monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
-    monkeypatch.setattr(owners.engine, "open_all", lambda hosts: (look(hosts, None).nodes, {}))
-    monkeypatch.setattr(owners, "ask", lambda nodes: dict.fromkeys(nodes))
-    return found
 
 
 BUSY = {"runs": [{"pid": 7, "run": "another", "holder": "berta@office"}]}
