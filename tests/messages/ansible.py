@@ -1,7 +1,4 @@
-"""What `make check`, `make accept` and Ansible's roles say of machines, each case planted alone.
-
-tests/unit/ansible has the codes of what is found, and sees that each of REFUSALS is refused.
-"""
+"""What `make check`, `make accept` and Ansible's roles say of machines, each case planted alone."""
 
 import json
 from functools import partial
@@ -394,9 +391,12 @@ def findings():
         found = preflight.findings(*planted)
         yield from ((case, one) for one in found if one["fault"] == fault)
     two = faults.duplicates([machine(), machine(host="node2")])
-    two += faults.faster_cards([two_cards(n) for n in (1, 2)])[:1]
+    pair = faults.cluster([two_cards(n) for n in (1, 2)])
+    two += [one for one in pair if one["fault"] == "faster_card"][:1]
     for case, changes in test_health.ILL.items():
-        two += [{**one, "fault": case} for one in health.findings(test_health.row(**changes))]
+        (one,) = health.findings(test_health.row(**changes))
+        assert one["fault"] == case.partition(",")[0]
+        two.append({**one, "fault": case})
     two.append(preflight.not_collected("node1", "python3:\nnot found"))
     yield from ((one["fault"], one) for one in two)
 

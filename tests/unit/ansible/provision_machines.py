@@ -134,6 +134,11 @@ def load(path):
     return module
 
 
+def parsed(path):
+    """A file of plays or tasks, by the quick loader."""
+    return yaml.load(path.read_text(), yaml.CSafeLoader)
+
+
 def tasks_of(rows):
     """Tasks of a file or of its plays, those in blocks too."""
     for row in rows or []:

@@ -3,8 +3,6 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -21,36 +19,8 @@ iF \tnvidia-kernel-dkms\t535.261.03-1\tdkms
 rc \tnvidia-driver\t470.1-1\t
 ii \tbash\t5.2.15-2+b8\tlibc6 (>= 2.36)
 """
-# As dpkg and apt-cache of Ubuntu 24.04 show them (packages.ubuntu.com, noble-updates: of
-# nvidia-driver-550 and nvidia-headless-550 550.163.01 is left what leads to 580).
-NOBLE = """\
-ii \tnvidia-driver-550\t550.163.01-0ubuntu0.24.04.2\tnvidia-driver-580
-ii \tnvidia-driver-580\t580.173.02-0ubuntu0.24.04.1\tnvidia-dkms-580 (<= 580.173.02-1), \
-nvidia-dkms-580 (>= 580.173.02), nvidia-kernel-common-580 (>= 580.173.02)
-ii \tnvidia-kernel-common-495\t510.73.05-0ubuntu0.21.10.1\tnvidia-kernel-common-510
-"""
-SHOWN = """\
-Package: nvidia-headless-550
-Version: 550.163.01-0ubuntu0.24.04.2
-Depends: nvidia-headless-580
-Description-en: Transitional package for nvidia-headless-580
-
-Package: nvidia-headless-580
-Version: 580.173.02-0ubuntu0.24.04.1
-Depends: nvidia-headless-no-dkms-580, nvidia-dkms-580 (<= 580.173.02-1)
-Description-en: NVIDIA headless metapackage
-"""
-POLICY = """\
-nvidia-kernel-dkms:
-  Installed: 535.261.03-1
-  Candidate: 535.300.01-1
-  Version table:
-     535.300.01-1 500
-nvidia-driver-999:
-  Installed: (none)
-  Candidate: (none)
-  Version table:
-"""
+# As dpkg of Ubuntu 24.04 shows it (packages.ubuntu.com, noble-updates).
+NOBLE = "ii \tnvidia-driver-550\t550.163.01-0ubuntu0.24.04.2\tnvidia-driver-580\n"
 
 
 NOTHING = {"packages": {}, "kernel_series": None}
@@ -77,6 +47,8 @@ def test_packages_that_count_are_installed_whole(says):
         "transitional": {},
         "kernel_series": "amd64",
     }
+    says("dpkg-query", NOBLE)
+    assert collect.packages()["transitional"] == {"nvidia-driver-550": "nvidia-driver-580"}
 
 
 @pytest.mark.parametrize(
@@ -95,18 +67,6 @@ def test_the_kernels_series_is_that_of_the_metapackage_which_brings_it(
     monkeypatch.setattr(collect.platform, "release", lambda: running)
     says("dpkg-query", line("generic", "6.8.0-86.87", "6.8.0-86") + hwe)
     assert collect.packages()["kernel_series"] == series
-
-
-def test_a_package_that_leads_to_another_branch_is_transitional(says):
-    says("dpkg-query", NOBLE)
-    assert collect.packages()["transitional"] == {
-        "nvidia-driver-550": "nvidia-driver-580",
-        "nvidia-kernel-common-495": "nvidia-kernel-common-510",
-    }
-    says("apt-cache -o none show", SHOWN)
-    names = ["dkms", "nvidia-headless-550", "nvidia-headless-580"]
-    leads = {"nvidia-headless-550": "nvidia-headless-580"}
-    assert collect.transitional("none", names) == leads
 
 
 @pytest.mark.parametrize(
@@ -137,39 +97,6 @@ def test_of_two_modules_the_newer_one_counts(says, monkeypatch):
     assert collect.module("5.10.0-35-amd64") == "470.256.02"
     assert collect.module("6.1.0-31-amd64") == "535.261.03"
     assert collect.module("5.10.0-36-amd64") is None
-
-
-# Debian 12 with non-free and without non-free-firmware, as its apt-get 2.6.1 says it.
-UNMET = """\
-Reading package lists...
-Some packages could not be installed. This may mean that you have ...
-
-The following packages have unmet dependencies:
- nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= 535.261.03) but it is not installable
-E: Unable to correct problems, you have held broken packages.
-"""
-
-
-def test_a_driver_that_apt_cannot_install_is_told_with_apts_own_reason(says, monkeypatch):
-    says("apt-cache pkgnames", "bash\nnvidia-kernel-dkms\nnvidia-driver-999\n")
-    says("apt-cache -o Dir::Etc::preferencesparts=", POLICY)
-    asked = []
-
-    def outcome(*argv, seconds=300):
-        asked.append(argv[-1])
-        return False, UNMET
-
-    monkeypatch.setattr(collect, "outcome", outcome)
-    monkeypatch.setattr(collect, "broken", lambda: None)
-    assert collect.archive("/none", simulate=True, installed=NOTHING)["uninstallable"] == {
-        "nvidia-kernel-dkms": "nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= 535.261.03) "
-        "but it is not installable"
-    }
-    assert asked == ["nvidia-kernel-dkms"]  # the others depend on it, or stand alone
-    offered = collect.archive("/none", simulate=False, installed=NOTHING)["offered"]
-    assert offered == {"nvidia-kernel-dkms": "535.300.01-1"}
-    monkeypatch.setattr(collect, "outcome", lambda *argv: (True, "Inst nvidia-kernel-dkms"))
-    assert collect.archive("/none", simulate=True, installed=NOTHING)["uninstallable"] == {}
 
 
 OLD, NEW = "535.261.03-1", "535.300.01-1"
@@ -217,27 +144,35 @@ def apt(tmp_path, monkeypatch):
     return begin
 
 
-@pytest.mark.parametrize(
-    ("status", "offered", "broken"),
-    [
-        (driver(OLD, "Status: hold ok installed"), NEW, None),
-        (
-            driver(OLD, "Status: install ok unpacked").partition("\n\n")[2],
-            OLD,
-            f"nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= {OLD})",
-        ),
-    ],
-    ids=["held", "broken off"],
-)
-def test_what_we_hold_or_left_unfinished_is_no_reason_against_a_driver(
-    apt, status, offered, broken
-):
-    apt(status, driver(offered, "Filename: ./none.deb", "Size: 1"))
-    found = collect.archive("/none", simulate=True, installed=NOTHING)
-    assert found["offered"]["nvidia-kernel-dkms"] == offered
-    assert found["uninstallable"] == {}
+def pinned(path, version):
+    pin = f"Package: nvidia-kernel-dkms\nPin: version {version}\nPin-Priority: 1001\n"
+    path.write_text(pin)
+    return str(path)
+
+
+def test_what_we_hold_is_no_reason_against_a_driver_and_what_is_missing_is(apt, tmp_path):
+    """Our own pin does not count; another's does, and so does what a driver depends on."""
+    both = driver(NEW, "Filename: ./none.deb", "Size: 1")
+    apt(driver(OLD, "Status: hold ok installed"), both)
+    ours = pinned(tmp_path / "preferences.d/tandem-driver", OLD)
+    found = collect.archive(ours, simulate=True, installed=NOTHING)
+    assert found["offered"]["nvidia-kernel-dkms"] == NEW
+    assert found["uninstallable"] == {} and collect.broken() is None
+    pinned(tmp_path / "preferences.d/theirs", OLD)
+    theirs = collect.archive(ours, simulate=False, installed=NOTHING)
+    assert theirs["offered"]["nvidia-kernel-dkms"] == OLD
+    apt("", both.partition("\n\n")[2])  # Debian 12 without non-free-firmware
+    missing = f"nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= {NEW}) "
+    found = collect.archive(ours, simulate=True, installed=NOTHING)
+    assert found["uninstallable"]["nvidia-kernel-dkms"].startswith(missing)
+
+
+def test_what_broke_off_is_named_and_is_no_reason_against_a_driver(apt):
+    unpacked = driver(OLD, "Status: install ok unpacked").partition("\n\n")[2]
+    apt(unpacked, driver(OLD, "Filename: ./none.deb", "Size: 1"))
+    assert collect.archive("/none", simulate=True, installed=NOTHING)["uninstallable"] == {}
     said = collect.broken()
-    assert (said or "").startswith(broken or "") and bool(said) == bool(broken)
+    assert said.startswith(f"nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= {OLD})")
 
 
 KERNEL, SERIES = "6.14.0-33-generic", "generic-hwe-24.04"
@@ -310,22 +245,6 @@ def test_a_newer_kernel_waits_for_its_reboot(monkeypatch, tmp_path):
     assert kernels.waiting_kernel("6.1.0-31-amd64") == "6.1.0-50-amd64"
 
 
-def test_what_is_offered_is_read_with_the_users_pins_and_without_ours(monkeypatch, tmp_path):
-    for name in ("tandem-driver", "users"):
-        (tmp_path / name).touch()
-    read = []
-
-    def output(*argv, seconds):
-        if "policy" in argv:
-            read.extend(path.name for path in Path(argv[2].partition("=")[2]).iterdir())
-        return "nvidia-smi"
-
-    monkeypatch.setattr(collect, "PREFERENCES", f"{tmp_path}/*")
-    monkeypatch.setattr(collect, "output", output)
-    collect.archive(str(tmp_path / "tandem-driver"), simulate=False, installed=NOTHING)
-    assert read == ["users"]
-
-
 @pytest.mark.parametrize(
     ("first_line", "version"),
     [("580.126.20", "580.126.20"), ("1.0-10033 (440.33.01)", "440.33.01"), ("", "0")],
@@ -396,9 +315,3 @@ def test_what_belongs_to_a_desktop_goes_with_it_and_what_computes_never_does(
     assert sorted(row["pid"] for row in found["displays"]) == [10, 11, 12, 13, 14]
     assert sorted(row["pid"] for row in found["gpu_processes"]) == [20, 21, 22, 23]
     assert found["seated"] == ["anna", "bela"]
-
-
-def test_free_is_what_is_left_for_others_than_root(monkeypatch):
-    state = SimpleNamespace(f_bavail=2, f_bfree=3, f_blocks=5, f_frsize=4096)
-    monkeypatch.setattr(collect.os, "statvfs", lambda folder: state)
-    assert collect.free("/usr") == 2 * 4096

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from planning import health
 from tests.unit.ansible.provision_machines import ROOT, load
 
@@ -105,12 +103,6 @@ ILL = {
     "reboot_waits": {"waiting_kernel": "6.1.0-32-amd64"},
     "reboot_waits, packages": {"reboot_required": True},
 }
-
-
-@pytest.mark.parametrize("case", ILL)
-def test_each_fault_is_found_alone(case):
-    (fault,) = health.findings(row(**ILL[case]))
-    assert fault["fault"] == case.partition(",")[0]
 
 
 def test_what_ext4_wrote_down_counts_without_the_log():

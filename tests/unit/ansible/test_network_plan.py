@@ -218,15 +218,10 @@ def test_the_card_is_the_one_that_holds_the_address():
         '[{},{"family":"inet","local":"192.168.56.20","prefixlen":24}]}]'
     )  # as an old ip leaves them empty
     assert facts_of.interface_of(printed, "192.168.56.20", "node1") == "eno1"
-    assert facts_of.card_facts(printed, "eno1", "node1")["addresses"] == ["192.168.56.20/24"]
-
-
-def test_card_facts_hold_ipv4_alone():
-    card = facts_of.card_facts(IP_JSON, "eth0", "node1")
-    assert card == {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"],
-                    "dynamic": False}  # fmt: skip
     leased = IP_JSON.replace('"prefixlen":24', '"prefixlen":24,"dynamic":true')
-    assert facts_of.card_facts(leased, "eth0", "node1")["dynamic"]
+    card = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
+    for text, dynamic in ((IP_JSON, False), (leased, True)):
+        assert facts_of.card_facts(text, "eth0", "node1") == {**card, "dynamic": dynamic}
 
 
 def test_addresses_of_the_inventory():

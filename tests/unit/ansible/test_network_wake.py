@@ -47,22 +47,17 @@ UP = ["enabled", "active"]
 
 
 @pytest.mark.parametrize(
-    ("printed", "service", "kept", "wakes"),
+    ("service", "kept", "wakes"),
     [
-        (ARMED, UP, json.dumps(RECORD), True),
-        (ETHTOOL.format(able="pumbg", mode="d"), UP, json.dumps(RECORD), False),
-        (ETHTOOL.format(able="d", mode="d"), UP, json.dumps(RECORD), False),
-        ("", UP, json.dumps(RECORD), False),  # a card of a virtual machine says nothing
-        (ARMED, ["disabled", "active"], json.dumps(RECORD), False),
-        (ARMED, ["", "inactive"], json.dumps(RECORD), False),
-        (ARMED, UP, json.dumps({**RECORD, "mac": MAC[::-1]}), False),
-        (ARMED, UP, "", False),
-        (ARMED, UP, "[" * 2000, False),
+        (UP, json.dumps(RECORD), True),
+        (["disabled", "active"], json.dumps(RECORD), False),
+        (UP, json.dumps({**RECORD, "mac": MAC[::-1]}), False),
+        (UP, "", False),
     ],
 )
-def test_whether_a_machine_will_wake(printed, service, kept, wakes):
-    """How it is said: tests/messages/ansible.py."""
-    assert (planned.wake_verdict(printed, service, kept, RECORD) == "") is wakes
+def test_whether_a_machine_will_wake(service, kept, wakes):
+    """Other faults, and how they are said: tests/messages/ansible.py."""
+    assert (planned.wake_verdict(ARMED, service, kept, RECORD) == "") is wakes
 
 
 def test_verify_asks_card_service_and_record(tmp_path):
@@ -157,12 +152,9 @@ def test_only_machines_of_this_inventory_that_were_asked_for_are_woken(tmp_path)
     ("damage", "said"),
     [
         ({"mac": "3c:7c"}, "3c:7c"),
-        ({"mac": 7}, "TypeError"),
         ({"address": "10.0.0.1; reboot"}, "10.0.0.1; reboot"),
         ({"port": 70000}, "70000"),
-        ({"port": "22"}, "'22'"),
         ({"inventory": None}, "TypeError"),
-        ("{", "JSONDecodeError"),
         ("[" * 200_000, "RecursionError"),
     ],
 )

@@ -34,17 +34,6 @@ def files_of(made, want=REPLACE):
     }
 
 
-# --- router, name servers, search domain ---------------------------------------------------------
-
-
-def test_what_dhcp_gave_is_kept_by_the_cards_own_answers():
-    assert preserved_settings.present_way(facts()) == {
-        "dns": ["192.168.56.1", "9.9.9.9"],
-        "search": ["lab.example"],
-        "gateway": "192.168.56.1",
-    }
-
-
 def test_without_systemd_resolved_resolv_conf_says_it():
     text = "domain lab.example\nsearch lab.example b.example\nnameserver 127.0.0.53\nnameserver\n"
     resolv = f"# by dhclient\n{text}nameserver 192.168.56.1\n"

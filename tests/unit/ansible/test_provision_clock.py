@@ -4,9 +4,8 @@ import re
 
 import pytest
 
-from contract.machines import CLOCK_TOLERANCE
-from planning import clock, preflight
-from tests.unit.ansible.provision_machines import QUESTION, ROOT, machine, played, stand_in
+from planning import clock
+from tests.unit.ansible.provision_machines import ROOT, played, stand_in
 
 MEMBERS = {"pc1": "10.0.0.1", "pc2": "10.0.0.2"}
 
@@ -101,12 +100,3 @@ def test_whose_fault_it_is_that_a_machine_does_not_follow(tmp_path, names):
         for place, well in enumerate([server, *(row[2] for row in others)], 1):
             assert "+-"[int(ended[f"{name}-{place}"])] == well, (name, place, said)
         assert all(row[3] in said for row in others), name
-
-
-def test_a_clock_is_wrong_for_make_check_where_it_is_wrong_for_a_run():
-    """For a run: tests/unit/launcher/test_judge.py."""
-    tolerance = CLOCK_TOLERANCE
-    for off, wrong in ((tolerance - 0.5, False), (tolerance + 1.5, True)):
-        facts = machine(clock=QUESTION["clock"][1] + off)
-        found = preflight.findings(facts, QUESTION)
-        assert [finding["fault"] for finding in found] == ["clock"] * wrong

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from contract.errors import UserError
-from tests.unit.ansible.provision_machines import ROOT, load, tasks_of
+from tests.unit.ansible.provision_machines import ROOT, load, parsed, tasks_of
 
 bundle = load("ansible/bundle.py")
 debs, manifest = bundle.debs, bundle.manifest
@@ -51,7 +51,7 @@ def test_what_roles_install_is_in_their_lists():
     assert {"sysstat", "nftables", "python3-venv", "samba", "rsync"} <= found
     tasks = (ROOT / "ansible/roles").glob("*/tasks/*.yml")
     for path in sorted(path for path in tasks if "uninstall" not in path.name):
-        for task in tasks_of(yaml.safe_load(path.read_text())):
+        for task in tasks_of(parsed(path)):
             literal = {name for name in _installed(task) if "{{" not in name and "/" not in name}
             assert literal <= found, f"{path}: {literal - found}"
             asked = task.get("vars", {}).get("packages_wanted", "")

@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from tests.unit.ansible.provision_machines import ROOT, tasks_of
+from tests.unit.ansible.provision_machines import ROOT, parsed, tasks_of
 
 ROLES = sorted(path for path in (ROOT / "ansible/roles").iterdir() if path.is_dir())
 
@@ -19,7 +19,7 @@ def test_variables_are_documented(role):
 
 def plays_of(path):
     """Plays or tasks of a file; vars and the like have none."""
-    rows = yaml.safe_load(path.read_text())
+    rows = parsed(path)
     return rows if isinstance(rows, list) else []
 
 

@@ -23,13 +23,6 @@ def file(tmp_path):
     return path
 
 
-def test_a_missing_file_is_named_with_page_and_folder(tmp_path, capsys):
-    assert run(tmp_path) == 2
-    said = capsys.readouterr().err
-    for word in ("standin-cudnn.tgz", PART["page"], str(tmp_path / "installers/kit")):
-        assert word in said
-
-
 def test_the_first_use_counts_also_after_a_failure(tmp_path, file, capsys):
     assert run(tmp_path) == 0
     answer = json.loads(capsys.readouterr().out)

@@ -30,7 +30,7 @@ def problems(*found, model="resnet18", run=None):
 
 @pytest.mark.parametrize(("off", "wrong"), [(-0.5, False), (1.5, True)])
 def test_a_clock_is_wrong_for_a_run_where_it_is_wrong_for_make_check(off, wrong):
-    """For make check: tests/unit/ansible/test_provision_clock.py."""
+    """For make check: tests/unit/ansible/test_provision_preflight.py."""
     ahead = skew(100.1 + CLOCK_TOLERANCE + off, 100.0, 100.1)
     behind = skew(100.0 - CLOCK_TOLERANCE - off, 100.0, 100.1)
     found = problems(facts(1, skew=behind), facts(2, skew=ahead))
