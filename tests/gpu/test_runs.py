@@ -1,18 +1,15 @@
 """Whole runs of the trainer: resumed to the bit, evaluated, carried to a CPU and back."""
 
-import csv
 import json
 import shutil
 
 import pytest
 import torch
 
-from launcher.plan.devices import assign
 from tandem.compat import load_tensors
 from tests.gpu.jobs import HALF, distance
 from tests.gpu.ranks import TWO, on_one_device
-from tests.trainer_ranks import run_ranks, said, trainer
-from tests.unit.launcher import launcher_values as plans
+from tests.trainer_ranks import run_ranks, trainer
 
 NEEDS_GPU = pytest.mark.needs_gpu
 MIXED = ["--accumulate", 2, "--mixup", 0.2, "--per_node_batch_size", 6]
@@ -76,27 +73,6 @@ def test_a_resumed_run_ends_with_the_same_bits(images, device, tmp_path, precisi
     assert ours["precision"] == theirs["precision"]
 
 
-@pytest.mark.parametrize(
-    "precision", ["fp32", *(pytest.param(level, marks=NEEDS_GPU) for level in HALF)]
-)
-def test_predictions_of_the_average_are_what_was_evaluated(images, device, tmp_path, precision):
-    argv = ["--precision", precision, "--ema", 0.5]
-    assert run(tmp_path, images, device, *argv) == [0]
-    table, vectors = tmp_path / "predicted.csv", tmp_path / "vectors.pt"
-    argv += ["--resume", "auto", "--predict", table, "--extract", vectors]
-    assert run(tmp_path, images, device, *argv) == [0]
-    with table.open() as file:
-        rows = list(csv.DictReader(file))
-    hits = [row["path"].split("/")[1] == row["class"] for row in rows]
-    assert len(rows) == 12
-    assert sum(hits) / len(hits) == pytest.approx(lines(tmp_path, "evaluate")[-1]["top1"])
-    with vectors.open("rb") as file:
-        found = load_tensors(file)
-    assert found["embeddings"].shape == (12, 72)
-    assert found["embeddings"].dtype is torch.float32
-    assert torch.isfinite(found["embeddings"]).all()
-
-
 @NEEDS_GPU
 @pytest.mark.parametrize("one, other", [("cuda", "cpu"), ("cpu", "cuda")])
 def test_a_run_goes_on_on_the_other_device(images, tmp_path, one, other):
@@ -131,28 +107,6 @@ def test_dp_on_one_gpu_computes_what_one_process_does(images, tmp_path, precisio
     assert run(tmp_path / "dp", images, "cuda", *argv, "--parallel", *kind) == [0]
     ours, theirs = (state(tmp_path / name)["model"] for name in ("dp", "plain"))
     assert distance(ours, theirs) < (1e-4 if precision == "fp32" else 0.1)
-
-
-@pytest.mark.quick
-def test_dp_without_a_gpu_is_refused(images, tmp_path):
-    argv = ["--data", images, "--device", "cpu", "--parallel", "dp"]
-    code, text = run_ranks([1], said, *argv)[0]
-    assert code == 2
-    assert "--parallel dp needs GPUs" in text.splitlines()[-1]
-
-
-def test_four_nodes_beside_one_gpu_all_compute_on_the_cpu(images, tmp_path):
-    """By the environment that the launcher plans for them."""
-    hosts, card = [plans.host(number) for number in range(1, 5)], plans.gpus(1)
-    found = {h.name: plans.facts(n, machine="one", gpus=card) for n, h in enumerate(hosts, 1)}
-    parts = assign(hosts, found, plans.SETTINGS).values()
-    ((kind, env),) = {(part.kind, tuple(part.environment({}).items())) for part in parts}
-    assert kind == "cpu"
-    given = {"nodes": [1] * 4, "env": dict(env)}
-    assert run(tmp_path, images, kind, "--per_node_batch_size", 4, **given) == [0] * 4
-    start = lines(tmp_path, "start")
-    assert [line["world_size"] for line in start] == [4] * 4
-    assert not [line for line in start if "NVIDIA" in line["device"]]
 
 
 @NEEDS_GPU

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from tests.gpu.jobs import HALF, batches, distance, prepared, train, weights
@@ -74,39 +73,6 @@ def test_a_step_that_overflows_is_skipped_and_halves_the_scale(images, device, w
     train(job, fed[3:4], begin=3)
     assert (good, scale.good_steps) == (2, 1)
     assert not torch.equal(before["0.weight"], weights(job)["0.weight"])
-
-
-@pytest.mark.parametrize("level", ["fp32", "bf16", "O2"])
-@pytest.mark.parametrize("mix", [None, "cutmix"])
-def test_activations_stay_channels_last(images, device, without_apex, level, mix):
-    given = {mix: 1.0} if mix else {}
-    job = prepared(images, device, channels_last=True, precision=level, **given)
-    kept = []
-
-    def look(module, inputs, output):
-        both = (inputs[0], output)
-        kept.append(all(x.is_contiguous(memory_format=torch.channels_last) for x in both))
-
-    for module in job.model.modules():
-        if isinstance(module, (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)):
-            module.register_forward_hook(look)
-    train(job, batches(job, 1, 1))
-    assert kept == [True] * 6
-
-
-@pytest.mark.needs_gpu
-def test_recomputing_activations_takes_less_memory(images, device):
-    """Of the stages' insides only what is needed at once is there."""
-    peaks = []
-    for on in (False, True):
-        given = {"checkpoint_activations": on, "image_size": 128, "per_node_batch_size": 40}
-        job = prepared(images, device, model="resnet18", **given)
-        fed = batches(job, 1, 1)
-        train(job, fed)
-        torch.cuda.reset_peak_memory_stats()
-        train(job, fed, begin=1)
-        peaks.append(torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
-    assert peaks[1] < 0.95 * peaks[0]
 
 
 @pytest.mark.needs_torch_2

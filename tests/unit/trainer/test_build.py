@@ -41,6 +41,13 @@ def test_compile_reaches_what_a_step_calls_and_not_what_is_saved(images, monkeyp
     assert "_orig_mod" not in "".join(ours.model.state_dict())
 
 
+def test_channels_last_reaches_weights_and_inputs(images):
+    ours = made(images, channels_last=True)
+    inputs = ours.normalise(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))
+    for tensor in (ours.model[0].weight, inputs):
+        assert tensor.is_contiguous(memory_format=torch.channels_last)
+
+
 @pytest.mark.parametrize("on", [False, True])
 def test_ddp_gets_its_options(on):
     named = dict.fromkeys(("find_unused_parameters", "static_graph"), on)
