@@ -16,11 +16,8 @@ STARTED = []
 PATIENCE = 300  # seconds; far more than anything here takes
 
 
-def start(script, *words, arguments=(), waits=True, program=None):
-    train = TRAIN if waits else [word for word in TRAIN if word != "--queue"]
-    if program:  # in the place of -m launcher
-        train = [train[0], "-c", program, *train[3:]]
-    argv = [*train, "--nodes=2", f"--script={script}", *words, "--", *arguments]
+def start(script, *words, arguments=()):
+    argv = [*TRAIN, "--nodes=2", f"--script={script}", *words, "--", *arguments]
     STARTED.append(subprocess.Popen(
         argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,

@@ -1,7 +1,6 @@
 """Stopped anywhere, by anything, a run ends with the weights of a run that was never stopped."""
 
 import functools
-import json
 import os
 import random
 import signal
@@ -14,7 +13,6 @@ from tandem.compat import load_tensors
 from tests.trainer_ranks import (
     CONTEXT,
     end,
-    make_images,
     newest_checkpoint,
     run_ranks,
     start_ranks,
@@ -26,7 +24,7 @@ from trainer.writer import Writer, is_complete
 
 ARGV = [
     "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "shift",
-    "--mixup", 0.2, "--ema", 0.9, "--accumulate", 2, "--per_node_batch_size", 8, "--epochs", 20,
+    "--mixup", 0.2, "--ema", 0.9, "--accumulate", 2, "--per_node_batch_size", 8, "--epochs", 10,
     "--checkpoint_every", 3, "--log_every", 1, "--evaluate_every", 10, "--workers", 0,
     "--resume", "auto",
 ]  # fmt: skip
@@ -58,7 +56,7 @@ def same(ours, theirs):
     assert ours["step"] == theirs["step"]
 
 
-@pytest.mark.parametrize("most, epochs", [(3, 20), pytest.param(20, 30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("most, epochs", [(3, 10), pytest.param(20, 30, marks=pytest.mark.long)])
 def test_kills_change_no_bit(images, undisturbed, tmp_path, most, epochs):
     kills, chance, more = 0, random.Random(1), ("--epochs", epochs)
     while kills < most:
@@ -74,30 +72,6 @@ def test_kills_change_no_bit(images, undisturbed, tmp_path, most, epochs):
     same(newest_checkpoint(tmp_path), undisturbed(*more))
 
 
-@pytest.mark.long
-def test_a_kill_leaves_less_than_two_seconds_of_steps_untold(tmp_path):
-    """Between log points, in an epoch of hundreds of steps, whenever it comes."""
-    chance, images = random.Random(2), make_images(tmp_path / "images", per_class=1500)
-    for attempt in range(1, 4):
-        more = ("--log_every", 10**6, "--checkpoint_every", 10**6, "--epochs", 10**4)
-        env = {"TANDEM_ATTEMPT": attempt}
-        started = start_ranks(NODES, trainer, *argv(images, tmp_path, *more), env=env, quiet=True)
-        wait_for_steps(tmp_path, steps_done(tmp_path) + 1, started)
-        time.sleep(chance.uniform(0, 2))
-        killed = time.monotonic()
-        end(started, signal.SIGKILL)
-        for rank in range(3):
-            path = tmp_path / f"nodes/node{rank + 1}/rank{rank}.{attempt}.steps.jsonl"
-            (start, *lines) = [line for line in map(whole_line, path.open()) if line]
-            took = [sum(line["seconds"].values()) for line in lines]
-            assert killed - start["mono"] - sum(took) < 2 + max(took)
-
-
-def whole_line(text):
-    """A line of a file; {} of one that was cut."""
-    return json.loads(text) if text.endswith("\n") else {}
-
-
 def test_one_rank_told_to_stop_stops_all_at_one_step(images, undisturbed, tmp_path):
     started = start_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True)
     wait_for_steps(tmp_path, 20, started)
@@ -106,7 +80,7 @@ def test_one_rank_told_to_stop_stops_all_at_one_step(images, undisturbed, tmp_pa
     steps = {newest_checkpoint(tmp_path, host)["step"] for host in ("node1", "node2", "node3")}
     assert len(steps) == 1
     assert run_ranks(NODES, trainer, *argv(images, tmp_path), quiet=True) == [0, 0, 0]
-    same(newest_checkpoint(tmp_path), undisturbed("--epochs", 20))
+    same(newest_checkpoint(tmp_path), undisturbed("--epochs", 10))
 
 
 def test_five_ranks_then_three_see_each_sample_once(images, tmp_path):

@@ -40,6 +40,7 @@ def alone(images, tmp_path_factory):
         ([1], 24, ("--accumulate", 5)),
         ([1, 1], 12, ("--accumulate", 3)),
         ([1, 1], 12, ("--static_graph",)),
+        ([1, 1, 1], 8, ("--balance", "5,2,1")),
         pytest.param([1, 1, 1, 1], 6, (), marks=pytest.mark.long),
         pytest.param([1, 2, 4], 8, (), marks=pytest.mark.long),
     ],
