@@ -46,9 +46,9 @@ def rarely(*values):
 # Ranks of each machine, micro-batches, strategy.
 LOOPS = [
     ([1, 1], 2, SPEC),
-    ([2, 2], 1, SPEC),
     ([2, 2], 1, "ef:5:own"),
-    ([1, 1], 1, "powersgd:2"),
+    rarely([2, 2], 1, SPEC),
+    rarely([1, 1], 1, "powersgd:2"),
     rarely([1], 1, SPEC),
     rarely([1] * 4, 1, SPEC),
     rarely([1, 1], 1, "fp16"),
@@ -67,9 +67,8 @@ def test_the_weights_are_the_trainer_s_to_the_bit(images, tmp_path, nodes, accum
         assert apart(ours, theirs) == 0
 
 
-@pytest.mark.parametrize("spec", [SPEC, "ef:5:own"])
-def test_so_they_are_after_a_resume(images, tmp_path, spec):
-    nodes = [1, 1]
+def test_so_they_are_after_a_resume(images, tmp_path):
+    nodes, spec = [1, 1], "ef:5:own"
     steps, theirs = trainers(images, tmp_path, nodes, 4, "several", 8, spec=spec)
     asked = (str(images), "several", spec, 8, 4)
     run_ranks(nodes, loop.half, *asked, 0, 7, str(tmp_path))
@@ -94,7 +93,7 @@ def test_of_three_ranks_they_are_the_same_but_for_rounding(tmp_path, spec, preci
 
 
 @pytest.mark.skipif(not hasattr(torch.amp, "GradScaler"), reason="torch before 2.3: CUDA's alone")
-@pytest.mark.parametrize("spec", [SPEC, "ef:5:own", "powersgd:2"])
+@pytest.mark.parametrize("spec", ["ef:5:own", "powersgd:2"])
 def test_an_overflow_under_a_grad_scaler_leaves_no_trace(images, spec):
     """To the bit what the same loop makes that leaves the step out."""
     asked = (str(images), "several", spec, 8, 13, 9)
@@ -173,7 +172,7 @@ def states_that_do_not_fit(spec):
     state, ends = attached.state_dict(), Counter()
     tensors = [torch.full((2,), float("nan")), torch.ones(3, 3), torch.ones(2, dtype=torch.int64)]
 
-    @many(600)
+    @many(300)
     @given(odd(state, tensors))
     def each(changed):
         before = repr(attached.state_dict())
@@ -196,7 +195,7 @@ def states_that_do_not_fit(spec):
 def test_a_damaged_state_is_refused_in_a_sentence_and_changes_nothing(spec):
     pytest.importorskip("hypothesis")  # where the newest torch is tested
     for loaded, refused in run_ranks([1, 1], states_that_do_not_fit, spec):
-        assert loaded >= 0 and refused > 20, (loaded, refused)
+        assert loaded >= 0 and refused > 10, (loaded, refused)
 
 
 def patience_and_machines():

@@ -9,7 +9,6 @@ from torch.nn import Linear
 from torch.nn.parallel import DistributedDataParallel
 
 from contract import prices
-from contract.errors import UserError
 from contract.strategies import parse
 from tandem import sync
 from tests.trainer_ranks import run_ranks
@@ -55,46 +54,3 @@ def test_it_goes_by_the_optimizer_and_rank_0_says_once_what_it_cannot_know(
     assert len(said.splitlines()) == lines
     assert kind is not Lion or "Lion" in said
     assert not spec.endswith("peak") or prices.with_adam(parse(spec)) in said
-
-
-def loaded():
-    """What is said to a right state, to those of other strategies, and to damaged ones."""
-    loop.joined()
-    found, models = [], []  # what is attached ends with its model
-    for kind, spec in ((torch.optim.AdamW, "ef:5"), (torch.optim.SGD, "ef:5"), (None, "ef:3:own")):
-        model = DistributedDataParallel(Linear(3, 3))
-        models.append(model)
-        optimizer = None if kind is None else kind(model.parameters(), lr=0.1)
-        with contextlib.redirect_stderr(io.StringIO()):
-            attached = sync.attach(model, spec, optimizer=optimizer)
-        for _ in range(2):
-            model(torch.ones(2, 3)).sum().backward()
-        found.append((attached, attached.state_dict()))
-    attached, own = found[0]
-    other = {"kept": {"0": [torch.full_like(one, 9.0) for one in own["sync"]["kept"]["0"]]}}
-    damaged = [
-        {**own, "common": None, "sync": {**own["sync"], **other}},
-        {**own, "common": {"scale": 1.0, "squares": {"no": 1}}, "sync": {**own["sync"], **other}},
-        {**own, "common": {"scale": 1.0, "squares": {}}, "sync": {"scale": 1.0, "kept": 1}},
-    ]
-    return [refusal(attached, state) for state in [*(state for _, state in found), *damaged]]
-
-
-def refusal(attached, state):
-    """What is said, and whether anything has changed."""
-    before, said = repr(attached.state_dict()), ""
-    try:
-        attached.load_state_dict(state)
-    except UserError as error:
-        said = str(error)
-    return said, repr(attached.state_dict()) != before
-
-
-def test_a_state_of_other_levels_of_another_scale_or_without_its_means_is_refused():
-    for refusals in run_ranks([1, 1], loaded):
-        said, changed = zip(*refusals)
-        assert said[0] == ""
-        assert "of 'ef:5:peak'" in said[1] and "is 'ef:5:own'" in said[1]
-        assert "of 'ef:3:own'" in said[2]
-        assert all("damaged" in text for text in said[3:])
-        assert not any(changed)

@@ -1,5 +1,7 @@
 """tandem/ as scripts get it, sent along or by pip: beside a contract.py of their own."""
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem import __version__, standalone
+from tests.trainer_ranks import run_ranks
 
 ROOT = Path(__file__).parents[3]
 OWN = '"""A script\'s own module of that name."""\nCLIENTS = ["somebody"]\n'
@@ -33,15 +36,24 @@ print(*sorted(ours), Path(tandem.__file__).parents[1])
 """.replace("import contract, sys", "from pathlib import Path\nimport contract, sys")
 
 
+def as_a_script(folder):
+    """What the script prints in a process that has torch, but nothing of the checkout."""
+    for name in list(sys.modules):
+        if name.split(".")[0] in ("contract", "launcher", "tandem", "tests", "trainer"):
+            del sys.modules[name]
+    sys.path[:] = [f"{folder}/sent", *(p for p in sys.path if p and Path(p).resolve() != ROOT)]
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))  # as Python does
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(compile(SCRIPT, "script.py", "exec"), {"__name__": "__main__"})
+    return said.getvalue()
+
+
 def test_what_is_sent_along_needs_nothing_of_the_checkout(tmp_path):
     standalone.write(tmp_path / "sent")
     (tmp_path / "contract.py").write_text(OWN)
-    (tmp_path / "script.py").write_text(SCRIPT)
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "sent")}
-    argv = [sys.executable, "script.py"]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said, modules = done.stdout.splitlines()
+    (printed,) = run_ranks([1], as_a_script, tmp_path)
+    said, modules = printed.splitlines()
     assert said.startswith("tandem.sync.attach: this model is a Linear: wrap it first")
     assert modules.split() == ["contract", str(tmp_path / "sent")]
 
