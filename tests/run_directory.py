@@ -7,10 +7,8 @@ import json
 import re
 from pathlib import Path
 
-CATEGORIES = {
-    "start_stop", "data", "h2d", "forward", "backward", "sync_exposed", "optimizer", "evaluate",
-    "checkpoint", "other",
-}  # fmt: skip
+from contract.records import CATEGORIES
+
 NUMBER, NULL = (int, float), type(None)
 MAYBE = (*NUMBER, NULL)
 TEXT = (str, NULL)
@@ -153,7 +151,7 @@ def document(path):
             if path.name == "attempts.json" and entry.get("first_cause"):
                 cause = entry["first_cause"]
                 found += check(FILES["attempts.json first_cause"], cause, f"{path} first_cause")
-    if path.name == "summary.json" and set(value["seconds"]) != CATEGORIES:
+    if path.name == "summary.json" and set(value["seconds"]) != set(CATEGORIES):
         found.append(f"{path}: seconds has {sorted(value['seconds'])}")
     return found
 
@@ -193,7 +191,7 @@ def rank_line(line, where, own_script=False):
     schema = {"kind": str, **LINES.get(line.get("kind"), {"kind": NULL})}
     if own_script:
         schema = {n: kind for n, kind in schema.items() if n not in TRAINERS or n in line}
-    strange = set(line.get("seconds") or {}) - CATEGORIES
+    strange = set(line.get("seconds") or {}) - set(CATEGORIES)
     return check(schema, line, where) + [f"{where}: no category {one}" for one in sorted(strange)]
 
 

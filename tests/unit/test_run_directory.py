@@ -43,8 +43,8 @@ def test_the_page_has_no_field_that_the_schema_lacks(name, known):
     assert PAGE[name] - words - of_a_machine - inner <= known
 
 
-def test_the_categories_are_the_same_everywhere():
-    assert set(CATEGORIES) == run_directory.CATEGORIES <= PAGE["The categories of `seconds`"]
+def test_the_categories_are_on_the_page():
+    assert set(CATEGORIES) <= PAGE["The categories of `seconds`"]
 
 
 def test_a_reported_run_keeps_the_contract(tmp_path):

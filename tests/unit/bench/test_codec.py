@@ -5,7 +5,7 @@ import hashlib
 import pytest
 import torch
 
-from bench.codec import SHOWN, cpu_seconds, sent, stages
+from bench.codec import SHOWN, stages
 from contract.strategies import BLOCK, OWN, UNIT, parse
 from tandem.sync.codec import CODECS
 
@@ -49,10 +49,3 @@ def test_the_codec_rounds_as_in_the_runs_of_the_study(spec):
         own = 0.5 ** (torch.arange(UNIT) % 3).view(1, -1)
     bits = codec.decode(codec.encode(rows, own), UNIT, own).numpy().tobytes()
     assert hashlib.sha256(bits).hexdigest()[:16] == BITS[spec]
-
-
-def test_what_coding_takes_of_a_processor_is_measured_beside_its_peers():
-    specs = ("ef:3:peak", "ef:5:own", "bf16")
-    spent = cpu_seconds(specs, ranks=2, values=8 * UNIT, rounds=2)
-    assert all(len(spent[spec]) == 2 and min(spent[spec]) > 0 for spec in specs)
-    assert sent("powersgd:4", 4) < sent("ef:5:own", 4) < sent("bf16", 4)

@@ -1,7 +1,5 @@
 """Each measurement and model of bench/ by its smallest real piece."""
 
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,21 +10,15 @@ from bench import (
     gpu,
     gpu_codec,
     gpu_peers,
-    link_table,
     many_hosts,
     mutants,
-    pipeline,
     slow_links,
     test_bench_hosts,
     test_bench_launcher,
-    test_bench_provision,
     test_bench_records,
     test_bench_seeing,
-    test_bench_slow_links,
-    test_one_process,
     timed_model,
 )
-from bench.verdict import trial_run, trials
 from launcher.engines.local import LocalProcess
 
 CPU = torch.device("cpu")
@@ -73,14 +65,6 @@ def test_stand_ins_for_guards_of_many_hosts_end(tmp_path):
     assert [one.address for one in hosts] == ["10.77.1.0", "10.77.1.1"]
 
 
-def test_the_roles_of_a_second_run_are_there_and_its_recap_is_read(tmp_path):
-    roles = test_bench_provision.CHECKOUT / "ansible/roles"
-    assert [name for name in test_bench_provision.ROLES if not (roles / name).is_dir()] == []
-    hosts = Path(test_bench_provision.inventory(tmp_path, 2)).read_text().count("ansible_host=")
-    recap = [f"node{n} : ok=7 changed=0 unreachable=0 failed=0" for n in range(1, hosts + 1)]
-    assert test_bench_provision.RESULTS.findall("\n".join(recap)) == [("7", "0")] * 2
-
-
 def test_the_model_of_slow_links_takes_its_time_and_marks_it(monkeypatch, tmp_path):
     case = slow_links.Case(1, slow_links.ALONE, 1000, 1, steps=1, skipped=0)
     marks = tmp_path / "rank0.marks"
@@ -92,28 +76,6 @@ def test_the_model_of_slow_links_takes_its_time_and_marks_it(monkeypatch, tmp_pa
         model(torch.ones(1, 3, 8, 8)).sum().backward()
     seen = slow_links.summary(case, [slow_links.marks(tmp_path, 0)])
     assert seen.seconds >= 0.03
-
-
-def test_a_whole_run_stands_on_the_page_beside_its_prediction(monkeypatch, tmp_path):
-    """Each optimizer once, its phases at their own cost."""
-    for name in ("slow-links.json", "slow-links.md"):
-        shutil.copy(link_table.DOCS / name, tmp_path)
-    monkeypatch.setattr(link_table, "DOCS", tmp_path)
-    monkeypatch.setattr(link_table, "RECORD", tmp_path / "slow-links.json")
-    for case in (*test_bench_slow_links.WHOLE, test_bench_slow_links.WHOLE[0]):
-        seen = slow_links.Seen(0.25, 1e7, 0.5)
-        told = link_table.describe_run(case, seen, 0.12)
-        link_table.write_run(told)
-        rest, exact = (link_table.planned(sync, 4, 1000, 0.12) for sync in (case.sync, "allreduce"))
-        assert told["planned"] == pytest.approx(3 * exact + 36 * rest, abs=0.01)
-    page = (tmp_path / "slow-links.md").read_text()
-    assert page.count("39 steps, the first 3 of them exact") == 2
-
-
-def test_of_the_pipeline_s_codes_today_s_is_the_quickest():
-    card, today = pipeline.CARDS[0], pipeline.todays("ef:3:peak")
-    steps = [pipeline.step(card, code) for code in (today, *reversed(pipeline.BEFORE))]
-    assert card.forward + card.backward < steps[0] < steps[1] < steps[2]
 
 
 def test_gpu_measures_ours_beside_others(tmp_path):
@@ -143,6 +105,7 @@ def test_one_failed_compilation_leaves_the_other_tables(monkeypatch):
     monkeypatch.setattr(gpu, "parts", lambda *_: iter([["clock", "1 s"]]))
     scale = gpu.Scale(CPU)
     scale.repeats = scale.steps = 1
+    scale.models = [("resnet18", 32, 2)]
     text = gpu.measured(CPU, scale)
     assert "| compiled | all | failed: RecursionError: no / kernel for this |  |  |" in text
     assert "| plain | tandem | 7 |" in text
@@ -154,7 +117,7 @@ def test_one_failed_compilation_leaves_the_other_tables(monkeypatch):
 
 
 def test_drawn_mutants_are_distinct_and_compile(monkeypatch):
-    monkeypatch.setattr(mutants, "ROOMS", ("contract", "tandem"))
+    monkeypatch.setattr(mutants, "ROOMS", ("contract",))
     drawn = mutants.draw(mutants.ROOT)
     assert len({one.key for one in drawn}) == mutants.COUNT
     for one in drawn:
@@ -162,16 +125,3 @@ def test_drawn_mutants_are_distinct_and_compile(monkeypatch):
         old = one.old.encode()
         assert text[one.start :].startswith(old)
         compile(text[: one.start] + one.new.encode() + text[one.start + len(old) :], "", "exec")
-
-
-def test_the_matrix_of_verdicts_counts_every_trial():
-    every = [trial.fault for run in trials.RUNS for trial in trials.trials(run)]
-    told = [trials.Outcome(one, trials.FAULTS[one].verdict, "network", None) for one in every]
-    right, count = sum(one.is_right for one in told), len(every)
-    assert trials.matrix(told).splitlines()[-1] == f"| all | {count} | {count} | {right} |  |"
-    assert count == sum(len(fault.of) for fault in trials.FAULTS.values()) > right > 0
-    assert (trial_run.STANDINS / "slow_share.c").exists()
-
-
-def test_a_strategy_s_ranks_train_as_threads_to_the_bits_of_processes():
-    test_one_process.test_threads_train_to_the_same_bits_as_processes("ef:3")

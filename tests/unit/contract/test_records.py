@@ -5,28 +5,26 @@ tests/unit/launcher/test_measure.py, and what machines find of one another test_
 """
 
 import dataclasses
+import itertools
 import json
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from contract.options import Config
-from contract.records import names
-from launcher import collect, folders, look, run
-from launcher.look import Requirements
+from launcher import collect
 from launcher.node import counters, gpus, records
 from launcher.node.task import FIELDS, read_task
-from launcher.options import document, with_trainer
+from launcher.options import document
 from launcher.plan import plan as planning
 from launcher.watch import attempts, guards
 from launcher.watch.attempts import Attempts, write_json
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
-from report import devices, disk, fields, machines, network, read, status
-from report.files import number, text, time_of
-from report.windows import Window
+from report import fields, read
+from report.files import text, time_of
+from tests import run_directory
 from tests.trainer_ranks import make_images
 from tests.unit.launcher.guard_client import Client, workers
 from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, facts, host
@@ -52,30 +50,7 @@ class Made(NamedTuple):
     """What a guard and a trainer left and said, and a folder for the launcher's own records."""
 
     folder: Path
-    frames: bytes  # of this guard
-    failed: bytes  # of one whose worker failed
     scratch: Path
-
-
-class Listener(Client):
-    """Keeps all that the guard sends as it came."""
-
-    sent = b""
-
-    def take(self, data):
-        self.sent += data
-        super().take(data)
-
-
-def guarded(output, argv, **task):
-    """All that a guard sends of such an attempt."""
-    guard = Listener()
-    try:
-        guard.start(output, argv, **task)
-        guard.wait_for("exit", seconds=120)
-    finally:
-        guard.close()
-    return guard.sent
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +63,13 @@ def made(tmp_path_factory):
     (scratch / "away").mkdir()
     (scratch / "away/anna").touch()
     kept |= {"owner_signs": ["asked"], "away_dir": str(scratch / "away")}
-    frames = guarded(folder, workers(script), env=env, **kept)
-    left = {"record": True, "interface": "none0"}
-    failed = guarded(scratch / "failed", workers("raise SystemExit(3)"), **left)
-    return Made(folder, frames, failed, scratch)
+    guard = Client()
+    try:
+        guard.start(folder, workers(script), env=env, **kept)
+        guard.wait_for("exit", seconds=120)
+    finally:
+        guard.close()
+    return Made(folder, scratch)
 
 
 def lost(reader, entry):
@@ -116,110 +94,6 @@ def samples(made):
     return lines(made.folder / "nodes/node1/machine.1.jsonl", "sample")
 
 
-def frames(made):
-    seen = set()
-    for sent in (made.frames, made.failed):
-        seen |= {frame["type"] for frame, _ in guards.Frames((0,)).feed(sent)}
-    return guards.shapes((0,)).keys() - seen
-
-
-def sent(made):
-    """The files that came by frames are those that lie there."""
-    found = {}
-    for frame, piece in guards.Frames((0,)).feed(made.frames):
-        if frame["type"] == "record":
-            found[frame["file"]] = found.get(frame["file"], b"") + piece
-    folder = made.folder / "nodes/node1"
-    return {name for name, data in found.items() if (folder / name).read_bytes() != data} | (
-        set(names(1, [0])) ^ found.keys()
-    )
-
-
-def exits(made):
-    (entry,) = read.read_run(made.folder).exits.values()
-    return {*lost(fields.EXIT, entry), *({"ranks"} if entry["ranks"] != [0] else ())}
-
-
-def networks(made):
-    cards = [line["card"] for line in samples(made)]
-    # The loopback card has no speed, and nobody else was sent anything.
-    usual = {"speed_mbit": 1000, "peers": {"192.0.2.1": PEER}}
-    return {name for card in cards for name in lost(network.SAMPLE, {**usual, **card})}
-
-
-PEER = {"from": "192.0.2.2", "sent": 9, "busy": 0.5}
-
-
-def peers(made):
-    with pytest.MonkeyPatch.context() as patch:
-        connections = iter([[], [(1, "192.0.2.2", "192.0.2.1", 9, 0.5)]])
-        patch.setattr("launcher.node.sockets.connections", lambda: next(connections))
-        sampler = records.Sampler(interface="lo")
-        line = [sampler.sample() for _ in range(2)][1]
-    return set() if network.peers(line["card"]["peers"]) == {"192.0.2.1": PEER} else {"peers"}
-
-
-def disks(made):
-    return {name for line in samples(made) for name in {"disks"} - line.keys()}
-
-
-def rates(made):
-    """A disk that did everything, and holds the data."""
-    looks = iter([0, 900])
-
-    def read_disks():
-        return {"sda": dict.fromkeys(counters.DISK_COUNTERS, next(looks))}
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "read_disks", read_disks)
-        patch.setattr(records, "disk_of", lambda path: "sda")
-        line = records.Sampler(data="/").sample()
-    seen = disk.Disks(None, "node1")
-    seen.add(Window(1, 0.0, 10.0, 9), 1.0, line)
-    (use,) = seen.uses()
-    known = ("read", "write", "peak_read", "util", "await_ms", "holds_data")
-    return {name for name in known if not getattr(use, name)}
-
-
-def cards(made):
-    line = gpus.card_of("0, 50, 1024, 60, 100.5, 1500", 1.0)
-    known = {"index", *devices.FIGURES, *status.GPU}
-    return lost(dict.fromkeys(known, number), line)
-
-
-def shares(made):
-    """The kernel's files of a machine that has a share stand for this one's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "text_of", lambda path: MOUNT.get(path, ""))
-        line = records.Sampler().sample()
-    seen = disk.Shares(None, "node1")
-    for mono in (1.0, 2.0):
-        seen.add(Window(1, 0.0, 10.0, 9), mono, line)
-        line["mounts"]["/data"]["read_bytes"] += 1e6
-    (use,) = seen.uses()
-    return set() if (use.mount, use.kind, use.read) == ("/data", "nfs4", 1.0) else {"mounts"}
-
-
-def loads(made):
-    every = samples(made)
-    missing = {name for line in every for name in lost(machines.SAMPLE, line)}
-    of_rank = [machines.schedule(line.get("ranks")) for line in every]
-    missing |= {name for line in every for name in {"mono"} - line.keys()}
-    return missing | (set() if any("0" in found for found in of_rank) else {"ranks"})
-
-
-def shown(made):
-    """What status and top read of a machine, but for what this one may not have."""
-    (line, *_), sensors = samples(made), {"temperature": 50.0, "gpus": []}
-    seen = status.sample_of({**sensors, **line})
-    return (status.SAMPLE.keys() | set(status.CARD)) - seen.keys()
-
-
-def starts(made):
-    (line,) = steps(made, "start")
-    return lost(fields.START, line)
-
-
 def trained(made):
     (record,) = read.read_run(made.folder).ranks
     (line, *_), columns = steps(made, "step"), record.steps
@@ -231,17 +105,8 @@ def trained(made):
         "loss": record.loss is not None and record.epoch == 0,
     }
     missing = {name for name, fits in found.items() if not fits}
-    return missing | {"data", "forward", "backward", "optimizer", "evaluate"} - set(record.seconds)
-
-
-def evaluated(made):
-    (line,) = steps(made, "evaluate")
-    return lost(fields.EVALUATION, line)
-
-
-def ended(made):
-    (line,) = steps(made, "end")
-    return lost(fields.END, line)
+    measured = {"data", "h2d", "forward", "backward", "optimizer", "evaluate"}
+    return missing | measured - set(record.seconds)
 
 
 def resumes(made):
@@ -256,13 +121,6 @@ def brought(made):
     written = {path for path in made.folder.glob("*/**/*") if path.is_file()}
     left = {str(path.relative_to(made.folder)) for path in written}
     return {name for name in left - names if not name.startswith("checkpoints/")}
-
-
-def checkpoints(made):
-    names = [path.name for path in (made.folder / "checkpoints/node1").iterdir()]
-    (saved,) = steps(made, "checkpoint")
-    found = collect.newest(names)
-    return {"file"} if found != (saved["step"], saved["file"]) else set()
 
 
 def plan_written(made):
@@ -286,19 +144,6 @@ def planned(made):
     without = {"nodes"} if [len(node["ranks"]) for node in found.plan["nodes"]] != [1, 1] else set()
     trainers = {"script": None, **found.plan}  # of the trainer's run there is none
     return {*lost(fields.PLAN, trainers), *parts, *gone, *without}
-
-
-def resumed(made):
-    """What RESUME reads, up to the machines."""
-    one, asked = plan_written(made), []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folders, "RUNS", made.scratch.parent)
-        patch.setattr(run, "check_machines", lambda options, *_: asked.append(options) or 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run.resume(made.scratch.name, {})
-    then = document(with_trainer(one.options, precision=one.precision))
-    now = document(asked[0])
-    return {name for name, value in then.items() if tuple_of(now[name]) != tuple_of(value)}
 
 
 def tuple_of(value):
@@ -335,59 +180,40 @@ def tasks(made):
     return {name for name in known if name not in written or taken[name] != written[name]}
 
 
-def machine(made):
-    """Each fact, with a stand-in for nvidia-smi."""
-    tool = made.scratch / "bin/nvidia-smi"
-    tool.parent.mkdir(exist_ok=True)
-    row = "580.1, NVIDIA GeForce RTX 2080 Ti, GPU-1, 0x1E0710DE"
-    tool.write_text(
-        f'#!/bin/sh\ncase "$*" in *driver_version*) echo "{row}";; *cap*) echo 7.5;; esac'
-    )
-    tool.chmod(0o755)
-    here = host(
-        1, connection="local", address="127.0.0.1", env_python=sys.executable,
-        node_dir=str(made.scratch / "node"), data_root=str(made.scratch), cuda_home="/usr",
-    )  # fmt: skip
-    settings = dataclasses.replace(SETTINGS, model=MODEL)  # else torchvision is imported
-    task = look.question(here, [here], Requirements(Config(data="images"), settings))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
-        found, failed = look.ask_all({"node1": here.engine.node(here)}, {"node1": task})
-    if failed:
-        return {one.text for one in failed.values()}
-    facts = found["node1"]
-    (card,) = facts.gpus.cards
-    known = {"sm": card.sm == 75, "pci": card.pci == "1e07", "val": "val" in facts.data.splits}
-    known.update(interface=facts.interfaces == {"127.0.0.1": "lo"})
-    return {name for name, fits in known.items() if not fits}
-
-
 # Who writes, who reads, and the function that gives what of the record is lost on the way.
 CASES = [
-    ("launcher/node/guard.py", "launcher/watch/guards.py", frames),
-    ("launcher/node/records.py", "launcher/watch/guards.py", sent),
-    ("launcher/node/records.py, exit", "report/read.py", exits),
-    ("launcher/node/records.py, card", "report/network.py", networks),
-    ("launcher/node/records.py, peers", "report/network.py", peers),
-    ("launcher/node/records.py, disks", "report/uses.py", disks),
-    ("launcher/node/records.py, rates", "report/disk.py", rates),
-    ("launcher/node/gpus.py, cards", "report/devices.py", cards),
-    ("launcher/node/records.py, mounts", "report/disk.py", shares),
-    ("launcher/node/records.py, processors", "report/machines.py", loads),
-    ("launcher/node/records.py", "report/status.py", shown),
-    ("trainer/banner.py", "report/read.py", starts),
     ("trainer/train.py, steps", "report/read.py", trained),
-    ("trainer/train.py, evaluations", "report/read.py", evaluated),
-    ("trainer/train.py, end", "report/read.py", ended),
     ("trainer/train.py", "launcher/watch/attempts.py", resumes),
     ("launcher/node and trainer, names of files", "launcher/collect.py", brought),
-    ("trainer/writer.py", "launcher/collect.py", checkpoints),
     ("launcher/plan/plan.py", "report/read.py", planned),
-    ("launcher/plan/plan.py", "launcher/run.py", resumed),
     ("launcher/watch/attempts.py", "report/read.py and itself", attempted),
     ("launcher/watch/guards.py", "launcher/node/task.py", tasks),
-    ("launcher/node/probe.py", "launcher/look.py", machine),
 ]
+
+
+def test_the_files_of_a_machine_and_of_its_ranks_keep_the_contract(made):
+    """Which the runs of the report's tests keep, too (tests/unit/test_run_directory.py)."""
+    assert run_directory.problems(made.folder) == []
+    assert "0" in {rank for line in samples(made) for rank in line.get("ranks", ())}
+
+
+def test_what_this_machine_may_not_have_keeps_it_too(monkeypatch):
+    """A disk that did something and holds the data, a share, a peer and a card."""
+    looks, text_of = itertools.count(0, 900), records.text_of
+    connections = iter([[], [(1, "192.0.2.2", "192.0.2.1", 9, 0.5)]])
+
+    def read_disks():
+        return {"sda": dict.fromkeys(counters.DISK_COUNTERS, next(looks))}
+
+    monkeypatch.setattr(records, "read_disks", read_disks)
+    monkeypatch.setattr(records, "disk_of", lambda path: "sda")
+    monkeypatch.setattr(records, "text_of", lambda path: MOUNT.get(path) or text_of(path))
+    monkeypatch.setattr("launcher.node.sockets.connections", lambda: next(connections))
+    sampler = records.Sampler(interface="lo", data="/")
+    line = [sampler.sample() for _ in range(2)][1]
+    line["gpus"] = [gpus.card_of("0, 50, 1024, 60, 100.5, 1500", 1.0)]
+    assert run_directory.machine_line({"kind": "sample", **line}, "a line") == []
+    assert {"disks", "data_disk", "mounts"} <= line.keys() and "192.0.2.1" in line["card"]["peers"]
 
 
 @pytest.mark.parametrize(
