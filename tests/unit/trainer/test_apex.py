@@ -10,7 +10,6 @@ from contract.errors import UserError
 from contract.options import Options
 from tests import standin_apex
 from trainer.apex_amp import ApexAmp, choose
-from trainer.ema import Ema
 from trainer.precision import Precision
 from trainer.train import Run
 
@@ -45,26 +44,6 @@ def test_only_the_last_micro_step_unscales():
     assert torch.allclose(before - net.weight, moved, rtol=1e-4)
 
 
-def test_an_overflow_skips_and_is_told():
-    net, precision, optimizer = prepared("O1")
-    before = net.weight.detach().clone()
-    assert step(net, precision, optimizer, float("inf")) is True
-    assert precision.scale.value == 2.0**15
-    assert torch.equal(before, net.weight)
-    assert step(net, precision, optimizer) is False
-
-
-def test_the_average_is_that_of_apex_s_masters():
-    net, precision, optimizer = prepared("O2")
-    ema = Ema(precision.full_state(net), decay=0.5)
-    before = precision.masters[0][1].detach().clone()
-    step(net, precision, optimizer, 2**-13)
-    ema.update(precision.full_state(net))
-    wanted = 2 / 11 * before + 9 / 11 * precision.masters[0][1].detach()
-    assert torch.allclose(ema.average["weight"], wanted, rtol=0, atol=1e-9)
-    assert not torch.equal(ema.average["weight"].half().float(), ema.average["weight"])
-
-
 def test_operations_are_counted_before_apex_sees_the_model():
     """Its O1 would keep that forward's cast weights, and the first step would use them."""
     order = []
@@ -84,7 +63,7 @@ def test_operations_are_counted_before_apex_sees_the_model():
 @pytest.mark.parametrize("level", ["O1", "O2"])
 def test_state_goes_to_ours_and_back(level):
     net, precision, optimizer = prepared(level)
-    step(net, precision, optimizer, float("inf"))
+    assert step(net, precision, optimizer, float("inf")) is True
     state = precision.state_dict()
     assert len(precision.masters) == (2 if level == "O2" else 0)
     ours = Precision(level, CPU)
@@ -115,13 +94,9 @@ def rank(device=CUDA, other=""):
     "settings, device, other, serves",
     [
         ({"precision": "O2"}, CUDA, "", True),
-        ({"precision": "O0"}, CUDA, "", True),
-        ({"precision": "O2", "amp": "apex"}, CUDA, "", True),
         ({"precision": "O2"}, CUDA, "apex is gone on node2", False),
         ({"precision": "O2", "compile": True}, CUDA, "", False),
         ({"precision": "O2", "parallel": "dp"}, CUDA, "", False),
-        ({"precision": "O1", "auto_batch": True}, CUDA, "", False),
-        ({"precision": "O1", "skip_oom": True}, CUDA, "", False),
         ({"precision": "O1", "amp": "torch"}, CUDA, "", False),
         ({"precision": "bf16"}, CUDA, "", False),
         ({"precision": "O2"}, CPU, "", False),

@@ -84,13 +84,6 @@ def test_each_sample_has_chances_of_its_own(root):
     assert len(images) == CLASSES * EACH
 
 
-def test_start_resumes_where_the_other_ranks_stopped(root):
-    options = Options(workers=0)
-    whole, rest = samples(root, options, (4,)), samples(root, options, (3, 2), start=12)
-    assert len(rest) == len(whole) - 12
-    assert same(rest, {index: whole[index] for index in rest})
-
-
 def test_every_rank_sees_each_step_even_without_samples(root):
     options = Options(workers=0)
     folder = ImageFolder(root, "train", options)
@@ -101,19 +94,6 @@ def test_every_rank_sees_each_step_even_without_samples(root):
     assert [batch.global_count for batch in per_rank[2]] == [5]
     assert [len(batches[0].indices) for batches in per_rank] == [3, 2, 0]
     assert per_rank[2][0].images.shape == (0, 3, 16, 16)
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 5, 30])
-def test_evaluation_counts_each_image_once(root, ranks):
-    options = Options(workers=0)
-    folder = ImageFolder(root, "val", options)
-    indices = [
-        index
-        for rank in range(ranks)
-        for batch in eval_batches(folder, options, world(rank, (3,) * ranks), 3)
-        for index in batch.indices.tolist()
-    ]
-    assert sorted(indices) == list(range(len(folder)))
 
 
 @pytest.fixture
@@ -251,22 +231,6 @@ def test_kept_images_have_the_pixels_of_decoded_ones(spoilt, monkeypatch, augmen
             for index, image, target in zip(batch.indices, batch.images, batch.targets)
         ]
         assert same(dict(found), wanted)
-
-
-def test_a_small_image_is_decoded_once(root, monkeypatch):
-    opened = []
-
-    def counted(path, *again, **named):
-        opened.append(path)
-        return open_picture(path, *again, **named)
-
-    monkeypatch.setattr("trainer.data.loader.open_picture", counted)
-    options = Options(workers=0)
-    folders = [ImageFolder(root, split, options) for split in ("train", "val")]
-    for epoch in range(3):
-        list(TrainBatches(folders[0], options, world()).epoch(epoch))
-        list(eval_batches(folders[1], options, world(), 4))
-    assert len(opened) == len(set(opened)) == len(folders[0]) + len(folders[1])
 
 
 def test_what_is_kept_is_not_sent_to_loader_processes_and_has_a_bound(root, monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from contract.split import rank_slice, split_batch, step_size, steps_per_epoch
+from contract.split import split_batch, step_size, steps_per_epoch
 from trainer.data.batch import derive_seed
 from trainer.data.loader import epoch_order
 
@@ -14,15 +14,6 @@ def test_order_is_a_permutation_that_changes_with_seed_and_epoch():
     assert torch.equal(order, epoch_order(1000, seed=3, epoch=4))
     assert not torch.equal(order, epoch_order(1000, seed=4, epoch=3))
     assert not torch.equal(order, epoch_order(1000, seed=3, epoch=5))
-
-
-def test_order_ignores_and_leaves_the_global_generator():
-    torch.manual_seed(1)
-    state = torch.get_rng_state()
-    first = epoch_order(10, 0, 0)
-    assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(2)
-    assert torch.equal(epoch_order(10, 0, 0), first)
 
 
 def test_seeds_do_not_collide_like_sums():
@@ -67,18 +58,3 @@ def test_steps_cover_the_epoch_and_none_is_too_small(minimum):
             assert max(sizes) - min(sizes) <= 1
             assert sizes == sorted(sizes)
             assert steps_per_epoch(count, batch, minimum) == len(sizes)
-
-
-def test_resuming_on_other_ranks_uses_each_sample_once():
-    order, position, used = epoch_order(1003, 0, 7).tolist(), 0, []
-    for steps, weights in ((5, [11, 11, 10, 9, 9]), (1000, [16, 7, 8])):
-        for _ in range(steps):
-            if position == len(order):
-                break
-            count = step_size(position, len(order), sum(weights))
-            sizes = split_batch(count, weights)
-            batch = order[position : position + count]
-            for rank in range(len(weights)):
-                used += batch[rank_slice(sizes, rank)]
-            position += count
-    assert sorted(used) == list(range(1003))

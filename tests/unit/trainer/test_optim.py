@@ -70,14 +70,6 @@ def test_warm_up_is_linear_and_the_cosine_ends_at_its_minimum():
     assert found[20:] == sorted(found[20:], reverse=True)
 
 
-def test_steps_drop_at_their_epochs():
-    found = rates(schedule="step", step_epochs=(3, 5), warmup_epochs=0)
-    assert [found[step] for step in (0, 29, 30, 49, 50, 99)] == pytest.approx(
-        [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
-    )
-    assert set(rates(schedule="constant", warmup_epochs=0)) == {0.1}
-
-
 def test_the_rate_scales_with_the_global_batch_where_asked():
     assert max(rates(lr_batch=128, global_batch=256)) == pytest.approx(0.2)
     assert max(rates(lr_batch=0, global_batch=256)) == pytest.approx(0.1)
@@ -124,38 +116,3 @@ def test_the_model_is_its_own_again_after_the_average_was_applied(model):
         raise KeyError
     assert model[0].weight.data_ptr() == address
     assert all(torch.equal(value, own[key]) for key, value in model.state_dict().items())
-
-
-def test_a_restored_average_goes_on_alike(model, tmp_path):
-    ema, other = Ema(model.state_dict(), 0.9), Ema(model.state_dict(), 0.9)
-    move(model)
-    ema.update(model.state_dict())
-    torch.save(ema.state_dict(), tmp_path / "ema.pt")
-    other.load_state_dict(torch.load(tmp_path / "ema.pt"))
-    for average in (ema, other):
-        average.update(model.state_dict())
-    assert all(torch.equal(value, other.average[key]) for key, value in ema.average.items())
-
-
-class OnCuda(nn.Parameter):
-    """Says that it is on a GPU."""
-
-    is_cuda = True
-
-
-@pytest.mark.parametrize("able", ["fused", "foreach"])
-def test_on_a_gpu_all_weights_are_stepped_in_few_kernels(monkeypatch, able):
-    """torch 1.12 has `foreach` alone, and loops over the weights unless it is told."""
-    given = {}
-
-    def sgd(params, lr, momentum, fused=None, foreach=None):
-        given.update(fused=fused, foreach=foreach)
-
-    def old(params, lr, momentum, foreach=None):
-        given.update(fused=None, foreach=foreach)
-
-    monkeypatch.setattr(torch.optim, "SGD", sgd if able == "fused" else old)
-    model = nn.Linear(2, 2)
-    model.weight, model.bias = OnCuda(torch.zeros(2, 2)), OnCuda(torch.zeros(2))
-    build_optimizer(model, Options(), 8)
-    assert given == {"fused": None, "foreach": None, able: True}

@@ -12,10 +12,8 @@ from contract.command_line import parse
 from contract.errors import UserError
 from contract.options import Options
 from contract.split import (
-    SMALLEST,
     even_parts,
     least_batch,
-    micro_batches,
     node_batches,
     rank_batches,
     step_shape,
@@ -55,7 +53,7 @@ def test_only_what_changes_learning_must_be_equal_to_resume():
     from trainer.resume import differing
 
     state = {"options": decisive(Options()), "train_images": 9}
-    assert differing(state, Options(output="x", workers=3, accumulate=4, progress="bar"), 9) == []
+    assert differing(state, Options(output="x", workers=3, accumulate=4, balance=(2, 1)), 9) == []
     assert differing(state, Options(lr=0.2, seed=1), 8) == ["seed", "lr", "data set"]
 
 
@@ -144,15 +142,6 @@ def test_no_image_is_lost_or_doubled_by_any_weights():
         parts = node_batches(each, ranks, weights)
         assert sum(parts) == each * len(ranks)
         assert len(ranks) == 1 or all(part >= 2 * own for part, own in zip(parts, ranks))
-
-
-def test_micro_batches_split_and_never_enlarge():
-    for count in range(40):
-        for parts in range(1, 9):
-            sizes = micro_batches(count, parts)
-            assert sum(sizes) == count
-            assert len(sizes) <= parts
-            assert all(size >= SMALLEST for size in sizes) or count == 1
 
 
 def test_a_rank_without_samples_rests():

@@ -119,15 +119,6 @@ def test_the_average_of_o2_is_that_of_its_masters():
     assert ema.average.keys() == net.state_dict().keys()
 
 
-def test_batch_norm_is_never_half_in_o2_and_stays_finite():
-    """Pitfall 18: a half BN overflows; fp32 statistics do not."""
-    net, _, _ = prepared("O2")
-    norm = net[1]
-    output = norm(torch.full((4, 4), 60000.0).half().float())
-    assert torch.isfinite(output).all()
-    assert torch.isfinite(norm.running_var).all()
-
-
 @pytest.mark.parametrize("folder, refused", [("apex/normalization", False), ("apex", True)])
 def test_the_other_apex_is_named(tmp_path, monkeypatch, folder, refused):
     """Pitfall 25: `pip install apex` installs another project."""

@@ -30,17 +30,6 @@ def test_a_label_follows_from_the_interval(price, label):
     assert price.label == label
 
 
-def test_a_price_is_of_exactly_these_arguments(monkeypatch):
-    safe = {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None}
-    table = {"strategies": {"ef:5:peak": safe, "ef:3:peak": safe}}
-    table["fonts"] = {"ef:3:peak": {**safe, "low": -0.4}}
-    monkeypatch.setattr(prices, "read", lambda: table)
-    assert prices.label_of(strategies.parse("ef:5")) == "safe"
-    assert prices.label_of(strategies.parse("ef:3")) == "unsettled"  # on the second task
-    assert prices.label_of(strategies.parse("ef:255")) == "not measured"
-    assert prices.label_of(strategies.parse("allreduce")) == "exact"
-
-
 def test_help_and_page_say_what_the_table_says():
     told = {spec: Price(**one) for spec, one in prices.read()["strategies"].items()}
     assert all(strategies.parse(spec).spec == spec and told[spec].seeds for spec in told)

@@ -90,10 +90,7 @@ def summed_up(spec):
     ("spec", "near", "nodes"),
     [
         ("ef:255:peak", 0.01, [1, 1, 1]),
-        ("ef:5:own", 0.5, [1, 1, 1]),
-        ("powersgd:3", 0.5, [1, 1, 1]),
         ("ef:5:own", 0.5, [2, 1]),
-        ("ef:3:peak", 0.5, [2, 1]),
         ("powersgd:3", 0.5, [2, 1]),
     ],
 )
@@ -124,7 +121,7 @@ def overflowed(spec):
     return bool(torch.isfinite(bad).all()), kept, float(wrong)
 
 
-@pytest.mark.parametrize("spec", ["ef:15:peak", "ef:5:own", "powersgd:4"])
+@pytest.mark.parametrize("spec", ["ef:5:own", "powersgd:4"])
 def test_an_overflow_on_one_rank_is_seen_by_all_and_spoils_no_error(spec):
     for finite, kept, wrong in run_ranks([1, 1], overflowed, spec):
         assert not finite
@@ -160,11 +157,12 @@ def bytes_sent(specs):
     return found
 
 
-FLAT = ["allreduce", "fp16", "fp16:gloo", *(f"ef:{levels}" for levels in CODECS), "powersgd:2"]
+# Codes of whole bytes, and of seven bits.
+SPECS = ["allreduce", "fp16", "ef:3", "ef:5", "powersgd:2"]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "specs"), [([1, 1, 1], FLAT), ([2, 2], ["allreduce", "ef:3", "powersgd:2"])]
+    ("nodes", "specs"), [([1, 1, 1], SPECS), ([2, 2], ["allreduce", "ef:3", "powersgd:2"])]
 )
 def test_a_machine_sends_what_the_registry_declares_whatever_its_ranks(nodes, specs):
     ranks = iter(run_ranks(nodes, bytes_sent, specs))

@@ -1,17 +1,11 @@
 """Several ranks a machine: gradients are summed within it, and one rank of it speaks for all."""
 
-import hashlib
-
 import pytest
 import torch
 import torch.distributed as dist
 
-from contract.options import Options
 from tandem.sync import Topology, make
 from tests.trainer_ranks import make_images, newest_checkpoint, run_ranks, trainer
-from tests.unit.trainer.sync_ranks import net
-from trainer.parallel import wrap
-from trainer.world import start
 
 PER_CLASS = 16
 
@@ -32,23 +26,6 @@ def test_the_group_within_a_machine_sums_once_before_any_backward(monkeypatch):
     topology = Topology((0, 0), rank=0, group="of this machine")
     make("allreduce", lambda: None).setup(torch.device("cpu"), topology)
     assert summed == ["of this machine"]
-
-
-def begun(spec):
-    """A digest of the weights with which DDP begins, where each rank had others."""
-    options = Options(sync=spec)
-    world, model = start(options), net()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(world.rank)
-    wrap(model, options, world, make(spec, lambda: None))
-    torch.distributed.barrier()  # the first rank has the store by which the others still meet
-    flat = torch.cat([weight.detach().reshape(-1) for weight in model.parameters()])
-    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
-
-
-def test_all_machines_begin_with_the_first_rank_s_weights():
-    assert len(set(run_ranks([1, 2], begun, "ef:5"))) == 1
 
 
 ARGV = [

@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 
 from contract.errors import UserError
-from contract.strategies import parse
 from tandem.compat import load_tensors
-from tandem.sync import carried_out
 from tests.trainer_ranks import run_ranks, trainer
 from tests.unit.tandem import loop
 from tests.unit.trainer.sync_ranks import Steps, flat
@@ -55,9 +53,8 @@ def learned():
     return off, digest(means(steps)), held / values - steps.sync.keeps
 
 
-@pytest.mark.parametrize("nodes", [[1, 1], [2, 1]])
-def test_all_ranks_learn_them_of_each_finite_sum_and_of_nothing_else(nodes):
-    found = run_ranks(nodes, learned)
+def test_all_ranks_learn_them_of_each_finite_sum_and_of_nothing_else():
+    found = run_ranks([2, 1], learned)
     for off, _, more in found:
         assert off[0] == 0
         assert max(off[1:]) < 1e-6
@@ -93,18 +90,15 @@ def with_all_instructions():
 
 def test_unlike_processors_make_the_same_bits_of_them():
     """By scalar and by vector instructions, which fuse what may be fused, and on two threads."""
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", SINGLE, threads],
-            env={**os.environ, "ATEN_CPU_CAPABILITY": level},
-            cwd=Path(__file__).parents[3],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for level, threads in (("default", "1"), ("avx2", "2"))
-    ]
-    found = {*run_ranks([1], with_all_instructions), *(one.communicate()[0] for one in running)}
-    assert len(found) == 1 and len(found.pop()) == 65
+    scalar = subprocess.run(
+        [sys.executable, "-c", SINGLE, "2"],
+        env={**os.environ, "ATEN_CPU_CAPABILITY": "default"},
+        cwd=Path(__file__).parents[3],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    (vector,) = run_ranks([1], with_all_instructions)
+    assert vector == scalar.stdout and len(vector) == 65
 
 
 def exchanged(states):
@@ -163,16 +157,9 @@ def test_they_are_the_parameters_and_not_the_buckets_(settles):
         assert max(found) < 1e-6
 
 
-def test_adam_takes_them_and_sgd_does_not():
-    specs = {family: carried_out("ef:5", [0, 1], family) for family in ("sgd", "adam", None)}
-    assert specs == {"sgd": "ef:5:peak", "adam": SPEC, None: SPEC}
-    assert carried_out("ef:5:peak", [0, 1], "adam") == "ef:5:peak"
-    assert parse("ef:3:own").of("sgd").spec == "ef:3:own"
-
-
 ARGV = [
     "--model", "tests.trainer_models:several", "--precision", "fp32", "--augment", "none",
-    "--per_node_batch_size", 8, "--workers", 0, "--epochs", 4, "--lr", 0.002, "--bucket_mb", 1,
+    "--per_node_batch_size", 8, "--workers", 0, "--epochs", 3, "--lr", 0.002, "--bucket_mb", 1,
     "--optimizer", "adamw", "--sync", "ef:5", "--resume", "auto", "--sync_warmup", 0,
     "--checkpoint_every", 0, "--keep", 99,
 ]  # fmt: skip
@@ -181,7 +168,7 @@ ARGV = [
 def test_with_adamw_a_run_keeps_them_on_another_number_of_machines(images, tmp_path):
     """Of one machine's checkpoint, which has none, they are learned anew."""
     argv = ["--data", images, "--output", tmp_path, *ARGV]
-    for epoch, nodes in enumerate(([1, 1], [1, 1, 1], [1], [1, 1]), 1):
+    for epoch, nodes in enumerate(([1], [1, 1], [1, 1, 1]), 1):
         assert run_ranks(nodes, trainer, *argv, quiet=True) == [0] * sum(nodes)
         for file in tmp_path.glob("checkpoints/*/*.pt"):
             with file.open("rb") as content:

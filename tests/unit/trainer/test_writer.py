@@ -53,15 +53,6 @@ def saved(own, step, best=False):
     os.utime(path, ns=(step, step))  # clocks of file systems are coarse
 
 
-def test_the_newest_are_kept_and_the_best(tmp_path):
-    own = Writer(tmp_path, keep=2)
-    for step in (1, 2, 3, 4):
-        saved(own, step, best=step == 2)
-    names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["best.pt", "step-00000003.pt", "step-00000004.pt"]
-    assert torch.load(tmp_path / "best.pt")["step"] == 2
-
-
 @pytest.mark.parametrize("linked", [True, False])
 def test_the_best_is_not_written_twice(tmp_path, monkeypatch, linked):
     if not linked:  # as on exFAT
