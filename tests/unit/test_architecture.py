@@ -72,17 +72,6 @@ def test_no_modules_import_one_another():
     assert house.circles(house.imports(modules)) == []
 
 
-def test_images_are_opened_in_one_place():
-    """Another decoder is one file's change; augment.py has Pillow's geometry and colours."""
-    opening = {
-        path.relative_to(ROOT / "trainer").as_posix()
-        for path in (ROOT / "trainer").rglob("*.py")
-        if any(name.partition(".")[0] == "PIL" for name in imported(path))
-    }
-    assert opening == {"data/decode.py", "data/augment.py"}
-    assert ".open(" not in (ROOT / "trainer/data/augment.py").read_text()
-
-
 OPENING = {"open", "fdopen", "open_record", "read_text", "read_bytes", "read_yaml"}
 RECEIVING = {"recv", "recvfrom", "recv_into", "recv_stderr", "loads", "load", "safe_load"}
 LISTING = {"iterdir", "glob", "rglob", "scandir", "listdir", "walk"}

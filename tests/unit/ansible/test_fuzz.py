@@ -8,12 +8,10 @@ import copy
 import json
 from pathlib import Path
 
-import pytest
 from ansible.errors import AnsibleFilterError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract import verbs
 from contract.errors import UserError
 from planning import (
     PlanError,
@@ -29,7 +27,6 @@ from planning import (
     network,
     network_facts,
     preflight,
-    share,
     stacks,
     toolkit,
     wake,
@@ -43,7 +40,6 @@ from tests.unit.ansible.test_accept_filters import KNOWN as CARDS
 from tests.unit.ansible.test_accept_filters import results as measured
 from tests.unit.ansible.test_network_firewall_filters import SOCKETS
 from tests.unit.ansible.test_network_plan import PLANS
-from tools import verbs as tool
 
 filters = load("ansible/filter_plugins/tandem.py")
 dry = load("ansible/dry_provision.py")
@@ -203,6 +199,15 @@ def test_what_machines_say_to_filters_is_known():
     assert set(ASKED) == set(filters.SHAPES)
 
 
+def changed(good):
+    """What was printed with something else in some places, also within the document that it is."""
+    if not isinstance(good, str):
+        return odd(good)
+    if good.lstrip().startswith(("{", "[")):
+        return odd(json.loads(good)).map(json.dumps) | cut(good) | VALUES
+    return cut(good) | VALUES
+
+
 @many(600)
 @given(data=st.data())
 def test_what_a_program_printed_is_refused_or_read(data):
@@ -210,7 +215,7 @@ def test_what_a_program_printed_is_refused_or_read(data):
     given = list(copy.deepcopy(ASKED[name]))
     for place in filters.SHAPES[name]:
         good = given[place]
-        given[place] = data.draw(cut(good) | VALUES if isinstance(good, str) else odd(good))
+        given[place] = data.draw(changed(good))
     refused_or(FILTERS[f"tandem_{name}"], *given)
 
 
@@ -277,16 +282,6 @@ def test_a_network_is_refused_or_planned(data):
     refused_or(network.network_plan, facts, want)
 
 
-@many(100)
-@given(odd(json.loads(LSBLK)), odd(json.loads(MOUNT)), odd(json.loads(IP)))
-def test_lists_of_disks_and_cards_are_refused_or_read(disks, mounts, links):
-    refused_or(share.share_missing, "/x", json.dumps(disks))
-    refused_or(share.share_disk, "LABEL=Daten", json.dumps(disks), True, "smb", "/srv", "pc1")
-    refused_or(share.share_refusal, "nfs", "/x", json.dumps(mounts))
-    refused_or(network_facts.card_facts, json.dumps(links), "eth0", "pc1")
-    refused_or(network_facts.interface_of, json.dumps(links), "192.168.56.20", "pc1")
-
-
 FACTS_FILE = json.loads((ROOT / "examples/machines/four-2080ti-one-office.json").read_text())[:2]
 
 
@@ -345,47 +340,3 @@ def test_a_machines_variables_are_refused_or_used(variables):
     refused_or(FILTERS["tandem_member_addresses"], ["pc1"], hostvars)
     refused_or(FILTERS["tandem_address_conflicts"], ["pc1"], hostvars)
     refused_or(FILTERS["tandem_bundle_order"], hostvars, ["pc1"], "cpu")
-
-
-WORDS = st.one_of(
-    st.text(max_size=12),
-    st.sampled_from(
-        ["~nosuchuser/x", "~", "/" * 5000, "a\0b", "-1", "'", "9" * 5000, "²", "latest"]
-    ),
-)
-
-
-VALUES_OF_MAKE = st.sampled_from(
-    ["", "4", "-1", "1", "no", "yes", "--lr '0.1", "--lr 0.1", "/x", "a"]
-)
-NAMED = verbs.names()
-
-
-@many(600)
-@given(data=st.data())
-def test_a_verbs_variables_are_refused_or_become_options(data):
-    verb = data.draw(st.sampled_from(NAMED))
-    named = verbs.variables_of(verb)
-    environment = {
-        name: data.draw(st.sampled_from([*variable.choices, ""]) | VALUES_OF_MAKE | WORDS)
-        for name, variable in named.items()
-    }
-    try:
-        tool.check([verb], list(named), environment)
-        words = tool.options(verb, list(named), environment)
-    except UserError as error:
-        assert str(error)
-    else:
-        assert all(isinstance(word, str) for word in words)
-
-
-def test_a_path_of_nobody_is_one_sentence():
-    with pytest.raises(UserError, match=r"^TO=~nosuchuser/x is no path: "):
-        tool.options("usb", ["TO"], {"TO": "~nosuchuser/x"})
-
-
-@many(100)
-@given(odd(FACTS_FILE[0]["facts"]))
-@example({"host": "pc1"})
-def test_recorded_facts_are_refused_or_read(facts):
-    refused_or(border.recorded, facts)

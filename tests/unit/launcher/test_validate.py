@@ -5,20 +5,17 @@ import base64
 import contextlib
 import json
 import re
-import tracemalloc
-from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from contract import validate
 from contract.errors import UserError
 from contract.options import Config
 from contract.text import clean
 from contract.validate import Invalid
-from launcher import collect, judge, look, measure
+from launcher import judge, look, measure
 from launcher.engines import ssh
 from launcher.look import Control, OpenMachines, Requirements
 from launcher.terminal import Terminal
@@ -56,16 +53,6 @@ GOOD = (
         "left": [],
     },
 )
-values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.sampled_from(["../../x", "\x1b]52;c;eA==\x07", "rank", 2**70, -1, 1e400, "9" * 5000]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=5,
-)
 
 
 # Python's recursion allows to read it, but not to look through it; with half a surrogate.
@@ -102,11 +89,9 @@ WHOLE_EXIT = GOOD[-1]
         ('{"type": "beat", "unix": 1%s, "running": [], "disk_free": 1}' % ("0" * 900_000), None),
         ('{"type": "beat", "unix": NaN, "running": [], "disk_free": 1}', "unix"),
         (f'{{"type": "beat", "unix": {NESTED}, "running": [], "disk_free": 1}}', None),
-        (f'{{"type": {NESTED}}}', None),
         ('{"type": ["log"]}', None),
         ('{"type": "upgrade"}', None),
         ('{"type": "log", "rank": 7, "stream": "stdout", "bytes": 3}', "rank"),
-        ('{"type": "log", "rank": "../../x", "stream": "stdout", "bytes": 3}', "rank"),
         ('{"type": "log", "rank": true, "stream": "stdout", "bytes": 3}', "rank"),
         ('{"type": "log", "rank": 2, "stream": "stdout", "bytes": -3}', "bytes"),
         ('{"type": "log", "rank": 2, "stream": "stdout", "bytes": 99999999999}', "bytes"),
@@ -115,7 +100,6 @@ WHOLE_EXIT = GOOD[-1]
         (json.dumps({**GOOD[6], "exit_code": "1"}), "exit_code"),
         (json.dumps({**WHOLE_EXIT, "left": ["x"]}), "left"),
         (json.dumps({**WHOLE_EXIT, "reason": "because"}), "reason"),
-        ("y" * (2 << 20), "a line of more than 1 MiB"),
     ],
     ids=lambda text: str(text)[:60],
 )
@@ -180,19 +164,6 @@ def test_a_machine_has_as_many_cards_as_a_machine_may_have():
         look.read_facts(json.dumps({**ANSWER, "gpus": gpus(65)}), TASK)
 
 
-@pytest.mark.parametrize("part", ["[]", '{"":0}', '"\\ud800"'])
-def test_memory_is_bounded_by_what_came(part):
-    text = "[" + f"{part}," * ((1 << 20) // (len(part) + 1)) + "0]"
-    whole = json.dumps({**ANSWER, "models": "HERE"}).replace('"HERE"', text)
-    tracemalloc.start()
-    try:
-        with contextlib.suppress(Invalid):
-            look.read_facts(whole, TASK)
-        assert tracemalloc.get_traced_memory()[1] < 30 * len(whole)
-    finally:
-        tracemalloc.stop()
-
-
 def test_a_machine_has_as_many_packages_as_a_machine_may_have():
     """Of each a file is made for pip: 100,000 names were 390 MiB."""
     most = {f"a{number}": "1" for number in range(look.MOST_PACKAGES)}
@@ -202,7 +173,7 @@ def test_a_machine_has_as_many_packages_as_a_machine_may_have():
         look.read_facts(json.dumps({**ANSWER, "distributions": {**most, "b": "1"}}), TASK)
 
 
-@pytest.mark.parametrize("name", ANSWER)
+@pytest.mark.parametrize("name", ["home", "cores", "gpus", "missing"])
 def test_what_is_nested_without_end_is_no_answer(name):
     whole = json.dumps({**ANSWER, name: "HERE"})
     for what in (NESTED, "[" * 100_000, "1" * 1_000_000):
@@ -262,7 +233,7 @@ def test_an_odd_frame_is_true_or_refused(frame):
 
 
 @many
-@given(st.text() | values.map(json.dumps))
+@given(st.text() | st.sampled_from(fuzz.PLAIN).map(json.dumps))
 @example('[{"address": "192.0.2.1", "port": 1, "why": "x"}]')
 def test_any_text_is_an_answer_or_refused(text):
     with contextlib.suppress(Invalid):
@@ -299,23 +270,11 @@ def test_what_a_machine_says_of_its_peers(said, told):
 KEY = base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + bytes(range(32)))
 KNOWN = b"192.0.2.7 ssh-ed25519 " + KEY
 TERMINAL = re.compile("[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udfff]")
-COLOUR = re.compile(r"\x1b\[[0-9;:]{0,40}m")
 escapes = st.lists(
     st.sampled_from(["\x1b", "[", "]", "0;t", "\x07", "\x1b\\", "31m", "\x9b", "\r", "c", "é", "P"])
     | st.characters(),
     max_size=20,
 ).map("".join)
-
-
-@many
-@given(escapes)
-def test_only_tabs_newlines_and_colours_reach_the_terminal(text):
-    shown = clean(text)
-    assert not TERMINAL.search(shown)
-    assert "\x1b" not in COLOUR.sub("", shown)
-    shown.encode()
-    if text.isprintable():
-        assert shown == text
 
 
 @pytest.mark.parametrize(
@@ -363,6 +322,9 @@ def test_any_output_of_a_rank_is_shown_clean(tmp_path_factory, pieces, limit):
 
 
 @many
+@example(b"|1|a|b ssh-ed25519 " + KEY)
+@example(b"node1 ssh-ed25519 " + KEY[:9])
+@example(b"@cert-authority 192.0.2.7 ssh-ed25519 " + KEY)
 @given(st.binary(max_size=200))
 def test_no_line_of_known_hosts_hides_a_confirmed_key(data):
     found = ssh.read_known_hosts(data + b"\n" + KNOWN + b"\n" + data)
@@ -370,106 +332,15 @@ def test_no_line_of_known_hosts_hides_a_confirmed_key(data):
     assert line.entry.to_line().encode().split() == KNOWN.split()
 
 
+def as_json(value):
+    return json.dumps(value).encode()
+
+
 @many
-@given(st.lists(st.binary(max_size=60) | values.map(lambda v: json.dumps(v).encode()), max_size=5))
+@given(st.lists(st.binary(max_size=60) | st.sampled_from(fuzz.PLAIN).map(as_json), max_size=5))
 def test_any_timings_are_read(tmp_path_factory, lines):
     path = tmp_path_factory.mktemp("run") / "rank0.1.steps.jsonl"
     good = b'{"kind": "start", "attempt": 1, "resumed_samples": 8}'
     odd = b'{"kind": "start", "x": %s}' % NESTED.encode()
     path.write_bytes(b"\n".join([*lines, b'["start"]', odd, good]) + b"\n")
     assert [line["resumed_samples"] for line in attempts.lines_of(path, attempts.START)][-1:] == [8]
-
-
-@many
-@given(st.lists(st.text(max_size=30), max_size=5))
-def test_any_names_of_checkpoints_are_read(names):
-    tip = collect.newest(names)
-    assert tip is None or re.fullmatch(r"step-[0-9]+\.pt", tip[1])
-
-
-@dataclass(frozen=True)
-class Pair:
-    a: Annotated[str, validate.Match("[a-z]+")] | None
-    b: list[int]
-    c: dict[str, bool] = field(default_factory=dict)
-
-
-# A shape with a value that has it: parts of each kind that a shape may have.
-PARTS = {
-    "bool": (bool, True),
-    "int": (int, -7),
-    "float": (float, 0.5),
-    "str": (str, "x"),
-    "none": (None, None),
-    "match": (validate.Match("[a-z]+"), "abc"),
-    "one": (validate.One(("a", 3)), "a"),
-    "range": (validate.One(range(9)), 8),
-    "list": ([int], [1, 2]),
-    "data": (Pair, {"a": "x", "b": [7]}),
-    "each": (validate.Each((None, [str])), {"a": None, "b": ["c"]}),
-    "fields": ({"a": {"b": int}}, {"a": {"b": 1}, "more": 2}),
-    "either": ((None, int, [int]), [3]),
-}
-WHOLE = {name: part for name, (_, part) in PARTS.items()}
-
-
-@fuzz.many(400)
-@example({**WHOLE, "each": {"k" * 5000: None}})
-@example({**WHOLE, "list": [1] * (validate.MANY + 1)})
-@given(fuzz.odd(WHOLE, ("abc", 3, [1, "a"], {"a": ["\ud800"]}, "y" * 5000)))
-def test_each_kind_of_part_has_its_shape_or_is_refused(document):
-    shape = {name: part for name, (part, _) in PARTS.items()}
-    document = json.loads(json.dumps(document))
-    try:
-        found = validate.check(document, shape, "it")
-    except Invalid as error:
-        assert str(error).startswith("it") and len(str(error)) < 5000
-        return
-    found["data"] = asdict(found["data"])
-    assert found.keys() == shape.keys()
-    again = validate.check(found, shape, "it")
-    assert {**again, "data": asdict(again["data"])} == found
-    json.dumps(found).encode()
-
-
-WORDS = (
-    *(b"", b"# said", b"@revoked", b"@cert-authority", b"node1,!node2", b"node*", b"|1|a|b"),
-    *(b"|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|3988QV0VE8wmZL7suNrYQLITLCg=", b"[192.0.2.7]:2222"),
-    *(b"192.0.2.7", b"ssh-ed25519", b"ssh-rsa", KEY, KEY[:9], b"\xff"),
-)
-
-
-@many
-@given(
-    st.lists(
-        st.sampled_from(WORDS),
-        max_size=5,
-    ).map(b" ".join),
-    st.sampled_from(["192.0.2.7", "node1", "node2", "[192.0.2.7]:2222"]),
-)
-@example(b"@revoked node*,!node2 ssh-ed25519 " + KEY, "node2")
-@example(b"node*,!node2 ssh-ed25519 " + KEY, "node1")
-@example(b"|1|a|b ssh-ed25519 " + KEY, "node1")
-def test_a_line_of_known_hosts_made_of_its_parts(line, name):
-    for found in ssh.read_known_hosts(line):
-        assert found.entry.key is not None
-        assert found.means(name) in (True, False)
-
-
-@many
-@given(
-    st.lists(st.sampled_from([wire(HELLO), *map(wire, GOOD), b"", b"hi\n", b'{"x"\n', b"[]\n"])),
-    st.integers(1, 99) | st.just(1 << 20),
-)
-@example([b"y" * (2 << 20)], 1 << 20)
-@example([b"y\n" * (1 << 20)], 1 << 20)
-@example([wire(HELLO), wire(GOOD[2])], 9)
-@example([wire(HELLO), wire(GOOD[-1]), wire(GOOD[4])], 99)
-def test_frames_in_any_order_are_read_or_refused(sent, size):
-    frames = Frames(RANKS)
-    data = b"".join(sent)
-    with contextlib.suppress(Invalid):
-        for start in range(0, len(data), size):
-            for frame, _ in frames.feed(data[start : start + size]):
-                assert frame["type"] == "hello" or sent.index(wire(HELLO)) >= 0
-    assert isinstance(frames.rest(), str)

@@ -7,7 +7,7 @@ import pytest
 
 from contract import prices
 from contract.runs import prediction_path, run_id
-from contract.strategies import MIB, Payload, parse, ring_bytes, usual
+from contract.strategies import Payload, parse, usual
 from launcher.options import new_config
 from report import formulas, published_speeds
 from report.__main__ import main
@@ -27,25 +27,6 @@ PAYLOAD = Payload(GRADIENTS)
 def test_step_over_a_slow_link_agrees_with_the_measured_one(sync, measured):
     step = WORK + formulas.sync_wait(parse(sync), 4, PAYLOAD, GIGABIT, BACKWARD)
     assert step == pytest.approx(measured, rel=0.05)
-
-
-@pytest.mark.parametrize(("world", "measured"), [(2, 0.857), (4, 1.286), (5, 1.376)])
-def test_all_reduce_alone_agrees_with_the_measured_one(world, measured):
-    assert ring_bytes(world, GRADIENTS) / GIGABIT == pytest.approx(measured, rel=0.02)
-
-
-@pytest.mark.parametrize(("sync", "measured"), [("allreduce", 153.7e6), ("fp16", 76.8e6)])
-def test_bytes_sent_agree_with_the_counted_ones(sync, measured):
-    assert parse(sync).bytes_per_step(4, PAYLOAD) == pytest.approx(measured, rel=0.005)
-
-
-def test_of_a_transfer_that_backward_hides_the_last_bucket_stays():
-    for transfer in (0.01, 0.1, 1.0):
-        waited = formulas.exposed(transfer, PAYLOAD, 0.08)
-        assert formulas.transfer_of(waited, PAYLOAD, 0.08) == pytest.approx(transfer)
-    one = formulas.exposed(0.1, Payload(1e8, bucket=MIB), 1.0)
-    assert one == pytest.approx(0.1 * MIB / 1e8)
-    assert formulas.exposed(0.1, Payload(1e8), 1.0) == pytest.approx(25 * one)
 
 
 def test_the_size_of_the_buckets_reaches_the_prediction(tmp_path):
@@ -113,11 +94,6 @@ def test_a_plan_on_paper_is_kept_for_no_run(tmp_path, capsys, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_plan_on_paper_takes_the_precision_that_a_run_would(capsys):
-    assert main(["plan", "--gpu", "3090"]) == 0
-    assert capsys.readouterr().out.startswith("resnet50 at 224 pixels in bf16, 64 images")
-
-
 @pytest.mark.parametrize(
     ("gpu", "precision", "speed"),
     [
@@ -175,12 +151,6 @@ def test_the_best_of_a_plan_costs_no_accuracy(capsys, monkeypatch, labels, said)
     assert said in out
     faster = "Fastest (+): 4 nodes with sync powersgd:4, 3.70 x one machine, whose accuracy"
     assert (faster in out) is ("4 + powersgd:4" in out) is ("powersgd:4" not in labels)
-
-
-def test_a_plan_says_how_many_images_more_the_fastest_takes(capsys):
-    assert main(["plan", "--gpu", "4090"]) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"powersgd:4, .* accuracy is all-reduce's after 1\.\d\d times as many", out)
 
 
 @pytest.mark.parametrize(("warmup", "times"), [(0, 3.86), (1, 3.65), (5, 3.01), (90, 1.20)])
@@ -248,7 +218,7 @@ def test_no_column_of_the_table_is_cut(tmp_path, capsys, monkeypatch):
     worst = {"ef:5:peak": lost, "ef:15:peak": {**lost, "samples": 1.4}}
     monkeypatch.setattr(prices, "read", lambda: {"strategies": worst})
     slow = {"backward": 30.0}
-    RunBuilder(tmp_path / "20261120T120000Z-resnet50-4n", step=slow, steps=100).write()
+    RunBuilder(tmp_path / "20261120T120000Z-resnet50-4n", step=slow, steps=10).write()
     _, out, _ = plan(tmp_path, capsys, "--link", "100mbit", "--all")
     lines = out.splitlines()
     (head,) = (line for line in lines if line.split()[:2] == ["N", "sync"])

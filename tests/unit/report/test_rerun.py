@@ -29,7 +29,7 @@ def words_of(line):
     return dict(word.split("=", 1) for word in shlex.split(line)[2:])
 
 
-@pytest.mark.parametrize("steps", [40, 200, 218, 219, 400])
+@pytest.mark.parametrize("steps", [218, 219])
 def test_a_run_is_too_short_below_thirty_seconds_of_measured_steps(tmp_path, steps):
     analysis = run(tmp_path, steps=steps, epochs=1)
     assert (analysis.too_short is not None) == (steps - 1 < 30 / STEP)
@@ -100,7 +100,9 @@ TRAINERS = re.compile(
 )
 
 
-@pytest.mark.parametrize("name", [*BOTTLENECKS, "all warm-up", "too short"])
+@pytest.mark.parametrize(
+    "name", ["network", "data_decode", "checkpoint", "memory_pressure", "all warm-up", "too short"]
+)
 def test_a_script_of_ones_own_is_told_nothing_of_our_trainers_options(tmp_path, name):
     settings = {"all warm-up": {**WARMED, "exact": 240}, "too short": {"steps": 40}}
     made = RunBuilder(tmp_path / "run", **{**BOTTLENECKS, **settings}[name]).write()

@@ -133,16 +133,6 @@ def test_too_little_is_not_judged(folder, told):
     assert status.verdict(found) == "too early to say what holds it up"
 
 
-def test_half_a_line_waits(folder):
-    train(folder, 0, [(0.5, 0.0)] * 10)
-    follower = Follower(folder)
-    assert follower.look().step == 10
-    whole = json.dumps(step(11, 0.5, 0.0)) + "\n"
-    for part, known in ((whole[:50], 10), (whole[50:], 11)):
-        write(folder, "node1", steps(0, 1), [part])
-        assert follower.look().step == known
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_new_attempt_begins_anew(folder, kept):
     """And a machine is as its last attempt says, though it rebooted."""
@@ -159,22 +149,6 @@ def test_a_new_attempt_begins_anew(folder, kept):
     found = (follower if kept else Follower(folder)).look()
     assert (found.attempt, found.step, found.cause) == (10, 3, None)
     assert [(one.step, one.temperature) for one in found.machines] == [(3, 10), (None, None)]
-
-
-ODD = ["x\n", "[]\n", "{}\n", "[" * 100_000 + "\n", '{"kind": "start"}\n', '{"kind": "step"}\n']
-ODD += ["\xff\n", '{"kind": "exit", "workers": 3}\n', {**step(1, 1.0, 0.0), "step": "x"}]
-ODD += [step(1, 1e300, 0.0), {"kind": "sample"}, {"kind": "sample", "mono": 1e300, "card": [1]}]
-
-
-@pytest.mark.parametrize("one", ODD)
-def test_what_a_runs_files_hold_is_not_trusted(folder, capsys, one):
-    for name, good in ((steps(0, 1), [START, step(50, 0.5, 0.3)]), (machine(1), [sample(9.0)])):
-        write(folder, "node1", name, [one, *good, one])
-    train(folder, 1, [(0.5, 0.3)] * 50)
-    assert Follower(folder).look().step == 50
-    assert verb.status(folder.name) == verb.status(folder.name, as_json=True) == 0
-    out = capsys.readouterr().out
-    json.loads(out[out.index("\n{") :])
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(folder, tmp_path):

