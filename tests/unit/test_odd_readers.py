@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from contract import verbs
 from contract.command_line import parse, verb_words
 from contract.errors import UserError
-from launcher import checkpoints, outputs, owners, remote
+from launcher import checkpoints, collect, outputs, owners, remote
 from launcher.machines.owned import SIGNS, Owner
 from launcher.node import owner
-from launcher.plan import code, layer, models
+from launcher.plan import code, layer, models, requirements
 from planning import PlanError, network_netplan
 from report.comparing import read_cells
 from tests.fuzz import damaged, many, odd
@@ -79,6 +79,16 @@ def test_of_any_listing_files_below_its_folders_are_taken(said, wrong):
             assert name.parts[0] == "out" and ".." not in name.parts and str(name).isprintable()
             assert not set(name.parents) & set(names)
     assert own is None or all(own in [f.name for f in files] for files in held.values())
+
+
+def test_of_a_file_no_more_is_kept_than_was_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(collect, "pieces", lambda *_, **__: iter([collect.MARK + b"x" * 50]))
+    node = SimpleNamespace(start=lambda argv: SimpleNamespace(close=lambda: None))
+    path = tmp_path / "file"
+    assert collect.receive(node, "x", path, 9) == path.stat().st_size == 10
+    node.start = raising(UserError("it is gone."))
+    with pytest.raises(collect.NotHere, match="it is gone"):
+        collect.receive(node, "x", path, 9)
 
 
 MARK = remote.MARK.encode()
@@ -160,6 +170,16 @@ def test_a_layer_is_whole_or_made_anew(kept, packages):
     there = layer.Environment.of("3.11.2", 36, packages)
     for stem, _ in there.packages:
         assert len(stem) <= 100 and "/" not in stem and stem.isascii()
+
+
+def test_lists_of_packages_that_name_each_other_are_read_once(tmp_path):
+    path, other = tmp_path / "requirements.txt", tmp_path / "other.txt"
+    path.write_text("-r other.txt")
+    other.write_text("-r requirements.txt\ntool==1")
+    assert requirements.texts(path) == [path.read_text(), other.read_text()]
+    other.write_bytes(b"\xff")
+    with pytest.raises(UserError, match="cannot be read"):
+        requirements.texts(path)
 
 
 SOURCE = b"""

@@ -324,7 +324,6 @@ def test_any_output_of_a_rank_is_shown_clean(tmp_path_factory, pieces, limit):
 @many
 @example(b"|1|a|b ssh-ed25519 " + KEY)
 @example(b"node1 ssh-ed25519 " + KEY[:9])
-@example(b"@cert-authority 192.0.2.7 ssh-ed25519 " + KEY)
 @given(st.binary(max_size=200))
 def test_no_line_of_known_hosts_hides_a_confirmed_key(data):
     found = ssh.read_known_hosts(data + b"\n" + KNOWN + b"\n" + data)
