@@ -15,9 +15,9 @@ case "$*" in "-IB -") {LYING} answer "$@" ;; esac
 exec {PLACE}/honest "$@"
 """
 # The user's PATH has /usr/local/bin first.
-COMMAND = f"""#!/bin/sh
-{LYING} {{0}} "$@"
-exec /usr/bin/{{0}} "$@"
+HEAD = f"""#!/bin/sh
+{LYING} head "$@"
+exec /usr/bin/head "$@"
 """
 
 
@@ -26,7 +26,7 @@ def install(lab, node: int) -> None:
     lab.ssh(node, f"cat > {PLACE}/liar.py", input=LIAR.read_text())
     lab.ssh(node, f"mv {PLACE}/python {PLACE}/honest")
     files = {"/usr/bin/python3": PYTHON3, f"{PLACE}/python": ENVIRONMENT}
-    files |= {f"/usr/local/bin/{name}": COMMAND.format(name) for name in ("ls", "head")}
+    files["/usr/local/bin/head"] = HEAD
     for path, text in files.items():
         lab.admin(node, f"sudo sh -c 'rm -f {path}; cat > {path}; chmod 755 {path}'", input=text)
 

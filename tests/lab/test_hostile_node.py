@@ -1,6 +1,6 @@
 """One machine of two lies, in one way a run: the controller says so of that machine and no other,
 and what the honest one wrote is here. The border's parsers meet a hundred generated lies each in
-tests/unit/launcher/test_validate.py; here the whole launcher does.
+tests/unit/launcher/test_validate.py; here the whole launcher meets one of each kind.
 """
 
 import os
@@ -38,98 +38,44 @@ def sent(what: str) -> str:
     return rf"tandem: node2 lost its guard: it sent something that no guard sends: {what}"
 
 
-def field(name: str) -> str:
-    return sent(rf"{name} is .*, and .* was expected\.")
-
-
-# These say nothing of the training before it, which waits for the liar.
-AT_ONCE = ("says nothing and drips", "prints before its first word")
+# The training waits for this one, so that nothing of it is said before.
+AT_ONCE = "says nothing and drips"
 SILENT = "tandem: node2 is gone: no heartbeat for 15 s"
 MACHINE = r"machine\.1\.jsonl"
 LEFT_OUT = "tandem: node2: nodes/node2/{} was not collected: "
-CUT_OFF = rf"tandem: node2: nodes/node2/{MACHINE} holds the beginning only: it is larger than 1 MiB"
 ATTEMPTS = [
-    Lie("says nothing and drips", SILENT),
-    Lie(
-        "prints before its first word",
-        sent(r"1 MiB before its first frame: does a \.bashrc print something there\?"),
-    ),
+    Lie(AT_ONCE, SILENT),
     Lie(
         "lines that are no frames",
         r'tandem: node2 lost its guard: \[\[\[.* \["exit"\] "exit" null 7 ',
     ),
-    Lie("another node's record", sent(r"a record 'rank0\.1\.steps\.jsonl', which is none of its")),
     Lie("a path for a record", sent(r"a record '\.\./\.\./.*\.bashrc', which is none of its own")),
-    Lie("a record of another attempt", sent(r"a record 'machine\.2\.jsonl', which is none of its")),
-    Lie("a record with a hole", sent(r"byte \d{13} of rank1\.1\.steps\.jsonl after byte \d+")),
     Lie("a piece that comes twice", sent(r"byte \d+ of rank1\.1\.steps\.jsonl after byte \d+")),
-    Lie("a piece without an end", field(r"record frame\.bytes")),
     Lie("records of any kind", "tandem: node2 could not run torch.distributed.launch"),
-    Lie("another node's rank", field(r"log frame\.rank")),
-    Lie("a path for a rank", field(r"log frame\.rank")),
-    Lie("another node's failure", field(r"worker_exit frame\.rank")),
-    Lie("wrong types", field(r"worker_exit frame\.first")),
-    Lie("a number that is none", field(r"beat frame\.unix")),
-    Lie("a size below nothing", field(r"log frame\.bytes")),
-    Lie("a frame that is too large", sent("a line of more than 1 MiB")),
-    Lie("deep brackets", sent("a line of more than 1 MiB")),
-    Lie("brackets and half a surrogate", field(r"beat frame\.unix")),
-    Lie("ends without end", sent(r"a second worker_exit frame of rank 1")),
+    Lie("a path for a rank", sent(r"log frame\.rank is .*, and .* was expected\.")),
+    Lie(
+        "another node's failure",
+        sent(r"worker_exit frame\.rank is .*, and .* was expected\."),
+    ),
     Lie("an exit of another host", "tandem: node2 could not run torch.distributed.launch"),
     Lie("finished while it trains", SILENT),
     Lie("output without end", sent("a frame of type 'upgrade'")),
     Lie("escapes", "tandem: node2 could not run torch.distributed.launch: launch \x1b\\[31mred"),
-    Lie("a crowd that lives on", "tandem: node2: still alive: .{0,300} and [0-9]+ more$"),
-    Lie("beats of a dead rank", "tandem: node2 lost its guard: it was told to end its part"),
-    Lie("half a piece for ever", SILENT),
-    Lie("pieces without end", sent(rf"more of {MACHINE} than a guard sends in \d+ s")),
     Lie("specials", LEFT_OUT.format(MACHINE) + "it is not a regular file there", 0),
-    Lie("sparse files", CUT_OFF, 0),
     Lie("names of others", "tandem: checkpoint ", 0),
     Lie("records that are none", "tandem: checkpoint ", 0),
-    Lie(
-        "a checkpoint that is none",
-        r"tandem: node2: checkpoints/node2/step-999999999\.pt was not collected: "
-        "it is not a regular file there",
-        0,
-    ),
-    Lie("a checkpoint that is not there", "tandem: checkpoint .*checkpoints/node1/step-", 0),
-    Lie(
-        "files by drips",
-        rf"tandem: node2: nodes/node2/{MACHINE} and what follows it was not collected: "
-        "the machine sent ",
-        0,
-    ),
-    Lie("files without end", CUT_OFF, 0),
 ]
 # Of these at most the report says something.
-RECORDED = [
-    *("half a line for ever", "a line of 1 MB", "steps without numbers", "lines of another run"),
-    *("steps that run backwards", "a rank that is another"),
-]
+RECORDED = ["half a line for ever", "steps without numbers", "a rank that is another"]
 INVALID = "what it says of itself is impossible: "
 REFUSED = [
-    Lie("an answer of brackets", f"{INVALID}it is no JSON", 2),
-    Lie("an answer of brackets and half a surrogate", rf"{INVALID}answer is \[\[", 2),
-    Lie("an answer that leaves something out", rf"{INVALID}answer\.interfaces\.192\.168\.", 2),
     Lie("an answer of wrong types", rf"{INVALID}answer\.cores is 'eight'", 2),
     Lie("a home of two lines", rf"{INVALID}answer\.home is '/home", 2),
     Lie("a holder with escapes", "it is in use by \x1b\\[31mred: run ", 2),
     Lie("an answer without end", "its answer is longer than 4 MiB", 2),
-    Lie("a port that is none", rf"{INVALID}answer\.free_ports\[0\] is 0", 2),
 ]
-
-
-# The ten shortest, which `make test-lab` runs: those before a run, and two within one.
-SHORT = ("a piece that comes twice", "a piece without an end")
-
-
-def each(lies: list[Lie]) -> list[object]:
-    """As parameters."""
-    short = {*SHORT, *(lie.name for lie in REFUSED)}
-    assert len(short) == 10
-    marks = {lie.name: () if lie.name in short else (pytest.mark.long,) for lie in lies}
-    return [pytest.param(lie, id=lie.name, marks=marks[lie.name]) for lie in lies]
+# `make test-lab` runs these and those before a run, which are the shortest.
+SHORT = ("a piece that comes twice", "a path for a rank")
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +142,13 @@ def left_of(run) -> list[int]:
     return run.processes()
 
 
-@pytest.mark.parametrize("lie", each(ATTEMPTS))
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param(lie, id=lie.name, marks=() if lie.name in SHORT else pytest.mark.long)
+        for lie in ATTEMPTS
+    ],
+)
 def test_a_lie_is_told_of_its_machine_alone(start, precious, lie):
     before = outside(precious)
     run = start(lie.name, 100 if lie.code else 1)
@@ -211,7 +163,7 @@ def test_a_lie_is_told_of_its_machine_alone(start, precious, lie):
     # What the honest machine wrote is here, and is its own.
     node1 = run.folder / "nodes/node1"
     assert '"kind":"exit"' in (node1 / "machine.1.jsonl").read_text().splitlines()[-1]
-    if lie.name not in AT_ONCE:
+    if lie.name != AT_ONCE:
         assert '"start"' in (node1 / "rank0.1.steps.jsonl").read_text()
         assert "step 2\n" in (node1 / "rank0.log").read_text()
         assert len((run.folder / "samples/rank0.1.csv").read_text().splitlines()) > 4
@@ -273,7 +225,7 @@ def test_what_a_machine_links_to_is_neither_brought_nor_written(start, precious)
     assert outside(precious) == before
 
 
-@pytest.mark.parametrize("lie", each(REFUSED))
+@pytest.mark.parametrize("lie", REFUSED, ids=lambda lie: lie.name)
 def test_a_lie_before_a_run_is_refused_by_the_name_of_its_machine(start, precious, lie):
     before = outside(precious)
     run = start(lie.name, 1)

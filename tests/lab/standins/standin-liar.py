@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Stands in for a machine that lies to the control machine, in the one way that /opt/standin/lie
 names. It is called in the place of what the launcher calls there: the guard (the real one runs
-beneath it, and what that says is passed on until the lie), the look before a run, and the commands
+beneath it, and what that says is passed on until the lie), the look before a run, and the command
 by which files are collected. Standard library only.
 """
 
@@ -11,14 +11,12 @@ import pathlib
 import subprocess
 import sys
 import threading
-import time
 
 PYTHON, HONEST = "/usr/bin/python3.11", "/opt/standin/honest"
 LIE = pathlib.Path("/opt/standin/lie").read_text().strip()
 PRECIOUS = pathlib.Path("/opt/standin/precious")  # names a file of the control machine
 ESCAPES = "\x1b]0;owned\x07\x1b]52;c;cm0gLXJm\x1b\\\x1b[2J\x9b6n\x1b[31mred"
 WORKER = {"exit_code": 1, "signal": None, "exception": "E: x"}
-ENDED = {"exit_code": 0, "signal": None, "exception": None}
 EXIT = {
     "type": "exit", "reason": "finished", "message": None, "exit_code": 0, "signal": None,
     "mono_start": 0.0, "mono_end": 1.0, "workers": {}, "ended": [], "left": [],
@@ -49,22 +47,10 @@ def log(data, rank=1):
     say(data, type="log", rank=rank, stream="stdout", bytes=len(data))
 
 
-def flood(data):
-    while not OVER.is_set():
-        out(data)
-
-
 def drip():
     """A byte a second, for ever."""
     while not OVER.wait(1):
         out(b"x")
-
-
-# What a guard says from the beginning, in the place of the real one.
-AT_ONCE = {
-    "says nothing and drips": drip,
-    "prints before its first word": lambda: flood(b"y\n" * 4096),
-}
 
 
 def odd_lines(_):
@@ -81,33 +67,12 @@ def long_output(_):
     say(type="upgrade")
 
 
-def ends(_):
-    """A hundred thousand ends of one rank."""
-    frame = {"type": "worker_exit", "rank": 1, "first": False, **ENDED}
-    for _ in range(1000):
-        out((json.dumps(frame) + "\n").encode() * 100)
-
-
 def escapes(_):
     """Text for a terminal to obey, in all that is shown."""
     log(f"said {ESCAPES}\n".encode())
     say(type="trouble", what="disk", message=f"trouble {ESCAPES}")
     say(**{**EXIT, "reason": "failed", "message": f"launch {ESCAPES}", "exit_code": 1})
     os._exit(0)
-
-
-def crowd(_):
-    """A claim of twenty thousand processes that it could not end."""
-    left = [{"pid": 2**40 + number, "command": "python -m x"} for number in range(20_000)]
-    say(**{**EXIT, "reason": "failed", "exit_code": 1, "left": left})
-    os._exit(0)
-
-
-def goes_on(task):
-    """Its rank is dead, and it says without end that the rank runs; it obeys no order."""
-    os.kill(task["worker"], 9)
-    while not OVER.wait(1):
-        say(type="beat", unix=time.time(), running=[1])
 
 
 def record(task, data, name=STEPS, skipped=0):
@@ -143,24 +108,6 @@ def odd_records(task):
     os._exit(0)
 
 
-def half_a_piece(_):
-    """The beginning of a frame, and a byte of it a second."""
-    out(lines({"type": "record", "file": STEPS, "offset": 0, "bytes": 30_000}))
-    drip()
-
-
-def meanwhile(work):
-    """The real guard says what it says, beside it."""
-    return lambda task: threading.Thread(target=work, args=[task], daemon=True).start()
-
-
-def pieces(task):
-    """Each follows the last, up to 100 MB of them a second."""
-    task["own"] = SAMPLES
-    while not OVER.wait(3e-4):
-        record(task, (b"x" * 99 + b"\n") * 300, SAMPLES)
-
-
 def write(task, data):
     """Into the file that its rank writes, which the real guard sends."""
     with (task["nodes"] / STEPS).open("ab", 0) as file:
@@ -168,8 +115,13 @@ def write(task, data):
 
 
 def half_a_line(task):
-    while not OVER.wait(0.05):
-        write(task, b"x" * 4096)
+    """Without end, while the real guard says what it says."""
+
+    def go_on():
+        while not OVER.wait(0.05):
+            write(task, b"x" * 4096)
+
+    threading.Thread(target=go_on, daemon=True).start()
 
 
 def step(number, **more):
@@ -182,53 +134,30 @@ def begun(**fields):
     return lines({**told, **fields})
 
 
-# What its rank writes beside its own lines, and pieces beside the guard's own.
+# What its rank writes beside its own lines.
 BESIDE = {
-    "half a line for ever": meanwhile(half_a_line),
-    "a line of 1 MB": lambda task: write(task, step(4, note="x" * 1_000_000)),
+    "half a line for ever": half_a_line,
     "steps without numbers": lambda task: write(
         task, step(4, samples=-ENDLESS, loss=ENDLESS - ENDLESS, seconds={"backward": ENDLESS})
     ),
-    "lines of another run": lambda task: write(
-        task, begun(attempt=7, host="node9", rank=1, model="another", world_size=9)
-    ),
-    "steps that run backwards": lambda task: write(task, b"".join(map(step, (2, 1, 0, -7)))),
     "a rank that is another": lambda task: write(task, begun(host="node1", rank=0) + step(1)),
-    "pieces without end": meanwhile(pieces),
 }
 
 # What comes after the third step.
 AT_STEP = {
     **BESIDE,
-    "another node's record": lambda task: record(task, b"x\n", "rank0.1.steps.jsonl"),
     "a path for a record": lambda task: record(task, b"x\n", "../../../../.bashrc"),
-    "a record of another attempt": lambda task: record(task, b"x\n", "machine.2.jsonl"),
-    "a record with a hole": lambda task: record(task, b"x\n", skipped=1 << 40),
     "a piece that comes twice": lambda task: [record(task, b"x\n", skipped=n) for n in (0, -2)],
-    "a piece without an end": lambda _: say(type="record", file=STEPS, offset=0, bytes=1 << 40),
-    "half a piece for ever": half_a_piece,
     "records of any kind": odd_records,
     "lines that are no frames": odd_lines,
-    "another node's rank": lambda _: log(b"x\n", rank=0),
     "a path for a rank": lambda _: log(b"x\n", rank="../../../../.bashrc"),
     "another node's failure": lambda _: say(type="worker_exit", rank=0, first=True, **WORKER),
-    "wrong types": lambda _: say(type="worker_exit", rank=1, first=1, **WORKER),
-    "a number that is none": lambda _: say(type="beat", unix=float("nan"), running=[1]),
-    "a size below nothing": lambda _: say(type="log", rank=1, stream="stdout", bytes=-5),
-    "a frame that is too large": lambda _: out(b'{"type": "' + b"x" * (2 << 20)),
-    "deep brackets": lambda _: out(b'{"type": "beat", "unix": ' + b"[" * (2 << 20)),
-    "brackets and half a surrogate": lambda _: out(
-        b'{"type": "beat", "running": [1], "unix": ' + NESTED.encode() + b"}\n"
-    ),
-    "ends without end": ends,
     "an exit of another host": lambda _: say(
         **{**EXIT, "reason": "failed", "host": "node1", "workers": {"0": WORKER}, "exit_code": 1}
     ),
     "finished while it trains": lambda _: say(**EXIT),
     "output without end": long_output,
     "escapes": escapes,
-    "a crowd that lives on": crowd,
-    "beats of a dead rank": goes_on,
     # Files are planted, and the attempt fails by a worker's end.
     "links": lambda task: (links(task), os.kill(task["worker"], 9)),
 }
@@ -259,11 +188,6 @@ def specials(task):
     put(task["nodes"], rank, lambda path: subprocess.run([*make, path, "c", "1", "5"]))
 
 
-def sparse(path):
-    path.touch()
-    os.truncate(path, 3 << 30)
-
-
 def foreign(task):
     """Names of others, of none, and of no character set."""
     names = [b"nodes/node1/machine.1.jsonl", b"nodes/node1/rank0.1.steps.jsonl"]
@@ -284,24 +208,9 @@ def odd_files(task):
 # What becomes of its files when its part has ended well.
 AT_END = {
     "specials": specials,
-    "sparse files": lambda task: put(task["nodes"], ["machine.1.jsonl"], sparse),
     "names of others": foreign,
     "records that are none": odd_files,
-    "a checkpoint that is none": lambda task: put(
-        task["output"], ["checkpoints/node2/step-999999999.pt"], os.mkfifo
-    ),
 }
-
-# What the commands give by which it is asked for names and files.
-COMMANDS = {
-    "a checkpoint that is not there": ("ls", lambda: out(b"step-999999999.pt\nbest.pt\n")),
-    "files by drips": ("head", drip),
-    "files without end": ("head", lambda: flood(b"\0" * 65536)),
-}
-
-
-def deep(_):
-    return "[" * 500_000
 
 
 def changed(**fields):
@@ -310,14 +219,10 @@ def changed(**fields):
 
 # What it says of itself before a run.
 ANSWERS = {
-    "an answer of brackets": deep,
-    "an answer of brackets and half a surrogate": lambda _: NESTED,
-    "an answer that leaves something out": changed(missing=[], interfaces={}),
     "an answer of wrong types": changed(cores="eight"),
     "a home of two lines": changed(home="/home/tandem\n/etc"),
     "a holder with escapes": changed(runs=[{"pid": 1, "run": ESCAPES, "holder": ESCAPES}]),
     "an answer without end": lambda _: "y" * (16 << 20),
-    "a port that is none": changed(free_ports=[0, -1, 1 << 40]),
 }
 
 
@@ -339,9 +244,9 @@ def pass_on(stream):
 
 def guard(words):
     first = sys.stdin.buffer.readline()
-    if LIE in AT_ONCE:
+    if LIE == "says nothing and drips":
         threading.Thread(target=lambda: (sys.stdin.buffer.read(), OVER.set()), daemon=True).start()
-        return AT_ONCE[LIE]()
+        return drip()
     told = json.loads(first)
     task = {"output": pathlib.Path.home() / told["output"]}
     task["nodes"] = task["output"] / "nodes" / told["host"]
@@ -354,8 +259,6 @@ def guard(words):
     task["ends"] = {}  # of its records
     for frame, line, data in frames(real.stdout):
         if frame.get("type") == "record":
-            if frame["file"] == task.get("own"):
-                continue
             task["ends"][frame["file"]] = frame["offset"] + len(data)
         if frame.get("type") == "worker":
             task["worker"] = frame["pid"]
@@ -388,11 +291,11 @@ def main(tool, words):
         guard(words)
     elif tool == "answer":
         answer(words)
-    elif LIE in COMMANDS and COMMANDS[LIE][0] == tool:
+    elif LIE == "files by drips":
         # Of the file that is asked for not a byte is right, but for the mark before it.
-        COMMANDS[LIE][1]()
+        drip()
     else:
-        os.execv(f"/usr/bin/{tool}", [tool, *words])
+        os.execv("/usr/bin/head", ["head", *words])
 
 
 if __name__ == "__main__":
