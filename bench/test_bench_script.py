@@ -32,7 +32,7 @@ def trainer(cluster, tmp_path):  # noqa: F811
             "EPOCHS": epochs,
             "ARGS": "--sync_warmup 0 --augment none",
         }
-        said, _ = make(lab, "train", INVENTORY=inventory(tmp_path), **words)
+        said = make(lab, "train", INVENTORY=inventory(tmp_path), **words)
         return ended(said)
 
     return trained

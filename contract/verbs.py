@@ -288,7 +288,7 @@ VERBS: Dict[str, Optional[Verb]] = {
     "test-all": Verb(
         "run all other tests, piece by piece: hours (root)",
         (ONLY, _row("AGAIN", "1: also what passed before", "switch")),
-        "make test-all ONLY=test_torture",
+        "make test-all ONLY=test_queue",
     ),
     "test-gpu": Verb(
         "test what GPUs compute and survive: docs/gpu.md (a GPU)",

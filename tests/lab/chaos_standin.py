@@ -47,16 +47,13 @@ def take_sudo(lab, node: int, way: str) -> None:
     lab.admin(node, f"sudo sh -c {shlex.quote(line)}")
 
 
-def inventory(
-    folder: Path, nodes: int, mark: str, step_seconds: float, exchange_seconds: float = 0.0
-) -> Path:
+def inventory(folder: Path, nodes: int, mark: str, step_seconds: float) -> Path:
     """An inventory of stand-in nodes whose runs carry the variable `mark`."""
     name, _, value = mark.partition("=")
-    times = f'"STEP_SECONDS": "{step_seconds}", "EXCHANGE_SECONDS": "{exchange_seconds}"'
     settings = (
         "ansible_user=tandem-admin train_user=tandem "
         "env_python=/opt/standin/python data_root=/srv/standin "
-        f"""run_env='{{"{name}": "{value}", {times}}}'"""
+        f"""run_env='{{"{name}": "{value}", "STEP_SECONDS": "{step_seconds}"}}'"""
     )
     lines = [f"node{n} ansible_host=192.168.56.{110 + n} {settings}" for n in range(1, nodes + 1)]
     file = folder / "standin.ini"

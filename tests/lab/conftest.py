@@ -23,12 +23,10 @@ PAIRS = itertools.count(1)
 # and the tests of other files that are marked long.
 LONG = {
     "test_accept.py",
-    "test_balance.py",
     "test_chaos_trainer.py",
     "test_frozen_disk.py",
     "test_guard_orphans.py",
     "test_lab_leftovers.py",
-    "test_live.py",
     "test_many.py",
     "test_plan.py",
     "test_poweroff.py",
@@ -37,7 +35,6 @@ LONG = {
     "test_script.py",
     "test_share_mounts.py",
     "test_share_ntfs.py",
-    "test_site_driver.py",
     "test_site_driver_boot.py",
     "test_site_driver_runfile.py",
     "test_site_driver_vm.py",
@@ -52,7 +49,6 @@ LONG = {
     "test_site_uninstall.py",
     "test_site_whole.py",
     "test_slurm.py",
-    "test_torture.py",
     "test_users.py",
 }
 # Files whose tests share machines, by the fixture that starts these once for all.

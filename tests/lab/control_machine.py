@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.lab.chaos_run import CHECKOUT, Running
 
-CTRL_Q, CTRL_S, CTRL_Z = b"\x11", b"\x13", b"\x1a"
+CTRL_Q, CTRL_S = b"\x11", b"\x13"
 
 
 class Controller(Running):

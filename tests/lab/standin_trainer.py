@@ -1,8 +1,8 @@
 """Stands in for the trainer without torch: same options, files, exit codes, order of images.
 
 All ranks do each step together by way of rank 0, as a collective would: who loses a peer fails,
-who waits for a frozen one waits for ever. A step takes $STEP_SECONDS, in later attempts a third,
-and $EXCHANGE_SECONDS more for a network that it does not have. Standard library only.
+who waits for a frozen one waits for ever. A step takes $STEP_SECONDS, in later attempts a third.
+Standard library only.
 """
 
 import json
@@ -137,7 +137,6 @@ def step(at, group, files):
     time.sleep(float(os.environ["STEP_SECONDS"]) / (1 if ATTEMPT == 1 else 3))
     computed = time.monotonic()
     group.gather("gradients")
-    time.sleep(float(os.environ.get("EXCHANGE_SECONDS", 0)))
     exchanged = time.monotonic()
     count = min(WORLD * RANK_BATCH, IMAGES - at["sample"])
     sizes = [count // WORLD + (rank < count % WORLD) for rank in range(WORLD)]

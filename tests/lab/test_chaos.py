@@ -13,7 +13,7 @@ import uuid
 import pytest
 
 from tests.lab import chaos_standin, chaos_trial
-from tests.lab.chaos_run import Running, read
+from tests.lab.chaos_run import read
 from tests.lab.chaos_trial import Trial
 
 NODES, EPOCHS = 4, 4
@@ -29,43 +29,10 @@ def machines(machines, request):
     chaos_trial.print_figures(request.config)
 
 
-def busy_gpu(trial):
-    """Stand-ins for nvidia-smi show a GPU of its own on each node, and on one a real process that
-    holds it. (GPUs on some machines only would be refused.)"""
-    occupant = trial.lab.ssh(trial.node, "sleep 8888 >/dev/null 2>&1 </dev/null & echo $!").strip()
-    smi = "/usr/local/bin/nvidia-smi"
-    for node in trial.all:
-        script = SMI.format(node=node, occupant=occupant if node == trial.node else "none")
-        trial.lab.admin(node, f"sudo sh -c 'cat > {smi} && chmod +x {smi}'", input=script)
-    try:
-        refused = Running(trial.lab, trial.folder, trial.mark, *trial.words)
-        assert refused.end() == 2
-        said = refused.said()
-        where = f"node{trial.node} (192.168.56.{110 + trial.node})"
-        assert f"{where}: its GPUs are in use by tandem: sleep 8888 (pid {occupant})" in said
-        assert "QUEUE=1" in said and "FORCE=1" in said and said.count("in use by") == 1
-        own = ("--queue", "--", "--sample_log")
-        trial.run = Running(trial.lab, trial.folder, trial.mark, *trial.words, *own)
-        trial.run.wait_for(f"waiting: node{trial.node}")
-        trial.lab.ssh(trial.node, f"kill {occupant}")
-        trial.finished_on(trial.all, attempts=1)
-    finally:
-        for node in trial.all:
-            trial.lab.admin(node, f"sudo rm {smi}")
-
-
-SMI = """#!/bin/sh
-case "$*" in
-*compute_cap*) echo 7.5 ;;
-*pci.device_id*) echo "580.126.20, NVIDIA GeForce RTX 2080 Ti, GPU-{node}, 0x1E0710DE" ;;
-*query-compute-apps*) kill -0 {occupant} && echo {occupant} ;;
-esac
-"""
-
 FAULTS = [
     *(chaos_trial.kill_rank, chaos_trial.kill_controller, chaos_trial.kill_node),
     *(chaos_trial.freeze_and_thaw, chaos_trial.cut_and_mend, chaos_trial.stall_of_8_seconds),
-    *(chaos_trial.full_disk, chaos_trial.oomd_kill, chaos_trial.kill_guard, busy_gpu),
+    *(chaos_trial.full_disk, chaos_trial.oomd_kill, chaos_trial.kill_guard),
     *(chaos_trial.kill_launch, chaos_trial.kill_node_0, chaos_trial.leave_and_return),
 ]
 
@@ -88,11 +55,10 @@ def trial(machines, tmp_path, fault, node, step):
     made = Trial(machines, tmp_path, mark, NODES, node, words)
     if fault is chaos_trial.full_disk:
         chaos_trial.small_disk(machines, node)
-    if fault is not busy_gpu:
-        made.begin()
-        made.run.wait_for(rf"\[node\d \d\] step {step}\n", NODES)
-        cgroup = read(made.run.pids(node)["guard"], "cgroup")
-        assert ("/user@" in cgroup) == (WAY != "wardens")
+    made.begin()
+    made.run.wait_for(rf"\[node\d \d\] step {step}\n", NODES)
+    cgroup = read(made.run.pids(node)["guard"], "cgroup")
+    assert ("/user@" in cgroup) == (WAY != "wardens")
     yield made
     made.close()
     if fault is chaos_trial.full_disk:

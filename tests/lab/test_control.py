@@ -15,9 +15,11 @@ import pytest
 
 from tests.lab import chaos_standin
 from tests.lab.chaos_run import CHECKOUT, PATIENCE, ended
+from tests.lab.control_machine import CTRL_Q, CTRL_S
 
 NODES = 2
 LAUNCHER = ("python", "-m", "launcher")
+LONGER_THAN_THE_LEASE = 20
 
 
 def names():
@@ -135,6 +137,51 @@ def test_a_window_that_is_closed_ends_a_run_in_order(start):
     kept = (folder / "controller.log").read_text()
     assert kept.count("] saved\n") == NODES and f"make train RESUME={folder.name}" in kept
     assert run.processes() == []
+
+
+@pytest.mark.long
+def test_a_terminal_that_is_stopped_ends_nothing(start):
+    run = start(25, terminal=True)
+    run.wait_for(r"\] step 3\n", NODES)
+    run.press(CTRL_S)
+    time.sleep(LONGER_THAN_THE_LEASE)
+    run.press(CTRL_Q)
+    assert run.end() == 0, run.said()
+    kept = (run.folder / "controller.log").read_text()
+    assert "lines not shown" not in run.said()
+    assert run.said().count("] step ") == kept.count("] step ") == NODES * 25 * 13
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("size", "forced"), [(60, True), (600, False)])
+def test_a_run_is_refused_where_its_disk_is_full(start, small_disk, size, forced):
+    run = start(1, *(["--force"] if forced else []), disk=small_disk(size))
+    assert run.end() == 2
+    assert re.search(r"^tandem: this machine: only \d+ MiB free where runs/ lies", run.said(), re.M)
+    assert ("FORCE=1" in run.said()) == (not forced)
+    assert ", attempt 1" not in run.said() and list(run.disk.iterdir()) == []
+
+
+CLOCK = """
+import time
+real, begin = time.time, time.monotonic()
+def jumps():
+    seconds = time.monotonic() - begin
+    return real() + (86400 if 8 < seconds < 12 else -86400 if seconds >= 12 else 0)
+time.time = jumps
+"""
+
+
+@pytest.mark.long
+def test_a_clock_that_is_set_ends_nothing(start, tmp_path):
+    """A day forwards, then two days back: that of the controller's Python alone, since machines of
+    a lab have the clock of this one, which no test may set."""
+    (tmp_path / "sitecustomize.py").write_text(CLOCK)
+    run = start(25, before=f"export PYTHONPATH={shlex.quote(str(tmp_path))}")
+    assert run.end() == 0, run.said()
+    (attempt,) = run.attempts()
+    assert (attempt["status"], attempt["first_cause"]) == ("finished", None)
+    assert attempt["wall_seconds"] < 600
 
 
 def test_ctrl_c_twice_kills_at_once(start, tmp_path):

@@ -1,8 +1,6 @@
 """Healthy machines: what they are, where they end, and what a second `up` finds."""
 
 import hashlib
-import re
-import subprocess
 from pathlib import Path
 
 
@@ -49,24 +47,3 @@ def test_second_up_is_refused_and_harms_nothing(lab):
     assert done.returncode == 1
     assert done.stderr == f"lab: lab {lab.name} is up already: python -m lab down\n"
     assert lab.ssh(1, "cat /proc/sys/kernel/random/boot_id") == boots
-
-
-def test_default_name_follows_the_checkout(lab, tmp_path):
-    """A copy elsewhere has a lab of its own, also where only root may look."""
-    tmp_path.chmod(0o700)
-    copy = tmp_path / "a checkout"
-    copy.mkdir()
-    parts = ["lab", "ansible/releases.yml"]  # the latter says which releases there are
-    subprocess.run(["cp", "-r", "--parents", *parts, str(copy)], cwd=lab.checkout, check=True)
-    python = lab.argv("up")[:3]
-    options = {"cwd": copy, "capture_output": True, "text": True}
-    try:
-        up = subprocess.run([*python, "up", "--nodes", "1", "--no-bundle"], **options)
-        assert up.returncode == 0, up.stderr
-        name = re.match(r"lab (tandem-[0-9a-f]{8}): ", up.stdout)[1]
-        assert Path(f"/run/tandem-lab/{name}").is_dir()
-        shown = subprocess.run([*python, "ssh", "1", "--", "hostname"], **options)
-        assert shown.stdout == "node1\n"
-    finally:
-        down = subprocess.run([*python, "down"], **options)
-    assert (down.returncode, down.stderr) == (0, "")

@@ -4,7 +4,6 @@ promises. The trainer is a stand-in; machines, ssh, cables and disks are real.
 """
 
 import json
-import os
 import time
 
 import pytest
@@ -87,25 +86,6 @@ def assert_over(run, what, since, bounds):
     assert all(seconds <= bound for _, seconds, bound in figures), figures
 
 
-def test_a_controller_is_killed(start):
-    run = trains(start(6))
-    killed_at = time.monotonic()
-    os.kill(run.controller, 9)
-    run.process.wait()
-    assert_over(run, "controller killed", killed_at, (ORPHANS, ORPHANS))
-    assert here(run, 1) != there(run, 1)
-    run.start("--resume", run.name)
-    assert_whole(run, 6, attempts=2)
-
-
-def test_a_cable_is_cut_for_10_seconds(start, machines):
-    run = trains(start(6))
-    machines("cut", "2")
-    time.sleep(10)
-    machines("mend", "2")
-    assert_whole(run, 6, attempts=1)
-
-
 def test_a_cable_is_cut_for_40_seconds(start, machines):
     """Which ends its machine's lease."""
     run = trains(start(6))
@@ -118,20 +98,6 @@ def test_a_cable_is_cut_for_40_seconds(start, machines):
     assert here(run, 2) != there(run, 2)
     run.start("--resume", run.name)
     assert_whole(run, 6, attempts=2)
-
-
-def test_a_disk_of_a_machine_is_full(start, machines):
-    chaos_trial.small_disk(machines, 2)
-    try:
-        run = trains(start(6))
-        machines.ssh(2, chaos_trial.FILL)
-        assert run.end() == 1 and "its disk is full" in run.attempts()[0]["first_cause"]["message"]
-        machines.ssh(2, "rm tandem/fill")
-        assert run.processes() == []
-        run.start("--resume", run.name)
-        assert_whole(run, 6, attempts=2)
-    finally:
-        chaos_trial.no_small_disk(machines, 2)
 
 
 def test_the_disk_here_is_full_for_a_while(start, small_disk):

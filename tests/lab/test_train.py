@@ -66,20 +66,6 @@ def test_all_ranks_end_with_the_same_parameters_and_buffers(provisioned, nodes):
     assert sorted(path.suffix for path in (folder / "checkpoints").rglob("*.pt")) == [".pt", ".pt"]
 
 
-def test_dry_run_prints_what_a_run_executes(provisioned):
-    """They are equal byte by byte, except for the run's id, which is its time."""
-    shown = launch(provisioned, "dry-run", "--nodes", "2", "--epochs", "1").stdout
-    planned = re.search(r"^run (\S+), attempt", shown, re.M).group(1)
-    lines = [line for line in shown.splitlines() if line.startswith("cd ")]
-    done = launch(provisioned, "train", "--nodes", "2", "--epochs", "1")
-    folder = run_folder(done)
-    plan = json.loads((folder / "plan.json").read_text())
-    for node, line in zip(plan["nodes"], lines):
-        words = shlex.split(line.replace(planned, folder.name))
-        env = [f"{name}={value}" for name, value in sorted(node["env"].items())]
-        assert words == ["cd", node["cwd"], "&&", "env", *env, *node["argv"]]
-
-
 def test_a_plan_measures_with_the_real_trainer_and_leaves_nothing_but_figures(provisioned):
     words = ("--nodes", "2", "--model", "examples.small_cnn:small_cnn", "--batch", "24")
     before = runs()
@@ -132,12 +118,3 @@ def test_missing_data_and_missing_python_are_told_by_machine(provisioned, tmp_pa
     done = launch(provisioned, "train", "--inventory", str(inventory), check=False)
     assert done.returncode == 2
     assert "node1 (192.168.56.111): no Python at /none/python" in done.stderr
-
-
-def test_a_changed_tree_is_sent_and_an_unchanged_one_is_not(provisioned):
-    code = "tandem/code/*/trainer/__init__.py"
-    provisioned.member(1, f"for file in {code}; do echo '# changed' >> $file; done")
-    mended = launch(provisioned, "train", "--nodes", "1", "--epochs", "1").stdout
-    assert "goes to node1" in mended
-    again = launch(provisioned, "train", "--nodes", "1", "--epochs", "1").stdout
-    assert "goes to" not in again
