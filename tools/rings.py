@@ -38,7 +38,7 @@ BUSY = f"--numprocesses={(os.cpu_count() or 1) + 1}"
 # environment takes several GB, those that need none of their own.
 ROOMY = 40 << 30  # bytes
 BESIDE_LEGACY = (
-    *("site_check", "site_driver_short", "site_firewall", "site_network", "site_trust"),
+    *("site_check", "site_driver", "site_firewall", "site_network", "site_trust"),
     *("chaos", "control", "lab_faults", "lab_machines"),
 )
 # What `make test` needs of Debian, by a command of each package (tools/test-packages.txt).

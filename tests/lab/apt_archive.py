@@ -40,16 +40,16 @@ def _gather(status: Path, *packages: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         download = ["apt-get", "-o", "APT::Sandbox::User=root", "download", *wanted]
         subprocess.run(download, check=True, cwd=folder, capture_output=True)
-        stanzas = [_stanza(deb) for deb in sorted(folder.glob("*.deb"))]
-        (folder / "Packages").write_text("\n".join(stanzas))
+        (folder / "Packages").write_text(packages(folder))
     return folder
 
 
-def _stanza(deb: Path) -> str:
-    """A package's entry in the index of an archive."""
-    fields = subprocess.run(
-        ["dpkg-deb", "--field", deb], check=True, capture_output=True, text=True
-    )
-    digest = hashlib.sha256(deb.read_bytes()).hexdigest()
-    place = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
-    return fields.stdout.rstrip("\n") + "\n" + place
+def packages(folder: Path) -> str:
+    """The index of an archive: an entry for each package of `folder`."""
+    stanzas = []
+    for deb in sorted(folder.glob("*.deb")):
+        fields = subprocess.run(["dpkg-deb", "--field", deb], check=True, capture_output=True)
+        digest = hashlib.sha256(deb.read_bytes()).hexdigest()
+        place = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
+        stanzas.append(fields.stdout.decode() + place)
+    return "\n".join(stanzas)

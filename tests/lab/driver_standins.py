@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.lab.apt_archive import packages
 from tests.lab.site_plays import write_inventory
 from tests.unit.ansible.driver_machines import ubuntu_relations
 
@@ -193,13 +194,7 @@ def write_upgrade(folder: Path, words: list[str]) -> list[str]:
 
 def index(folder: Path) -> None:
     """The archive's Packages, for all packages of `folder`."""
-    stanzas = []
-    for deb in sorted(folder.glob("*.deb")):
-        fields = subprocess.run(["dpkg-deb", "--field", deb], check=True, capture_output=True)
-        digest = hashlib.sha256(deb.read_bytes()).hexdigest()
-        place = f"Filename: ./{deb.name}\nSize: {deb.stat().st_size}\nSHA256: {digest}\n"
-        stanzas.append(fields.stdout.decode() + place)
-    text = "\n".join(stanzas)
+    text = packages(folder)
     (folder / "Packages").write_text(text)
     digest = hashlib.sha256(text.encode()).hexdigest()
     entry = f" {digest} {len(text.encode())} Packages\n"

@@ -216,20 +216,6 @@ def test_a_machine_that_is_no_member_is_refused(shared):
     assert pair.lab.ssh(2, f"ls {DATA}/train | wc -l") == "200\n"
 
 
-@of(SMB)  # NFS knows machines, not passwords
-def test_a_wrong_password_is_refused(shared):
-    pair, _ = shared
-    pair.forget()
-    file = "/etc/tandem/share.credentials"
-    assert pair.lab.ssh(2, f"stat --format '%a %U' {file}") == "600 root\n"
-    pair.lab.ssh(2, f"sudo sed -i.kept s/password=/password=wrong/ {file}")
-    assert pair.refusal(f"ls {DATA}")
-    journal = pair.lab.ssh(2, "sudo journalctl --unit=srv-tandem-data.mount --output=cat")
-    assert "error(13): Permission denied" in journal
-    pair.lab.ssh(2, f"sudo mv {file}.kept {file}")
-    assert pair.lab.ssh(2, f"ls {DATA}") == "train\n"
-
-
 @of(BOTH)
 def test_a_reader_waits_for_a_server_that_restarts(shared):
     """What docs/shares.md states: a minute after the server is back at most."""

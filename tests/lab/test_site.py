@@ -3,8 +3,6 @@
 import json
 import re
 
-import pytest
-
 from tests.lab.conftest import bootstrap
 from tests.lab.site_plays import write_play
 
@@ -60,16 +58,6 @@ def test_a_second_user_takes_nothing_from_the_first_and_keeps_its_shell(let_in, 
     let_in.admin(2, "sudo sed -i /^anna/d /etc/sudoers.d/tandem; sudo userdel --remove anna")
 
 
-@pytest.mark.long
-def test_check_of_fresh_machines_predicts_and_changes_nothing(let_in):
-    hosts = let_in.member(1, "cat /etc/hosts")
-    figures = recap(let_in.control(*PLAY, "--check").stdout)
-    assert all(figures[f"node{n}"][0] > 3 and figures[f"node{n}"][2] == 0 for n in range(1, 5))
-    assert let_in.member(1, "cat /etc/hosts") == hosts
-    missing = let_in.member(1, "ls /opt/tandem/env /srv/tandem /var/lib/tandem/data 2>&1 || true")
-    assert missing.count("No such file") == 3
-
-
 def test_require_all_ends_the_run_before_anything_is_changed(let_in):
     hosts = let_in.member(1, "cat /etc/hosts")
     done = let_in.control(*PLAY, "-e", "require_all=true", check=False)
@@ -91,11 +79,6 @@ def test_second_run_changes_nothing(provisioned):
     assert "SET ASIDE: node5: 192.168.56.115 did not answer: " in output
     proven = "node2: products in fp32 on its CPU are right, and so is a sum with"
     assert f"{proven} node1, node3, node4 by gloo" in " ".join(output.split())
-
-
-@pytest.mark.long
-def test_check_of_finished_machines_predicts_nothing(provisioned):
-    assert recap(provisioned.control(*PLAY, "--check").stdout) == NOTHING
 
 
 def test_members_know_each_other(provisioned):

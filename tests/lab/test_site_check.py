@@ -126,28 +126,6 @@ def test_packages_that_apt_calls_broken_are_one_sentence_and_nothing_changes(mac
     assert check(machines, "--limit", "node2") == (0, {})
 
 
-OLD_PYTHON = """#!/bin/sh
-case $* in *platform*) echo 3.6.9 ;; *) echo SyntaxError >&2; exit 1 ;; esac
-"""
-
-
-def test_a_python_that_is_too_old_is_said_before_any_module_needs_it(machines, tmp_path):
-    """A stand-in for Ubuntu 18.04's, by which no module runs."""
-    machines.ssh(2, "sudo tee /opt/python3 >/dev/null; sudo chmod 755 /opt/python3",
-                 input=OLD_PYTHON)  # fmt: skip
-    lines = {"node1": "ansible_host=192.168.56.111"}
-    lines["node2"] = "ansible_host=192.168.56.112 ansible_python_interpreter=/opt/python3"
-    words = ("--inventory", write_inventory(tmp_path, lines))
-    code, found = check(machines, *words)
-    assert (code, {host: set(faults) for host, faults in found.items()}) == (
-        1,
-        {"node2": {"python"}},
-    )
-    assert "make provision CORE=2.16" in found["node2"]["python"]["remedy"]
-    done = play(machines, "site.yml", *words, "--tags", "never", "-e", "stack=cpu", check=False)
-    assert failures(done) == {"node2"} and "its python3 is 3.6.9" in said(done)
-
-
 def test_planted_faults_are_all_said_at_once(machines):
     command = f"setsid python3 -c {shlex.quote(HOLD_THE_LOCK)} </dev/null >/dev/null 2>&1 &"
     machines.ssh(1, f"sudo sh -c {shlex.quote(command)}; until test -e /run/held; do :; done")

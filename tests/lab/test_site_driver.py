@@ -19,6 +19,7 @@ def machine(start_lab, tmp_path_factory):
     return lab, standins.write_words(folder), archive
 
 
+@pytest.mark.long
 def test_keep_touches_nothing_and_says_what_is_missing(machine):
     lab, words, _ = machine
     before = lab.ssh(1, "dpkg-query --show; ls /etc/apt /etc/modprobe.d /var/lib")
@@ -45,6 +46,7 @@ def test_a_second_run_changes_nothing(machine):
         assert changes(play(lab, *words, *more)) == {"node1": 0}
 
 
+@pytest.mark.long
 def test_install_keeps_and_upgrade_moves(machine):
     lab, words, archive = machine
     standins.build_driver(archive, NEW)
@@ -59,15 +61,7 @@ def test_install_keeps_and_upgrade_moves(machine):
     assert "nvidia-smi" in lab.ssh(1, "apt-mark showhold").split()
 
 
-def test_never_a_runfile_over_packages(machine, tmp_path):
-    lab, words, _ = machine
-    path, digest = standins.write_runfile(tmp_path)
-    more = ["-e", f"driver_runfile={path}", "-e", f"driver_runfile_sha256={digest}"]
-    done = play(lab, *words, *more, "-e", "driver_source=runfile", check=False)
-    assert "was installed from packages" in said(done) and "never installed over" in said(done)
-    assert lab.ssh(1, "ls /var/lib/nvidia 2>&1 || true").startswith("ls: cannot access")
-
-
+@pytest.mark.long
 def test_a_mismatch_is_recognised_and_cured_by_a_reboot(machine):
     lab, words, _ = machine
     lab.ssh(1, f"sudo sed -i s/{NEW}/535.200.01/ /proc/driver/nvidia/version")
@@ -82,6 +76,7 @@ def test_a_mismatch_is_recognised_and_cured_by_a_reboot(machine):
     lab.ssh(1, "sudo rm /opt/standin/busy")
 
 
+@pytest.mark.long
 def test_make_verify_names_a_package_that_may_move(machine, tmp_path):
     lab, words, _ = machine
     (tmp_path / "verify.yml").write_text(standins.VERIFY)
@@ -94,6 +89,7 @@ def test_make_verify_names_a_package_that_may_move(machine, tmp_path):
     lab.ssh(1, "sudo apt-mark hold nvidia-smi")
 
 
+@pytest.mark.long
 def test_a_power_limit_outlives_a_reboot(machine):
     lab, words, _ = machine
     asked = "nvidia-smi --query-gpu=name,power.min_limit"
@@ -110,6 +106,7 @@ def test_a_power_limit_outlives_a_reboot(machine):
     assert lab.ssh(1, "ls /etc/systemd/system | grep tandem-gpu || true") == ""
 
 
+@pytest.mark.long
 def test_uninstall_takes_it_away(machine, tmp_path):
     lab, words, _ = machine
     uninstall = tmp_path / "uninstall.yml"

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.lab import driver_standins as standins
-from tests.lab.site_plays import changes, failures, play, reboot, said
+from tests.lab.site_plays import changes, failures, play, said
 
 VERSION, NEWER = "570.10.01", "580.126.20"
 FOLDERS = "/etc/apt /etc/modprobe.d /var/lib/tandem/driver /var/lib/nvidia"
@@ -109,19 +109,3 @@ def test_secure_boot_is_said_before_and_its_steps_after_the_installer(machine, t
     lab.ssh(1, "sudo touch /opt/standin/trusted")  # a person's part
     assert f"module and nvidia-smi agree: {VERSION}" in said(play(lab, *words))
     assert changes(play(lab, *words)) == {"node1": 0}
-
-
-def test_the_control_machine_itself_ends_with_reboot_then_run_again(machine, tmp_path):
-    lab, words = machine
-    words += [
-        *runfile(tmp_path),
-        "-e",
-        "driver_control_machine_id=" + lab.ssh(1, "cat /etc/machine-id").strip(),
-    ]
-    lab.ssh(1, "sudo touch /opt/standin/nouveau; sudo systemctl restart standin-kernel")
-    done = play(lab, *words, check=False)
-    assert failures(done) == {"node1"}
-    assert "it is this control machine itself, which does not reboot itself" in said(done)
-    assert "nouveau" in lab.ssh(1, "ls /sys/module")
-    reboot(lab, 1)
-    assert f"module and nvidia-smi agree: {VERSION}" in said(play(lab, *words))

@@ -102,16 +102,6 @@ def test_all_comes_from_the_control_machine(lab, inventory):
     assert attempts(lab) == 0
 
 
-def test_a_package_that_somebody_removed_is_named_and_comes_back(lab, inventory):
-    lab.ssh(1, "sudo dpkg --purge sysstat")
-    verdict = play(lab, "ansible/playbooks/verify.yml", "--inventory", inventory, check=False)
-    assert "iostat on node1 does not write JSON" in " ".join(verdict.stdout.split())
-    predicted = play(lab, "site.yml", "--inventory", inventory, "--check", check=False)
-    assert "msg: sysstat" in " ".join(predicted.stdout.split())
-    play(lab, "site.yml", "--inventory", inventory)
-    lab.ssh(1, "dpkg --status sysstat >/dev/null")
-
-
 def test_a_package_that_breaks_on_the_machine_is_named(lab, inventory):
     package = lab.ssh(1, "ls /var/lib/tandem/apt/packages/sysstat_*.deb").strip()
     lab.ssh(1, f"sudo cp -p {package} /tmp/whole.deb; sudo truncate -s 1000 {package}")

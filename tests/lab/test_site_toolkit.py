@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from tests.lab.conftest import CHECKOUT
+from tests.lab.disks import changed_files
 from tests.lab.site_plays import changes, failures, play, write_inventory
 from tests.lab.standins import standin_toolkit
-from tests.lab.test_site_uninstall import changed_files
 
 NODES = (1, 2)
 LAST = NODES[-1]
@@ -151,39 +151,11 @@ def test_make_verify_sees_what_is_missing(toolkit, clean):
     assert changes(toolkit.verify()) == NONE
 
 
-@pytest.mark.parametrize(
-    ("lost", "named"), [("bin/nvcc", ""), ("lib64/libcudnn.so", "(cudnn is missing)")]
-)
-def test_make_verify_names_what_was_lost(toolkit, lost, named):
-    toolkit.play()
-    toolkit.lab.ssh(LAST, f"sudo mv {HOME}/{lost} {HOME}/away")
-    done = toolkit.verify(check=False)
-    toolkit.lab.ssh(LAST, f"sudo mv {HOME}/away {HOME}/{lost}")
-    assert failures(done) == {f"node{LAST}"}
-    assert f"is not a complete CUDA 10.2 {named}".strip() in one_line(done)
-
-
 def test_dry_provision_of_machines_that_answer(toolkit):
     inventory = toolkit.words[1]
     done = toolkit.lab.control("python", "ansible/dry_provision.py", "--inventory", inventory)
     assert one_line(done).count("no machine that was asked has an NVIDIA GPU") == len(HOSTS)
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
-
-
-def test_files_that_a_person_has_to_get_are_named_at_once(toolkit, clean):
-    moved = [toolkit.file(f"standin-{name}") for name in ("cudnn.tgz", "nccl.txz")]
-    for path in moved:
-        path.rename(f"{path}.away")
-    done = toolkit.play(check=False)
-    for path in moved:
-        path.with_name(f"{path.name}.away").rename(path)
-    assert failures(done) == set(HOSTS)
-    said = one_line(done)
-    for path in moved:
-        asked = f"{path.name} has to be fetched by hand: get it from"
-        assert f"{asked} https://developer.invalid/standin" in said
-    assert str(toolkit.bundle) in said and "toolkit: false" in said
-    assert {node: changed_files(toolkit.lab, node) for node in NODES} == clean
 
 
 @pytest.mark.parametrize("name", ["cuda_10.2.89_linux.run", "cudnn.tgz"])
@@ -199,16 +171,6 @@ def test_another_file_than_the_one_that_was_used_is_refused(toolkit, clean, name
     assert f"{path.name} is not the expected file" in one_line(done)
     assert {node: changed_files(toolkit.lab, node) for node in NODES} == clean
     toolkit.play()
-
-
-def test_a_half_copied_file_is_completed(toolkit, clean):
-    whole = toolkit.file("standin-cuda_10.2.89_linux.run").read_bytes()
-    folder = "/var/lib/tandem/toolkit-files"
-    toolkit.lab.ssh(1, f"sudo install -d -o tandem -m 700 {folder}")
-    half = f"head -c {len(whole) // 2} /dev/zero"
-    toolkit.lab.ssh(1, f"{half} > {folder}/standin-cuda_10.2.89_linux.run")
-    toolkit.play("--limit", "node1")
-    assert "release 10.2" in toolkit.lab.ssh(1, f"{HOME}/bin/nvcc --version")
 
 
 def test_a_full_disk_leaves_the_machine_as_it_was(toolkit, clean):

@@ -5,10 +5,10 @@ import tarfile
 
 import pytest
 
+from tests.lab.disks import changed_files
 from tests.lab.site_plays import changes, failures, play, write_inventory, write_play
 from tests.lab.standins.standin_toolkit import add
 from tests.lab.test_site_toolkit import UNINSTALL, one_line
-from tests.lab.test_site_uninstall import changed_files
 
 HOSTS = {"node1": "ansible_host=192.168.56.111"}
 ENTRY = "/usr/share/applications/tandem-pycharm.desktop"
