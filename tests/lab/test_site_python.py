@@ -82,13 +82,6 @@ def said(done):
 
 
 @pytest.mark.long
-def test_no_installer_is_said_before_anything_is_changed(provision):
-    done = provision(conda_installer="", check=False)
-    assert "to be installed by conda, but no installer of conda is named" in said(done)
-    assert provision.lab.ssh(1, f"ls {ROOT} 2>&1 || true").count("No such file") == 1
-
-
-@pytest.mark.long
 def test_condas_own_python_needs_no_channel(provision):
     first = said(provision(offline=True))
     digest = hashlib.sha256(provision.installer.read_bytes()).hexdigest()
