@@ -4,8 +4,10 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from lab import base, network, plan, vm
-from lab.plan import Lab, System
+import pytest
+
+from lab import base, disk, network, node, plan, vm
+from lab.plan import Lab, LabError, System
 
 LAB = Lab("one", Path("/somewhere/tandem"), count=3, rate="1gbit")
 
@@ -52,3 +54,30 @@ def test_virtual_machines_hang_at_the_same_switch():
     assert len(cards) == 3
     large = " ".join(vm.machine(replace(virtual, cpus=2, megabytes=1024), virtual.nodes[0]))
     assert "-smp 2 -m 1024" in large
+
+
+def test_both_directions_of_a_cable_are_shaped():
+    bucket = "root tbf rate 1gbit burst 250000 latency 50ms"
+    shaped = network.shaping(LAB, LAB.nodes[0], "1gbit")
+    assert shaped == [
+        f"tc -n one-control qdisc replace dev p1 {bucket}",
+        f"tc -n one-node1 qdisc replace dev eth0 {bucket}",
+    ]
+    assert set(shaped) <= set(network.plan(LAB))
+
+
+def test_the_first_machine_of_a_release_alone_writes_its_environments():
+    mixed = replace(LAB, releases=("bookworm", "bullseye", "bullseye"))
+    binds = [word for n in mixed.nodes for word in node.container(mixed, n) if "envs" in word]
+    assert [bind.split("=")[0] for bind in binds] == ["--bind", "--bind", "--bind-ro"]
+
+
+def test_hosts_file_has_the_line_that_roles_must_mend():
+    _, content = disk.files(LAB, LAB.nodes[1])["etc/hosts"]
+    assert "127.0.1.1\tnode2\n" in content
+
+
+@pytest.mark.parametrize("index", [0, 4])
+def test_a_lab_of_three_has_no_other_node(index):
+    with pytest.raises(LabError):
+        LAB.node(index)
