@@ -18,7 +18,6 @@ from launcher import background
 from launcher.background import MIB, RotatingLog
 from launcher.terminal import Stopper, Terminal
 from launcher.watch import attempts, lines
-from launcher.watch.failures import Failure, first_of
 from launcher.watch.lines import RunLogs
 from launcher.watch.ruling import Ruling
 from report.hang import Hang
@@ -97,14 +96,6 @@ def test_a_pause_while_it_waits_is_known_before_silence_is_judged(tmp_path, monk
     assert "tandem: this machine did not run for 4" in said and len(waits) >= 3
     assert "the control machine did not run for 4" in outcome.cause.message
     assert (outcome.cause.source, outcome.gone) == ("paused", [])
-
-
-def test_a_paused_controller_explains_what_follows():
-    paused = Failure(host="node1", source="paused", order=2, message="x")
-    killed = Failure(
-        host="node2", source="worker", order=1, signal="SIGKILL", first_on_node=False, rank=1
-    )
-    assert first_of([killed, paused]) is paused
 
 
 def test_ctrl_z_is_refused():
