@@ -1,6 +1,8 @@
-"""Guards for tests, ended when their test is over."""
+"""Guards for tests, ended when their test is over, and machines of two kinds."""
 
+import sys
 import uuid
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,9 @@ from launcher import owners
 from launcher.look import OpenMachines
 from launcher.plan.checks import INSTRUCTION_LIMITS
 from tests.unit.launcher.guard_client import Client, alive, kill
-from tests.unit.launcher.launcher_values import facts
+from tests.unit.launcher.launcher_values import facts, host
+
+PYTHON = Path(__file__).with_name("launcher_python.py")
 
 
 @pytest.fixture(autouse=True)
@@ -28,17 +32,29 @@ def settles_soon(monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def node_dir(tmp_path_factory):
-    """node_dir(folder, number): a node's folder in this one, with the code that the node of this
-    number was sent by tests before."""
-    sent = tmp_path_factory.mktemp("sent")
+def sent(tmp_path_factory):
+    """Where the nodes of all tests keep the code that they are sent."""
+    return tmp_path_factory.mktemp("sent")
 
-    def make(folder, number):
-        own = folder / f"node{number}"
-        own.mkdir()
-        (sent / own.name).mkdir(exist_ok=True)
-        (own / "code").symlink_to(sent / own.name)
-        return str(own)
+
+@pytest.fixture
+def local_hosts(tmp_path, sent):
+    """local_hosts(script, numbers, NAME=value, ...) -> nodes on this machine; their trainer does
+    what the script says."""
+
+    def make(script, numbers, **variables):
+        (tmp_path / "script.py").write_text(script)
+        own = {"TANDEM_TEST_SCRIPT": str(tmp_path / "script.py"), **variables}
+        own["TANDEM_TEST_PYTHON"] = sys.executable
+        local = {"connection": "local", "env_python": str(PYTHON), "env": own}
+        for number in numbers:
+            (tmp_path / f"node{number}").mkdir()
+            (sent / f"node{number}").mkdir(exist_ok=True)
+            (tmp_path / f"node{number}/code").symlink_to(sent / f"node{number}")
+        return [
+            host(n, address=f"127.0.0.{n}", node_dir=str(tmp_path / f"node{n}"), **local)
+            for n in numbers
+        ]
 
     return make
 

@@ -7,9 +7,7 @@ import json
 import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +18,10 @@ from launcher.plan.checks import ReadyRun
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
 from report.__main__ import main as report_main
-from tests.unit.launcher.launcher_values import SETTINGS, facts, host
+from tests.unit.launcher.launcher_values import SETTINGS, facts
 from tests.unit.report.report_runs import RunBuilder
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
-PYTHON = Path(__file__).with_name("launcher_python.py")
 # A rank of the trainer, whose records are in this folder.
 RECORDED = """
 import json, os, shutil, sys
@@ -42,7 +39,7 @@ def report(words):
 
 
 @pytest.fixture
-def cluster(tmp_path, monkeypatch, node_dir):
+def cluster(tmp_path, monkeypatch, local_hosts):
     """cluster(script) makes two machines, at two addresses of this one; it returns their number of
     times that they were taken."""
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
@@ -51,21 +48,7 @@ def cluster(tmp_path, monkeypatch, node_dir):
     taken = []
 
     def make(script):
-        (tmp_path / "script.py").write_text(script)
-        hosts = [
-            host(
-                number,
-                connection="local",
-                address=f"127.0.0.{number}",
-                node_dir=node_dir(tmp_path, number),
-                env_python=str(PYTHON),
-                env={
-                    "TANDEM_TEST_SCRIPT": str(tmp_path / "script.py"),
-                    "TANDEM_TEST_PYTHON": sys.executable,
-                },
-            )
-            for number in (1, 2)
-        ]
+        hosts = local_hosts(script, (1, 2))
         # Tests of this file may run in several processes at once.
         first = 29400 + 3 * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
         ports = [first, first + 1, first + 2]

@@ -10,7 +10,6 @@ import sys
 import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -37,12 +36,11 @@ from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import SETTINGS, build, facts, host
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
-PYTHON = Path(__file__).with_name("launcher_python.py")
 REPORT = carry_out.REPORT
 
 
 @pytest.fixture
-def start(tmp_path, monkeypatch, capsys, node_dir):
+def start(tmp_path, monkeypatch, capsys, local_hosts):
     """start(script, nodes=3, max_restarts=0, ...) -> exit code, output, run folder.
 
     `nodes`: how many, or their numbers. `resumed`: how the run ended before. The report
@@ -52,19 +50,8 @@ def start(tmp_path, monkeypatch, capsys, node_dir):
     monkeypatch.setattr("launcher.carry_out.REPORT", ("true",))
 
     def start(script, nodes=3, env=None, resumed=None, **options):
-        (tmp_path / "script.py").write_text("import os, sys, time, signal\n" + script)
-        own = {"TANDEM_TEST_SCRIPT": str(tmp_path / "script.py"), **(env or {})}
-        hosts = [
-            host(
-                number,
-                connection="local",
-                address="127.0.0.1",
-                node_dir=node_dir(tmp_path, number),
-                env_python=str(PYTHON),
-                env=own,
-            )
-            for number in (range(1, nodes + 1) if isinstance(nodes, int) else nodes)
-        ]
+        numbers = range(1, nodes + 1) if isinstance(nodes, int) else nodes
+        hosts = local_hosts("import os, sys, time, signal\n" + script, numbers, **(env or {}))
 
         def answers(_hosts, _options, *, without_missing=False):
             found = {h.name: facts(int(h.name[4:]), machine="one", interfaces={}) for h in hosts}
