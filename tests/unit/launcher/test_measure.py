@@ -173,7 +173,8 @@ def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(
     assert "anna@desk: run r: wait for it (QUEUE=1)" in capsys.readouterr().err
     assert len(taken) == 1
     assert plan("--queue", "--measure") == 2
-    assert "stopped before it was measured" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "waiting: node2" in said.out and "stopped before it was measured" in said.err
     assert len(taken) == 3
 
 

@@ -408,20 +408,3 @@ def test_a_run_that_is_slower_than_one_machine_alone_is_warned_of(tmp_path, monk
     said = predictions.slower_than_one(replace(asked, sync="allreduce"), hosts)
     assert "4 machines with SYNC=allreduce are slower than one alone, 80 against 99" in said
     assert "SYNC=ef:5 would give 150" in said
-
-
-def test_whoever_loses_the_machines_to_another_run_waits_on_if_asked_to(monkeypatch, capsys):
-    results = [Busy("node2: in use"), Busy("node1: in use"), 0]
-
-    def once(_options, _terminal, _place, _name):
-        result = results.pop(0)
-        if result == 0:
-            return 0
-        raise result
-
-    monkeypatch.setattr(run, "train_once", once)
-    monkeypatch.setattr(run.time, "sleep", lambda _seconds: None)
-    with pytest.raises(Busy, match="node2"):
-        run.train(Config())
-    assert run.train(Config(queue=True)) == 0
-    assert "waiting: node1: in use" in capsys.readouterr().out
