@@ -71,6 +71,7 @@ def test_nobody_answers(let_in):
     done = let_in.control(*PLAY, "-e", "ansible_port=9", check=False)
     assert done.returncode == 2
     assert "No machine answers; nothing was changed." in done.stdout
+    assert "UNREACHABLE!" not in done.stdout  # role reach says it in a sentence
 
 
 def test_second_run_changes_nothing(provisioned):

@@ -100,22 +100,17 @@ DRIVER = {
     "runfile not in the bundle": driver(facts(), offline=True),
     "version for old kernels": driver(facts(), version="440.33.01"),
     "version unknown": driver(facts(), version="999.1"),
-    "no headers": driver(facts(offered=DEBIAN12, kernel="6.1.0-10-amd64")),
-    "no headers, runfile": driver(facts(kernel="6.1.0-10-amd64")),
+    "no headers": driver(facts(kernel="6.1.0-10-amd64")),
     "no gcc": driver(
         facts(kernel_headers=True) | {"offered": DEBIAN12 | {"dkms": "3.0", "make": "4.3"}}
     ),
     "firmware missing": driver(
         facts(offered=DEBIAN12, uninstallable={"nvidia-kernel-dkms": GSP}), source="package"
     ),
-    "full disk, packages": driver(full(facts(offered=DEBIAN12))),
-    "full disk, runfile": driver(full(facts(kernel_headers=True))),
+    "full disk": driver(full(facts(kernel_headers=True))),
     "broken packages": driver(facts(offered=DEBIAN12, broken=WHY)),
     # Secure Boot.
     "would build": driver(signed(coming=["dkms", "nvidia-dkms-580-open"])),
-    "would build on a desktop": driver(
-        signed(coming=["dkms", "nvidia-dkms-580-open"], display_manager="gdm.service")
-    ),
     "signed not installable": driver(
         {**signed(), "uninstallable": dict.fromkeys(signed()["prebuilt"], "Depends: a-580")}
     ),
@@ -123,9 +118,7 @@ DRIVER = {
     "Debian 11 cannot sign": driver(facts("debian11", secure_boot=True)),
     # Where one is installed.
     "of unknown origin": driver(facts(**LOADED), "cu132"),
-    "of unknown origin, upgrade": driver(facts(**LOADED), "cu132", policy="upgrade"),
     "keep, none": driver(facts(), policy="keep"),
-    "keep, not loaded": driver(packaged(driver=None), policy="keep"),
     "keep, mismatch": driver(packaged(driver_library="535.300.01"), policy="keep"),
     "keep, old": driver(packaged(), "cu132", policy="keep"),
     "old": driver(by_runfile("470.57.02"), "cu132"),
@@ -164,7 +157,6 @@ INSTALLED = {
         outcome, driver=None, module=None, waiting_kernel="6.1.0-50", waiting_module="535.261.03"
     ),
     "key": partial(outcome, "insert 'nvidia': Key was rejected by service", driver=None),
-    "key, older kernel": partial(outcome, "Required key not available", driver=None),
     "Ubuntu's key": partial(outcome, "Required key", driver=None, signing_key=UBUNTUS_KEY),
     "no card": partial(outcome, "could not insert 'nvidia': No such device", driver=None),
     "other reason": partial(outcome, "\nsomething else\n", driver=None),
@@ -184,7 +176,6 @@ PASCAL, VOLTA, BLACKWELL = (machine(cards=[card]) for card in ("1b06", "1db4", "
 ONLY_440 = {**TABLE, "drivers": [row for row in TABLE["drivers"] if row["branch"] == 440]}
 STACKS = {
     "old glibc": resolved([machine("ubuntu1804", ["2204"])]),
-    "old glibc, newer kernel": resolved([machine("ubuntu1804hwe", ["2204"])]),
     "switched off": resolved([PASCAL], members=["node1", "node2"]),
     "Pascal beside Turing": resolved([PASCAL, machine(cards=["1e07"], host="node2")], "cu132"),
     "Volta beside Blackwell": resolved([VOLTA, BLACKWELL]),

@@ -125,11 +125,11 @@ META = "linux-modules-nvidia-580-open-generic-hwe-22.04"
 OWN = "linux-modules-nvidia-580-open-6.8.0-60-generic"
 
 
-def signed(*, coming=(), own=True, display_manager=None, **changes):
+def signed(*, coming=(), display_manager=None, **changes):
     """A machine with Secure Boot whose archive has signed modules, and what apt would bring."""
     made = facts("ubuntu2204", ["2080 Ti"], UBUNTU, display_manager=display_manager,
                  secure_boot=True, kernel_series="generic-hwe-22.04", **changes)  # fmt: skip
-    modules = [META, OWN] if own else [META]
+    modules = [META, OWN]
     made["offered"] |= dict.fromkeys(modules, "6.8.0-60.63")
     for driver_ in ("driver", "headless-no-dkms"):
         made["prebuilt"][" ".join([*modules, f"nvidia-{driver_}-580-open"])] = [*modules, *coming]

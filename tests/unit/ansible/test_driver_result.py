@@ -118,7 +118,8 @@ def test_what_an_installation_let_go_that_broke_off_is_held_at_whichever_version
     state = {**LONE, "packages": mixed, "transitional": {}}
     made = after.driver_hold(state, "535.300.01", WANTED, CU126, let_go)
     assert set(let_go) <= set(made["packages"])
-    assert "Package: nvidia-kernel-dkms\nPin: version 535.261.03-1\n" in made["preferences"]
+    pin = "Package: nvidia-kernel-dkms\nPin: version 535.261.03-1\nPin-Priority: 999\n"
+    assert pin in made["preferences"]
     assert "nvidia-smi" not in made["preferences"] and '"nvidia-smi$"' in made["unattended"]
     fresh = after.driver_hold(state, "535.300.01", WANTED, CU126)
     assert "nvidia-kernel-dkms" not in fresh["packages"]

@@ -163,8 +163,9 @@ def test_files_behind_a_login_are_named_with_page_name_and_folder(tmp_path):
 
 
 def test_a_file_that_nobody_vouches_for_is_named_as_it_is_first_used(tmp_path, capsys):
-    """Later uses are of a known sum."""
+    """Where a bar moves as well; later uses are of a known sum."""
     progress = Progress()
+    progress.is_terminal = True
     (tmp_path / "Miniforge.sh").write_bytes(b"first")
     made = installers.plan_conda((tmp_path / "Miniforge.sh").as_uri(), "", tmp_path)
     installers.gather(made, progress)

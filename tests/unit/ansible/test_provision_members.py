@@ -51,16 +51,6 @@ def test_hosts_file_is_stable_and_follows_the_inventory():
     assert "10.0.0.1\tnode1" in moved and "node2" not in moved
 
 
-def test_known_hosts_replaces_members_keys_and_keeps_others():
-    key = {"type": "ssh-ed25519", "key": "NEW"}
-    text = (
-        "node1,192.168.56.111 ssh-ed25519 {}\ngithub.com ssh-ed25519 X\nnode2,10.0.0.2 ssh-rsa Y\n"
-    )
-    member = {"names": ["node1", "192.168.56.111"], "keys": [key]}
-    # node2 is switched off today: its key stays.
-    assert members.known_hosts_file(text.format("OLD"), [member]) == text.format("NEW")
-
-
 @pytest.mark.parametrize("present", [[1], [2, 3], [3, 1], [1, 2, 3]])
 def test_known_hosts_stay_as_they_are_when_some_members_are_left_out(present):
     keys = [{"type": kind, "key": "K"} for kind in ("ssh-ed25519", "ssh-rsa")]

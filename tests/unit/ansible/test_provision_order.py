@@ -7,13 +7,13 @@ import re
 
 import yaml
 
-from tests.unit.ansible.provision_machines import ROOT, ansible_playbook, tasks_of
+from tests.unit.ansible.provision_machines import ROOT, ansible_playbook, parsed, tasks_of
 
 ROLES = ROOT / "ansible/roles"
 
 
 def tasks(path):
-    return list(tasks_of(yaml.safe_load((ROLES / path).read_text())))
+    return list(tasks_of(parsed(ROLES / path)))
 
 
 INSTALLER = {"action": "runfile", "url": "https://x.invalid/a.run", "sha256": "0" * 64}

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from planning.packages import locked, packages_planned
-from tests.unit.ansible.provision_machines import ROOT, played, stand_in, tasks_of
+from tests.unit.ansible.provision_machines import ROOT, parsed, played, stand_in, tasks_of
 
 # apt-get 2.6.1 of Debian 12, and a foreign architecture as Ubuntu's desktops have one.
 SIMULATED = """\
@@ -76,7 +76,7 @@ def test_each_task_that_changes_packages_waits_for_those_that_others_install():
     seen = set()
     roles = (ROOT / "ansible/roles").rglob("tasks/*.yml")
     for path in [*roles, *(ROOT / "ansible/playbooks").rglob("*.yml")]:
-        for task in tasks_of(yaml.safe_load(path.read_text())):
+        for task in tasks_of(parsed(path)):
             words = str([task.get(f"ansible.builtin.{name}", "") for name in ("command", "raw")])
             if any(CHANGES.match(name) for name in task) or BY_COMMAND.search(words):
                 seen.add(path.parent.parent.name if path.parent.name == "tasks" else path.stem)

@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -72,38 +71,6 @@ def test_json_is_json_when_it_could_not_look_either(monkeypatch, capsys, asked):
         assert (finding["fault"], "no such file" in finding["cause"]) == ("cannot_look", True)
     else:
         assert said.out == ""
-
-
-@pytest.fixture
-def screen(monkeypatch):
-    """(the callback, what it displayed)."""
-    module = load("ansible/callback_plugins/tandem.py")
-    callback, shown = module.CallbackModule(), []
-    monkeypatch.setattr(callback, "_display", types.SimpleNamespace(display=shown.append))
-    return callback, shown
-
-
-def result(role, action="ansible.builtin.fail", **fields):
-    named = None if role is None else types.SimpleNamespace(get_name=lambda: role)
-    task = types.SimpleNamespace(_role=named, action=action)
-    return types.SimpleNamespace(_task=task, _result=fields)
-
-
-def test_role_reach_speaks_in_sentences_of_80_columns(screen):
-    callback, shown = screen
-    callback.v2_playbook_on_task_start(result("reach")._task, False)
-    callback.v2_runner_on_unreachable(result("reach", msg="No route to host"))
-    callback.v2_runner_item_on_ok(result("reach"))
-    callback.v2_playbook_on_task_start(result("reach")._task, False)
-    assert shown == ["Asking the machines whether they answer: 10 s if one of them is off."]
-    shown.clear()
-    long = "SET ASIDE: node1: 192.168.56.111 did not answer: No route to host. Remedy: is it on?"
-    callback.v2_runner_on_failed(result("reach", msg=["No machine answers.", long]))
-    callback.v2_runner_on_ok(result("reach", action="ansible.builtin.debug", msg=["Again."]))
-    assert shown[0] == "No machine answers."
-    assert " ".join(shown[1].split()) == long
-    assert max(len(line) for text in shown for line in text.splitlines()) <= 80
-    assert shown[2] == "Again."
 
 
 # What a machine can print in the place of every module.
