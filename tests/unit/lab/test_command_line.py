@@ -45,6 +45,8 @@ def test_without_root_it_says_so(monkeypatch, capsys):
 )
 def test_bad_input_is_a_sentence(as_root, monkeypatch, tmp_path, capsys, argv, sentence):
     monkeypatch.setattr(life, "STATE", tmp_path)
+    monkeypatch.setattr(cli, "make_bundle", lambda lab: None)
+    monkeypatch.setattr(life, "up", lambda lab: pytest.fail("machines were booted"))
     assert cli.main([argv[0], "--name", "nowhere", *argv[1:]]) == 1
     said = capsys.readouterr().err
     assert sentence in said
