@@ -44,11 +44,6 @@ def test_auto_takes_the_projects_stack_up_to_turing_else_the_newest(name):
         assert chosen["name"] == AUTO.get(sm, "cu132")
 
 
-@pytest.mark.parametrize("release", ["ubuntu1804", "ubuntu1804hwe"])
-def test_old_glibc_has_cu102_alone(release):
-    assert stacks.resolve([machine(release, ["1e07"])], "auto", TABLE)["name"] == "cu102"
-
-
 def test_no_gpu_means_cpu_and_a_machine_without_has_no_part_in_the_choice():
     with_card, without = machine(cards=["2204"]), machine(host="node2")
     assert stacks.resolve([without], "auto", TABLE)["name"] == "cpu"
@@ -222,9 +217,3 @@ def test_auto_takes_a_stack_whose_driver_can_be_had_as_the_present_one_was(
 ):
     chosen = stacks.resolve([packaged(installed, *offered)], "auto", TABLE)
     assert chosen["name"] == stack
-
-
-def test_a_driver_that_no_package_brings_weighs_more_than_one_that_is_old():
-    """Of two machines the one that could not follow decides."""
-    stuck, free = packaged("470.256.02", "535.183.01"), packaged("470.256.02", "580.126.09")
-    assert stacks.resolve([free, {**stuck, "host": "node2"}], "auto", TABLE)["name"] == "cu126"
