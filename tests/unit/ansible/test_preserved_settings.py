@@ -96,6 +96,14 @@ def test_name_servers_that_only_dhcp_knows_are_asked_for_where_it_may_know_them(
     preserved_settings.complete(facts(**{**LOCAL, "resolv": "nameserver fd00::53\n"}), REPLACE)
 
 
+def test_a_router_outside_of_the_new_network_is_none():
+    away = {**REPLACE, "address": "10.7.0.5/24"}
+    for gateway, kept in (("none", ""), ("10.7.0.1", "10.7.0.1")):
+        asked = {**away, "gateway": gateway}
+        assert preserved_settings.complete(facts(), asked)["gateway"] == kept
+    assert preserved_settings.complete(facts(route=""), away)["gateway"] == ""
+
+
 KEYFILE = """\
 [connection]
 id=Wired connection 1
