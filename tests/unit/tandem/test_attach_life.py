@@ -190,6 +190,34 @@ def test_so_does_a_peer_that_is_silent():
     assert said.startswith("tandem.sync.attach: node1 (rank 0) was silent for 1 s")
 
 
+class Scaler:
+    """Notes in which of the loop's phases its scale is read."""
+
+    def __init__(self):
+        self.phase, self.read = "", []
+
+    def get_scale(self):
+        self.read.append(self.phase)
+        return 1.0
+
+
+def readings(spec):
+    loop.joined()
+    ddp, scaler = model(), Scaler()
+    sync.attach(ddp, spec, scaler=scaler)
+    for _ in range(3):
+        scaler.phase = "forward"
+        loss = ddp(torch.randn(4, 300)).pow(2).mean()
+        scaler.phase = "backward"
+        loss.backward()
+    return scaler.read
+
+
+@pytest.mark.parametrize(("spec", "read"), [(SPEC, ["forward"] * 3), ("fp16", [])])
+def test_the_scale_is_read_before_backward_and_only_where_it_matters(spec, read):
+    assert run_ranks([1, 1], readings, spec) == [read, read]
+
+
 def test_threads_of_a_carrier_choose_its_card_first(monkeypatch):
     """Else each makes a context on card 0, of hundreds of MB."""
     calls = []
