@@ -10,16 +10,11 @@ from bench import (
     gpu,
     gpu_codec,
     gpu_peers,
-    many_hosts,
     mutants,
-    slow_links,
-    test_bench_hosts,
     test_bench_launcher,
     test_bench_records,
     test_bench_seeing,
-    timed_model,
 )
-from launcher.engines.local import LocalProcess
 
 CPU = torch.device("cpu")
 
@@ -55,27 +50,6 @@ def test_the_launcher_s_stand_in_ends_under_real_guards(tmp_path, monkeypatch):
     assert outcome.status == "finished"
     assert cpu > 0
     assert (tmp_path / "run/nodes/node1/rank0.log").read_text() == "here\n"
-
-
-def test_stand_ins_for_guards_of_many_hosts_end(tmp_path):
-    hosts = [many_hosts.host(number, test_bench_hosts.FIRST, "anna") for number in range(2)]
-    started = [LocalProcess(["sh", "-c", many_hosts.GUARD, "1"]) for _ in hosts]
-    outcome, _ = many_hosts.watched(hosts, started, tmp_path)
-    assert outcome.status == "finished"
-    assert [one.address for one in hosts] == ["10.77.1.0", "10.77.1.1"]
-
-
-def test_the_model_of_slow_links_takes_its_time_and_marks_it(monkeypatch, tmp_path):
-    case = slow_links.Case(1, slow_links.ALONE, 1000, 1, steps=1, skipped=0)
-    marks = tmp_path / "rank0.marks"
-    for name, value in (("FORWARD", 0.01), ("BACKWARD", 0.02), ("MARKS", marks)):
-        monkeypatch.setenv(f"BENCH_{name}", str(value))
-    model = timed_model.resnet50(2)
-    assert sum(one.numel() for one in model.parameters()) == 25_557_032
-    for _ in range(case.first + case.steps + 1):
-        model(torch.ones(1, 3, 8, 8)).sum().backward()
-    seen = slow_links.summary(case, [slow_links.marks(tmp_path, 0)])
-    assert seen.seconds >= 0.03
 
 
 def test_gpu_measures_ours_beside_others(tmp_path):

@@ -39,7 +39,6 @@ def test_the_trainer_reads_the_folder(tmp_path, monkeypatch):
     ("words", "said"),
     [
         (["--train", "0"], "--train and --val start at 1"),
-        (["--seed", "-1"], "--seed at 0"),
         ([], "is not empty: name another folder"),
     ],
 )

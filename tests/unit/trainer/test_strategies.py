@@ -2,7 +2,7 @@
 
 import pytest
 
-from contract.strategies import RULES, Payload, parse, usual
+from contract.strategies import RULES, Payload, parse, ring_bytes, usual
 from tandem.sync import KINDS
 
 RESNET50 = Payload(25_557_032 * 4)
@@ -32,3 +32,10 @@ def test_a_spec_is_a_name_and_its_arguments(spec, whole):
     strategy = parse(spec)
     assert strategy.spec == whole
     assert parse(whole) == strategy
+
+
+def test_16_bits_are_half_the_bytes_of_a_ring():
+    for spec in ("bf16", "fp16"):
+        assert parse(spec).bytes_per_step(4, RESNET50) == ring_bytes(4, RESNET50.bytes / 2)
+    double = Payload(RESNET50.bytes * 2, width=8)
+    assert parse("fp16").bytes_per_step(4, double) == ring_bytes(4, RESNET50.bytes / 2)
