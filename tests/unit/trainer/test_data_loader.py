@@ -96,6 +96,19 @@ def test_every_rank_sees_each_step_even_without_samples(root):
     assert per_rank[2][0].images.shape == (0, 3, 16, 16)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 5, 30])
+def test_evaluation_counts_each_image_once(root, ranks):
+    options = Options(workers=0)
+    folder = ImageFolder(root, "val", options)
+    indices = [
+        index
+        for rank in range(ranks)
+        for batch in eval_batches(folder, options, world(rank, (3,) * ranks), 3)
+        for index in batch.indices.tolist()
+    ]
+    assert sorted(indices) == list(range(len(folder)))
+
+
 @pytest.fixture
 def spoilt(root, tmp_path):
     """Two bad images in train, one in val."""

@@ -15,20 +15,46 @@ from trainer.world import World, own_device
 from trainer.writer import write_whole
 
 
-def gpu(host, name, sm):
-    return Device(host, "cuda", name, sm, False, "2.15.0", "13.2")
+def gpu(host, name, sm, torch="2.15.0", cuda="13.2"):
+    return Device(host, "cuda", name, sm, False, torch, cuda)
 
 
 def cpu(host="node1", bf16=False):
     return Device(host, "cpu", "x86_64", 0, bf16, "2.15.0", "13.2")
 
 
+PASCAL, VOLTA = gpu("node1", "GeForce GTX 1080 Ti", 61), gpu("node2", "Tesla V100", 70)
 TURING, AMPERE = gpu("node3", "GeForce RTX 2080 Ti", 75), gpu("node4", "GeForce RTX 3090", 86)
+ADA, BLACKWELL = gpu("node5", "GeForce RTX 4090", 89), gpu("node6", "GeForce RTX 5090", 120)
+OLD_TORCH = {"torch": "1.12.1+cu102", "cuda": "10.2"}
+AMPERE_OLD = gpu("node4", "GeForce RTX 3090", 86, **OLD_TORCH)
+TURING_OLD = gpu("node3", "GeForce RTX 2080 Ti", 75, **OLD_TORCH)
+AMPERE_113 = gpu("node4", "GeForce RTX 3090", 86, torch="1.12.1+cu113", cuda="11.3")
 
 
-def test_torch_has_bf16_from_cuda_11_on():
-    """What else follows from the devices: tests/unit/launcher/test_devices.py."""
-    assert resolve("auto", [AMPERE._replace(cuda="11.3")]).name == "bf16"
+@pytest.mark.parametrize(
+    "devices, level",
+    [
+        ([AMPERE], "bf16"),
+        ([AMPERE, ADA, BLACKWELL], "bf16"),
+        ([AMPERE_113], "bf16"),
+        ([AMPERE_OLD], "O1"),
+        ([TURING], "O1"),
+        ([TURING_OLD, AMPERE_OLD], "O1"),
+        ([VOLTA, VOLTA], "O1"),
+        ([AMPERE, TURING], "O1"),
+        ([PASCAL], "fp32"),
+        ([PASCAL, AMPERE], "fp32"),
+        ([PASCAL, TURING, BLACKWELL], "fp32"),
+        ([cpu()], "fp32"),
+        ([cpu(bf16=True), cpu("node2", bf16=True)], "fp32"),
+    ],
+)
+def test_auto_is_the_best_that_all_devices_have(devices, level):
+    """Why, and what is refused: tests/messages/trainer.py."""
+    assert resolve("auto", devices).name == level
+    for asked in ("fp32", "fp64", "O0"):
+        assert resolve(asked, devices) == (asked, "as asked")
 
 
 @pytest.mark.parametrize(

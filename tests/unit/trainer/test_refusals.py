@@ -1,7 +1,9 @@
 """What cannot work ends at once, on all ranks, with a sentence; what ends has its exit code."""
 
+import contextlib
 import gc
 import os
+import weakref
 from types import SimpleNamespace
 from unittest import mock
 
@@ -153,6 +155,27 @@ def test_what_libraries_say_on_a_full_device_is_out_of_memory(monkeypatch, words
     # What was refused before, to --auto_batch's trials, is no reason now.
     error = failing(0)
     assert not isinstance(error, OutOfMemory) and not is_out_of_memory(error)
+
+
+def test_what_a_pass_without_memory_held_is_free_at_once():
+    """Not when the garbage collector runs: the next, smaller pass needs it."""
+    held = []
+
+    def fails():
+        activations = torch.empty(1)
+        held.append(weakref.ref(activations))
+        raise RuntimeError("out of memory")
+
+    def trial():
+        with contextlib.suppress(OutOfMemory), one_pass():
+            fails()
+
+    gc.disable()
+    try:
+        trial()
+        assert held[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_the_device_is_set_before_the_group_is_formed(monkeypatch):
