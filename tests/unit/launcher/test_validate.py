@@ -121,6 +121,12 @@ def test_before_the_first_frame_and_after_the_last_one_nothing_comes(sent, why):
         read(sent)
 
 
+def test_before_a_guard_has_said_hello_all_is_text():
+    frames = Frames(RANKS)
+    assert list(frames.feed(wire(GOOD[0]) + b'{"x\n')) == []
+    assert frames.rest().endswith('{"x')
+
+
 def test_what_no_shape_has_is_left_out_and_every_text_can_be_written():
     more = '{"type": "trouble", "what": "disk", "message": "full \\ud800", "x": HERE}\n'
     (_, (frame, _)) = read(wire(HELLO) + more.replace("HERE", NESTED).encode())
