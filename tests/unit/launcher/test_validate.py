@@ -177,6 +177,8 @@ def test_a_machine_has_as_many_packages_as_a_machine_may_have():
     assert len(look.read_facts(whole, TASK).distributions) == look.MOST_PACKAGES
     with pytest.raises(Invalid, match=r"answer.distributions is "):
         look.read_facts(json.dumps({**ANSWER, "distributions": {**most, "b": "1"}}), TASK)
+    with pytest.raises(Invalid, match=r"distributions is 'kkk"):
+        look.read_facts(json.dumps({**ANSWER, "distributions": {"k" * 5000: "1"}}), TASK)
 
 
 @pytest.mark.parametrize("name", ["home", "cores", "gpus", "missing"])
