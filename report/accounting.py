@@ -123,5 +123,5 @@ def unstarted_ranks(run: Run, attempt: int, started: set[int], wall: float) -> l
 
 def ranks_of(run: Run, host: str, entry: dict[str, Any]) -> list[int]:
     """The ranks that a node had in an attempt, as its guard says, else as the plan says."""
-    planned = [n["ranks"] for n in run.plan.get("nodes", []) if n.get("host") == host]
+    planned = [n.get("ranks", []) for n in run.plan.get("nodes", []) if n.get("host") == host]
     return entry["ranks"] or next((ranks for ranks in planned if ranks), [])

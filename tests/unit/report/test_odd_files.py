@@ -417,3 +417,12 @@ def test_the_report_has_limits_of_its_own(tmp_path, limit):
     argv = [sys.executable, "-c", code, str(run)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+
+
+def test_a_plan_that_gives_a_machine_no_ranks_has_a_report(whole, tmp_path):
+    """A machine whose guard ended, and none of whose ranks was heard of."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, ignore=shutil.ignore_patterns("rank*"))
+    plan = json.loads((run / "plan.json").read_text())
+    change(run / "plan.json", nodes=[{"host": node["host"]} for node in plan["nodes"]])
+    reported(run)
