@@ -97,6 +97,11 @@ def test_what_is_wrong_with_an_own_backbone_is_said(own, name, words):
         build(name, 4, 8)
 
 
+def test_resnet50_costs_what_is_published():
+    cost = describe(build("resnet50", 1000, 224), 224)
+    assert cost == (25_557_032, pytest.approx(2 * 4.089e9, rel=1e-3))
+
+
 def test_what_cannot_be_counted_is_admitted():
     """As Swin's attention, which takes the weights of its linear layers and does not call them."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 2))
