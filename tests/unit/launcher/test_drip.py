@@ -1,112 +1,53 @@
-"""A machine that sends a byte now and then: neither a sign of life of its guard, which is a pipe
-here, nor a file that comes."""
+"""A machine that sends a byte now and then: neither a sign of life of its guard nor a file that
+comes."""
 
-import io
 import os
-import threading
-import time
 
 import pytest
 
 from launcher.background import MIB
+from launcher.engines.local import LocalProcess
 from launcher.machines import engine
 from launcher.machines.engine import Late, pieces
-from launcher.terminal import Stopper, Terminal
-from launcher.watch.lines import RunLogs
-from launcher.watch.watch import Watch
-from tests.unit.launcher.launcher_values import build, facts, host
+from tests.unit.launcher.scripted_guards import watch
 
-HELLO = '{"type": "hello", "protocol": 2, "way": "service"}\n'
-LOG = '{"type": "log", "rank": 0, "stream": "stdout", "bytes": 1000000}\n'
-EXIT = (
-    '{"type": "exit", "reason": "finished", "message": null, "exit_code": 0, "signal": null, '
-    '"mono_start": 0.0, "mono_end": 1.0, "workers": {}, "ended": [], "left": []}\n'
-)
-LIE = '{"type": "upgrade"}\n'
-SECONDS = 10  # after which a guard ends by itself, so that no test waits for ever
-
-
-class Says:
-    """A guard that has said this; from then on it sends a byte every 0.05 s, or nothing."""
-
-    broken = False
-
-    def __init__(self, said, drips=False):
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.write(self._writer, said.encode())
-        threading.Thread(target=self._go_on, args=[drips], daemon=True).start()
-
-    def _go_on(self, drips):
-        for _ in range(20 * SECONDS):
-            if drips:
-                os.write(self._writer, b"x")
-            time.sleep(0.05)
-        os.close(self._writer)
-
-    def fileno(self):
-        return self._reader
-
-    def read(self):
-        try:
-            return os.read(self._reader, 1 << 16)
-        except BlockingIOError:
-            return None
-
-    def write(self, data):
-        return len(data)
-
-    def wait(self, seconds=0.0):
-        return 0
-
-    def stderr(self):
-        return ""
-
-    def close(self):
-        pass
-
-
-def watch(tmp_path, *guards):
-    """The outcome of an attempt that has these guards."""
-    numbers = range(1, len(guards) + 1)
-    hosts = [host(n, connection="local", address="127.0.0.1") for n in numbers]
-    plan = build(hosts, [facts(n) for n in numbers])
-    logs = RunLogs(tmp_path, Terminal(io.StringIO()), len(guards))
-    processes = {f"node{n}": guard for n, guard in zip(numbers, guards)}
-    outcome = Watch(plan, processes, logs, Stopper()).run()
-    logs.close()
-    return outcome
+LOG = "say(type='log', rank=0, stream='stdout', bytes=1000000)"
+DRIPS = "\nwhile True: sys.stdout.write('x'); sys.stdout.flush(); time.sleep(0.05)"
+WAITS = "sys.stdin.read()"
+LIE = "say(type='upgrade')\n"
 
 
 @pytest.mark.parametrize(
     ("said", "status"),
-    [("", "failed"), (HELLO + LOG, "failed"), (HELLO + EXIT, "finished")],
+    [("", "failed"), (LOG, "failed"), ("end('finished')", "finished")],
     ids=["nothing", "half a log", "exit"],
 )
 def test_a_byte_now_and_then_is_no_sign_of_life(tmp_path, monkeypatch, said, status):
-    monkeypatch.setattr("launcher.watch.watch.SILENCE", 0.5)
-    outcome = watch(tmp_path, Says(said, drips=True))
+    monkeypatch.setattr("launcher.watch.watch.SILENCE", 0.8)
+    outcome, _ = watch(tmp_path, [said + DRIPS])
     assert (outcome.status, outcome.gone) == (status, ["node1"])
 
 
 def test_a_machine_that_falls_silent_as_it_is_ended_hides_no_liar(tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.watch.watch.SETTLE", 0.0)
-    monkeypatch.setattr("launcher.watch.watch.SILENCE", 0.5)
-    outcome = watch(tmp_path, Says(HELLO), Says(HELLO + LIE))
+    monkeypatch.setattr("launcher.watch.watch.SILENCE", 0.8)
+    outcome, _ = watch(tmp_path, [WAITS, LIE + WAITS])
     assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
     assert outcome.gone == ["node1"]
 
 
-class Reopens(Says):
+class Reopens(LocalProcess):
     """As a channel of paramiko, it has another descriptor once it was closed."""
 
     def close(self):
-        self._other, self._reader = self._reader, os.dup(self._reader)
+        self._stdin.close()
+        self._stdout = os.fdopen(os.dup(self.fileno()), "rb")
 
 
 def test_a_liar_whose_connection_is_closed_ends_no_watch(tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.watch.watch.SETTLE", 0.0)
-    outcome = watch(tmp_path, Reopens(HELLO + LIE))
+    monkeypatch.setattr("tests.unit.launcher.scripted_guards.LocalProcess", Reopens)
+    outcome, _ = watch(tmp_path, [LIE + WAITS])
     assert (outcome.cause.host, outcome.cause.source) == ("node1", "guard")
 
 

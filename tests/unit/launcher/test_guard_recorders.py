@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.node import records
-from launcher.node.records import Lines, Recorder, Sampler
+from launcher.node.records import Lines, Recorder, Sampler, Tail
 from launcher.node.task import read_task
 
 PARTS = sorted(Sampler().parts)
@@ -55,14 +55,7 @@ def test_a_record_is_of_samples_and_ends_with_how_the_node_s_part_did(record, tm
     told = {"kind": "exit", "mono_start": 1.0, "exit_code": 0, "peak_memory_bytes": {"0": 7}}
     assert last == told
     assert [path.name for path in (tmp_path / "node").iterdir()] == ["machine.2.jsonl"]
-
-
-def test_an_interface_that_is_not_there_is_told_and_costs_no_other_figure(record):
-    made, troubles, lines = record(interface="eth9")
-    made.begin()
-    assert troubles == [("network card", "OSError: there is no network interface eth9")]
-    (line,) = lines()
-    assert "card" not in line and line.keys() >= {"cores", "memory_total", "disk_free", "disks"}
+    assert [*Tail(tmp_path, made.task).sent] == ["machine.2.jsonl", "rank0.2.steps.jsonl"]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -163,10 +156,22 @@ def test_a_run_of_months_is_thinned(record, monkeypatch):
     assert [line["kind"] for line in lines()] == ["sample"] * (4 + 4 + 4 + 1) + ["exit"]
 
 
-def test_nvidia_smi_is_read_line_by_line(record, tmp_path, monkeypatch):
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """nvidia_smi(text): the program of that name."""
+
+    def make(text):
+        tool = tmp_path / "bin/nvidia-smi"
+        tool.parent.mkdir()
+        tool.write_text(text)
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+
+    return make
+
+
+def test_nvidia_smi_is_read_line_by_line(record, nvidia_smi):
+    nvidia_smi(
         f"#!{sys.executable}\n"
         "import sys, time\n"
         "assert '--query-gpu=index,utilization.gpu,memory.used,temperature.gpu,power.draw,"
@@ -175,8 +180,6 @@ def test_nvidia_smi_is_read_line_by_line(record, tmp_path, monkeypatch):
         "    print(f'{index}, 50, 100, 60, 70.5, 1500', flush=True)\n"
         "time.sleep(600)\n"
     )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
     made, troubles, lines = record()
     made.begin()
     (pid,) = made.spare()
@@ -192,12 +195,8 @@ def test_nvidia_smi_is_read_line_by_line(record, tmp_path, monkeypatch):
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_tool_that_cannot_be_started_is_told_and_ends_nothing(record, tmp_path, monkeypatch):
-    tool = tmp_path / "bin/nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text("#!/no/such/interpreter\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
+def test_a_tool_that_cannot_be_started_is_told_and_ends_nothing(record, nvidia_smi):
+    nvidia_smi("#!/no/such/interpreter\n")
     made, troubles, lines = record()
     made.begin()
     made.end({}, {})

@@ -10,19 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher.node import machine_lock
-from tests.unit.launcher.guard_client import environment, wait_until_gone, workers
-
-
-def test_a_run_that_ends_well_is_told_frame_by_frame(guards, tmp_path):
-    guard = guards()
-    guard.start(tmp_path, workers("print('hello')"))
-    end = guard.wait_for("exit")
-    assert (end["reason"], end["exit_code"], end["left"], end["ended"]) == ("finished", 0, [], [])
-    assert end["workers"] == {"0": {"exit_code": 0, "signal": None, "exception": None}}
-    assert guard.output[0, "stdout"] == b"hello\n"
-    assert [frame["seq"] for frame in guard.frames] == list(range(len(guard.frames)))
-    assert guard.frames[0]["type"] == "hello"
-    assert end["mono_end"] > end["mono_start"]
+from tests.unit.launcher.guard_client import workers
 
 
 def test_a_run_is_seen_by_others_while_its_guard_lives(guards, tmp_path, mark):
@@ -39,34 +27,6 @@ def test_a_run_is_seen_by_others_while_its_guard_lives(guards, tmp_path, mark):
     guard.wait_for("exit")
     guard.process.wait(10)
     assert run not in {one["run"] for one in machine_lock.claims()}
-
-
-STEPS = """
-import os, pathlib, time
-path = pathlib.Path(os.environ["FOLDER"], "nodes/node1/rank0.7.steps.jsonl")
-path.write_text('{"kind": "x"}\\n{"half')
-time.sleep(1.2)
-"""
-
-
-def test_each_attempt_has_files_of_its_own_and_all_of_them_are_sent(guards, tmp_path):
-    env = {"FOLDER": str(tmp_path)}
-    for attempt in (6, 7):
-        guard, script = guards(), STEPS if attempt == 7 else "pass"
-        options = {"attempt": attempt, "record": True, "interface": "lo", "env": env}
-        guard.start(tmp_path, workers(script), **options)
-        end = guard.wait_for("exit")
-    files = {path.name: path.read_bytes() for path in (tmp_path / "nodes/node1").iterdir()}
-    assert set(files) == {"machine.6.jsonl", "machine.7.jsonl", "rank0.7.steps.jsonl"}
-    assert guard.records == {
-        "machine.7.jsonl": files["machine.7.jsonl"],
-        "rank0.7.steps.jsonl": b'{"kind": "x"}\n',
-    }
-    *samples, last = map(json.loads, files["machine.7.jsonl"].splitlines())
-    assert [line["kind"] for line in samples] == ["sample"] * len(samples) and len(samples) > 2
-    assert last["kind"] == "exit" and last["peak_memory_bytes"]["0"] > 1 << 20
-    assert last.items() >= {name: end[name] for name in ("mono_start", "mono_end")}.items()
-    assert last["workers"] == end["workers"] and last["exit_code"] == end["exit_code"] == 0
 
 
 def test_temporary_files_of_ranks_are_theirs_alone_and_go_with_the_guard(guards, tmp_path):
@@ -102,11 +62,11 @@ def test_bytes_arrive_as_they_were_written(guards, tmp_path):
 
 def test_nothing_is_lost_when_the_reader_is_slow(guards, tmp_path):
     guard = guards()
-    size = 64 << 20  # more than the guard keeps: the worker has to wait
+    size = 40 << 20  # more than the guard keeps: the worker has to wait
     script = f"import os\nfor i in range({size >> 20}): os.write(1, bytes([i]) * (1 << 20))"
     guard.start(tmp_path, workers(script))
     guard.wait_for("hello")
-    limit = time.monotonic() + 1
+    limit = time.monotonic() + 0.4
     while time.monotonic() < limit:  # nobody reads
         assert resident(guard.frames[0]["pid"]) < 40 << 20
         time.sleep(0.1)
@@ -157,34 +117,14 @@ def test_a_signal_and_the_exception_of_a_traceback_are_named(guards, tmp_path):
     assert end == {"exit_code": None, "signal": "SIGSEGV", "exception": None}
 
 
-def test_after_a_failure_the_rest_of_the_node_gets_its_grace_and_no_more(guards, tmp_path, mark):
-    guard = guards()
-    script = (
-        "import os, signal, time\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "if os.environ['RANK'] == '1': raise SystemExit(5)\n"
-        "time.sleep(600)\n"
-    )
-    env = environment(mark, DEAF="1")
-    guard.start(tmp_path, workers(script, 2), ranks=[0, 1], env=env, fail_grace=0.5)
-    end = guard.wait_for("exit")
-    assert end["reason"] == "failed"
-    assert len(end["ended"]) >= 2  # launch and the deaf worker
-    assert end["workers"]["0"]["signal"] == "SIGKILL"
-    assert wait_until_gone(mark, 0) == []
-
-
 def test_the_environment_is_the_task_s_and_no_other(guards, tmp_path, monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/usr/lcoal/lib")
     guard = guards()
-    odd = {"A": "two  words", "B": 'it\'s "quoted" $HOME `x`', "C": "a\nb\\", "D": "", "E": "é✓"}
-    script = "import os, sys, json; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
-    words = ["a b", "it's", '"', "$HOME", "x\ny", "*", ""]
-    guard.start(tmp_path, [*workers(script), *words], ranks=[4], env=odd)
+    script = "import os, json; print(json.dumps(dict(os.environ)))"
+    guard.start(tmp_path, workers(script), ranks=[4], env={"EMPTY": ""})
     guard.wait_for("exit")
-    found, given = json.loads(guard.output[4, "stdout"])
-    assert {name: found[name] for name in odd} == odd and given == words
-    assert "LD_LIBRARY_PATH" not in found
+    found = json.loads(guard.output[4, "stdout"])
+    assert found["EMPTY"] == "" and "LD_LIBRARY_PATH" not in found
     assert (found["TANDEM_NODE"], found["TANDEM_ATTEMPT"]) == ("node1", "1")
     assert float(found["TANDEM_GUARD_MONO"]) == guard.wait_for("exit")["mono_start"]
     inside = ("PYTHON_EXEC", "TANDEM_GUARD_PYTHON", "TANDEM_GUARD_PIPES", "TANDEM_WORKER_PYTHON")
@@ -230,7 +170,7 @@ def test_ranks_that_meet_no_other_are_named_after_a_while(guards, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         guard = guards()
-        options = {"env": {"PORT": str(port)}, "port": port, "meet_within": 1.0}
+        options = {"env": {"PORT": str(port)}, "port": port, "meet_within": 0.6, "beat": 0.1}
         guard.start(tmp_path, workers(MEETS, 2), ranks=[0, 1], **options)
         told = guard.wait_for("trouble", what="group")["message"]
     assert told.startswith("rank 1 met no other in 1 s")
@@ -241,14 +181,15 @@ def test_ranks_that_all_return_0_and_met_no_other_have_not_finished(
     guards, tmp_path, meets, reason
 ):
     """One that has met the others once may leave the group and work on by itself."""
-    source = MEETS.replace('"0"', repr(meets)).replace("time.sleep(600)", "time.sleep(2.5)\n")
-    source = source.replace('print("ready"', 'time.sleep(2.5); held = None; print("ready"')
+    source = MEETS.replace('"0"', repr(meets)).replace("time.sleep(600)", "time.sleep(0.3)\n")
+    source = source.replace('print("ready"', 'time.sleep(0.8); held = None; print("ready"')
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         guard = guards()
-        options = {"env": {"PORT": str(port)}, "port": port, "meet_within": 1.0}
+        options = {"env": {"PORT": str(port)}, "port": port, "meet_within": 0.3, "beat": 0.1}
         guard.start(tmp_path, workers(source), record=True, **options)
         assert guard.wait_for("exit")["reason"] == reason
     (file,) = tmp_path.glob("nodes/*/machine.*.jsonl")
-    lines = map(json.loads, file.read_text().splitlines())
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert any(line.get("alone") == [0] for line in lines) == (reason == "alone")
+    assert lines[-1]["peak_memory_bytes"]["0"] > 1 << 20

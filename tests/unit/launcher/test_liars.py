@@ -12,7 +12,6 @@ LIES = {
     "another rank": "say(type='log', rank=7, stream='stdout', bytes=3)",
     "deep": "sys.stdout.write('{\"type\": ' + '[' * 200000 + '\\n' + 'y' * (3 << 20))\n"
     "sys.stdout.flush()",
-    "twice": "say(type='worker', rank=1, pid=7)\nsay(type='worker', rank=1, pid=7)",
     "endless": "\nwhile True: sys.stdout.write('y' * 65536)",
 }
 

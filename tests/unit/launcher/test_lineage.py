@@ -20,13 +20,6 @@ def attempt(folder, number, resumed, rows):
     (folder / f"samples/rank0.{number}.csv").write_text("\n".join([*lines, ""]))
 
 
-def test_what_was_done_again_counts_once(tmp_path):
-    attempt(tmp_path, 1, 0, range(7))
-    attempt(tmp_path, 2, 4, range(4, 10))
-    attempt(tmp_path, 3, 8, range(8, 12))
-    assert assert_exact([tmp_path], EPOCHS) == 5
-
-
 def gap(folder):
     attempt(folder, 1, 0, range(6))
     attempt(folder, 2, 7, range(7, 12))
