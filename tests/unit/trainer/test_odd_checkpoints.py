@@ -239,14 +239,15 @@ def test_odd_scales_of_a_strategy_end_in_a_sentence_or_go_on(kept):
     assert min(ends["resumed"], ends["refused"]) > 0, ends
 
 
-def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(tried):
+def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(tried, caplog, monkeypatch):
     """Its checksums are right, and yet torch cannot read it."""
+    monkeypatch.setattr(logging.root.manager, "disable", 0)
     writer.write_whole(tried.good, tried.path)
     newer = tried.path.with_name("step-00000003.pt")
     with zipfile.ZipFile(newer, "w") as archive:
         archive.writestr("x/data.pkl", b"no pickle")
     assert writer.is_complete(newer)
-    assert tried.resumed()
+    assert tried.resumed() and newer.name in caplog.text
     newer.unlink()
     writer.write_whole({"run": "r", "model": {}}, tried.path)  # no checkpoint of ours
     assert export.main([str(tried.folder), str(tried.folder / "out.pt")]) == 2

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import io
+import math
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import torch.distributed as dist
 
 from contract.errors import UserError
 from tandem.compat import load_tensors
+from tandem.sync.feedback import checked_scale
 from tests.trainer_ranks import run_ranks, trainer
 from tests.unit.tandem import loop
 from tests.unit.trainer.sync_ranks import Steps, flat
@@ -120,6 +122,12 @@ def saved(count):
         steps.step(number)
     state = steps.sync.common_state(steps.model)
     return state["scale"], {name: one.numpy() for name, one in state["squares"].items()}
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, math.inf, math.nan, True, "1"])
+def test_what_is_no_loss_scale_is_not_divided_by(scale):
+    with pytest.raises(ValueError):
+        checked_scale(scale)
 
 
 def test_they_go_on_in_a_run_of_other_ranks_and_different_ones_are_refused():
