@@ -88,6 +88,7 @@ WHOLE_EXIT = GOOD[-1]
     [
         ('{"type": "beat", "unix": 1%s, "running": [], "disk_free": 1}' % ("0" * 900_000), None),
         ('{"type": "beat", "unix": NaN, "running": [], "disk_free": 1}', "unix"),
+        ('{"type": "beat", "unix": 1.0, "running": [7]}', "running"),
         (f'{{"type": "beat", "unix": {NESTED}, "running": [], "disk_free": 1}}', None),
         ('{"type": ["log"]}', None),
         ('{"type": "upgrade"}', None),
