@@ -4,11 +4,13 @@ import logging
 import re
 import sys
 import types
+from unittest import mock
 
 import pytest
 
 from contract.options import Options
 from trainer import screen as screens
+from trainer.banner import describe_run
 from trainer.evaluate import Result
 from trainer.logs import quiet_others
 from trainer.screen import Screen
@@ -54,6 +56,20 @@ def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys, caplog):
         lines = [f"epoch 1/4  step {step}  {figures}" for step in (4, 24, 44)]
         lines.append("epoch 1/4  loss 1.250  val 1.750  top-1 50.00%  10 images/s")
         assert said.out.splitlines() == (lines if rank == 0 else [])
+
+
+def test_a_run_introduces_itself():
+    world = mock.Mock(size=1, global_batch=8)
+    job = mock.MagicMock(world=world, options=Options(), micro_batches=1, steps_per_epoch=1)
+    size = job.train_set.__len__
+    size.return_value = job.train_set.classes.__len__.return_value = 1
+    first, *rest = describe_run(job, (25_557_032, 2_468_352)).splitlines()
+    assert "25.6 M parameters, 2.47 MFLOP an image of " in first
+    assert rest[0].startswith("1 image of 1 class;")
+    assert rest[1] == "1 step an epoch; batch 8 over 1 rank"
+    size.return_value = 2000
+    many = describe_run(job, (640, None)).splitlines()
+    assert "640 parameters, FLOPs unknown" in many[0] and many[1].startswith("2,000 images of 1")
 
 
 def test_a_long_step_and_a_long_evaluation_are_not_silent(time, capsys):
