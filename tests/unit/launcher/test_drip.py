@@ -23,14 +23,14 @@ LIE = "say(type='upgrade')\n"
     ids=["nothing", "half a log", "exit"],
 )
 def test_a_byte_now_and_then_is_no_sign_of_life(tmp_path, monkeypatch, said, status):
-    monkeypatch.setattr("launcher.watch.watch.SILENCE", 0.8)
+    monkeypatch.setattr("launcher.watch.watch.SILENCE", 2.0)
     outcome, _ = watch(tmp_path, [said + DRIPS])
     assert (outcome.status, outcome.gone) == (status, ["node1"])
 
 
 def test_a_machine_that_falls_silent_as_it_is_ended_hides_no_liar(tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.watch.watch.SETTLE", 0.0)
-    monkeypatch.setattr("launcher.watch.watch.SILENCE", 0.8)
+    monkeypatch.setattr("launcher.watch.watch.SILENCE", 2.0)
     outcome, _ = watch(tmp_path, [WAITS, LIE + WAITS])
     assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
     assert outcome.gone == ["node1"]

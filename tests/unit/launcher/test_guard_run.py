@@ -181,12 +181,12 @@ def test_ranks_that_all_return_0_and_met_no_other_have_not_finished(
     guards, tmp_path, meets, reason
 ):
     """One that has met the others once may leave the group and work on by itself."""
-    source = MEETS.replace('"0"', repr(meets)).replace("time.sleep(600)", "time.sleep(0.3)\n")
-    source = source.replace('print("ready"', 'time.sleep(0.8); held = None; print("ready"')
+    source = MEETS.replace('"0"', repr(meets)).replace("time.sleep(600)", "time.sleep(0.8)\n")
+    source = source.replace('print("ready"', 'time.sleep(2); held = None; print("ready"')
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         guard = guards()
-        options = {"env": {"PORT": str(port)}, "port": port, "meet_within": 0.3, "beat": 0.1}
+        options = {"env": {"PORT": str(port)}, "port": port, "meet_within": 0.5, "beat": 0.1}
         guard.start(tmp_path, workers(source), record=True, **options)
         assert guard.wait_for("exit")["reason"] == reason
     (file,) = tmp_path.glob("nodes/*/machine.*.jsonl")
