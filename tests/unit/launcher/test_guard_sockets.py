@@ -40,7 +40,7 @@ def test_bytes_are_counted_by_peer_and_stay_when_a_connection_ends():
 def test_time_in_which_the_receiver_has_no_room_is_not_the_link_s():
     """A sender that the receiver makes wait has waited for no cable."""
     with connected() as (client, _):
-        client.settimeout(0.4)
+        client.settimeout(0.7)
         with contextlib.suppress(socket.timeout):
             client.sendall(bytes(64 << 20))  # more than both buffers
         busy = {peer: seconds for _, _, peer, _, seconds in sockets.connections()}[PEER]
