@@ -33,6 +33,9 @@ PEAKS, OWNS = ("ef:5:peak", "ef:3:peak"), ("ef:5:own", "ef:3:own")
 TEXT = (EXACT, "ef:5:own", "ef:15:peak", "ef:5:peak", "ef:3:peak", "powersgd:4")
 
 
+STARTED = {"": "", "none": ", no exact steps", "15": ", the first steps by 15 levels"}
+
+
 class Text(NamedTuple):
     """Runs of text.py, of so many seeds."""
 
@@ -66,7 +69,17 @@ class Stage(NamedTuple):
 
 
 FIRST, CHOSEN = range(1, 7), range(7, 37)
+TWELVE = range(1, 13)
+STARTS: tuple[Stage, ...] = (  # of PROTOCOL.md's "Starts of five levels"
+    *(Stage(FONTS, "adamw", ("ef:5:own",), TWELVE, start=start) for start in ("none", "15", "")),
+    *(Stage(FONTS, "sgd", ("ef:5:peak",), TWELVE, start=start) for start in ("none", "15", "")),
+    *(Stage(GLYPHS, "sgd", ("ef:5:peak",), range(1, 25), start=start) for start in ("none", "15")),
+    *(Stage(GLYPHS, "adamw", ("ef:5:own",), TWELVE, start=start) for start in ("none", "15", "")),
+    Stage(FONTS, "sgd", ("bf16", "ef:15:peak"), TWELVE),
+    Stage(FONTS, "adamw", ("bf16", CONTROL), TWELVE),
+)
 STAGES: tuple[Stage | Text, ...] = (  # in order
+    *STARTS,
     Stage(GLYPHS, "adamw", ("ef:5:own",), FIRST),
     Stage(GLYPHS, "sgd", ("ef:5:own", "ef:5:peak"), FIRST),
     Stage(GLYPHS, "adamw", ("ef:5:own",), FIRST, start="none"),
@@ -152,7 +165,7 @@ def table(found: study.Results, lines: list[dict]) -> list[str]:
             task = "glyphs" if stage.task == GLYPHS else "fonts"
             how = "SGD" if stage.optimizer == "sgd" else "AdamW"
             how += f" at {stage.times} x" if stage.times > 1 else ""
-            how += ", no exact steps" if stage.start else ""
+            how += STARTED[stage.start]
             name = "`allreduce`, summed backwards" if spec == CONTROL else f"`{spec}`"
             steps = f"{stage.epochs * study.EPOCH_STEPS:,}"
             rows.append(row(task, how, steps, name, str(len(values)), signed(mean), ends))

@@ -206,6 +206,7 @@ class Rank:
     model: torch.nn.Module
     world: int
     steps_per_epoch: int
+    start_levels: int | None = None  # of ef's codec while the learning rate rises
 
     def __post_init__(self) -> None:
         self.model.train()
@@ -254,6 +255,11 @@ class Rank:
             # As in trainer/train.py.
             exact = step < self.options.exact_epochs * self.steps_per_epoch
             self.sync.begin(1.0, exact)
+            if self.start_levels is not None:
+                rising = step < self.options.warmup_epochs * self.steps_per_epoch
+                levels = self.start_levels if rising else self.sync.strategy.arguments[0]
+                # What was left out stays: it is a gradient, whatever the levels.
+                self.sync.codec = feedback.CODECS[int(levels)]
         taken = self.take()
         outputs = self.model(self.normalise(self.images.train[taken]))
         loss = functional.cross_entropy(outputs, self.images.train_classes[taken])
@@ -292,12 +298,13 @@ def train(
     world: int,
     steps_per_epoch: int,
     backwards: bool = False,
+    start_levels: int | None = None,
 ) -> tuple[torch.Tensor, float]:
     """Which validation images rank 0's model gets right in the end, with rank 0's batch
     statistics as the trainer's evaluation has them, and its mean loss towards the end."""
 
     def rank_main(rank: int) -> Any:
-        mine = Rank(options, images, copy.deepcopy(model), world, steps_per_epoch)
+        mine = Rank(options, images, copy.deepcopy(model), world, steps_per_epoch, start_levels)
         loss = mine.train()
         return mine.hits() if rank == 0 else None, loss
 

@@ -56,7 +56,8 @@ Results = dict["Case", float]  # top-1, as a fraction
 class Case:
     """One run. `sync` ALONE: one machine. `epochs`: EPOCHS for as many images as all-reduce has.
     `warmup`: epochs in which the learning rate rises; `start`: "none" where none of ef's steps is
-    exact, "backwards" where sums begin with the last rank (a control)."""
+    exact, "15" where those of the warm-up have 15 levels instead, "backwards" where sums begin with
+    the last rank (a control)."""
 
     sync: str
     seed: int
@@ -83,7 +84,7 @@ class Case:
             seed=self.seed,
             epochs=self.epochs,
             warmup_epochs=self.warmup,
-            sync_warmup=0.0 if self.start == "none" else None,
+            sync_warmup=0.0 if self.start in ("none", "15") else None,
             per_node_batch_size=BATCH,
             optimizer=self.optimizer,
             lr=self.lr,
@@ -144,7 +145,10 @@ def carry_out(case: Case, data: one_process.Images) -> dict[str, object]:
         name, classes = "fonts:residual_net", len(fonts.CHARACTERS)
     model = build(name, classes, glyphs.SIZE).to(memory_format=torch.channels_last)
     settings = case.options, data, model, case.nodes, case.steps_per_epoch
-    hits, loss = one_process.train(*settings, backwards=case.start == "backwards")
+    start_levels = int(case.start) if case.start.isdigit() else None
+    hits, loss = one_process.train(
+        *settings, backwards=case.start == "backwards", start_levels=start_levels
+    )
     return {
         **asdict(case),
         **{"nodes": case.nodes, "steps": case.epochs * case.steps_per_epoch},
