@@ -23,7 +23,7 @@ export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle usb imagenet accept find plan train dry-run slurm status top attach stop runs queue report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
+.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet accept find plan train dry-run slurm status top attach stop runs queue report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
 
 help:
 	@python3 -m tools.verbs help
@@ -58,8 +58,6 @@ demo: data/digits
 bundle: machines
 	@$(if $(filter SCRIPT FOLDER REQUIREMENTS,$(given)),$(PYTHON_ENV) -m launcher gather $(words),$(with_options) ansible-playbook ansible/playbooks/bundle.yml -e bundle_for_nobody=false -e bundle_terminal=$(terminal))
 
-usb: machines
-	@$(with_options) ansible-playbook ansible/playbooks/usb.yml -e usb_terminal=$(terminal)
 
 imagenet: env
 	@tools/venv.sh imagenet

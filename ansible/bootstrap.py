@@ -34,8 +34,7 @@ TOOLS = Path(sys.executable).parent  # Ansible's programs are in the same enviro
 SSH = Path("~/.ssh").expanduser()
 NO_SSHD = """{name}: nothing answers at {address}, port {port}. On that machine's own screen:
     sudo apt install openssh-server
-    ip -brief address          (is {address} among them? else correct inventory.ini)
-Without internet there: `make usb` writes the packages onto a stick."""
+    ip -brief address          (is {address} among them? else correct inventory.ini)"""
 
 
 @dataclass(frozen=True)

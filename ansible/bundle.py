@@ -1,7 +1,7 @@
 """Gathers into bundle/ what machines without internet need, or says what is broken there.
 
-Run by ansible/playbooks/bundle.yml and usb.yml, which know the inventory, and by role bundle, which
-has it verified before any machine is touched. It can be resumed: what is complete is kept.
+Run by ansible/playbooks/bundle.yml, which knows the inventory, and by role bundle, which has it
+verified before any machine is touched. It can be resumed: what is complete is kept.
 """
 
 import argparse
@@ -25,14 +25,13 @@ def plan(wanted, bundle):
     `wanted`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
     "stacks": [names of those whose installers are needed], "toolkit", "apex" and "driver_version":
     as in group_vars, "conda": [URL, SHA-256] or [],
-    "index_url": ..., "mirrors": {name in releases.yml: URL}}, and "packages" instead of those of
-    all roles.
+    "index_url": ..., "mirrors": {name in releases.yml: URL}}.
     """
     orders = [
         wheels.plan(stack, python, wanted["index_url"], bundle)
         for stack, python in wanted["wheels"]
     ]
-    packages = set(wanted["packages"]) if "packages" in wanted else debs.role_packages()
+    packages = debs.role_packages()
     orders += [
         debs.plan(release, packages | set(more), wanted["mirrors"], bundle)
         for release, more in wanted["releases"].items()
@@ -68,14 +67,14 @@ def verify(orders):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("wanted", type=json.loads, help="what is needed, as JSON: see plan()")
-    parser.add_argument("--folder", type=Path, default=BUNDLE, help="where to, default: bundle/")
+
     parser.add_argument("--verify", action="store_true", help="fetch nothing: read every file")
     parser.add_argument(
         "--terminal", default="", help="where to show the bar, for example /dev/pts/1"
     )
     args = parser.parse_args(argv)
     try:
-        orders = plan(args.wanted, args.folder)
+        orders = plan(args.wanted, BUNDLE)
         if args.verify:
             problems = verify(orders)
             print("\n".join(problems))

@@ -155,15 +155,6 @@ VERBS: Dict[str, Optional[Verb]] = {
         ),
         "make bundle FORCE=1",
     ),
-    "usb": Verb(
-        "put an ssh server on a USB stick, for machines that have none",
-        (
-            INVENTORY,
-            _row("TO", "the stick's folder", "path", flag="-e usb_folder"),
-            _row("RELEASES", "names like jammy, with spaces between", flag="-e usb_releases"),
-        ),
-        'make usb TO=/media/anna/STICK RELEASES="bookworm jammy"',
-    ),
     "Train": None,
     "imagenet": Verb(
         "make class folders from the archives of ILSVRC2012",

@@ -126,31 +126,3 @@ def test_every_package_of_every_role_installs(lab, inventory, tmp_path):
     lab.ssh(1, f"dpkg --status {' '.join(names)} >/dev/null")
     lab.ssh(1, "python3 -m venv /tmp/environment && /tmp/environment/bin/pip --version")
     assert attempts(lab) == 0
-
-
-STICK = "/home/tandem/A STICK"
-# In one session, which outlives the server that it came by. Removed, not purged: this lab knows
-# the machine by its host key.
-WITHOUT_SERVER = f"""set -e
-sudo dpkg --remove --force-depends openssh-server openssh-sftp-server openssh-client rsync
-[ ! -e /usr/sbin/sshd ]
-[ ! -e /usr/bin/rsync ]
-cd "{STICK}"
-sudo sh install.sh
-"""
-
-
-def test_a_stick_brings_an_ssh_server_to_a_machine_that_has_none(lab, tmp_path):
-    stick = tmp_path / "A STICK"
-    stick.mkdir()
-    made = subprocess.run(
-        ["make", "usb", f"TO={stick}", "RELEASES=bookworm"],
-        cwd=CHECKOUT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stdout + made.stderr
-    lab.control("rsync", "--recursive", str(stick), "tandem@192.168.56.111:")
-    attempts(lab)
-    said = lab.ssh(1, WITHOUT_SERVER)
-    assert "The ssh server is installed. Its host key:\n256 SHA256:" in said
-    assert lab.ssh(1, "systemctl is-active ssh && rsync --version | head -1").startswith("active")
-    assert attempts(lab) == 0

@@ -131,7 +131,7 @@ READS = {
         launcher/watch/watch.py""",
     "members, who trust each other (docs/security.md)": """
         tandem/exchange.py trainer/world.py""",
-    "a stick, which is trusted (docs/security.md)": "ansible/bundling/manifest.py",
+    "what `make bundle` has written": "ansible/bundling/manifest.py",
     "archives, by their sums": """
         ansible/bundling/fetch.py ansible/library/toolkit_archive.py tools/imagenet.py""",
     "greetings of 255 bytes at most, by a pattern: test_find.py": "launcher/find.py",

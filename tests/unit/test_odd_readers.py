@@ -288,7 +288,7 @@ def lines_of(verb):
 @example(("compare", ["latest~1", "latest"]))
 @example(("train", ["--args", "--lr 1", "--", "--seed", "3"]))
 @example(("status", ["RUN=a", "--", "b"]))
-@example(("usb", ["TO=~nosuchuser/x"]))
+@example(("imagenet", ["TO=~nosuchuser/x"]))
 @given(st.sampled_from(verbs.names()).flatmap(lines_of))
 def test_any_line_is_taken_or_refused(line):
     verb, typed = line

@@ -180,9 +180,10 @@ def test_a_file_that_nobody_vouches_for_is_named_as_it_is_first_used(tmp_path, c
         installers.gather(made, progress)
 
 
-def test_verify_prints_what_is_wrong_and_a_bad_order_is_a_sentence(tmp_path, capsys):
+def test_verify_prints_what_is_wrong_and_a_bad_order_is_a_sentence(tmp_path, capsys, monkeypatch):
     wanted = {**WANTED, "wheels": [["cpu", "3.11"]]}
-    assert bundle.main(["--folder", str(tmp_path), "--verify", json.dumps(wanted)]) == 1
+    monkeypatch.setattr(bundle, "BUNDLE", tmp_path)
+    assert bundle.main(["--verify", json.dumps(wanted)]) == 1
     assert "wheels/cpu-py3.11 is missing or was not completed" in capsys.readouterr().out
     assert bundle.main([json.dumps({**wanted, "releases": {"etch": []}})]) == 2
     assert "tandem: release 'etch' is not in ansible/releases.yml" in capsys.readouterr().err

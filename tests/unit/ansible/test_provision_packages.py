@@ -133,9 +133,3 @@ def test_a_lock_is_waited_for_and_nothing_else_is(tmp_path):
     tries = {name: (tmp_path / f"{name}.tries").read_text().count("\n") for name in hosts}
     # Once more to install, where the lists came; of the refused one update, and install.
     assert tries == {"purge": 3, "out": 4, "err": 4, "refused": 2}
-
-
-def test_the_stick_waits_for_the_lock_of_dpkg_and_has_package_lists_of_its_own():
-    settings = (ROOT / "ansible/playbooks/templates/install.sh.j2").read_text().partition("<<EOF")
-    assert 'DPkg::Lock::Timeout "600";' in settings[2].partition("EOF")[0]
-    assert 'Dir::State::lists "$work/lists";' in settings[2].partition("EOF")[0]
