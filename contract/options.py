@@ -81,8 +81,7 @@ class Option(NamedTuple):
     `make`: its variable of make, whose help is `make_help` where that differs; `flag`: what the
     command takes, where it has another name. `least`, `most`: bounds of a number. `stored`: a run
     keeps it; `resumable`: one that is resumed may change it. `writes`: the trainer then needs
-    --output. `legacy`: the behaviour before this option existed, where it is not the default's; a
-    checkpoint from then counts as made with that value.
+    --output.
     """
 
     help: str
@@ -98,7 +97,6 @@ class Option(NamedTuple):
     stored: bool = True
     resumable: bool = False
     writes: bool = False
-    legacy: Any = None
 
     @property
     def key(self) -> str:
@@ -201,7 +199,6 @@ FP16 = ": O1 is fp16, with fp32 where it is needed"
 
 def opt(default: Any, text: str, choices: Tuple[str, ...] = (), **entry: Any) -> Any:
     """A field; `text` is its help, `entry` further names of Option."""
-    entry.setdefault("legacy", default)
     row = Option(text, choices, default=default, **entry)
     return field(default=default, metadata={"option": row})
 
@@ -271,7 +268,6 @@ class Options:
         None,
         "decode a JPEG to a half, quarter or eighth of its pixels a side where a training crop has "
         "enough of them left; default: on",
-        legacy=False,
     )
     bad_images: int = resumable(100, "unreadable images per rank after which the run stops")
 
@@ -287,7 +283,6 @@ class Options:
         None,
         "use the memory format that tensor cores prefer; default: on CUDA in 16 bits, unless "
         "deterministic",
-        legacy=False,
     )
     compile: bool = opt(False, "compile the model by torch.compile, where this torch has it")
     checkpoint_activations: bool = resumable(
@@ -364,7 +359,6 @@ class Options:
         "best that all devices have; autocast to bf16 or fp16 (O1), half with fp32 masters (O2), "
         "half (O3)",
         ("auto", "fp32", "fp64", "bf16", "O0", "O1", "O2", "O3"),
-        legacy="fp32",
         make="PRECISION",
         make_help="auto (default), fp32, bf16, O2 ...",
     )

@@ -257,9 +257,6 @@ EXACT = "allreduce"
 ATTACHED = "tandem.sync.attach"
 # What was there once, and earned its place in no cell of bench/accuracy/README.md; what to take.
 GONE = dict.fromkeys(("localsgd", "overlap", "diloco"), "ef:5")
-# By their former names, which were of bits a value: what ef:2 and ef:1.6 packed in two ways is one.
-RENAMED = {"ef:8": "ef:255:peak", "ef:4": "ef:15:peak"}
-RENAMED.update(dict.fromkeys(("ef:2", "ef:1.6"), "ef:3:peak"))
 
 
 @dataclass(frozen=True)
@@ -305,10 +302,6 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
         )
     if instead_of(spec):
         raise UserError(f"{by} {spec}: {name} is no longer there: use {instead_of(spec)}.")
-    if spec in RENAMED:
-        raise UserError(
-            f"{by} {spec}: {name} takes the number of levels now, not bits: use {RENAMED[spec]}."
-        )
     if name not in RULES:
         raise UserError(f"{by} {spec}: choose one of {usages()}.")
     rule = RULES[name]
@@ -320,16 +313,10 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
     return Strategy(rule, tuple(given))
 
 
-def renamed(spec: str) -> str:
-    """Today's name of a strategy that an older run may have."""
-    return RENAMED.get(spec, spec)
-
-
 def known(spec: object) -> Optional[Strategy]:
-    """Like `parse`, but by the names of older runs too, and None for what it refuses, such as a
-    field in a file of another version."""
+    """Like `parse`, but None for what it refuses, such as a field in a file of a machine."""
     try:
-        return parse(renamed(spec)) if isinstance(spec, str) else None
+        return parse(spec) if isinstance(spec, str) else None
     except UserError:
         return None
 

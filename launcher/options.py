@@ -20,7 +20,7 @@ from contract.options import (
 )
 from contract.options import Options as TrainerOptions
 from contract.runs import short_name
-from contract.strategies import AUTO, EXACT, instead_of, renamed
+from contract.strategies import AUTO, EXACT, instead_of
 from contract.validate import LARGEST, NATURAL, Match, Maybe, One
 from launcher.hours import moments
 from launcher.machines.inventory import CHECKOUT
@@ -94,17 +94,14 @@ def read(planned: Mapping[str, Any]) -> Config:
     is no longer there."""
     _refuse_gone(str(planned.get("sync")))
     given = {key: value for key, value in planned.items() if value is not None}
-    if "sync" in given:
-        given["sync"] = renamed(str(given["sync"]))
     for key in ("at", "until"):
         given.pop(key, None)
     for key, row in VARIABLES.items():
         if key in given:
             given[key] = row.read(row.make, str(given[key]))
     config = config_of({**given, "args": given.pop("trainer")})
-    sync = config.trainer.get("sync", EXACT)
-    _refuse_gone(sync)
-    return with_trainer(config, sync=renamed(sync)) if renamed(sync) != sync else config
+    _refuse_gone(config.trainer.get("sync", EXACT))
+    return config
 
 
 def _refuse_gone(sync: str) -> None:

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 
 from contract.errors import UserError
 from contract.options import Config
-from contract.strategies import renamed
 from contract.text import clean
-from contract.validate import NATURAL, Each, Maybe
+from contract.validate import Maybe
 from launcher import folders
 from launcher.machines.engine import Busy
 from launcher.notify import Facts, Notify
@@ -103,8 +102,7 @@ def train_once(options: Config, terminal: Terminal, place: Place, name: str = ""
 
 # What a run that goes on reads of its plan.json.
 PLANNED: dict[str, object] = {
-    **{"options": STORED, "balance": Maybe(Each(NATURAL)), "balance_why": Maybe(WORD)},
-    **dict.fromkeys(("precision", "sync"), Maybe(WORD)),
+    **{"options": STORED, **dict.fromkeys(("precision", "sync"), Maybe(WORD))},
 }
 
 
@@ -125,11 +123,11 @@ def resume(name: str, given: dict[str, Any]) -> int:
         planned = folders.recorded(folder / "plan.json", {"precision": WORD, "sync": WORD})
         began = with_trainer(began, precision=planned["precision"])
         if checks.asks_auto(began):
-            began = with_trainer(began, sync=renamed(planned["sync"]))
+            began = with_trainer(began, sync=planned["sync"])
         options = resumed(began, given)
     keep_machines(options.inventory)
     terminal = Terminal()
-    before = None if "balance" in given else weights_before(attempts, planned)
+    before = None if "balance" in given else weights_before(attempts)
     return in_turn(
         options, terminal, lambda place: resume_once(folder, options, before, terminal, place)
     )
@@ -169,9 +167,7 @@ def resume_once(
         raise
 
 
-def weights_before(attempts: list[dict[str, Any]], planned: dict[str, Any]) -> dict[str, int]:
-    """The weights of the machines of the last attempt, equal ones for equal parts. (Runs of before
-    have those of their first one, in plan.json.)"""
-    last = attempts[-1] if attempts else {"nodes": []}
-    weights = last.get("balance", planned.get("balance")) or {}
-    return {name: weights.get(name, 1) for name in last["nodes"]}
+def weights_before(attempts: list[dict[str, Any]]) -> dict[str, int]:
+    """The weights of the machines of the last attempt, equal ones for equal parts."""
+    last = attempts[-1] if attempts else {"nodes": [], "balance": {}}
+    return {name: last["balance"].get(name, 1) for name in last["nodes"]}

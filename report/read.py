@@ -17,7 +17,6 @@ from pathlib import Path
 
 from contract.errors import UserError
 from contract.records import CATEGORIES
-from report import older
 from report.fields import ATTEMPT, END, EVALUATION, EXIT, PLAN, STALL, START
 from report.files import (
     MOST_ATTEMPTS,
@@ -188,7 +187,7 @@ def read_run(folder: Path) -> Run:
     return Reader(folder).read()
 
 
-RANK_FILE = re.compile(r"rank([0-9]{1,9})(?:\.([0-9]{1,9}))?\.steps\.jsonl")
+RANK_FILE = re.compile(r"rank([0-9]{1,9})\.([0-9]{1,9})\.steps\.jsonl")
 MACHINE_FILE = re.compile(r"machine\.([0-9]{1,9})\.jsonl")
 
 
@@ -249,25 +248,20 @@ class Reader:
         for path in paths:
             if match := RANK_FILE.fullmatch(path.name):
                 if int(match[1]) < MOST_RANKS:
-                    self._steps(host, int(match[1]), int(match[2] or 0), path)
+                    self._steps(host, int(match[1]), int(match[2]), path)
             elif match := MACHINE_FILE.fullmatch(path.name):
                 self._machine(host, int(match[1]), path, recent)
-        if host not in self._machines and (parts := older.parts(paths)):
-            self._machines[host] = Machine(host, parts)
-        for attempt, entry in older.exits(paths):
-            self._exits[host, attempt] = exit_of(entry)
 
     def _steps(self, host: str, rank: int, attempt: int, path: Path) -> None:
-        """The new lines of a rank. `attempt`: of the file's name, 0 where the lines have it."""
+        """The new lines of a rank."""
         grown = path.stat().st_mtime
+        key = attempt, rank, host
         for line in self._files.setdefault(path, Growing(path)).lines():
-            which = attempt or attempt_of(line)
-            key = which, rank, host
             if key not in self._ranks:
                 if len(self._ranks) == MOST_RECORDS:
                     return
                 columns = StepColumns(most=max(0, self._share - self._lines_of_rank(host, rank)))
-                self._ranks[key] = RankRecord(host, rank, which, steps=columns)
+                self._ranks[key] = RankRecord(host, rank, attempt, steps=columns)
             fold(self._ranks[key], line)
             self._ranks[key].unix = grown
 

@@ -117,7 +117,7 @@ def _newest_options(
             name: value
             for name, entry in entries.items()
             for value in entry.choices or (True, False)
-            if repr(value) == (state["options"].get(name) or repr(entry.legacy))
+            if repr(value) == state["options"].get(name)
         }
         candidates.append((state["run"], state["samples"], {k: str(v) for k, v in own.items()}))
     return max(candidates, key=lambda candidate: candidate[:2], default=None)
@@ -125,10 +125,8 @@ def _newest_options(
 
 def differing(state: Snapshot, options: Options, train_images: int) -> List[str]:
     """The names of what was different in the run that made this checkpoint."""
-    legacy = {name: repr(entry.legacy) for name, entry in ENTRIES.items()}
-    then = {**legacy, **state["options"]}
-    then["sync"] = repr(strategies.renamed(then["sync"].strip("'")))
-    names = [name for name, value in decisive(options).items() if then[name] != value]
+    then = state["options"]
+    names = [name for name, value in decisive(options).items() if then.get(name) != value]
     return names + (["data set"] if state["train_images"] != train_images else [])
 
 

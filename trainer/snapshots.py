@@ -47,7 +47,6 @@ class OwnState(TypedDict):
 def snapshot_in(name: str, state: Dict[str, Any]) -> Snapshot:
     """The snapshot that the file `name` holds. Raises UserError, naming a field that is missing or
     of another kind than Snapshot says."""
-    state.setdefault("sync", None)  # checkpoints of before have none
     _check(name, state, SNAPSHOT)
     if state["samples"] != state["epoch"] * state["train_images"] + state["sample"]:
         raise _odd(name, "samples")

@@ -110,8 +110,7 @@ def row(*cells: str) -> str:
 
 
 def by_todays_names(results: study.Results) -> study.Results:
-    """By today's names, with the scale that the optimizer makes of them: those of bits were
-    renamed, and round alike but for ties (README.md)."""
+    """With the scale that the optimizer makes of each name."""
     kept = {}
     for case, top1 in results.items():
         strategy = strategies.known(case.sync)

@@ -158,10 +158,16 @@ def carry_out(case: Case, data: one_process.Images) -> dict[str, object]:
     }
 
 
+# Lines that were written when the names of `ef` were of bits (README.md), by today's names.
+RENAMED = {"ef:8": "ef:255:peak", "ef:4": "ef:15:peak"}
+RENAMED.update(dict.fromkeys(("ef:2", "ef:1.6"), "ef:3:peak"))
+
+
 def known(*files: Path) -> list[dict[str, object]]:
     """The runs that are finished; not a line that was broken off while it was written."""
     text = "".join(file.read_text() for file in dict.fromkeys([LINES, *files]) if file.exists())
-    return [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    lines = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+    return [{**line, "sync": RENAMED.get(line["sync"], line["sync"])} for line in lines]
 
 
 def results(lines: list[dict]) -> Results:

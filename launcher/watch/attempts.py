@@ -43,7 +43,7 @@ START = {"kind": One(("start",)), "attempt": NATURAL, "resumed_samples": NATURAL
 ATTEMPT = {
     **{"attempt": NATURAL, "nodes": [str], "ranks": Each([NATURAL]), "status": str, "reason": str},
     **{"master_port": One(range(1 << 16)), "wall_seconds": (None, float)},
-    "balance": Maybe(Each(NATURAL)),
+    "balance": Each(NATURAL),
     "went_on_from": Maybe(str),
 }
 RECORDED: dict[str, object] = {"status": str, "attempts": [ATTEMPT]}

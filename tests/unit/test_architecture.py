@@ -101,7 +101,7 @@ READS = {
         launcher/pickles.py launcher/plan/code.py launcher/plan/layer.py
         launcher/plan/models.py launcher/plan/requirements.py
         launcher/queue.py launcher/status.py launcher/top.py launcher/watch/attempts.py
-        launcher/watch/records.py report/files.py report/older.py tandem/compat.py
+        launcher/watch/records.py report/files.py tandem/compat.py
         tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py
         trainer/resume.py trainer/writer.py""",
     "the checkout's own files": """

@@ -165,15 +165,12 @@ def known_hosts(folder, count):
     return lambda: ssh.read_known_hosts((KNOWN + b"\n") * (count // 5))
 
 
-def a_run_of_many(line, name="rank0.1.steps.jsonl"):
-    def made(folder, count):
-        run = RunBuilder(folder / "run").write()
-        with (run / "nodes/node1" / name).open("a") as file:
-            for number in range(count):
-                file.write(json.dumps({**line, "attempt": number % 900 + 1, "step": number}) + "\n")
-        return lambda: read_run(run)
-
-    return made
+def a_run_of_many_lines(folder, count):
+    run = RunBuilder(folder / "run").write()
+    line = {"kind": "step", "samples": 1, "seconds": {"data": 1.0}}
+    with (run / "nodes/node1/rank0.1.steps.jsonl").open("a") as file:
+        file.writelines(json.dumps({**line, "step": number}) + "\n" for number in range(count))
+    return lambda: read_run(run)
 
 
 def a_run_of_many_files(folder, count):
@@ -307,8 +304,7 @@ GROWING = {
     "facts": an_answer,
     "inventories": an_inventory,
     "known hosts": known_hosts,
-    "records: steps": a_run_of_many({"kind": "step", "samples": 1, "seconds": {"data": 1.0}}),
-    "records: of before": a_run_of_many({"kind": "start", "mono": 1.0}, "rank0.steps.jsonl"),
+    "records: steps": a_run_of_many_lines,
     "records: files": a_run_of_many_files,
     "records: machines": a_machine,
     "records: pieces": pieces,

@@ -60,7 +60,7 @@ def test_a_reported_run_keeps_the_contract(tmp_path):
         ("rank0.1.steps.jsonl", lambda text: text.replace('"epoch"', '"epok"'), "epoch is missing"),
         ("machine.1.jsonl", lambda text: text.replace('"cpu_busy"', '"x"'), "cpu_busy is missing"),
         ("machine.1.jsonl", lambda text: '{"kind": "sample", "mo\n' + text, "does not parse"),
-        ("exit.json", lambda text: "{}\n", "exit.json is no file"),  # of before
+        ("exit.json", lambda text: "{}\n", "exit.json is no file"),
     ],
 )
 def test_what_breaks_the_contract_is_noticed(tmp_path, name, change, problem):

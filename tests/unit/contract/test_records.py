@@ -1,7 +1,7 @@
 """What one room writes, as another reads it: each record by its real writer, taken by its reader.
 
-Predictions have test_runs.py, runs of an older writer test_older_run.py, measured links
-tests/unit/launcher/test_measure.py, and what machines find of one another test_mesh.py there.
+Predictions have test_runs.py, measured links tests/unit/launcher/test_measure.py, and what machines
+find of one another test_mesh.py there.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from tests.unit.launcher.guard_client import Client, workers
 from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, facts, host
 
 ROOT = Path(__file__).parents[3]
-MODEL = f"{ROOT}/tests/older_run/tiny.py:tiny"
+MODEL = f"{ROOT}/tests/tiny.py:tiny"
 TRAINER = """
 import runpy, sys
 sys.path.insert(0, {root!r})

@@ -118,10 +118,8 @@ def test_a_run_that_goes_on_has_the_same_parts_on_the_same_machines(ready):
 
 
 def test_the_weights_of_the_last_attempt_are_found_again():
-    """Also those of a run of before, which has them in its plan alone."""
     last = {"nodes": ["node1", "node2"], "balance": {"node1": 3, "node2": 1}}
     first = {"nodes": ["node1"], "balance": {}}
-    assert weights_before([first, last], {}) == {"node1": 3, "node2": 1}
-    assert weights_before([last, first], {"balance": {"node1": 9}}) == {"node1": 1}
-    assert weights_before([{"nodes": ["node1"]}], {"balance": {"node1": 9}}) == {"node1": 9}
-    assert weights_before([], {}) == {}
+    assert weights_before([first, last]) == {"node1": 3, "node2": 1}
+    assert weights_before([last, first]) == {"node1": 1}
+    assert weights_before([]) == {}

@@ -67,6 +67,7 @@ def start(tmp_path, monkeypatch, capsys, local_hosts):
         number = 1
         if resumed:
             earlier = {"attempt": 1, "status": resumed, "nodes": [], "master_port": 1, "ranks": {}}
+            earlier["balance"] = {}
             earlier.update(reason="first attempt", wall_seconds=1.0)
             ended = {"status": resumed, "attempts": [earlier]}
             attempts.write_json(folder / "attempts.json", ended)

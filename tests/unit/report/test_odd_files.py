@@ -31,16 +31,7 @@ ROOT = Path(__file__).parents[3]
 FILES = (
     "plan.json", "attempts.json", "nodes/node1/machine.1.jsonl", "nodes/node1/rank0.1.steps.jsonl",
 )  # fmt: skip
-OLDER = ROOT / "tests/older_run/20261125T013745Z-tiny-2n"
-OLDER_FILES = tuple(
-    f"nodes/node1/{name}"
-    for name in (
-        *("exit.json", "iostat.json", "net.jsonl", "gpu.jsonl", "mounts.jsonl", "machine.jsonl"),
-        "rank0.steps.jsonl",
-    )
-)
-RUNS = [*(("whole", name) for name in FILES), *(("older", name) for name in OLDER_FILES)]
-RUNS += [("running", name) for name in FILES[2:]]
+RUNS = [*(("whole", name) for name in FILES), *(("running", name) for name in FILES[2:])]
 
 
 def test_a_folder_whose_name_is_no_text_is_no_host(tmp_path):
@@ -48,8 +39,8 @@ def test_a_folder_whose_name_is_no_text_is_no_host(tmp_path):
     for name in (b"caf\xe9", b"\x1b]0;x\x07", b"a\nb"):
         folder = run / "nodes" / os.fsdecode(name)
         folder.mkdir()
-        for file in ("rank7.1.steps.jsonl", "machine.1.jsonl", "net.jsonl", "exit.json"):
-            line = '{"kind": "start", "attempt": 1, "mono": 1.0, "attempts": [{}]}\n'
+        for file in ("rank7.1.steps.jsonl", "machine.1.jsonl"):
+            line = '{"kind": "start", "attempt": 1, "mono": 1.0}\n'
             (folder / file).write_text(line)
     assert main([str(run)]) == 0
     assert json.loads((run / "summary.json").read_text())["world_size"] == 4
@@ -88,23 +79,9 @@ def running(tmp_path_factory):
     return run.folder
 
 
-@pytest.fixture(scope="module")
-def older(tmp_path_factory):
-    """One of before, with GPUs and a share."""
-    run = Path(shutil.copytree(OLDER, tmp_path_factory.mktemp("older") / "run"))
-    (middle,) = (run / "nodes/node1/net.jsonl").read_text().splitlines()[20:21]
-    mono = json.loads(middle)["mono"]
-    gpu = {"index": 0, "utilization": 9, "memory_used": 9, "temperature": 9, "power": 9.0}
-    share = {"mount": "/d", "type": "nfs4"}
-    for name, own in (("gpu", gpu), ("mounts", share)):
-        lines = [{"attempt": 1, "mono": mono + n, "read_bytes": n, **own} for n in range(9)]
-        write_lines(run / f"nodes/node1/{name}.jsonl", lines)
-    return run
-
-
 @pytest.fixture
-def spoiled(request, whole, older, running):
-    return {"whole": whole, "older": older, "running": running}[request.param]
+def spoiled(request, whole, running):
+    return {"whole": whole, "running": running}[request.param]
 
 
 def reported(run):
@@ -181,10 +158,6 @@ def test_a_report_is_made_whatever_a_file_holds(spoiled, name):
         each()
 
 
-def names_in(run):
-    return [name for name in (*FILES, *OLDER_FILES) if (run / name).exists()]
-
-
 def missing(path):
     path.unlink()
 
@@ -231,18 +204,15 @@ CONTENTS = {
     "no sense": b'null\n"x"\n{"kind": "step", "seconds": 3, "step": "x"}\n'
     b'{"kind": "step", "step": 9, "samples": NaN, "seconds": {"data": "a", "forward": Infinity}}\n'
     b'{"kind": "evaluate", "epoch": null}\n{"kind": "end", "mono": "late"}\n\x00\xff\n{"kin',
-    "reports of no disk": b'{"attempts": [{"sysstat": {"hosts": [{"statistics": [7, {}]}]}}]}',
-    "reports of no attempt": b'{"other": [{"sysstat": {"hosts": [{"statistics": [7, {}]}]}}]}',
 }
 
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("content", CONTENTS)
-@pytest.mark.parametrize("spoiled", ["whole", "older"], indirect=True)
-def test_a_report_is_made_whatever_all_files_hold(spoiled, tmp_path, content, added):
-    run = Path(shutil.copytree(spoiled, tmp_path / "run"))
-    for name in names_in(run):
+def test_a_report_is_made_whatever_all_files_hold(whole, tmp_path, content, added):
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    for name in FILES:
         before = (run / name).read_bytes() if added else b""
         (run / name).write_bytes(before + CONTENTS[content])
     reported(run)
@@ -253,13 +223,11 @@ SPOILS = (missing, huge, half, a_folder, a_link, zero, a_pipe, another_rank)
 
 @pytest.mark.hypothesis
 @pytest.mark.parametrize("place", range(len(SPOILS)))
-@pytest.mark.parametrize("spoiled", ["whole", "older"], indirect=True)
-def test_a_report_is_made_whatever_kind_its_files_are(spoiled, tmp_path, place):
+def test_a_report_is_made_whatever_kind_its_files_are(whole, tmp_path, place):
     """All of them, and each alone: of one kind in `make test`, of every kind in the whole draw."""
-    every = names_in(spoiled)
-    alone = every if WHOLE in os.environ else every[place :: len(SPOILS)]
-    for number, names in enumerate([*([name] for name in alone), every]):
-        run = Path(shutil.copytree(spoiled, tmp_path / str(number)))
+    alone = FILES if WHOLE in os.environ else FILES[place :: len(SPOILS)]
+    for number, names in enumerate([*([name] for name in alone), FILES]):
+        run = Path(shutil.copytree(whole, tmp_path / str(number)))
         for name in names:
             SPOILS[place](run / name)
         reported(run)
@@ -354,20 +322,13 @@ LONG = (
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "line"), [*LONG, ("iostat.json", None)])
+@pytest.mark.parametrize(("name", "line"), LONG)
 def test_a_large_file_takes_little_memory(tmp_path, name, line):
-    """A day or two of a machine, and a file of reports of before: 300 MiB at most."""
+    """A day or two of a machine: 300 MiB at most."""
     run = RunBuilder(tmp_path / "run").write()
     path = run / "nodes/node1" / name
-    if line:
-        with path.open("a") as file:
-            file.writelines((json.dumps(line) + "\n") * (1 << 12) for _ in range(100))
-    else:
-        document = json.loads((OLDER / "nodes/node1/iostat.json").read_text())
-        statistics = document["attempts"][0]["sysstat"]["hosts"][0]["statistics"]
-        statistics *= (24 << 20) // len(json.dumps(statistics)) + 1
-        (run / "nodes/node1/machine.1.jsonl").unlink()
-        path.write_text(json.dumps(document))
+    with path.open("a") as file:
+        file.writelines((json.dumps(line) + "\n") * (1 << 12) for _ in range(100))
     assert path.stat().st_size > 24 << 20
     argv = [sys.executable, "-c", MEASURED, str(run)]
     done = subprocess.run(argv, cwd=ROOT, stdout=-3, stderr=-1, text=True, check=True)

@@ -17,8 +17,6 @@ from report.run_view import view_of
 from report.status import Follower, section_of
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, change_lines
 
-OLDER = Path(__file__).parents[2] / "older_run"
-
 
 def grow(run, folder, parts):
     """Copy a run's records piece by piece, cut anywhere; yields after each piece."""
@@ -54,15 +52,9 @@ def test_what_was_read_as_it_came_is_what_the_report_says_at_the_end(case, tmp_p
     assert repr(follower._reader.read().ranks) == repr(read_run(run).ranks)
 
 
-@pytest.mark.parametrize(
-    "name", [*sorted(path.name for path in OLDER.glob("*-2n")), "network", "none"]
-)
+@pytest.mark.parametrize("name", ["network", "none"])
 def test_a_run_has_one_speed_wherever_it_is_shown(name, tmp_path, capsys, monkeypatch):
-    run = tmp_path / "runs" / name
-    if name in BOTTLENECKS:
-        RunBuilder(run, **BOTTLENECKS[name]).write()
-    else:
-        shutil.copytree(OLDER / name, run)
+    run = RunBuilder(tmp_path / "runs" / name, **BOTTLENECKS[name]).write()
     analysis = analyse(run)
     speed, top1 = (analysis.summary[of] for of in ("images_per_second", "final_top1"))
     progress = Follower(run).look()
@@ -73,11 +65,10 @@ def test_a_run_has_one_speed_wherever_it_is_shown(name, tmp_path, capsys, monkey
     for shown in (text.render_text(view), page.render_page(view), lines_of(progress)):
         assert f"{three_digits(speed)} images/s" in shown or f">{three_digits(speed)}<" in shown
     monkeypatch.chdir(tmp_path)
-    if name in BOTTLENECKS:  # others have an older version of the record
-        shutil.copytree(run, run.with_name("again"))
-        assert main(["compare", "--json", name, "again"]) == 0
-        first = json.loads(capsys.readouterr().out)["runs"][0]
-        assert (first["images_per_second"], first["best_top1"]) == (speed, top1)
+    shutil.copytree(run, run.with_name("again"))
+    assert main(["compare", "--json", name, "again"]) == 0
+    first = json.loads(capsys.readouterr().out)["runs"][0]
+    assert (first["images_per_second"], first["best_top1"]) == (speed, top1)
 
 
 def lines_of(progress):
