@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
+from contract import git
 from contract.command_line import verb_words
 from contract.errors import UserError
 
@@ -247,8 +248,7 @@ class Result:
 def run_pieces(parts: Sequence[Part], again: bool) -> int:
     """Each part once; a summary at the end."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    commit = ["git", "rev-parse", "--short", "HEAD"]
-    at = subprocess.run(commit, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    at = git.run(ROOT, "rev-parse", "--short", "HEAD").strip()
     results = []
     for part in parts:
         place = RESULTS / re.sub(r"\W+", "-", part.name)

@@ -1,8 +1,9 @@
 """Archives made from a commit of a git repository, whose id is a checksum of all its contents."""
 
-import subprocess
 import tempfile
+from pathlib import Path
 
+from contract import git
 from contract.errors import UserError
 
 
@@ -20,9 +21,6 @@ def pack(url, commit, path):
 
 def _git(folder, *words):
     try:
-        process = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True)
-    except FileNotFoundError:
-        raise UserError("git is missing on this machine: sudo apt install git") from None
-    if process.returncode:
-        reason = " ".join(process.stderr.split()) or "nothing"
-        raise UserError(f"git {words[0]} of {words[-1]} failed: {reason}")
+        git.run(Path(folder), *words, online=True)
+    except UserError as error:
+        raise UserError(f"git {words[0]} of {words[-1]} failed: {error}") from None

@@ -15,7 +15,6 @@ import contextlib
 import io
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -27,6 +26,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
+from contract import git
 from contract.errors import UserError
 from contract.text import read_text
 from launcher.machines.engine import MachineError, Node, talk
@@ -85,15 +85,11 @@ class Source:
     into: str = ""
 
     def names(self) -> list[str]:
-        """The files, relative to `root`, sorted. Raises UserError for too many."""
-        listed = _git(
-            self.root,
-            *("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *self.parts),
-        )
-        if listed is None:  # an unpacked archive rather than a checkout, or any folder
+        """The files, relative to `root`, sorted. Raises UserError for too many, and where git
+        cannot say which are ignored."""
+        names = _listed_by_git(self.root, self.parts)
+        if names is None:
             names = [name for part in self.parts for name in _files(self.root, part)]
-        else:
-            names = [name for name in listed.split("\0") if name]
         if not self.into:
             return sorted(name for name in set(names) if self._goes(name))
         # Of a folder with a million files no more are looked at than are too many.
@@ -148,12 +144,10 @@ def _snapshot(sources: list[Source]) -> Code:
         names = [f"{s.into}/{name}".lstrip("/") for s, own in zip(sources, copied) for name in own]
         if len(sources) > 1:  # beside a folder of the user's own
             names += _library(tree)
-        revision = _git(CHECKOUT, "rev-parse", "HEAD")
-        diff = _git(CHECKOUT, "diff", "HEAD", "--", *FOLDERS) or ""
+        revision, diff = _revision()
         sha256 = tree_sha256(tree, names)
         if sha256 and all(_unchanged(s, own, tree) for s, own in zip(sources, copied)):
-            text = os.fsencode(diff).decode(errors="replace")
-            return Code(tuple(names), sha256, revision.strip() if revision else None, text, tree)
+            return Code(tuple(names), sha256, revision, diff, tree)
     folders = ", ".join([*FOLDERS, *(str(source.root) for source in sources[1:])])
     raise UserError(
         f"the files of {folders} change while they are copied: let what writes them end, then "
@@ -206,15 +200,43 @@ def _files(root: Path, part: str) -> Iterator[str]:
             return
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None where there is no repository, or no git, as on nodes of a cluster."""
-    if shutil.which("git") is None:
+def _listed_by_git(root: Path, parts: tuple[str, ...]) -> list[str] | None:
+    """The files that git does not ignore; None where there is no repository. Raises UserError where
+    git does not list one: what it ignores may be keys."""
+    repository = git.root_of(root.resolve())
+    if repository is None or (root == CHECKOUT and not _is_repository()):
         return None
-    done = subprocess.run(
-        ["git", "-c", "core.quotePath=off", *arguments], cwd=root, capture_output=True, check=False
-    )
-    # Names and contents may be of any encoding.
-    return os.fsdecode(done.stdout) if done.returncode == 0 else None
+    words = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *parts)
+    try:
+        return [name for name in git.run(root, *words).split("\0") if name]
+    except UserError as error:
+        if root == CHECKOUT:  # on NTFS, or in a container: its folders are known
+            return None
+        remedy = (
+            "do so, or give another FOLDER="
+            if "safe.directory" in str(error)
+            else f"repair it, or remove {repository}/.git where it is no repository any more"
+        )
+        raise UserError(
+            f"{root} is not sent, since git does not say what it ignores there, such as keys and "
+            f"data. git says: {error}: {remedy}."
+        ) from None
+
+
+def _is_repository() -> bool:
+    """Whether the checkout is one: an archive may have been unpacked in somebody's repository."""
+    return os.path.lexists(CHECKOUT / ".git")
+
+
+def _revision() -> tuple[str | None, str]:
+    """The checkout's commit and what differs from it; None and nothing where git has no answer."""
+    if not _is_repository():
+        return None, ""
+    try:
+        revision = git.run(CHECKOUT, "rev-parse", "HEAD").strip()
+        return revision, os.fsencode(git.diff(CHECKOUT, *FOLDERS)).decode(errors="replace")
+    except UserError:
+        return None, ""
 
 
 def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:

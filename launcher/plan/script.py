@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
+from contract import git
 from contract.errors import UserError
 from contract.options import Config, path_of
 from launcher.machines.inventory import CHECKOUT
@@ -131,7 +132,7 @@ def _words(script: str) -> list[str]:
 
 def _checkout_of(folder: Path) -> Path | None:
     """The git checkout that a folder is in, but for Tandem's own."""
-    root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+    root = git.root_of(folder)
     return None if root in (None, CHECKOUT) else root
 
 

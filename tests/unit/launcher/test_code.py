@@ -93,6 +93,8 @@ def test_secrets_links_and_odd_names_stay_here(checkout, target, tmp_path):
     assert {path.name for path in sent.rglob("*") if path.is_file()} == {"model.py", "loop.py"}
     assert "secret" not in code.current().git_diff
     shutil.rmtree(checkout / ".git")  # an unpacked archive has the same rule
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)  # wherever that was
+    (tmp_path / ".gitignore").write_text("checkout\n")
     code.current.cache_clear()
     assert code.current().names == ("examples/model.py", "trainer/loop.py")
 
@@ -159,3 +161,98 @@ def test_a_folder_that_holds_more_than_a_model_is_not_sent(checkout, mine, monke
         (mine / f"{number}.txt").write_text("")
     with pytest.raises(UserError, match="or give a folder that has the code alone"):
         code.current(mine)
+
+
+@pytest.fixture
+def repository(mine, monkeypatch):
+    """The folder as a repository that ignores a key, within another that ignores nothing."""
+    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
+        monkeypatch.setenv(name, os.devnull)
+    for folder in (mine.parent, mine):
+        subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
+    (mine / ".gitignore").write_text("key.txt\n")
+    (mine / "key.txt").write_text("secret\n")
+    return mine
+
+
+def belongs_to_somebody_else(_git, monkeypatch):
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own tests have this
+
+
+def has_a_broken_config(git, _monkeypatch):
+    (git / "config").write_text("[core\n")
+
+
+def is_a_worktree_whose_repository_is_gone(git, _monkeypatch):
+    shutil.rmtree(git)
+    git.write_text("gitdir: /nowhere/.git/worktrees/mine\n")
+
+
+def is_damaged(git, _monkeypatch):
+    (git / "HEAD").unlink()
+
+
+def has_no_git_beside_it(_git, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+REFUSED = [
+    belongs_to_somebody_else,
+    has_a_broken_config,
+    is_a_worktree_whose_repository_is_gone,
+    is_damaged,
+    has_no_git_beside_it,
+]
+
+
+@pytest.mark.parametrize("spoil", REFUSED, ids=[spoil.__name__ for spoil in REFUSED])
+def test_nothing_is_sent_of_a_repository_that_git_does_not_list(
+    repository, checkout, monkeypatch, spoil
+):
+    """Without git's word, a key that it ignores is a file like any other."""
+    assert "own/key.txt" not in code.current(repository).names
+    code.current.cache_clear()
+    spoil(repository / ".git", monkeypatch)
+    monkeypatch.setattr(code.shutil, "copy2", lambda *_: pytest.fail("a file was read"))
+    with pytest.raises(UserError) as refused:
+        code.current(repository)
+    if spoil is belongs_to_somebody_else:
+        assert f"git config --global --add safe.directory {repository}" in str(refused.value)
+
+
+def test_of_tandem_s_own_checkout_only_the_revision_is_lost(checkout, monkeypatch):
+    whole = code.current()
+    assert whole.git_revision
+    for spoil in (belongs_to_somebody_else, has_no_git_beside_it):
+        code.current.cache_clear()
+        spoil(checkout / ".git", monkeypatch)
+        now = code.current()
+        assert (now.names, now.git_revision) == (whole.names, None)
+
+
+def test_no_program_that_a_repository_names_is_run(checkout, repository, tmp_path):
+    """Somebody else's folder is looked at, and copies of Tandem are handed on."""
+    ran = tmp_path / "ran"
+    program = tmp_path / "program"
+    program.write_text(f'#!/bin/sh\necho "$0 $*" >> {ran}\ncat\n')
+    program.chmod(0o755)
+    (checkout / ".gitattributes").write_text("*.py filter=x diff=x\n")
+    (repository / ".gitattributes").write_text("*.py filter=x diff=x\n")
+    keys = ("core.fsmonitor", "diff.external", "diff.x.textconv", "diff.x.command", "core.pager")
+    keys += ("filter.x.clean", "filter.x.process", "core.sshCommand", "core.alternateRefsCommand")
+    for folder in (checkout, repository):
+        subprocess.run(["git", "add", "."], cwd=folder, check=True)
+        for key in keys:
+            subprocess.run(["git", "config", key, str(program)], cwd=folder, check=True)
+        subprocess.run(["git", "config", "filter.x.required", "true"], cwd=folder, check=True)
+        for hook in ("post-index-change", "fsmonitor-watchman", "reference-transaction"):
+            shutil.copy(program, folder / ".git/hooks" / hook)
+    (checkout / "trainer/loop.py").write_text("rate = 0.2\n")
+    now = code.current(repository)
+    assert not ran.exists(), ran.read_text()
+    assert "own/net.py" in now.names and "+rate = 0.2" in now.git_diff
+    subprocess.run(["git", "config", "filter.a=b.clean", str(program)], cwd=checkout, check=True)
+    (checkout / ".gitattributes").write_text("*.py filter=a=b\n")
+    code.current.cache_clear()
+    code.current(repository)
+    assert not ran.exists(), ran.read_text()
