@@ -1,4 +1,4 @@
-"""Reports what is wrong with the machines of the inventory, and how they are: `make check`.
+"""Reports what is wrong with the machines of the inventory: `make check`.
 
 It changes nothing.
 
@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts
 from contract.errors import UserError
-from planning import health, preflight
+from planning import preflight
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "check.yml"
@@ -34,9 +34,8 @@ LOCAL = (
 
 
 def inspect(inventory, extra):
-    """{"findings", "machines"}, each in the order of the inventory: what is wrong, as
-    planning/preflight.py has it, and rows of planning/health.py. Raises UserError with
-    Ansible's reason."""
+    """{"findings": as planning/preflight.py has them, in the order of the inventory, "local": nodes
+    of this machine}. Raises UserError with Ansible's reason."""
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         output = Path(folder) / "findings.json"
         argv = [
@@ -57,12 +56,9 @@ def inspect(inventory, extra):
             raise UserError(f"could not look at the machines: {reason(printed)}")
         result = json.loads(output.read_text())
     local = result["local"] if len(result["local"]) > 1 else []
-    result["findings"] = [row for row in result["findings"] if row["host"] not in local]
-    order = {name: place for place, name in enumerate(result["order"])}
-    machines = [*result["healthy"], *(health.absent(name) for name in result["absent"])]
-    parts = (("findings", result["findings"]), ("machines", machines))
-    ordered = {part: sorted(rows, key=lambda row: order[row["host"]]) for part, rows in parts}
-    return {**ordered, "local": local}
+    findings = [row for row in result["findings"] if row["host"] not in local]
+    findings.sort(key=lambda row: result["order"].index(row["host"]))
+    return {"findings": findings, "local": local}
 
 
 def run_playbook(argv, environment, interval=8.0):
@@ -91,8 +87,8 @@ def reason(printed):
     return f"{message.rstrip('.')}. To see all of it: ansible-playbook {PLAYBOOK.relative_to(ROOT)}"
 
 
-def text(findings, machines, local=(), width=80):
-    """The text for people: a paragraph per finding, notes once, and a line per machine."""
+def text(findings, local=(), width=80):
+    """The text for people: a paragraph per finding, notes once."""
     problems = preflight.problems(findings)
     lines, host = textwrap.wrap(LOCAL.format(", ".join(local)), width) if local else [], None
     for finding in problems:
@@ -108,7 +104,7 @@ def text(findings, machines, local=(), width=80):
     for note in notes.values():
         named = ", ".join(row["host"] for row in findings if row["cause"] == note["cause"])
         lines += [f"Note on {named}:", *paragraph(note, width)]
-    return "\n".join([*lines, "", *health.table(machines)] if machines else lines)
+    return "\n".join(lines)
 
 
 def paragraph(finding, width):
@@ -130,7 +126,7 @@ def paragraph(finding, width):
 def main(argv=None):
     parser = argparse.ArgumentParser(description="Say all that is wrong with the machines.")
     parser.add_argument("--inventory", help="default: inventory.ini")
-    parser.add_argument("--json", action="store_true", help="findings and machines, for scripts")
+    parser.add_argument("--json", action="store_true", help="for scripts")
     args, extra = parser.parse_known_args(argv)
     try:
         result = inspect(args.inventory, extra)
@@ -139,13 +135,10 @@ def main(argv=None):
         if args.json:
             remedy = "correct what the cause names, then run make check again"
             finding = {"host": "", "fault": "cannot_look", "cause": str(error), "remedy": remedy}
-            print(json.dumps({"findings": [finding], "machines": []}, indent=2))
+            print(json.dumps({"findings": [finding]}, indent=2))
         return 2
-    problems, machines = preflight.problems(result["findings"]), result["machines"]
-    if args.json:
-        print(json.dumps({"findings": problems, "machines": machines}, indent=2))
-    else:
-        print(text(result["findings"], machines, result["local"]))
+    problems = preflight.problems(result["findings"])
+    print(json.dumps({"findings": problems}, indent=2) if args.json else text(**result))
     return 1 if problems else 0
 
 

@@ -104,7 +104,7 @@ VERBS: Dict[str, Optional[Verb]] = {
         "make bootstrap LIMIT=node3 LOGIN=anna",
     ),
     "check": Verb(
-        "report how machines are and what is wrong; changes nothing",
+        "report what is wrong with machines; changes nothing",
         (INVENTORY, JSON, ASK_SUDO, CORE),
         "make check INVENTORY=examples/demo.ini",
     ),

@@ -30,7 +30,6 @@ from planning import (
     driver_power,
     driver_result,
     firewall,
-    health,
     looks,
     members,
     network,
@@ -86,7 +85,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
         *(firewall.by_family, firewall.card_networks, firewall.connection_end),
         *(firewall.container_bridges, firewall.cut_off, firewall.kept_addresses),
         *(firewall.member_addresses, firewall.other_firewall, firewall.ssh_cut_off),
-        health.health,
         *(looks.looks, looks.unfit),
         *(members.forgotten, members.former_hosts_file, members.hosts_file),
         *(members.known_hosts_file, members.member, members.wrong_names),
@@ -112,7 +110,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "driver_upgrade": driver.upgrade_plan,
     "expected_stack": stacks.expected,
     "finding_text": preflight.text,
-    "health_findings": health.findings,
     "kept": stacks.read_decision,
     "kept_file": stacks.decision_file,
     "machine_facts": border.machine,
@@ -123,7 +120,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 
 # What machines say among the arguments of these filters, by place: border.py's shapes, where str is
 # whatever a program printed. The facts and figures of the others were checked when they came in, by
-# the filters of border.py, or are looked at by themselves (health, member, the firewall's).
+# the filters of border.py, or are looked at by themselves (member, the firewall's).
 SHAPES = {
     "accept_allreduce": {0: [float]},
     "card_facts": {0: str},

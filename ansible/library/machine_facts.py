@@ -16,6 +16,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible.module_utils.apt import broken
 from ansible.module_utils.commands import outcome, output, read
+from ansible.module_utils.kernels import waiting_kernel
 
 DOCUMENTATION = r"""
 ---
@@ -78,6 +79,7 @@ Dir::Cache "%(folder)s/cache";
 TOOLKITS = "/usr/local/cuda*"
 HOLDS = "/var/lib/tandem/driver/held"
 DISPLAY = "0x03"  # PCI class of display controllers
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?[0-9A-Fa-f:.]+\): (\d{1,4}),")
 
 # Finds who else has our address by an ARP probe, without changing anybody's cache (RFC 5227).
 # Needs root; prints the hardware address of whoever answers within half a second.
@@ -149,7 +151,20 @@ def driver():
         "driver_library": library,
         "nouveau": os.path.isdir("/sys/module/nouveau"),
         "secure_boot": secure,
+        "xids": xids(kernel_log()),
     }
+
+
+def kernel_log():
+    """What the kernel has said since it booted; "" where we may not read it."""
+    argv = ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--quiet"]
+    as_root = argv if os.geteuid() == 0 else ["sudo", "-n", *argv]
+    return output(*as_root, seconds=60) or output("dmesg") or ""
+
+
+def xids(log):
+    """The numbers of NVIDIA's errors in a kernel's log."""
+    return sorted({int(number) for number in XID.findall(log)})
 
 
 def disk(folder):
@@ -229,6 +244,14 @@ def loopback_names():
     return names
 
 
+def reboot_waits():
+    """What waits for a reboot; None if nothing does."""
+    kernel = waiting_kernel(platform.release())
+    if kernel:
+        return "kernel " + kernel
+    return "an update of packages" if os.path.exists("/run/reboot-required") else None
+
+
 def process_with_lock(path):
     """{"pid", "command"} of the process that holds a lock on a file; None if none does."""
     try:
@@ -262,6 +285,7 @@ def settings():
         "missing_mounts": mounts(),
         "held_since": held_since(),
         "boot_passphrases": boot_passphrases(),
+        "reboot_waits": reboot_waits(),
     }
 
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from contract.validate import NATURAL, Each, Invalid, Match, One, check, parse
+from contract.validate import Each, Invalid, Match, One, check, parse
 
 from . import PlanError
 
@@ -29,7 +29,7 @@ HEX = Match(r"[0-9a-f]{1,8}", "hexadecimal digits")
 _BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4 = Match(rf"{_BYTE}(\.{_BYTE}){{3}}")
 NETWORK4 = Match(rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9])")
-Count = Annotated[int, One(range(10**9 + 1))]
+
 PROCESS = {"pid": int, "command": (str, None)}
 
 # What ansible/library/machine_facts.py returns.
@@ -40,6 +40,8 @@ MACHINE = {
     **dict.fromkeys(("kernel_headers", "python_venv", "systemd", "nouveau", "firewalld"), bool),
     **dict.fromkeys(("dpkg_broken", "rsync", "conda", "uv"), bool),
     **dict.fromkeys(("machine_id", "interface", "address_owner", "broken"), (str, None)),
+    "reboot_waits": (str, None),
+    "xids": [int],
     **{
         name: [str]
         for name in (*("environments", "loopback_names", "missing_libraries", "boot_passphrases"),)
@@ -190,45 +192,6 @@ class Disk:
     uuid: str | None = None
     size: str | None = None
     mountpoint: str | None = None
-
-
-@dataclass(frozen=True)
-class Smi:
-    """What nvidia-smi prints, and whether it did well."""
-
-    done: bool
-    text: str
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Of the kernel's log: how many by device, and by Xid."""
-
-    disks: dict[str, Count]
-    xids: dict[str, Count]
-
-
-@dataclass(frozen=True)
-class Space:
-    """Bytes of a file system."""
-
-    folder: str
-    size: Annotated[int, NATURAL]
-    free: Annotated[int, NATURAL]
-
-
-@dataclass(frozen=True)
-class Health:
-    """What ansible/library/health_facts.py returns; None where a machine does not say."""
-
-    smi: Smi | None = None
-    errors: Errors | None = None
-    ext4_errors: dict[str, Count] = field(default_factory=dict)
-    disks: list[Space] = field(default_factory=list)
-    held: list[str] | None = None
-    kernel: str = ""
-    waiting_kernel: str | None = None
-    reboot_required: bool = False
 
 
 def machine(facts, host, address="", folders=(), gpus=None):

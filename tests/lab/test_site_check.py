@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import shlex
 
 import pytest
@@ -77,9 +76,7 @@ def test_clean_machines_have_no_fault_and_the_absent_one_is_named(machines):
     assert code == 1
     assert "No route to host" in found["node5"]["unreachable"]["cause"]
     done = machines.control(*CHECK, "--limit", "node1,node2", check=False)
-    said, *_, first, second = done.stdout.splitlines()
-    assert (done.returncode, said) == (0, "Nothing is wrong with the machines.")
-    assert re.match(r"node1 +- +\d+ +- +- +-$", first) and second.startswith("node2 "), done.stdout
+    assert (done.returncode, done.stdout) == (0, "Nothing is wrong with the machines.\n")
 
 
 def test_an_inventory_that_cannot_be_read_is_not_a_clean_cluster(machines):

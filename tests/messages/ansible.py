@@ -15,7 +15,6 @@ from planning import (
     driver_power,
     driver_result,
     firewall,
-    health,
     members,
     network,
     network_facts,
@@ -27,7 +26,6 @@ from planning import (
     toolkit,
     wake,
 )
-from tests.unit.ansible import test_health
 from tests.unit.ansible import test_network_plan as cards
 from tests.unit.ansible import test_preserved_settings as kept
 from tests.unit.ansible.driver_machines import (
@@ -384,10 +382,6 @@ def findings():
     two = faults.duplicates([machine(), machine(host="node2")])
     pair = faults.cluster([two_cards(n) for n in (1, 2)])
     two += [one for one in pair if one["fault"] == "faster_card"][:1]
-    for case, changes in test_health.ILL.items():
-        (one,) = health.findings(test_health.row(**changes))
-        assert one["fault"] == case.partition(",")[0]
-        two.append({**one, "fault": case})
     two.append(preflight.not_collected("node1", "python3:\nnot found"))
     yield from ((one["fault"], one) for one in two)
 

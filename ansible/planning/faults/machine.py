@@ -181,6 +181,12 @@ def passphrases(facts, question):
         )
 
 
+def reboots(facts, question):
+    if facts["reboot_waits"]:
+        waits = f"{facts['reboot_waits']} waits for a reboot"
+        yield "reboot_waits", waits, "when nothing trains there: sudo reboot"
+
+
 def libraries(facts, question):
     if facts["missing_libraries"]:
         yield (
@@ -230,4 +236,4 @@ def clock(facts, question):
         )
 
 
-CHECKS = (system, privileges, disks, mounts, passphrases, libraries, packages, clock)
+CHECKS = (system, privileges, disks, mounts, passphrases, reboots, libraries, packages, clock)

@@ -10,6 +10,17 @@ from .. import driver_candidates as offers
 OLD_TABLE = 180
 # Days after which a held kernel is a finding.
 LONG_HELD = 90
+# Errors that NVIDIA's list ("XID Errors") ascribes to programs first; 45 follows a killed one.
+OF_PROGRAMS = {13, 31, 43, 45}
+MEANING = {
+    48: "an error in its memory that could not be corrected",
+    62: "its own controller halted",
+    74: "its NVLink failed",
+    79: "it has fallen off the bus",
+    94: "an error in its memory that was contained",
+    95: "an error in its memory that was not contained",
+    119: "its firmware (GSP) gave no answer",
+}
 
 
 def driver(facts, question):
@@ -71,6 +82,21 @@ def driver(facts, question):
             f"{facts['driver_library']}: an update came in between",
             _by_the_role(question, "make provision reboots it and holds the packages"),
         )
+
+
+def card_errors(facts, question):
+    for number in facts["xids"]:
+        what = f" ({MEANING[number]})" if number in MEANING else ""
+        cause = f"its kernel has logged the NVIDIA error Xid {number}{what} since it booted"
+        if number in OF_PROGRAMS:
+            yield "xid_program", cause, "nothing, if a program was killed or crashed at that time"
+        else:
+            yield (
+                "xid",
+                cause,
+                "reboot it; if it comes back (sudo journalctl -kb | grep Xid), the card sits "
+                "loose, is too hot or gets too little power: see its seat and its cables",
+            )
 
 
 def _by_the_role(question, what):
@@ -201,4 +227,4 @@ def held_kernel(facts, question):
         )
 
 
-CHECKS = (driver, fitting, held_kernel)
+CHECKS = (driver, card_errors, fitting, held_kernel)

@@ -21,7 +21,6 @@ from planning import (
     driver,
     driver_result,
     firewall,
-    health,
     looks,
     members,
     network,
@@ -295,25 +294,6 @@ def test_a_file_of_facts_is_refused_or_planned(tmp_path_factory, said, text):
             dry.text(dry.rows(dry.read(path), TABLE, Path("/nowhere")))
         except (PlanError, UserError) as error:
             assert str(error)
-
-
-SAID = {
-    "smi": {"done": True, "text": "0, 41, 18.52, RTX 2080 Ti\n1, ERR!, [N/A], x\nbad\n"},
-    "errors": {"disks": {"sda": 3}, "xids": {"79": 1, "x": 2}},
-    "ext4_errors": {"sdb": 1}, "kernel": "6.1.0-1", "waiting_kernel": "", "held": ["cuda"],
-    "reboot_required": True, "disks": [{"folder": "/", "size": 10, "free": 5}],
-}  # fmt: skip
-
-
-@many(200)
-@given(odd({"told": SAID}).map(lambda made: made.get("told")))
-@example("\x1b[2J")
-@example({**SAID, "smi": {"done": False, "text": ""}, "waiting_kernel": "7"})
-def test_how_a_machine_is_between_runs_is_read_or_not_known(said):
-    row = health.health(said, "pc1")
-    shown = json.dumps([row, health.findings(row)], allow_nan=False, ensure_ascii=False)
-    assert "\x1b" not in shown and "\\u001b" not in shown and len(shown.encode()) < 10_000
-    assert all(line.isprintable() and len(line) <= 80 for line in health.table([row]))
 
 
 @many(50)

@@ -9,9 +9,8 @@ import pytest
 from ansible.errors import AnsibleFilterError
 
 from ansible.module_utils import basic
-from planning import PlanError, border, health
+from planning import PlanError, border
 from tests.unit.ansible.provision_machines import NO_DRIVER, ROOT, TABLE, load, machine
-from tests.unit.ansible.test_health import told
 
 filters = load("ansible/filter_plugins/tandem.py")
 FILES = sorted((ROOT / "ansible/planning").rglob("*.py"))
@@ -54,7 +53,6 @@ def test_what_a_plan_refuses_is_ansibles_own_error_with_the_sentence_alone():
 MODULES = {
     "machine_facts": {"address": "192.0.2.1", "folders": ["/var/tmp"]},
     "driver_facts": {"pin": "/nowhere"},
-    "health_facts": {"folders": ["/"]},
 }
 # What machine_facts would ask of the network.
 DEAD = [{"source": "http://x.invalid focal", "file": None}]
@@ -80,9 +78,6 @@ def test_the_border_knows_all_that_the_modules_return(monkeypatch, capsys, tmp_p
     assert set(one) == set(border.MACHINE) and set(two) == set(border.DRIVER)
     taken = border.machine(one, "pc1", "192.0.2.1", ["/var/tmp"]) | border.driver(two, "pc1")
     assert taken == {**one, **two, "host": "pc1", "gpus_counted": None}
-    well = said["health_facts"]["health"]
-    row = health.health(well, "pc1")
-    assert well.keys() == told().keys() and row["kernel"] and row["disks"]
 
 
 @pytest.mark.parametrize(

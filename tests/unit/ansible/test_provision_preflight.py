@@ -90,6 +90,10 @@ FAULTS = {
     "driver_old": turing(runfile="430.50", **OLD),
     "driver": turing(**OLD),
     "kernel_held": machine(held_since=1000.0 - 90 * 86400),
+    "xid": turing(xids=[79]),
+    "xid, unknown": turing(xids=[7]),
+    "xid_program": turing(xids=[31]),
+    "reboot_waits": machine(reboot_waits="kernel 6.1.0-32-amd64"),
     "stack": turing() | {"gpus": [{"vendor": "10de", "device": "ffff"}]},
     "table_old": turing(clock=2e9),
     "card_left_out": machine("debian12", ["128b", "1e07"]),
@@ -138,7 +142,7 @@ SSH = {
 }  # fmt: skip
 # Faults that are not about one machine's facts.
 TOLD_BY_OTHERS = {"collect", "duplicate_machine_id", "duplicate_mac", "faster_card", *SSH.values()}
-TOLD_BY_OTHERS |= {"gpu_failed", "gpu_hot", "xid", "xid_program", "disk_errors", "reboot_waits"}
+
 KNOWN = {case.partition(",")[0] for case in ILL} | TOLD_BY_OTHERS
 
 
@@ -228,6 +232,20 @@ def test_only_a_kernel_that_is_held_grows_old(names, kernel, tmp_path, monkeypat
     (tmp_path / "held").write_text("\n".join(["libcuda1", *names.split(), ""]))
     monkeypatch.setattr(facts, "HOLDS", str(tmp_path / "held"))
     assert (facts.held_since() is not None) is kernel
+
+
+# Lines of the kernels of Ubuntu 18.04 (4.15) to Debian 13 (6.12), and NVIDIA's of 410 to 580.
+LOG = """\
+NVRM: loading NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024
+NVRM: GPU at PCI:0000:01:00: GPU-12345678-9abc-def0-1234-56789abcdef0
+NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
+NVRM: Xid (PCI:0000:01:00): 31, pid=2519, name=python, Ch 00000008, intr 10000000. MMU Fault
+NVRM: Xid (0000:01:00): 31, Ch 00000010, engmask 00000101, intr 10000000
+"""
+
+
+def test_nvidias_errors_are_read_from_the_kernels_log():
+    assert load("ansible/library/machine_facts.py").xids(LOG) == [31, 79]
 
 
 def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):

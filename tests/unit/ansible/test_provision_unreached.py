@@ -45,16 +45,34 @@ def test_looking_is_not_silent_and_tells_the_task(monkeypatch, tmp_path):
 def test_what_is_only_to_be_known_is_said_once_and_is_no_problem(monkeypatch, capsys):
     note = {"fault": "one_user", "cause": "tandem trains there", "remedy": "train_user=tandem"}
     notes = [{"host": host, **note} for host in ("pc1", "pc2")]
-    monkeypatch.setattr(
-        check, "inspect", lambda *_: {"findings": notes, "machines": [], "local": []}
-    )
+    monkeypatch.setattr(check, "inspect", lambda *_: {"findings": notes, "local": []})
     assert (check.main([]), check.main(["--json"])) == (0, 0)
     said = capsys.readouterr().out
     assert said.startswith("Nothing is wrong with the machines.\nNote on pc1, pc2:\n  - Tan")
-    assert said.count("Remedy: train_user=tandem") == 1 and json.loads(said[said.index("{") :]) == {
-        "findings": [],
-        "machines": [],
-    }
+    assert said.count("Remedy: train_user=tandem") == 1
+    assert json.loads(said[said.index("{") :]) == {"findings": []}
+
+
+def test_findings_come_in_the_order_of_the_inventory_without_control_characters(monkeypatch):
+    note = {"fault": "reboot_waits", "cause": "kernel 7\x1b[2J waits", "remedy": "sudo reboot"}
+    written = {
+        "findings": [{"host": "pc2", "fault": "xid", "cause": "b", "remedy": "c"},
+                     {"host": "pc1", **note}],
+        "local": [],
+        "order": ["pc1", "pc2"],
+    }  # fmt: skip
+
+    def ansible(argv, environment):
+        output = json.loads(argv[argv.index("--extra-vars") + 1])["check_output"]
+        Path(output).write_text(json.dumps(written))
+        return ""
+
+    monkeypatch.setattr(check, "run_playbook", ansible)
+    found = check.inspect(None, [])
+    assert [finding["host"] for finding in found["findings"]] == ["pc1", "pc2"]
+    said = check.text(**found)
+    assert said.startswith("pc2\n  - B\n    Remedy: c\nProblems: 1. Nothing was changed.\n")
+    assert "Note on pc1:\n  - Kernel 7 [2J waits\n" in said
 
 
 @pytest.mark.parametrize("asked", [[], ["--json"]])

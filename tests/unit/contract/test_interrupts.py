@@ -26,7 +26,7 @@ sys.meta_path.insert(0, Finder())
     [
         (["-m", "launcher", "runs"], "launcher.cli"),
         (["-m", "report", "latest"], "report.analysis"),
-        (["ansible/check.py"], "planning.health"),
+        (["ansible/check.py"], "planning.preflight"),
         (["ansible/bootstrap.py"], "contract.verbs"),
         (["ansible/dry_provision.py"], "planning.stacks"),
     ],
