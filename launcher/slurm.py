@@ -3,6 +3,7 @@ by ssh: the job's first machine carries it out, and reaches the others by engine
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -25,7 +26,6 @@ from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT, JOB
 from launcher.options import document, read, trainer_settings
-from launcher.plan import models
 from launcher.plan.checks import instruction_limits
 from launcher.plan.plan import check_batch
 from launcher.problems import Refused
@@ -90,7 +90,7 @@ def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) ->
     machines = look.at([here], asked)
     machines.close()
     problems = [*judge.data(here, machines.facts[here.name], asked)]
-    if models.torch_is_here():
+    if importlib.util.find_spec("torch"):
         problems += judge.model(machines, settings.model, look.here(machines, asked))
     else:
         said = "torch is not on this machine, so whether there is such a model was not checked"

@@ -255,13 +255,13 @@ def try_out(name: str, image_size: Optional[int], unused_allowed: bool) -> List[
 
 def main(argv: List[str]) -> int:
     """`python -m trainer.models MODEL '{"image_size": null, ...}'`, by which the launcher tries out
-    a model before it asks any machine."""
+    a model on a machine of the run."""
     name, settings = argv[1], json.loads(argv[2])
     try:
         notes = try_out(name, settings["image_size"], settings["find_unused_parameters"])
     except UserError as error:
         missing = isinstance(error.__cause__, ModuleNotFoundError)
-        reason = f"{error}" if not missing else f"{error} So it is not tried out here beforehand."
+        reason = f"{error}" if not missing else f"{error} So it is not tried out beforehand."
         print(f"trainer: {reason}", file=sys.stderr)
         return UNTRIED if missing else BAD_INPUT
     except Exception as error:

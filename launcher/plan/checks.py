@@ -94,34 +94,26 @@ def check_machines(
     balancing.check(options.balance, len(hosts))
     here.add_torch(hosts, terminal)
     trial = models.Trial.of(settings, ranks_share=len(hosts) > 1)
-    if trial and models.torch_is_here():
-        with waiting(terminal, "building the model here once"):
-            notes = trial.here()
-        _say(notes, terminal)
     needs = Requirements(options, settings, run, keeps_precision=run is not None)
     owners = Owners(hosts, options.min_nodes)
     machines = _fit(needs, owners, terminal, everybody, place)
-    if trial and not models.torch_is_here():
-        _try_there(trial, machines, terminal)
+    if trial:
+        _try_out(trial, machines, terminal)
     return decide(needs, owners, machines, automatic, before, terminal)
 
 
-def _say(notes: list[str], terminal: Terminal) -> None:
-    for note in notes:
-        terminal.say(note)
-
-
-def _try_there(trial: models.Trial, machines: OpenMachines, terminal: Terminal) -> None:
+def _try_out(trial: models.Trial, machines: OpenMachines, terminal: Terminal) -> None:
     """Build one's own model on the first machine. Raises UserError."""
     first = machines.hosts[0]
     folder = machines.facts[first.name].absolute(first.node_dir)
     try:
         with waiting(terminal, f"building the model once on {first.name}"):
-            notes = trial.there(machines.nodes[first.name], folder)
+            notes = trial.on(machines.nodes[first.name], folder)
     except UserError:
         machines.close()
         raise
-    _say(notes, terminal)
+    for note in notes:
+        terminal.say(note)
 
 
 def gather(options: Config, terminal: Terminal) -> Path:

@@ -1,11 +1,12 @@
 """The packages of a script's requirements.txt: a layer above the stack's environment, made here
 once and sent to all machines, so that it is the same on each of them.
 
-pip on this machine resolves for the machines' Python, and only wheels are taken, so that nothing is
-built and a machine needs neither pip nor internet. What the environment has is offered to pip as
-wheels without contents, under its own versions and a local label: so pip keeps those where it can,
-downloads none of them, and cannot replace torch or CUDA. The layer is a folder of unpacked wheels
-on PYTHONPATH, kept here and on the machines under a hash of what was asked for.
+pip on this machine resolves for the machines' Python, and only wheels are taken: pip may start no
+other program, so nothing is built here, and a machine needs neither pip nor internet. What the
+environment has is offered to pip as wheels without contents, under its own versions and a local
+label: so pip keeps those where it can, downloads none of them, and cannot replace torch or CUDA.
+The layer is a folder of unpacked wheels on PYTHONPATH, kept here and on the machines under a hash
+of what was asked for.
 """
 
 from __future__ import annotations
@@ -49,6 +50,18 @@ SHA256 = Match("[0-9a-f]{64}")
 RECORD = {"sha256": SHA256, "packages": Each(str), "provided": Each(str)}
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 ERRORS = re.compile(r"^ERROR: (.*)", re.MULTILINE)
+# pip may start no other program, so that it builds nothing, whatever leads it to a source: an
+# option or an address in the file, or what a package says that it needs.
+NOT_BUILT = "nothing is built here"
+ONLY_WHEELS = f"""
+import runpy, sys
+def refuse(event, _):
+    if event in ("subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "os.system"):
+        raise PermissionError({NOT_BUILT!r})
+sys.addaudithook(refuse)
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+COLLECTED = re.compile(r"^ *(?:Collecting|Processing) (\S+)", re.MULTILINE)
 CAUSE = re.compile(r"The conflict is caused by:\n((?: +\S.*\n?)+)")
 
 
@@ -301,7 +314,7 @@ def _built(key: str, gathered: Path, environment: Environment) -> Layer:
 def _pip(words: Sequence[str], asked: Path, may_conflict: bool = False) -> str | None:
     """Run pip; what it said where requirements contradict each other, if they `may_conflict`,
     else None. Raises UserError."""
-    argv = [sys.executable, "-m", "pip", *words, "--disable-pip-version-check"]
+    argv = [sys.executable, "-c", ONLY_WHEELS, *words, "--disable-pip-version-check"]
     done = subprocess.run(
         [*argv, "--no-input"], capture_output=True, text=True, check=False, cwd=CHECKOUT
     )
@@ -329,6 +342,13 @@ def _why(said: str, asked: Path, contradict: bool) -> str:
         return (
             f"{relative(asked)}: {wanted} would replace {stacks}, which the stack has, and torch "
             "and CUDA are never touched: ask for a version that fits."
+        )
+    if NOT_BUILT in said:
+        source = (COLLECTED.findall(said) or ["a package"])[-1].rstrip("@").rpartition("/")[2]
+        return (
+            f"{relative(asked)}: {source} comes as its source, which runs code of its own as it is "
+            "built, and only wheels are taken: where you trust it, make its wheel yourself (`pip "
+            "wheel --wheel-dir FOLDER ...`) and add a line `--find-links FOLDER`."
         )
     lines = ERRORS.findall(said) or said.strip().splitlines() or ["pip said nothing"]
     why = re.sub(rf"[+.]{LABEL}\b", "", lines[-1]).rstrip(".")

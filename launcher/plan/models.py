@@ -1,18 +1,15 @@
 """Whether a model of the given name exists, found out without importing torch; and whether one's
-own can be trained, by building it: here before any machine is asked, or where torch is not here on
-the first machine."""
+own can be trained, by building it on the first machine of the run: it is somebody's code, and runs
+where the run does, as its user."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import difflib
-import importlib.util
 import json
 import re
 import secrets
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,14 +75,10 @@ def folder(name: str) -> Path | None:
     return Path(name.rpartition(":")[0]).parent if is_path(name) else None
 
 
-def torch_is_here() -> bool:
-    return importlib.util.find_spec("torch") is not None
-
-
 @dataclass(frozen=True)
 class Trial:
     """Building one's own model, and computing with it once: `words` are those of trainer.models.
-    `here` and `there` return what is worth saying, and raise UserError in words of make."""
+    `on` returns what is worth saying, and raises UserError in words of make."""
 
     name: str
     words: tuple[str, ...]
@@ -102,18 +95,7 @@ class Trial:
         }
         return cls(name, ("-m", "trainer.models", name, json.dumps(asked)))
 
-    def here(self) -> list[str]:
-        """By this process's own environment, before any machine is asked."""
-        argv = [sys.executable, *self.words]
-        try:
-            done = subprocess.run(
-                argv, cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=TRY_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            return self._late("here")
-        return self._result(done.returncode, done.stdout, done.stderr)
-
-    def there(self, node: Node, below: str) -> list[str]:
+    def on(self, node: Node, below: str) -> list[str]:
         """On a machine, from a folder of its own `below` that of the runs."""
         host, place = node.host, f"{below}/trial-{secrets.token_hex(4)}"
         sent = code.current(folder(self.name))
@@ -122,21 +104,15 @@ class Trial:
         own = [f"TANDEM_MODEL_FOLDER={code.OWN}"] if is_path(self.name) else []
         argv = ["sh", "-c", run, "sh", place, "env", *own, host.env_python, *self.words]
         output, _, status = talk(node.start(argv), b"", TRY_SECONDS)
-        if status is None:
-            return self._late(f"on {host.name}")
         said = output.decode(errors="replace")
-        return self._result(status, said, said)
-
-    def _late(self, where: str) -> list[str]:
-        long = f"{TRY_SECONDS:.0f} s"
-        return [f"MODEL={self.name}: it was not tried out {where}, which takes over {long}"]
-
-    def _result(self, status: int, output: str, errors: str) -> list[str]:
-        if status == UNTRIED:  # the machines may have the package that is missing here
-            return [_in_words_of_make(errors)]
+        if status is None:
+            slow = f"which takes over {TRY_SECONDS:.0f} s"
+            return [f"MODEL={self.name}: it was not tried out on {host.name}, {slow}"]
+        if status == UNTRIED:  # another machine may have the package that is missing there
+            return [_in_words_of_make(said)]
         if status:
-            raise UserError(_in_words_of_make(errors or "the trial of the model was killed"))
-        return [_in_words_of_make(line) for line in output.splitlines() if line]
+            raise UserError(_in_words_of_make(said or "the trial of the model was killed"))
+        return [_in_words_of_make(line) for line in said.splitlines() if line]
 
 
 def _in_words_of_make(text: str) -> str:

@@ -69,26 +69,18 @@ def test_busy_machines_are_not_waited_for_beyond_the_end(ready):
     assert ready.slept == [] and "Traceback" not in str(caught.value)
 
 
-@pytest.mark.parametrize("torch", [True, False])
-def test_where_torch_is_not_here_a_model_is_tried_out_on_the_first_machine(
-    ready, monkeypatch, torch
-):
+def test_a_model_of_one_s_own_is_built_on_a_machine_of_the_run(ready, monkeypatch):
     class Trial:
-        def here(self):
-            raise UserError("MODEL=net.py:body: tried out here")
-
-        def there(self, node, below):
+        def on(self, node, below):
             raise UserError(f"MODEL=net.py:body: tried out in {below} by {node}")
 
-    monkeypatch.setattr(checks.models, "torch_is_here", lambda: torch)
     monkeypatch.setattr(checks.models.Trial, "of", lambda *_, **__: Trial())
     monkeypatch.setattr(checks.queue, "problems", lambda _nodes: [])
     ready.nodes["node1"] = SimpleNamespace(close=lambda: closed.append(1))
     closed = []
-    where = "here" if torch else "in /home/tandem/tandem by namespace"
-    with pytest.raises(UserError, match=f"tried out {where}"):
+    with pytest.raises(UserError, match="tried out in /home/tandem/tandem by namespace"):
         ready({"gpus": gpus(1)})
-    assert len(closed) == (not torch)
+    assert closed == [1]
 
 
 def test_who_waits_for_an_hour_is_told_of_once(ready, monkeypatch, tmp_path):

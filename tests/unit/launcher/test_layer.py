@@ -1,11 +1,16 @@
 """The packages of a script: resolved and unpacked by the real pip, from wheels in a folder here."""
 
 import hashlib
+import io
 import os
 import sys
+import tarfile
+import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -247,6 +252,58 @@ def test_environments_that_differ_get_no_layer(index, asks):
     assert (problem.code, problem.labels) == ("script-stack", ("node2 (192.0.2.2)",))
     newer = {**same, "versions": {**VERSIONS, "python": "3.12.1"}}
     assert codes(judged(script, same, newer)) == ["python-differs"]
+
+
+def source(folder, name):
+    """An sdist of this name which leaves a file beside it when it is built."""
+    inside = {
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        "backend.py": f"open({str(folder / f'{name} ran')!r}, 'w')\n",
+        "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\n"
+        "backend-path = ['.']\n",
+    }
+    with tarfile.open(folder / f"{name}-1.0.tar.gz", "w:gz") as archive:
+        for one, text in inside.items():
+            entry = tarfile.TarInfo(f"{name}-1.0/{one}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A project's own folder of packages, served over loopback too."""
+    folder = tmp_path_factory.mktemp("sources")
+    source(folder, "evil")
+    wheel(folder, "leads", "1.0", [f"evil @ {(folder / 'evil-1.0.tar.gz').as_uri()}"])
+    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield folder, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["evil", "--no-binary evil", "--find-links {folder}"],
+        ["evil", "--only-binary :none:", "--no-index --find-links={folder}"],
+        ["evil @ {url}/evil-1.0.tar.gz"],
+        ["{url}/evil-1.0.tar.gz#egg=evil"],
+        ["evil @ git+{url}/evil"],
+        ["evil @ {url}/evil-1.0.tar.gz --hash=sha256:{sha}"],
+        ["leads", "--find-links {folder}"],  # a wheel whose own metadata name the source
+    ],
+)
+def test_no_line_of_a_project_has_anything_built_here(index, asks, sources, lines):
+    folder, url = sources
+    (folder / "evil ran").unlink(missing_ok=True)
+    sha = hashlib.sha256((folder / "evil-1.0.tar.gz").read_bytes()).hexdigest()
+    wanted = asks(*(line.format(folder=folder, url=url, sha=sha) for line in lines))
+    with pytest.raises(UserError) as refused:
+        layer.of(wanted, ENVIRONMENT)
+    assert not (folder / "evil ran").exists()
+    assert "evil" in str(refused.value) and "pip wheel" in str(refused.value)
 
 
 def test_the_file_beside_the_script_is_found_and_another_can_be_named(tmp_path):

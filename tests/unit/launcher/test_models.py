@@ -174,8 +174,7 @@ def body():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["here", "there"])
-def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tmp_path, place):
+def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/net.py").write_text(UNUSED)
     name = f"{tmp_path}/mine/net.py:body"
@@ -183,9 +182,7 @@ def test_what_the_trial_of_a_model_finds_is_said_in_words_of_make(tmp_path, plac
 
     def outcome(**asked):
         trial = models.Trial.of(TrainerOptions(model=name), **asked)
-        if place == "here":
-            return trial.here()
-        return trial.there(local.engine.node(local), str(tmp_path / "node"))
+        return trial.on(local.engine.node(local), str(tmp_path / "node"))
 
     with pytest.raises(UserError) as told:
         outcome(ranks_share=True)
