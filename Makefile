@@ -23,7 +23,7 @@ export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet accept find plan train dry-run slurm status top attach stop runs queue report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
+.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet find plan train dry-run slurm status top attach stop runs queue report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
 
 help:
 	@python3 -m tools.verbs help
@@ -86,9 +86,6 @@ poweroff: ansible-env machines
 
 wake: machines
 	@$(with_options) $(PYTHON_ENV) ansible/wake.py
-
-accept: machines
-	@$(with_options) ansible-playbook ansible/playbooks/accept.yml
 
 find plan train dry-run slurm status top attach stop runs queue: env
 	@$(PYTHON_ENV) -m launcher $@ $(words)

@@ -138,9 +138,6 @@ VERBS: Dict[str, Optional[Verb]] = {
         (INVENTORY, LIMIT, STOP_DISPLAY, ASK_SUDO, CORE),
         "make upgrade LIMIT=node3",
     ),
-    "accept": Verb(
-        "measure the network between machines, their disks and cards", (INVENTORY,), "make accept"
-    ),
     "bundle": Verb(
         "gather what machines without internet need",
         (
@@ -172,7 +169,7 @@ VERBS: Dict[str, Optional[Verb]] = {
             _row("DATA", "measure with these (default: noise; no MODEL: digits)"),
             ENTRIES["epochs"]._replace(make_help="of the run that is counted (default: 90)"),
             _row("SYNC", "for the file: as in `make train`"),
-            _row("MEASURE", "1: measure anew, for a minute", "switch"),
+            _row("MEASURE", "1: measure anew: each pair of machines, and steps", "switch"),
             QUEUE,
             FORCE,
             _row("RUN", "predict from this run"),

@@ -28,7 +28,7 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.options import trainer_settings, with_trainer
 from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
-from launcher.plan.plan import Plan
+from launcher.plan.plan import Plan, interface
 from launcher.problems import BUSY_REMEDY
 from launcher.queue import Place
 from launcher.run import in_turn
@@ -189,17 +189,15 @@ class Measurement:
 
 
 STREAM = {"seconds": 1.0}  # how long each stream lasts
-PATIENCE = 30.0  # for a machine that is late: guards start within a second of each other
-TESTS = ("receive", "send")
+PATIENCE = 60.0  # for a machine that is late: guards start within a second of each other
 
 
 def timetables(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, dict[str, Any]]:
     """Each machine's plan for launcher/node/pairprobe.py; none where there is no cable between
     them. Raises UserError.
 
-    Each machine measures with the next one of a ring and with the one before, in two rounds of
-    pairs that share no cable (three rounds for an odd number of machines). So all links are in use
-    at once, however many there are. Then all machines send at once.
+    Each machine measures with each other one, in rounds of pairs that share no cable. Then all
+    machines send at once.
     """
     if len({host.address for host in hosts}) < len(hosts) or len(hosts) < 2:
         return {}
@@ -212,7 +210,6 @@ def timetables(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, dict[str
         "token": secrets.token_urlsafe(),
         **STREAM,
         "patience": PATIENCE,
-        "tests": TESTS,
     }
     names = [host.name for host in hosts]
     return {
@@ -220,28 +217,22 @@ def timetables(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, dict[str
             **common,
             "host": host.name,
             "address": host.address,
-            "interface": host.interface or "",
-            "rounds": turns(names, index),
+            "interface": interface(host, facts[host.name]) or "",
+            "rounds": turns(names, host.name),
         }
-        for index, host in enumerate(hosts)
+        for host in hosts
     }
 
 
-def turns(names: list[str], own: int) -> list[dict[str, Any] | None]:
-    """One machine's part in each round; None where it rests."""
-    count = len(names)
-    edges = [(at, (at + 1) % count) for at in range(count if count > 2 else 1)]
-    # Every second edge is disjoint; the last edge of an odd ring touches both its
-    # neighbours, and so has a round of its own.
-    rounds = [edges[: count - count % 2 : 2], edges[1 : count - count % 2 : 2]]
-    rounds += [edges[count - 1 :]] if count % 2 else []
-    found: list[dict[str, Any] | None] = []
-    for pairs in filter(None, rounds):
-        mine = next((pair for pair in pairs if own in pair), None)
-        if mine is None:
-            found.append(None)
-            continue
-        role = "client" if own == mine[0] else "server"
-        found.append({"role": role, "partner": names[mine[own == mine[0]]]})
-    after, before = names[(own + 1) % count], names[own - 1]
-    return [*found, {"role": "ring", "partner": after, "before": before, "first": own == 0}]
+def turns(names: list[str], name: str) -> list[dict[str, Any] | None]:
+    """One machine's part in each round, by the circle method of tournaments; None where it
+    rests."""
+    place, rest = names.index(name), [""] * (len(names) % 2)
+    circle, rounds = [*names, *rest], []
+    for _ in circle[1:]:
+        partner = circle[-1 - circle.index(name)]
+        role = "client" if partner in names[place:] else "server"
+        rounds.append({"role": role, "partner": partner} if partner else None)
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    after, before = names[(place + 1) % len(names)], names[place - 1]
+    return [*rounds, {"role": "ring", "partner": after, "before": before, "first": place == 0}]

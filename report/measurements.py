@@ -14,9 +14,10 @@ from types import SimpleNamespace
 from contract import runs, verbs
 from contract.errors import UserError
 from contract.split import node_batches, weights_of
-from contract.text import link, millions, seconds, size
+from contract.text import millions, seconds, size
 from report.cli import NothingMeasured
-from report.files import Entry, dicts, number, read_object
+from report.files import Entry, dicts
+from report.links import link_rates, links_sentences, read_links
 from report.measure import Step, measure_step, own_speeds
 from report.predict import Basis
 from report.progress import learning_curve
@@ -181,23 +182,27 @@ def read_measured(run: Run) -> Basis | None:
     known = [replace(step, shared_machine=shared) for step in known]
     steps = tuple(in_parts(known[:n]) for n in range(1, len(known) + 1))
     unix = run.plan.get("created_unix") or 0.0
-    pairs, ring = read_links(run, hosts)
+    links = read_links(run, hosts)
     start: Entry = run.ranks[0].start
     data, parameters = bool(run.plan.get("data")), start.get("parameters") or 0.0
     about = (
         *steps_sentences(hosts, known, unix, data, parameters),
         *(() if shared else parts_sentences(hosts, known)),
-        *links_sentences(pairs, ring),
+        *links_sentences(links),
     )
     forward = known[0].data + known[0].h2d + known[0].forward
     evaluate = (start.get("eval_images") or 0.0) / known[0].images * forward
     name = run.folder.resolve().name
     basis = basis_of(run, name, steps, evaluate, (*about, SHARED) if shared else about)
     images = basis.train_images if data else None
-    rates = link_rates(pairs, ring)
-    speeds = {} if shared else dict(zip(hosts, map(speed_of, known)))
     return replace(
-        basis, machines=hosts, unix=unix, rates=rates, train_images=images, own_speeds=speeds
+        basis,
+        machines=hosts,
+        unix=unix,
+        rates=link_rates(links),
+        links=links,
+        train_images=images,
+        own_speeds={} if shared else dict(zip(hosts, map(speed_of, known))),
     )
 
 
@@ -239,38 +244,6 @@ def parts_sentences(hosts: tuple[str, ...], steps: list[Step]) -> tuple[str, ...
     )
 
 
-def read_links(run: Run, hosts: tuple[str, ...]) -> tuple[list[float], list[float]]:
-    """Mbit/s of payload between each machine and the next (in the slower direction), and what each
-    received while all sent. Both are empty where the measurement is incomplete."""
-    measured = [read_object(run.folder / "nodes" / host / "links.json", []) for host in hosts]
-    pairs: dict[frozenset[str], float] = {}
-    for host, entry in zip(hosts, measured):
-        peers = entry.get("pairs")
-        for peer, rates in peers.items() if isinstance(peers, dict) else ():
-            ways = rates if isinstance(rates, dict) else {}
-            both = [number(ways.get(way)) for way in ("mbit_to", "mbit_from")]
-            if all(both):
-                pairs[frozenset((host, peer))] = min(rate for rate in both if rate)
-    between = [pairs.get(frozenset(two)) for two in zip(hosts, hosts[1:])]
-    rings = [entry.get("ring") for entry in measured]
-    around = [number(ring.get("mbit")) if isinstance(ring, dict) else None for ring in rings]
-    if not between or not all(between) or not all(around):
-        return [], []
-    return [rate for rate in between if rate], [rate for rate in around if rate]
-
-
-def link_rates(pairs: list[float], ring: list[float]) -> tuple[float, ...]:
-    """Basis.rates: with n machines the rate of the slowest link between the first n, limited by
-    their part of what went through the switch when all sent."""
-    if not pairs:
-        return ()
-    limits = [
-        min(min(pairs[: n - 1]), sum(ring) / n if n < len(ring) else min(ring))
-        for n in range(2, len(ring) + 1)
-    ]
-    return tuple(rate * 1e6 / 8 for rate in (limits[0], *limits))
-
-
 def steps_sentences(
     hosts: tuple[str, ...], steps: list[Step], unix: float, data: bool, parameters: float
 ) -> tuple[str, str]:
@@ -291,13 +264,4 @@ def steps_sentences(
         f"Measured at {when} on {', '.join(hosts)} {each}{what}: a step took {took}.",
         f"Of it{on}: {spent}. {millions(parameters)} parameters, {size(slow.payload.bytes)} of "
         "gradients.",
-    )
-
-
-def links_sentences(pairs: list[float], ring: list[float]) -> tuple[str, ...]:
-    if not pairs:
-        return ()
-    return (
-        f"Links: {min(pairs):.0f} Mbit/s of payload in pairs, {min(ring):.0f} while all sent "
-        f"(the slowest; of {link(1000)} TCP gets 941).",
     )

@@ -17,6 +17,7 @@ from contract.strategies import WARMUP_EPOCHS, Phases, Strategy
 from contract.text import link, seconds, size, three_digits
 from report import formulas, published_speeds
 from report.cli import write
+from report.links import table
 from report.measurements import find_basis, on_paper
 from report.predict import (
     HARMLESS,
@@ -114,6 +115,8 @@ def plan_main(argv: list[str]) -> int:
         last = f"Written to {path}; the next such run's report shows it."
     shown = rows if options.all else worth_showing(rows, requested)
     through = f"{where}: {size(rate)} a second get through"
+    if basis.links and (options.run or options.all):
+        print(printed([*table(basis.links), ""]))
     print(printed(render(basis, through, rows, shown, phases)))
     print(printed(wrap(last, "")))
     return 0

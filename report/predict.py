@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from contract import choice, prices, runs, strategies
 from contract.strategies import EXACT, Phases, Strategy
 from contract.text import counted, three_digits
+from report.links import Links
 from report.measure import Step
 
 HARMLESS = ("exact", "safe")
@@ -39,6 +40,7 @@ class Basis:
     machines: tuple[str, ...] = ()  # those measured by themselves, without a run
     unix: float = 0.0  # when they were measured
     rates: tuple[float, ...] = ()
+    links: Links | None = None
     own_speeds: dict[str, float] = field(default_factory=dict)  # images/s of each machine by itself
 
     @property

@@ -20,8 +20,6 @@ sys.path += map(str, Path(__file__).resolve().parents[1:3])
 from contract.machines import CLOCK_TOLERANCE
 from planning import (
     PlanError,
-    accept,
-    accept_gpu,
     boot,
     border,
     clock,
@@ -72,9 +70,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(findings, offline_hosts, older_core),
-        *(accept.accept_allreduce, accept.accept_findings, accept.accept_pairs),
-        *(accept.accept_table, accept.accept_turns),
-        *(accept_gpu.gpu_findings, accept_gpu.gpu_table),
         boot.linux_again,
         border.proven,
         *(clock.clock_server, clock.clock_servers_fault),
@@ -101,8 +96,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
         *(wake.wake_fault, wake.wake_record, wake.wake_verdict),
     )
 } | {
-    "accept_cards": border.cards,
-    "accept_result": border.measured,
     "cards": stacks.counting,
     "cluster_findings": network_faults.cluster,
     "driver_facts": border.driver,
@@ -122,7 +115,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
 # whatever a program printed. The facts and figures of the others were checked when they came in, by
 # the filters of border.py, or are looked at by themselves (member, the firewall's).
 SHAPES = {
-    "accept_allreduce": {0: [float]},
     "card_facts": {0: str},
     "connection_end": {0: str},
     "cut_off": {0: str},

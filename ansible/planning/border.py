@@ -87,33 +87,6 @@ DRIVER = {
     "kernel_compiler": (Match("[0-9]{1,4}"), None),
     "free": Each(float),
 }
-# What pairprobe.py and diskprobe.py of `make accept` measure on one machine, and gpuprobe.py.
-RATE = {"folder": str, "filesystem": str, "mb_per_second": (float, None)}
-RESULT = {
-    "address": str,
-    "card": {"interface": str, "mtu": int, "speed": (int, None)},
-    "pairs": Each(
-        (
-            {"error": str},
-            {
-                **dict.fromkeys(("mbit_to", "mbit_from", "latency_ms", "latency_p99_ms"), float),
-                "mtu": int,
-            },
-        )
-    ),
-    "disk": {"filesystem": str, "mb_per_second": float},
-    "data": (RATE, None),
-}
-CARD = (
-    {"error": str},
-    {
-        "name": str,
-        "driver": str,
-        **dict.fromkeys(("memory_mib", "used_mib", "celsius", "throttled"), (int, None)),
-        **dict.fromkeys(("fp32", "fp16", "copy", "to_card", "from_card"), float),
-        **dict.fromkeys(("generation", "lanes", "most_lanes"), (int, None)),
-    },
-)
 PROOF = {"names": [str], "precisions": [One(("fp32", "fp16", "bf16"))]}  # of proof.py
 # What a share's options depend on; the last is what `id` prints.
 IDS = Match(r"uid=([0-9]{1,10})\S* gid=([0-9]{1,10}).*")
@@ -235,11 +208,6 @@ def recorded(facts):
     return some(facts, {**MACHINE, **DRIVER, **of_shell, "host": str}, "a machine")
 
 
-def measured(result, host):
-    """What `make accept` measured on one machine."""
-    return {**read(result, RESULT, host), "host": host}
-
-
 def proven(machines):
     """[{"host", "names", "precisions"}] of those whose products were right, by role prove's command
     in their variables."""
@@ -252,11 +220,6 @@ def proven(machines):
             except PlanError:
                 continue  # what it printed is no proof
     return proofs
-
-
-def cards(figures, host):
-    """What gpuprobe.py measured on the cards of one machine."""
-    return read(figures, [CARD], host)
 
 
 def read(value, shape, what):

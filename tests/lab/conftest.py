@@ -22,7 +22,6 @@ PAIRS = itertools.count(1)
 # Files of several minutes each, beyond what `make test-lab` may take: `make test-all` runs them,
 # and the tests of other files that are marked long.
 LONG = {
-    "test_accept.py",
     "test_chaos_trainer.py",
     "test_frozen_disk.py",
     "test_guard_orphans.py",

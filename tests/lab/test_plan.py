@@ -4,6 +4,7 @@ Steps are a stand-in's; machines, guards, ssh and links are real.
 """
 
 import json
+import re
 import uuid
 
 import pytest
@@ -56,17 +57,19 @@ def test_links_are_what_iperf3_finds(cluster, words, tmp_path):
     for node in range(1, NODES + 1):
         cluster.ssh(node, "cat > /opt/standin/trainer.py", input=text)
     before = measurements()
+    cluster("shape", "100mbit", "3")
     done = plan(cluster, *words[1], "--model", "resnet50")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"(node\d) reaches \d+ Mbit/s at best", done.stdout) == ["node3"]
     (name,) = measurements() - before
     nodes = CHECKOUT / "runs/measured" / name / "nodes"
     told = [json.loads((nodes / f"node{n}/links.json").read_text()) for n in range(1, NODES + 1)]
     theirs = iperf3(cluster)
     pairs = [rates for one in told for rates in one["pairs"].values()]
-    assert len(pairs) == NODES
-    for rates in pairs:
-        assert rates["mbit_to"] == pytest.approx(theirs, rel=0.03)
-        assert rates["mbit_from"] == pytest.approx(theirs, rel=0.03)
+    assert len(pairs) == NODES and {rates["mtu"] for rates in pairs} == {1500}
+    fast = told[0]["pairs"]["node2"]
+    assert fast["mbit_to"] == pytest.approx(theirs, rel=0.03)
+    assert fast["mbit_from"] == pytest.approx(theirs, rel=0.03)
     # Three machines' traffic takes more than these cores may have to spare.
     assert all(0 < one["ring"]["mbit"] < 1.03 * theirs for one in told)
     assert (

@@ -1,4 +1,4 @@
-"""What `make check`, `make accept` and Ansible's roles say of machines, each case planted alone."""
+"""What `make check` and Ansible's roles say of machines, each case planted alone."""
 
 import json
 from functools import partial
@@ -8,8 +8,6 @@ import pytest
 
 from planning import (
     PlanError,
-    accept,
-    accept_gpu,
     clock,
     data,
     driver_power,
@@ -44,7 +42,6 @@ from tests.unit.ansible.driver_machines import (
     upgrade,
 )
 from tests.unit.ansible.provision_machines import TABLE, load, machine
-from tests.unit.ansible.test_accept_filters import GOOD, KNOWN, results
 from tests.unit.ansible.test_driver_result import CARDS, LAPTOP, STATE
 from tests.unit.ansible.test_network_wake import ETHTOOL, RECORD
 from tests.unit.ansible.test_provision_preflight import ILL, SSH, of_ssh, two_cards
@@ -324,39 +321,6 @@ OTHERS = {
 }
 
 
-def judged(rates, allreduce=None, **changes):
-    return lambda: "\n".join(accept.accept_findings(results(rates, **changes), allreduce))
-
-
-def cards_judged(allreduce=None, **changes):
-    found = {"node1": [{**GOOD, **changes}]}
-    return lambda: "\n".join(accept_gpu.gpu_findings(found, KNOWN, allreduce or {}))
-
-
-FAST = {"ab": 941, "ac": 941, "ad": 941, "bc": 941, "bd": 941, "cd": 941}
-SUMS = {"bytes": 10**8, "seconds": 2.4, "floor_seconds": 1.5, "mbit": 800}
-TWO = {"node1": [GOOD], "node2": [{**GOOD, "driver": "535.1"}, {"error": "CUDA error: x"}]}
-ACCEPT = {
-    "slow cable": judged({**FAST, "ac": 94, "bc": 94, "cd": 95}),
-    "slow cards": judged({"ab": 94}, speed=100),
-    "slow machine": judged({**FAST, "ac": 400, "bc": 410, "cd": 400}, speed=None),
-    "two switches": judged({**FAST, "ad": 300}),
-    "not measured": judged({"ab": 941, "ac": 0, "bc": 941}),
-    "short packets": judged({"ab": 941}, mtu=1400),
-    "slow sums": judged(FAST, SUMS),
-    "fp32": cards_judged(fp32=6.0),
-    "fp16": cards_judged(fp16=12.0),
-    "copy": cards_judged(copy=300.0),
-    "memory": cards_judged(memory_mib=8192),
-    "heat": cards_judged(throttled=0x44),
-    "power": cards_judged(throttled=0x80),
-    "lanes": cards_judged(lanes=4, to_card=3.1, from_card=3.2),
-    "slot": cards_judged(lanes=8, most_lanes=8, to_card=6.1, from_card=6.3),
-    "PCIe": cards_judged(to_card=5.0),
-    "unknown card": cards_judged(name="NVIDIA H200", fp32=1.0, copy=1.0, throttled=0x8),
-    "slow NCCL": cards_judged({"seconds": 3.0, "floor_seconds": 1.2}),
-    "drivers": lambda: "\n".join(accept_gpu.gpu_findings(TWO, KNOWN, {})),
-}
 REFUSALS = {
     f"{room}: {case}": call
     for room, calls in (
@@ -367,7 +331,6 @@ REFUSALS = {
         ("share", SHARE),
         ("network", NETWORK),
         ("provision", OTHERS),
-        ("accept", ACCEPT),
     )
     for case, call in calls.items()
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from report.__main__ import main
 from report.analysis import analyse
+from report.links import Links, Pair, links_sentences
 from report.run_view import unequal_parts
 from report.verdict import headline_of
 from tests.unit.report.report_runs import BOTTLENECKS, WARMED, RunBuilder, change, text_of
@@ -38,6 +39,27 @@ OTHERS = {
     "all warm-up": {"exact": 240, **WARMED},
     "network and saving": {"step": {"sync_exposed": 0.6}, "speed_mbit": 1000, "checkpoint": 30.0},
     "too short": {"steps": 40},
+}
+
+
+def linked(rates, mtu=1500.0, speed=1000.0, ring=0.0):
+    """Machines a, b, c, ... with {"ab": Mbit/s} for each pair."""
+    hosts = tuple(sorted({*"".join(rates)}))
+    pairs = tuple(Pair((a, b), rate, rate, 0.1, 0.2, mtu) for (a, b), rate in rates.items())
+    around = (ring or min(rates.values()),) * len(hosts)
+    mtus, speeds = (dict.fromkeys(hosts, figure) for figure in (1500.0, speed))
+    return Links(hosts, pairs, around, mtus, speeds)
+
+
+FAST = {"ab": 941.0, "ac": 941.0, "ad": 941.0, "bc": 941.0, "bd": 941.0, "cd": 930.0}
+LINKS = {
+    "good": linked(FAST, ring=700.0),
+    "slow cable": linked({**FAST, "ac": 94.0, "bc": 94.0, "cd": 95.0}),
+    "slow cards": linked({"ab": 94.0}, speed=100.0),
+    "slow machine": linked({**FAST, "ac": 400.0, "bc": 410.0, "cd": 400.0}),
+    "two switches": linked({**FAST, "ad": 300.0}),
+    "short packets": linked({"ab": 941.0}, mtu=1400.0),
+    "shared switch": linked(FAST, ring=310.0),
 }
 
 
@@ -99,6 +121,8 @@ def sentences(place):
     for status in ("stopped", "running", "failed"):
         yield status, [headline_of(status, None)]
     yield "failed without a message", [headline_of("failed", {"host": "a", "rank": 1})]
+    for case, links in LINKS.items():
+        yield f"links: {case}", [*links_sentences(links)]
     yield "a plan on paper", [printed("plan", "--gpu=2080ti", "--link=1gbit", "--sync=ef:255")]
     yield "a plan of a run", [printed("plan", "--run=network", "--runs=.", "--nodes=2")]
     yield "a comparison", [printed("compare", "network", "warm-up", "a demo")]

@@ -124,8 +124,7 @@ READS = {
         ansible/planning/network.py ansible/module_utils/commands.py""",
     "what a machine finds on itself, which is checked here (border.py)": """
         ansible/library/driver_facts.py ansible/library/machine_facts.py
-        ansible/module_utils/kernels.py
-        ansible/roles/accept/files/diskprobe.py""",
+        ansible/module_utils/kernels.py""",
     "a method of that name, of no file": """
         launcher/machines/engine.py launcher/measure.py launcher/plan/checks.py
         launcher/watch/watch.py""",

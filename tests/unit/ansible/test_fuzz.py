@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from contract.errors import UserError
 from planning import (
     PlanError,
-    accept,
-    accept_gpu,
     border,
     driver,
     driver_result,
@@ -34,9 +32,6 @@ from planning.faults import network as network_faults
 from tests.fuzz import PLAIN, many, odd
 from tests.unit.ansible import driver_machines, test_share_filters
 from tests.unit.ansible.provision_machines import HEALTHY, QUESTION, ROOT, TABLE, load
-from tests.unit.ansible.test_accept_filters import GOOD
-from tests.unit.ansible.test_accept_filters import KNOWN as CARDS
-from tests.unit.ansible.test_accept_filters import results as measured
 from tests.unit.ansible.test_network_firewall_filters import SOCKETS
 from tests.unit.ansible.test_network_plan import PLANS
 
@@ -124,24 +119,6 @@ def test_facts_are_refused_or_planned_with(facts):
     driver_result.driver_outcome(state, "No such device", smi)
 
 
-@many(25)
-@given(st.data())
-def test_what_accept_measured_is_refused_or_shown(data):
-    sent = measured({"ab": 940, "ac": None, "bc": 940})
-    results = []
-    for one in sent:
-        said = data.draw(odd({"address": "10.0.0.1", **one}))
-        results.append(refused_or(border.measured, said, one["host"]))
-    results = [one for one in results if one] or [{"address": "x", **sent[0]}]
-    sums = accept.accept_allreduce([1.0], 10**8, results)
-    for text in (*accept.accept_findings(results, sums), *accept.accept_table(results, sums)):
-        assert isinstance(text, str)
-    cards = refused_or(border.cards, data.draw(odd([GOOD, {"error": "no card"}])), "a")
-    if cards is not None:
-        accept_gpu.gpu_findings({"a": cards}, CARDS, sums)
-        accept_gpu.gpu_table({"a": cards}, CARDS, sums, 10**8)
-
-
 IP = json.dumps([
     {"ifname": "lo", "addr_info": []},
     {},
@@ -164,7 +141,6 @@ SETUP = {
 }  # fmt: skip
 # Of each filter that takes what a machine says: good arguments.
 ASKED = {
-    "accept_allreduce": ([1.0, 2.0], 10**8, measured({"ab": 940})),
     "card_facts": (IP, "eth0", "pc1"),
     "connection_end": ("192.168.56.1 40310 192.168.56.111 22",),
     "cut_off": (SOCKETS, "22", []),

@@ -1,6 +1,9 @@
 """site.yml itself, by Ansible with stand-ins for its roles: a machine's fault stays its own."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +122,13 @@ def test_an_upgrade_stops_at_the_first_that_trains(roles, tmp_path):
     assert "ran driver@pc2" in said and "ran driver@pc3" not in said
     assert "pc3 is in use by anna@desk: run some-run. It was not upgraded." in said
     assert "PLAY [Let members in and keep strangers out]" not in said
+
+
+def test_playbooks_have_the_settings_whatever_inventory_is_given(tmp_path):
+    """Ansible looks for group_vars beside the inventory and beside the playbook alone."""
+    inventory = tmp_path / "inventory.ini"
+    inventory.write_text("[cluster]\nnode1 ansible_host=192.168.56.111\n")
+    argv = [sys.executable, "-m", "ansible", "inventory", "--inventory", str(inventory)]
+    argv += ["--playbook-dir", str(ROOT / "ansible/playbooks"), "--host", "node1"]
+    printed = subprocess.run(argv, capture_output=True, check=True, cwd=ROOT).stdout
+    assert json.loads(printed)["require_all"] is False

@@ -146,8 +146,8 @@ def test_a_link_that_cannot_be_measured_is_said(cluster, capsys, tmp_path, monke
     monkeypatch.setattr("launcher.measure.PATIENCE", 0.5)
     real = measure.turns
 
-    def nobody_begins(names, own):
-        return [{**turn, "first": False} for turn in real(names, own)]
+    def nobody_begins(names, name):
+        return [{**turn, "first": False} for turn in real(names, name)]
 
     monkeypatch.setattr("launcher.measure.turns", nobody_begins)
     cluster("")

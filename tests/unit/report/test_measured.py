@@ -14,11 +14,12 @@ NAME, NEWER = "20261122T120000Z-resnet50-3n", "20261122T130000Z-resnet50-4n"
 
 
 class Measured(RunBuilder):
-    """Each machine is a world of its own."""
+    """Each machine is a world of its own; `mbit` of those pairs that differ, as "12"."""
 
-    def __init__(self, folder, data="", made=None, **settings):
-        super().__init__(folder, nodes=3, epochs=1, **settings)
+    def __init__(self, folder, data="", made=None, mbit=None, mtu=1500, **settings):
+        super().__init__(folder, **{"nodes": 3, "epochs": 1, **settings})
         self.data, self.made = data, made or time.time()
+        self.mbit, self.mtu, self.speed, self.ring = mbit or {}, mtu, 1000, 700.0
 
     def start_line(self, rank, host):
         alone = {"world_size": 1, "global_batch": self.batch, "rank": 0, "node_rank": 0}
@@ -33,8 +34,14 @@ class Measured(RunBuilder):
         for index, host in enumerate(self.hosts):
             path = self.folder / f"nodes/{host}/rank{index}.1.steps.jsonl"
             path.rename(path.with_name("rank0.1.steps.jsonl"))
-            rates = {self.hosts[(index + 1) % 3]: {"mbit_to": 900.0 - index, "mbit_from": 940.0}}
-            self.dump(f"nodes/{host}/links.json", {"pairs": rates, "ring": {"mbit": 700.0 + index}})
+            pairs = {
+                peer: {"mbit_to": self.mbit.get(host[-1] + peer[-1], 899.0), "mbit_from": 940.0,
+                       "latency_ms": 0.1, "latency_p99_ms": 0.2, "mtu": self.mtu}
+                for peer in self.hosts[index + 1 :]
+            }  # fmt: skip
+            card = {"interface": "eth0", "mtu": 1500, "speed": self.speed}
+            links = {"pairs": pairs, "ring": {"mbit": self.ring + index}, "card": card}
+            self.dump(f"nodes/{host}/links.json", links)
         return self.folder
 
 
@@ -54,7 +61,8 @@ HERE = ("--machines", "node1,node2,node3")
 def test_the_machines_in_parts_by_speed_and_the_links_as_measured(tmp_path, capsys):
     # node2 needs half as much again for backward; parts by speed make most of that good.
     slow = {1: {"backward": 0.12}}
-    folder = Measured(tmp_path / "measured" / NAME, by_rank=slow).write()
+    mbit = {"12": 900.0, "13": 899.0}
+    folder = Measured(tmp_path / "measured" / NAME, by_rank=slow, mbit=mbit).write()
     basis = read_basis(folder)
     assert [round(step.work, 3) for step in basis.steps] == [0.128, 0.146, 0.14]
     assert basis.own_speeds == pytest.approx({"node1": 250, "node2": 190.5, "node3": 250}, abs=0.1)
@@ -69,6 +77,9 @@ def test_the_machines_in_parts_by_speed_and_the_links_as_measured(tmp_path, caps
     assert "Links: 899 Mbit/s of payload in pairs, 700 while all sent" in said
     assert "on noise in the place of images" in said
     assert "90 epochs" not in said.split("Counted over")[0]  # of noise
+    assert "pair " not in out
+    lines = plan(tmp_path, capsys, *HERE, "--all")[1].out.splitlines()
+    assert lines[1].split() == ["node1", "-", "node2", "900", "940", "0.10", "0.20", "1500"]
     alone = kept(tmp_path)["rows"][0]
     assert alone["images_per_second"] == pytest.approx(32 / 0.128, rel=0.01)
 
@@ -114,8 +125,10 @@ def test_the_newest_of_runs_and_measurements_is_taken_for_any_of_its_machines(tm
 def test_half_a_measurement_predicts_nothing_that_it_did_not_measure(tmp_path, capsys):
     folder = Measured(tmp_path / "measured" / NAME).write()
     links = folder / "nodes/node2/links.json"
-    for odd in ('{"pairs": 3, "ring": {"mbit": "fast"}}', '{"pairs": {"node3": 3}, "ring": []}'):
-        links.write_text(odd)
+    odd = ['{"pairs": 3, "ring": {"mbit": "fast"}}', '{"pairs": {"node3": 3}, "ring": []}']
+    odd.append(links.read_text().replace('"mtu": 1500}', '"mtu": null}', 1))
+    for text in odd:
+        links.write_text(text)
         assert read_basis(folder).rates == ()
     for path, odd in (
         (folder / "nodes/node3/rank0.1.steps.jsonl", ""),
