@@ -184,7 +184,8 @@ def resumed(began: Config, given: Mapping[str, Any]) -> Config:
 def script_resumed(began: Config, given: Mapping[str, Any]) -> Config:
     """The same of a script's run. Raises UserError."""
     own = [key for key in given if key != "resume" and key not in RUN_OPTIONS]
-    own += [key for key in given if key in RUN_OPTIONS and not RUN_OPTIONS[key].resumable]
+    fixed = [key for key in given if key in RUN_OPTIONS and not RUN_OPTIONS[key].resumable]
+    own += [key for key in fixed if given[key] != getattr(began, key)]
     wrong = [key for key in own if key not in ("resume", "detach")]
     if wrong or "balance" in given:
         raise UserError(

@@ -8,14 +8,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from contract import seal
 from contract.errors import UserError
-from contract.options import Config
+from contract.options import DEFAULT_INVENTORY, DEFAULT_MODEL, Config, as_typed
 from contract.text import clean
 from contract.validate import Maybe
 from launcher import folders
 from launcher.machines.engine import Busy
 from launcher.notify import Facts, Notify
-from launcher.options import STORED, WORD, read, resumed, script_resumed, with_trainer
+from launcher.options import (
+    STORED,
+    WORD,
+    for_trainer,
+    read,
+    resumed,
+    script_resumed,
+    with_trainer,
+)
 from launcher.plan import checks
 from launcher.plan import plan as planning
 from launcher.plan.checks import (
@@ -90,7 +99,9 @@ def train_once(options: Config, terminal: Terminal, place: Place, name: str = ""
             terminal.say(warning)
         with folders.writing(folder / "plan.json"):
             # The plan holds the diff of the checkout and each machine's run_env, which are private.
-            write_json(folder / "plan.json", plan.document(), mode=0o600)
+            document = plan.document()
+            document["seal"] = seal.seal(document["options"])
+            write_json(folder / "plan.json", document, mode=0o600)
         return Run(checked, folder, terminal, place).carry_out(plan, "first attempt")
     except BaseException as error:
         checked.machines.close()
@@ -117,6 +128,8 @@ def resume(name: str, given: dict[str, Any]) -> int:
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
         attempts = folders.recorded(folder / "attempts.json", RECORDED)["attempts"]
     began = read(planned["options"])
+    if not seal.holds(planned["options"], planned.get("seal")):
+        _refuse_unnamed(folder.name, began, given)
     if began.script:
         options = script_resumed(began, given)
     else:
@@ -131,6 +144,29 @@ def resume(name: str, given: dict[str, Any]) -> int:
     return in_turn(
         options, terminal, lambda place: resume_once(folder, options, before, terminal, place)
     )
+
+
+def _refuse_unnamed(name: str, began: Config, given: dict[str, Any]) -> None:
+    """Raise UserError for what a plan.json that is not this user's own would have executed, here or
+    on machines, unless it was typed."""
+    words: dict[str, Any] = {
+        **{"INVENTORY": began.inventory, "SCRIPT": began.script, "MODEL": None},
+        "REQUIREMENTS": began.requirements,
+    }
+    if words["INVENTORY"] == DEFAULT_INVENTORY:
+        del words["INVENTORY"]
+    if not began.script:
+        model = str(for_trainer(began).get("model"))
+        words["MODEL"] = model if ":" in model and model != DEFAULT_MODEL else None
+    unnamed = [
+        as_typed(key, word) for key, word in words.items() if word and key.lower() not in given
+    ]
+    if unnamed:
+        raise UserError(
+            f"run {name} was not begun by you and from here, or its plan.json was changed since, "
+            f"and to go on with it is to carry out what that says: {', '.join(unnamed)}. If that "
+            "is what you want, type it with RESUME."
+        )
 
 
 def resume_once(

@@ -20,13 +20,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from contract import validate, verbs
+from contract import seal, validate, verbs
 from contract.command_line import verb_words
 from contract.errors import INTERRUPTED, STOPPED, UserError
 from contract.options import ENTRIES
-from contract.text import counted, read_text
+from contract.text import counted, read_text, write_whole
 from contract.validate import NATURAL, Invalid, Match, Maybe, One
 from tools.verbs import say
 
@@ -46,6 +46,7 @@ RUN = {"round": NATURAL, "cell": NATURAL, "log": LOG, "run": (None, str), "cause
 SWEEP: dict[str, object] = {
     **{"sweep": str, "rounds": One(range(1, DAY))},
     **{"cells": [{"name": str, "argv": [str], "command": str}], "runs": [RUN]},
+    "seal": Maybe(str),
 }
 ENDED: dict[str, object] = {"status": str, "attempts": [{"first_cause": Maybe({"message": str})}]}
 
@@ -83,7 +84,8 @@ def new_sweep(options: Mapping[str, Any]) -> Path:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise UserError(f"a sweep began this very second: {folder}; type it again.") from None
-    write(folder, {"sweep": options["sweep"], "rounds": rounds, "cells": cells, "runs": []})
+    state = {"sweep": options["sweep"], "rounds": rounds, "cells": cells, "runs": []}
+    write(folder, {**state, "seal": seal.seal(cells)})
     return folder
 
 
@@ -162,16 +164,23 @@ def sweep_to_resume(words: Mapping[str, Any]) -> Path:
     if name not in names:
         known = f"the newest are {', '.join(names[:-4:-1])}" if names else "there is none yet"
         raise UserError(f"there is no sweep {words['resume']}: {known}.")
+    state = read(SWEEPS / name)
+    if not seal.holds(state["cells"], state.get("seal")):
+        raise UserError(
+            f"sweep {name} was not begun by you and from here, or its sweep.json was changed "
+            "since, and its commands would be carried out: start a new one."
+        )
     return SWEEPS / name
 
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Raises UserError while another process carries this sweep out."""
-    with (folder / "lock").open("w") as file:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(folder / "lock", flags, 0o600), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise UserError(f"sweep {folder.name} is being carried out already.") from None
         yield
 
@@ -313,13 +322,7 @@ def why(log: Path, code: int) -> str:
 
 def write(folder: Path, state: State) -> None:
     """Replaces sweep.json as a whole."""
-    part = folder / ".sweep.json"
-    file: TextIO
-    with part.open("w") as file:
-        json.dump(state, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(folder / "sweep.json")
+    write_whole(folder / "sweep.json", json.dumps(state, indent=1).encode())
 
 
 if __name__ == "__main__":

@@ -106,7 +106,8 @@ READS = {
         trainer/resume.py trainer/writer.py""",
     "the checkout's own files": """
         ansible/bundling/debs.py ansible/bundling/table.py ansible/planning/offline.py
-        ansible/stacks_page.py contract/prices.py launcher/plan/devices.py launcher/problems.py
+        ansible/stacks_page.py contract/prices.py contract/seal.py launcher/plan/devices.py
+        launcher/problems.py
         launcher/remote.py tandem/standalone.py tools/rings.py""",
     "the kernel's files": """
         contract/card.py launcher/node/processes.py launcher/node/records.py

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from contract import seal
 from contract.errors import UserError
 from launcher import folders, run
+from launcher.plan.checks import check_machines
 from launcher.watch.attempts import Attempts
 from tests import fuzz
 from tests.unit.launcher.launcher_values import build, facts, host, planned
@@ -28,6 +30,7 @@ ATTEMPTS = {
     "attempts": [
         {
             **{"attempt": 1, "nodes": ["node1"], "ranks": {"node1": [0, 1]}, "world_size": 2},
+            "balance": {},
             **{"code_sha256": "a", "master_port": 29500, "started_unix": 1.5},
             **{"wall_seconds": None, "reason": "first attempt", "status": "running"},
             **{"resumed_samples": 0, "first_cause": {"message": "it fell"}},
@@ -56,6 +59,10 @@ class Asked(Exception):
     """As far as the machines."""
 
 
+def asked(options, *_):
+    raise Asked(options)
+
+
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
     """resumed({file: text}): whether machines would be asked; the options then, or the sentence."""
@@ -63,14 +70,11 @@ def resumed(tmp_path_factory):
     folder = runs / "20261101T000000Z-resnet18-2n"
     folder.mkdir()
 
-    def asked(options, *_):
-        raise Asked(options)
-
-    def resumed(files):
+    def resumed(files, **given):
         for name, text in files.items():
             (folder / name).write_bytes(text)
         try:
-            run.resume(folder.name, {})
+            run.resume(folder.name, given)
         except Asked as found:
             kept = Attempts(folder)
             json.dumps([kept.close_broken(), sorted(kept.ports)])
@@ -113,6 +117,41 @@ def test_a_run_goes_on_with_the_options_of_its_plan(resumed):
 def test_a_field_that_is_not_what_it_should_be_is_named(resumed, name, change, says):
     said = resumed(written({**FILES, name: {**FILES[name], **change}}))
     assert isinstance(said, str) and says in said and "start a new one" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"inventory": "RUN/machines"},
+        {"model": "RUN/net.py:net"},
+        {"args": ["--config", "RUN/recipe.yaml"]},  # which names a model
+        {"script": "RUN/machines", "folder": "RUN", "resume_args": "--again"},
+        {"requirements": "RUN/r.txt", "script": "-m a", "folder": "RUN", "resume_args": "--again"},
+    ],
+    ids=lambda words: next(iter(words)),
+)
+def test_what_another_s_run_would_have_executed_is_asked_for_by_name(
+    resumed, tmp_path, monkeypatch, words
+):
+    """No seal holds: the folder came from elsewhere, or was changed."""
+    program, made = tmp_path / "machines", tmp_path / "made"
+    program.write_text(f"#!/bin/sh\ntouch {made}\necho '{{}}'\n")
+    program.chmod(0o755)
+    (tmp_path / "recipe.yaml").write_text(f"model: {tmp_path}/net.py:net\n")
+    words = json.loads(json.dumps(words).replace("RUN", str(tmp_path)))
+    foreign = {**PLAN, **planned("fp32", **words), "seal": "0" * 64}
+    if "inventory" in words:
+        monkeypatch.setattr(run, "check_machines", check_machines)
+    said = resumed(written({**FILES, "plan.json": foreign}))
+    assert isinstance(said, str) and "type it with RESUME" in said and not made.exists()
+    foreign["seal"] = seal.seal(foreign["options"])
+    monkeypatch.setattr(run, "check_machines", asked)
+    assert not isinstance(resumed(written({**FILES, "plan.json": foreign})), str)
+    foreign["options"]["keep"] = "log=9"  # as nobody typed it
+    assert "type it with RESUME" in resumed(written({**FILES, "plan.json": foreign}))
+    model = {"model": f"{tmp_path}/net.py:net"} if "args" in words else {}
+    typed = {key: word for key, word in {**words, **model}.items() if key != "args"}
+    assert not isinstance(resumed(written({**FILES, "plan.json": foreign}), **typed), str)
 
 
 @pytest.mark.hypothesis

@@ -166,6 +166,22 @@ def test_a_sweep_that_was_ended_goes_on_where_it_was(place, number):
     assert "0 of 4 runs to do" in said
 
 
+def test_another_s_sweep_carries_nothing_out_and_empties_nothing(place):
+    folder, precious = place / "runs/sweeps/20260101T000000Z", place / "precious"
+    folder.mkdir(parents=True)
+    precious.write_text("kept")
+    (folder / "lock").symlink_to(precious)
+    cell = {"name": "a", "argv": [f"NOTIFY=touch {place}/made"], "command": "make train"}
+    document = {"sweep": "SYNC=a,b", "rounds": 1, "cells": [cell, cell], "runs": []}
+    for sealed in ({}, {"seal": "0" * 64}):
+        (folder / "sweep.json").write_text(json.dumps({**document, **sealed}))
+        code, said = swept("--resume=latest")
+        assert (code, calls(), precious.read_text()) == (2, [], "kept"), said
+    with pytest.raises(OSError, match="symbolic links"), sweep.alone(folder):
+        pass
+    assert precious.read_text() == "kept"
+
+
 def end_orphans(place):
     """The run that a killed sweep left behind."""
     for path in Path("/proc").glob("[0-9]*/cwd"):
