@@ -255,6 +255,18 @@ def table(head, rows):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def beside_each_other(rows):
+    """A line for each step: images/s of each contender, in brackets by how much ours is faster,
+    and ours peak memory."""
+    names = list(dict.fromkeys(by for _, by, *_ in rows if by != "all"))
+    lines = {}
+    for step, by, rate, ratio, memory in rows:
+        line = lines.setdefault(step, [step, *["-"] * len(names), memory])
+        place = 1 + names.index(by) if by in names else 1  # ours is the first
+        line[place] = f"{rate} ({ratio})" if place > 1 else rate
+    return table(["step, images/s", *names, "our peak memory"], lines.values())
+
+
 def measured(device, scale):
     """The text of all tables; each row is printed when it is there."""
     with tempfile.TemporaryDirectory() as folder:
@@ -281,8 +293,7 @@ def measured(device, scale):
     date = datetime.datetime.now(datetime.timezone.utc).date()
     title = f"{name}, torch {torch.__version__}, {os.cpu_count()} cores, {date}"
     title += f"; medians of {scale.rounds} rounds in turns"
-    head = ["step", "by", "images/s", "ours is faster by", "peak memory"]
-    return f"{title}\n\n{table(head, steps)}\n\n{table(['part', 'figure'], others)}"
+    return f"{title}\n\n{beside_each_other(steps)}\n\n{table(['part', 'figure'], others)}"
 
 
 def failure(error):
