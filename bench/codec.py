@@ -9,8 +9,7 @@ step of ResNet-50, beside that of the first strategy.
 Each operation counts as one kernel, and its tensors as read and written once. A GPU's caches make
 some of it cheaper; a broadcast operand counts with the bytes that it has, not those that it stands
 for. Views, and what only reserves memory, cost nothing. An operation on a list of tensors counts as
-one. For `powersgd` it is a step of ResNet-50, in buckets as DDP makes them. Sums that Gloo adds up
-are not counted.
+one. Sums that Gloo adds up are not counted.
 """
 
 from __future__ import annotations
@@ -22,21 +21,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
-import torchvision
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from contract.strategies import BUCKET_MB, MIB, Payload, parse, shard_size
-from report.published_speeds import BLOCKS, PARAMETERS, matrices
-from tandem.sync import Topology, powersgd
+from contract.strategies import MIB, Payload, parse, shard_size
+from report.published_speeds import PARAMETERS
+from tandem.sync import Topology
 from tandem.sync.feedback import BucketState, ErrorFeedback, Squares
-from tandem.sync.powersgd import PowerSGD
 
 SHOWN = ("ef:3:peak", "ef:5:peak", "ef:5:own", "ef:15:peak", "ef:255:peak")
-PEERS = ("powersgd:4", "bf16")
+PEERS = ("bf16",)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FREE = ("view", "slice", "select", "empty", "split", "unsqueeze", "alias", "expand", "detach")
 
@@ -67,12 +63,12 @@ def bucket_work(
     parts = ErrorFeedback(parse(spec), lambda: None)
     parts.topology = Topology(tuple(range(ranks)), 0)
     torch.manual_seed(0)
-    kept = [torch.randn(n, device=device) for n in parts.sizes(torch.empty(values), 0)]
+    kept = [torch.randn(n, device=device) for n in parts.sizes(torch.empty(values))]
     state, squares = BucketState(kept, [torch.zeros_like(one) for one in kept]), None
     if parts.learns:
         known = [torch.rand(len(kept[0]), device=device)]
         squares = Squares(known, [torch.zeros_like(known[0])], None)
-    job = torch.randn(values, device=device), 0, (state, squares)
+    job = torch.randn(values, device=device), (state, squares)
     sent = parts._code(job)
     total = parts._sum(sent.coded, sent)
     came = dataclasses.replace(sent, coded=total.expand(ranks, -1).contiguous())
@@ -93,35 +89,9 @@ def stages(spec: str, ranks: int, values: int) -> dict[str, Counted]:
     return counted
 
 
-def powersgd_work(spec: str) -> Callable[[], None]:
-    """A step of ResNet-50, all its buckets."""
-    sync = PowerSGD(parse(spec), lambda: None)
-    sync.shapes, limit = {0: []}, 1 << 20
-    for one in reversed(list(torchvision.models.resnet50().parameters())):
-        sync.shapes[len(sync.shapes) - 1].append(one.shape)
-        if sum(4 * shape.numel() for shape in sync.shapes[len(sync.shapes) - 1]) >= limit:
-            sync.shapes[len(sync.shapes)], limit = [], BUCKET_MB << 20
-    jobs = []
-    for index, shapes in sync.shapes.items():
-        buffer = torch.randn(sum(shape.numel() for shape in shapes))
-        kept = [torch.zeros(size) for size in sync.sizes(buffer, index)]
-        jobs.append((buffer, index, BucketState(kept, [torch.zeros_like(one) for one in kept])))
-
-    def step() -> None:
-        with mock.patch.object(powersgd.dist, "all_reduce"), torch.no_grad():
-            for job in jobs:
-                for stage in sync.stages():
-                    job = stage.work(job, *((None,) if stage.sends else ()))
-
-    step()  # noise is drawn in the first step
-    return step
-
-
 def rank_work(spec: str, ranks: int, values: int) -> tuple[Callable[[], object], float]:
     """What each rank's processor does, but for sums that Gloo adds up, and how often in a step of
     ResNet-50."""
-    if spec.startswith("powersgd"):
-        return powersgd_work(spec), 1.0
     often = PARAMETERS["resnet50"] / values
     if spec in DTYPES:
         gradients = torch.randn(values)
@@ -147,9 +117,8 @@ def cpu_seconds(specs: Sequence[str], ranks: int, values: int, rounds: int) -> d
 def sent(spec: str, ranks: int) -> float:
     """Bytes that each machine sends in a step of ResNet-50."""
     strategy = parse(spec)
-    bucket, shapes = strategy.rule.bucket_mb * MIB, matrices(BLOCKS["resnet50"])
-    payload = Payload(4 * PARAMETERS["resnet50"], bucket, matrices=shapes)
-    return float(strategy.bytes_per_step(ranks, payload) or 0)
+    payload = Payload(4 * PARAMETERS["resnet50"], strategy.rule.bucket_mb * MIB)
+    return strategy.bytes_per_step(ranks, payload)
 
 
 def main() -> None:
@@ -172,20 +141,14 @@ def main() -> None:
 
 
 def kernels(spec: str, ranks: int, values: int) -> list[str]:
-    """Of a bucket, or of a step of ResNet-50, and the bytes a value."""
+    """Of a bucket, and the bytes a value."""
     if spec in DTYPES:
         return ["-", "-"]
-    if not spec.startswith("powersgd"):
-        counted = stages(spec, ranks, values)
-        by_stage = {name: sum(count.kernels.values()) for name, count in counted.items()}
-        each = ", ".join(f"{name} {number}" for name, number in by_stage.items())
-        traffic = sum(count.bytes for count in counted.values()) / values
-        return [f"{sum(by_stage.values())} ({each})", f"{traffic:.0f}"]
-    work = powersgd_work(spec)
-    with Counted() as counted:
-        work()
-    total = f"{sum(counted.kernels.values())} a step"
-    return [total, f"{counted.bytes / PARAMETERS['resnet50']:.0f}"]
+    counted = stages(spec, ranks, values)
+    by_stage = {name: sum(count.kernels.values()) for name, count in counted.items()}
+    each = ", ".join(f"{name} {number}" for name, number in by_stage.items())
+    traffic = sum(count.bytes for count in counted.values()) / values
+    return [f"{sum(by_stage.values())} ({each})", f"{traffic:.0f}"]
 
 
 def beside(spent: list[float], base: list[float]) -> str:

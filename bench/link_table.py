@@ -10,7 +10,7 @@ from bench.slow_links import ALONE, BACKWARD, FORWARD
 from contract import strategies
 from contract.strategies import MIB, Payload
 from report import formulas
-from report.published_speeds import BLOCKS, PARAMETERS, matrices
+from report.published_speeds import PARAMETERS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RECORD = DOCS / "slow-links.json"
@@ -26,8 +26,7 @@ HEADS = (
 
 def payload(strategy):
     """Of ResNet-50's gradients, in the strategy's buckets."""
-    shapes = matrices(BLOCKS["resnet50"])
-    return Payload(4 * PARAMETERS["resnet50"], strategy.rule.bucket_mb * MIB, matrices=shapes)
+    return Payload(4 * PARAMETERS["resnet50"], strategy.rule.bucket_mb * MIB)
 
 
 def planned(sync, nodes, mbit, alone):

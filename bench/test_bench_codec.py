@@ -6,7 +6,7 @@ import torch
 
 from bench import codec
 
-SPECS = ("ef:3:peak", "ef:5:peak", "ef:5:own", "ef:15:peak", "bf16", "powersgd:4")
+SPECS = ("ef:3:peak", "ef:5:peak", "ef:5:own", "ef:15:peak", "bf16")
 RANKS, VALUES, ROUNDS = 4, 8 * codec.MIB // 4, 5
 
 

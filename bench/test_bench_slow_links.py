@@ -20,7 +20,6 @@ GROUPS = {
     "coded": (
         Case(4, ALONE, 1000, 16),
         Case(4, "ef:3", 1000, 16),
-        Case(4, "powersgd:4", 1000, 16),
     ),
     # Whose coding takes longer: at 16 a step took 0.163 s.
     "five": (
@@ -37,7 +36,6 @@ GROUPS = {
         Case(3, ALONE, 1000, 16),
         Case(3, "bf16", 1000, 16),
         Case(3, "ef:3", 1000, 16),
-        Case(3, "powersgd:4", 1000, 16),
     ),
     "plain": (
         Case(4, ALONE, 1000, 8),
@@ -49,12 +47,10 @@ GROUPS = {
     "slow": (
         Case(4, ALONE, 100, 8),
         Case(4, "ef:3", 100, 8),
-        Case(4, "powersgd:4", 100, 8),
     ),
     "slow_two": (
         Case(2, ALONE, 100, 8),
         Case(2, "ef:3", 100, 8),
-        Case(2, "powersgd:4", 100, 8),
     ),
 }
 # Names of groups; the table keeps the rows of the others.

@@ -60,12 +60,11 @@ def test_threads_train_to_the_same_bits_as_processes(spec):
     assert [digest for digest, _ in threads] == [digest for digest, _ in processes]
 
 
-@pytest.mark.parametrize(("spec", "near"), [("powersgd:2", 1e-3), ("fp16", 0.01)])
-def test_sums_in_another_order_are_as_near_as_they_round(spec, near):
+def test_sums_in_another_order_are_as_near_as_they_round():
     """Gloo's ring adds in the order of its own; so it does in warm-up."""
-    for (_, own), (_, other) in zip(*both(spec, 0.25)):
+    for (_, own), (_, other) in zip(*both("fp16", 0.25)):
         own, other = torch.tensor(own), torch.tensor(other)
-        assert float((own - other).norm() / other.norm()) < near
+        assert float((own - other).norm() / other.norm()) < 0.01
 
 
 def test_a_rank_that_fails_ends_the_others():

@@ -8,7 +8,6 @@ Units: bytes and steps; `world` is the number of participants in an exchange: ra
 """
 
 import math
-import re
 from typing import Callable, Dict, List, Optional, Tuple
 
 from contract.errors import UserError
@@ -31,14 +30,11 @@ PACKED = {3: 5, 5: 3, 15: 2, 255: 1}
 
 @dataclass(frozen=True)
 class Payload:
-    """What a step's sums carry: gradients of `bytes` bytes in `width`-byte numbers. `matrices` are
-    (rows, columns, count) of the model's weight matrices, with all dimensions but the first
-    flattened into one; empty where they are not known."""
+    """What a step's sums carry: gradients of `bytes` bytes in `width`-byte numbers."""
 
     bytes: float
     bucket: float = BUCKET_MB * MIB
     width: int = 4
-    matrices: Tuple[Tuple[int, int, int], ...] = ()
 
     @property
     def values(self) -> float:
@@ -51,22 +47,19 @@ class Payload:
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a strategy. If `choices` is empty, it is a whole number of 1 or more; if
-    `default` is None, it must be given."""
+    """An argument of a strategy; if `default` is None, it must be given."""
 
     name: str
-    choices: Tuple[str, ...] = ()
+    choices: Tuple[str, ...]
     default: Optional[str] = None
 
     def check(self, text: str, usage: str, by: str) -> str:
-        """The argument in normal form. Raises UserError."""
-        if self.choices and text not in self.choices:
+        """The argument. Raises UserError."""
+        if text not in self.choices:
             raise UserError(
                 f"{by} {usage}: {self.name} is one of {', '.join(self.choices)}, not {text!r}."
             )
-        if not self.choices and not (re.fullmatch("[0-9]{1,9}", text) and int(text)):
-            raise UserError(f"{by} {usage}: {self.name} is a whole number from 1, not {text!r}.")
-        return text if self.choices else str(int(text))
+        return text
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ class Rule:
 
     `exact`: the result is the sum in the gradients' own precision. `hierarchical`: the ranks of a
     machine first sum among themselves, and machines exchange these sums. `sent`: bytes that each
-    participant sends for a payload; None if it depends on unknown matrices.
+    participant sends for a payload.
     `bucket_mb`: size of the gradient buckets unless --bucket_mb says otherwise. `warms`: the first
     --sync_warmup epochs are exact. `usual`: the specs that a prediction shows.
     """
@@ -83,7 +76,7 @@ class Rule:
     name: str
     text: str
     exact: bool
-    sent: Callable[["Strategy", int, Payload], Optional[float]]
+    sent: Callable[["Strategy", int, Payload], float]
     arguments: Tuple[Argument, ...] = ()
     bucket_mb: int = BUCKET_MB
     hierarchical: bool = False
@@ -133,7 +126,7 @@ class Strategy:
         """Whether sums go over Gloo, through host memory, even on GPUs."""
         return "gloo" in self.arguments
 
-    def bytes_per_step(self, machines: int, payload: Payload, gpus: int = 1) -> Optional[float]:
+    def bytes_per_step(self, machines: int, payload: Payload, gpus: int = 1) -> float:
         """Bytes that each machine's network card sends in a step; `gpus`: ranks per machine.
         (A ring over all ranks leaves each machine once, however many ranks it has.)"""
         if machines == 1:
@@ -176,22 +169,6 @@ def _exchanged_parts(strategy: Strategy, world: int, payload: Payload) -> float:
     part to every other rank."""
     part = shard_size(payload.values / payload.buckets, world)
     return 2 * (world - 1) * payload.buckets * coded_bytes(part, int(strategy.arguments[0]))
-
-
-def is_factorised(rows: int, columns: int, rank: int) -> bool:
-    """Whether PowerSGD sends a matrix as two factors: where they are less than half of it."""
-    return 2 * (rows + columns) * rank < rows * columns
-
-
-def _factors(strategy: Strategy, world: int, payload: Payload) -> Optional[float]:
-    """Both factors of each matrix that PowerSGD factorises, and all else whole, summed in fp32."""
-    if not payload.matrices:
-        return None
-    rank, values = int(strategy.arguments[0]), payload.values
-    for rows, columns, count in payload.matrices:
-        if is_factorised(rows, columns, rank):
-            values += count * ((rows + columns) * rank - rows * columns)
-    return ring_bytes(world, values * 4)
 
 
 AUTO = "auto"  # as a strategy: only for the launcher, which replaces it before anything starts
@@ -240,23 +217,13 @@ RULES: Dict[str, Rule] = {
             warms=True,
             usual=tuple(f"ef:{levels}" for levels in sorted(PACKED, reverse=True)),
         ),
-        Rule(
-            "powersgd",
-            "gradients as products of thin matrices, errors kept for the next step",
-            exact=False,
-            sent=_factors,
-            arguments=(Argument("R"),),
-            hierarchical=True,
-            warms=True,
-            usual=("powersgd:4",),
-        ),
     )
 }
 EXACT = "allreduce"
 # The first key of what tandem.sync.attach keeps for a rank: no script goes on from that alone.
 ATTACHED = "tandem.sync.attach"
 # What was there once, and earned its place in no cell of bench/accuracy/README.md; what to take.
-GONE = dict.fromkeys(("localsgd", "overlap", "diloco"), "ef:5")
+GONE = dict.fromkeys(("localsgd", "overlap", "diloco", "powersgd"), "ef:5")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     python -m trainer --data data/glyphs --model examples.glyph_cnn:glyph_cnn --epochs 4
 
 The figures of docs/slow-networks.md were measured with it: it is large enough that its weights are
-matrices worth compressing, and small enough that four ranks train on one core. It returns features
+weights worth compressing, and small enough that four ranks train on one core. It returns features
 (n, 128, h, w); the trainer adds average pooling and a linear classifier.
 """
 

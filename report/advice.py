@@ -170,7 +170,7 @@ def network_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
         for mbit, name in LINKS:
             rate = formulas.goodput(mbit)
             if rate > 1.5 * step.rate:
-                wait = calibrate(step, step.wait(step.strategy, step.nodes, rate) or 0.0)
+                wait = calibrate(step, step.wait(step.strategy, step.nodes, rate))
                 change = f"network cards and switch of {name}"
                 remedies.append(propose(now, change, "network", waiting(wait), money=True))
     batch = round((start.get("global_batch") or step.images) / step.nodes)
@@ -223,18 +223,15 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
     if rate is None:
         return []
     waits = [
-        (calibrate(step, waited), strategy)
+        (calibrate(step, step.wait(strategy, step.nodes, rate)), strategy)
         for strategy in strategies.usual()
         if choice.covers(strategy, family or prices.SGD)
-        and (waited := step.wait(strategy, step.nodes, rate)) is not None
     ]
-    if not waits:
-        return []
     if step.pending is None:
         phases, exact = step.phases, step.wait(strategies.parse(strategies.EXACT), step.nodes, rate)
     else:
         phases, exact = replace(step.phases, warmup=0), 0.0
-    exact = calibrate(step, exact or 0.0)
+    exact = calibrate(step, exact)
     taken = {
         strategy: phases.mean(strategy, rest + waited, rest + exact) for waited, strategy in waits
     }
@@ -279,7 +276,7 @@ def nodes_rate(step: Step, now: Situation, nodes: int) -> float:
     world = max(1, round(step.world * nodes / step.nodes))
     waited = 0.0
     if nodes > 1 and step.strategy is not None and step.rate is not None:
-        waited = calibrate(step, step.wait(step.strategy, nodes, step.rate) or 0.0)
+        waited = calibrate(step, step.wait(step.strategy, nodes, step.rate))
     images = now.images * world / step.world
     return replace(now, images=images, network=waited, peers=0.0).images_per_second
 
@@ -291,8 +288,6 @@ def link_advice(step: Step, now: Situation, evidence: Uses) -> list[Remedy]:
         return []
     host, _, rate = slow
     wait = step.wait(step.strategy, step.nodes, rate)
-    if wait is None:
-        return []
     change = f"repair the link of {host} (cable, port of the switch, card)"
     return [propose(now, change, "network", waiting(min(wait, step.network)))]
 

@@ -177,8 +177,7 @@ def figures(folder: Path) -> Figures:
         settings=differences.settings(analysis),
         machines=differences.machines(analysis),
         summary=analysis.summary,
-        # Of the ranks' own means nothing is compared, and the shapes of weights are long.
-        step=step and replace(step, ranks=(), payload=replace(step.payload, matrices=())),
+        step=step and replace(step, ranks=()),  # of whose means nothing is compared
         curve=analysis.curve,
         hundred_epochs=analysis.hundred_epochs,
         headline=headline(analysis),

@@ -27,16 +27,6 @@ MOST_SETTINGS, MOST_NAME = 200, 1000
 Fields = Mapping[str, Callable[..., Any]]
 
 
-def matrices(value: object) -> list[list[int]] | None:
-    """`[rows, columns, how many]` of the trained weights."""
-    rows = value if isinstance(value, list) and len(value) <= MOST_RANKS else None
-    good = rows is not None and all(
-        isinstance(row, list) and len(row) == 3 and all(count(size, 10**12) for size in row)
-        for row in rows
-    )
-    return rows if good else None
-
-
 def instructions(value: object) -> Entry | None:
     return only({"onednn_limit": text}, value) if isinstance(value, dict) else None
 
@@ -143,7 +133,7 @@ START: Fields = {
     **dict.fromkeys(("eval_images", "steps_per_epoch", "image_size", "epochs"), positive),
     **{"warmup": positive, "unix": number, "workers": natural_number, "record": natural_number},
     **{"cores": positive, "versions": versions, "options": settings},
-    **{"world_size": count, "matrices": matrices, "instructions": instructions},
+    **{"world_size": count, "instructions": instructions},
 }
 END: Fields = {"mono": time_of, "status": text, "peak_memory_bytes": number, "bad_images": number}
 STALL: Fields = {"category": category, "step": natural_number, "idle": time_of}

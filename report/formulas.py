@@ -51,19 +51,16 @@ def sync_wait(
     rate: float,
     backward: float,
     gpus: int = 1,
-) -> float | None:
+) -> float:
     """Seconds per step that a rank waits when each link carries `rate` bytes per second."""
     bytes_sent = strategy.bytes_per_step(machines, payload, gpus)
-    if not bytes_sent:
-        return bytes_sent
-    return exposed(bytes_sent / rate, payload, backward)
+    return exposed(bytes_sent / rate, payload, backward) if bytes_sent else 0.0
 
 
 def payload_of(start: Entry) -> Payload:
     """The gradients as a rank's `start` line describes them; 0 bytes where it does not."""
     bucket: dict[str, Any] = {"bucket": start["bucket_mb"] * MIB} if "bucket_mb" in start else {}
-    matrices = tuple(map(tuple, start.get("matrices", ())))
-    return Payload(float(start.get("gradient_bytes", 0.0)), matrices=matrices, **bucket)
+    return Payload(float(start.get("gradient_bytes", 0.0)), **bucket)
 
 
 def strategy_of(start: Entry) -> Strategy | None:

@@ -115,9 +115,8 @@ class Step:
         """Ranks per machine, taken to be about the same on all."""
         return max(1, round(self.world / self.nodes))
 
-    def wait(self, strategy: Strategy, machines: int, rate: float) -> float | None:
-        """Seconds per step that the ranks of so many such machines wait for the network; None where
-        that is not known."""
+    def wait(self, strategy: Strategy, machines: int, rate: float) -> float:
+        """Seconds per step that the ranks of so many such machines wait for the network."""
         payload = self.payload_for(strategy)
         return formulas.sync_wait(strategy, machines, payload, rate, self.backward, self.gpus)
 

@@ -93,20 +93,17 @@ def predict(
     rows = [predict_row(basis, 1, compared[0], 1.0, phases, family)]
     for n in range(2, nodes + 1):
         rows += [predict_row(basis, n, strategy, rate(n), phases, family) for strategy in compared]
-    return [row for row in rows if row is not None]
+    return rows
 
 
 def predict_row(
     basis: Basis, nodes: int, strategy: Strategy, rate: float, phases: Phases, family: str
-) -> Row | None:
-    """One prediction; None where it is not known how much the strategy sends. `family`: of the
-    optimizer."""
+) -> Row:
+    """One prediction. `family`: of the optimizer."""
     step = basis.step_of(nodes)
     waited = step.wait(strategy, nodes, rate)
     exact = step.wait(strategies.parse(EXACT), nodes, rate)
     sent = strategy.bytes_per_step(nodes, step.payload_for(strategy), step.gpus)
-    if waited is None or sent is None or exact is None:
-        return None
     spent, images = step.work + waited, step.images * nodes / step.nodes
     over_run = images / phases.mean(strategy, spent, step.work + exact)
     run = None

@@ -84,8 +84,6 @@ COSTS = {"fp32": (1.130, 0.0264), "16 bits": (0.739, 0.0082)}
 MODEL = "resnet50"  # where none is named
 # torchvision's models with 1000 classes.
 PARAMETERS = {"resnet50": 25_557_032, "resnet152": 60_192_808}
-# Bottleneck blocks of each stage.
-BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet152": (3, 8, 36, 3)}
 BATCH = 64
 # Backward's part of forward and backward: it computes gradients of activations and of weights, each
 # about as much work as forward.
@@ -160,7 +158,7 @@ def paper_step(gpu: str, model: str, precision: str = "fp32") -> Step:
         world=1,
         steps=0,
         images=BATCH,
-        payload=Payload(PARAMETERS[model] * 4, matrices=matrices(BLOCKS[model])),
+        payload=Payload(PARAMETERS[model] * 4),
         strategy=strategies.parse(strategies.EXACT),
         forward=spent * (1 - BACKWARD),
         backward=spent * BACKWARD,
@@ -171,15 +169,3 @@ def paper_step(gpu: str, model: str, precision: str = "fp32") -> Step:
         ranks=(),
         **nothing,
     )
-
-
-def matrices(blocks: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """Payload.matrices of torchvision's ResNet with so many bottleneck blocks in each stage."""
-    shapes, before = [(64, 3 * 7 * 7, 1)], 64
-    for stage, count in enumerate(blocks):
-        width = 64 * 2**stage
-        wide = 4 * width
-        shapes += [(width, before, 1), (wide, before, 1)]  # its shortcut is the second
-        shapes += [(width, wide, count - 1), (width, 9 * width, count), (wide, width, count)]
-        before = wide
-    return (*shapes, (1000, before, 1))

@@ -20,7 +20,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib import metadata
 from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, cast
@@ -323,15 +322,9 @@ def process_line(place: Place, host: str, device: torch.device, began: float) ->
 
 
 def gradients_line(model: nn.Module) -> Dict[str, Any]:
-    """The fields that say what is summed: bytes of all gradients, and (rows, columns, count) of the
-    trained weight matrices, with all dimensions but the first flattened into one."""
+    """The field that says what is summed: bytes of all gradients."""
     weights = [p for p in model.parameters() if p.requires_grad]
-    shapes = [p.shape for p in weights if p.dim() > 1]
-    counts = Counter((shape[0], shape.numel() // shape[0]) for shape in shapes)
-    return {
-        "gradient_bytes": sum(p.numel() * p.element_size() for p in weights),
-        "matrices": [[*shape, count] for shape, count in sorted(counts.items())],
-    }
+    return {"gradient_bytes": sum(p.numel() * p.element_size() for p in weights)}
 
 
 def process_start() -> float:

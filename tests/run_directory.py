@@ -56,7 +56,7 @@ LINES = {
         "mono_process": NUMBER, "mono": NUMBER, "unix": NUMBER, "host": str, "rank": int,
         "local_rank": int, "node_rank": int, "world_size": int, "pid": int, "python": str,
         "torch": str, "device": str, "model": str, "parameters": int, "gradient_bytes": int,
-        "bucket_mb": NUMBER, "matrices": list,
+        "bucket_mb": NUMBER,
         "flops_per_image": MAYBE, "global_batch": int, "rank_batch": int, "accumulate": int,
         "train_images": int, "eval_images": int, "epochs": int, "steps_per_epoch": int,
         "warmup": NUMBER,

@@ -30,7 +30,7 @@ from contract import strategies  # noqa: E402
 PAGE = HERE / "README.md"
 CONTROL = "control"  # all-reduce, summed in another order
 PEAKS, OWNS = ("ef:5:peak", "ef:3:peak"), ("ef:5:own", "ef:3:own")
-TEXT = (EXACT, "ef:5:own", "ef:15:peak", "ef:5:peak", "ef:3:peak", "powersgd:4")
+TEXT = (EXACT, "ef:5:own", "ef:15:peak", "ef:5:peak", "ef:3:peak")
 
 
 STARTED = {"": "", "none": ", no exact steps", "15": ", the first steps by 15 levels"}
@@ -153,7 +153,7 @@ def table(found: study.Results, lines: list[dict]) -> list[str]:
     for stage in STAGES:
         if isinstance(stage, Text):
             continue
-        for spec in (*OWNS, *PEAKS, "ef:15:peak", "powersgd:4", "bf16", CONTROL):
+        for spec in (*OWNS, *PEAKS, "ef:15:peak", "bf16", CONTROL):
             key = stage._replace(specs=(), seeds=FIRST), spec
             values = differences(found, stage, spec)
             if key in seen or not values or (stage.start and not spec.startswith("ef")):

@@ -297,17 +297,17 @@ def attach(
     machines: Optional[Sequence[int]] = None,
     optimizer: Any = None,
 ) -> Attached:
-    """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:5, powersgd:4, bf16, ...;
+    """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:5, bf16, ...;
     docs/slow-networks.md) from the next backward on. The first `warmup_steps` steps, and that
     backward, are exact. `scaler`: the GradScaler that scales the loss. An exchange fails where a
     peer is silent for `patience` seconds, by default as many as DDP's own sums wait. `machines`:
-    the machine of each rank, by default where it runs; `ef` and `powersgd` are between machines, so
+    the machine of each rank, by default where it runs; `ef` is between machines, so
     range(world size) shows on one PC what they do. `optimizer`: what steps the weights, by which
     `ef` takes its scale: its own for each value, but for SGD. Collective. Raises UserError for what
     cannot work.
 
     Adam, and what else divides by the root of a running mean of squares, learns less with levels of
-    the peak and with powersgd (docs/slow-networks.md, "With Adam"): rank 0 says so on stderr."""
+    the peak (docs/slow-networks.md, "With Adam"): rank 0 says so on stderr."""
     _check(model)
     attached = Attached(spec, warmup_steps, scaler, patience, machines, optimizer)
     attached.connect(model.device, model.process_group, model)

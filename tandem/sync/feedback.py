@@ -1,4 +1,4 @@
-"""Strategies with error feedback: what a step leaves out of the sums is kept, by each rank or,
+"""The strategy with error feedback: what a step leaves out of the sums is kept, by each rank or,
 where several share a machine, by the one of them that sends, and added in the next step.
 
 Errors are gradients, so they are multiplied by the loss scale and follow its changes. The errors of
@@ -55,10 +55,30 @@ class Squares(BucketState):
         return dict(zip(self.parameters, self.now[0][: sum(sizes)].split(sizes)))
 
 
-class Feedback(Sync):
-    """Sums bucket by bucket in the background, by `stages`; a subclass says what is kept. Sums are
-    exact before the first step, in the pass that only orders DDP's buckets, and in warm-up. The
-    host must know what the loss scale is in each step."""
+@dataclasses.dataclass
+class Bucket:
+    """One bucket of `ErrorFeedback` while it is exchanged."""
+
+    buffer: torch.Tensor  # receives the result
+    kept: BucketState
+    coded: torch.Tensor  # what is to be sent, then what came
+    squares: Optional[Squares] = None
+    own: Optional[torch.Tensor] = None  # the scales of all values, by owners (N, shard)
+
+
+class ErrorFeedback(Sync):
+    """A few levels per value in each step: each machine owns a shard of what is summed.
+
+    All send the owner their codes of its shard; it adds them up and sends the sum to all, encoded
+    again. The quantisation error is kept where it arises, at the sender and at the owner (Seide et
+    al., "1-bit stochastic gradient descent", 2014; at both ends: Tang et al., "DoubleSqueeze", ICML
+    2019). All ranks decode the same bytes, by operations that round alike on every machine, so
+    their sums are equal to the bit, and so are the scales that they make of them.
+
+    What is kept of a bucket: what this machine left out of all shards (N x shard), and what was
+    left out of the sum of its own. Sums are exact before the first step, in the pass that only
+    orders DDP's buckets, and in warm-up. The host must know what the loss scale is in each step.
+    """
 
     follows_scale = True
 
@@ -70,10 +90,13 @@ class Feedback(Sync):
         self.scale = 1.0  # the loss scale by which all that is kept is multiplied
         self.exact = True
         self.begun = False  # whether a step has: what was summed before only ordered buckets
-
-    @property
-    def keeps(self) -> float:
-        return 2.0 if self.topology.leads else 0.0
+        self.codec = CODECS[int(strategy.arguments[0])]
+        self.learns = strategy.of(None).arguments[1] == OWN
+        self._squares: Dict[int, Squares] = {}
+        # Of parameters that no bucket has brought yet, or whose buckets DDP has made anew.
+        self._loose: Dict[torch.Tensor, torch.Tensor] = {}
+        self._parameters: Sequence[torch.Tensor] = ()  # of the bucket that is handed over
+        self._digest = 0  # of what was loaded
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         super().setup(device, topology)
@@ -84,24 +107,9 @@ class Feedback(Sync):
         super().end()
         self.carrier.end()
 
-    def stages(self) -> List[Stage]:
-        """The stages that process (buffer, index, BucketState); the last one returns the buffer,
-        and says in the state whether it is finite."""
-        raise NotImplementedError
-
-    def blank(self, job: Any) -> Any:
-        """The input of the last stage, whose tensors `wire` are still to be filled."""
-        raise NotImplementedError
-
-    def wire(self, bucket: Any) -> List[torch.Tensor]:
-        """The tensors, all of one dtype, from which the last stage computes the sums."""
-        raise NotImplementedError
-
-    def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
-        """The number of values of each tensor kept for a bucket; all begin as zeros."""
-        raise NotImplementedError
-
     def begin(self, scale: float, exact: bool) -> None:
+        if self.learns and not self.begun:
+            self._compare_digests()
         self.close()
         self.exact, self.begun = exact, True
         if scale != self.scale:
@@ -111,27 +119,30 @@ class Feedback(Sync):
     def rescale(self, ratio: float) -> None:
         """The loss scale has changed."""
         multiply([one for kept in self.kept.values() for one in kept.now], ratio)
+        squares = [state.now[0] for state in self._squares.values()]
+        multiply([*squares, *self._loose.values()], ratio**2)
 
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
         if self.exact:
             if self.begun and index not in self.kept:
                 self._state_of(buffer, index)  # so that memory is short now, or never
-            return sum_over_ranks(buffer)
+            total = sum_over_ranks(buffer)
+            if not (self.learns and self.begun):
+                return total
+            state = self._squares_of(buffer, index)
+            return total.then(functools.partial(self._learn_exact, state))
         summed = None
         if len(self.topology.own_ranks) > 1:
             # Started here, because all ranks hand over buckets in the same order here.
             summed = sum_over_ranks(buffer, self.topology.group)
         future = self.carrier.future()
-        self.carrier.start((buffer, index, self._job_state(buffer, index)), future, summed)
+        squares = self._squares_of(buffer, index) if self.learns else None
+        self.carrier.start((buffer, (self._state_of(buffer, index), squares)), future, summed)
         return future
-
-    def _job_state(self, buffer: torch.Tensor, index: int) -> Any:
-        """What the stages need of a bucket's state."""
-        return self._state_of(buffer, index)
 
     def _state_of(self, buffer: torch.Tensor, index: int) -> BucketState:
         known = self.kept.get(index)
-        sizes = self.sizes(buffer, index) if self.topology.leads else []
+        sizes = self.sizes(buffer) if self.topology.leads else []
         # Also begun anew where --bucket_mb differs from that before a resume.
         if known is None or [tensor.numel() for tensor in known.now] != sizes:
             known = self.kept[index] = BucketState.blank(sizes, buffer.device)
@@ -139,7 +150,7 @@ class Feedback(Sync):
 
     def states(self) -> List[BucketState]:
         """Of all buckets."""
-        return list(self.kept.values())
+        return [*self.kept.values(), *self._squares.values()]
 
     def close(self) -> None:
         step = [kept for kept in self.states() if kept.finite is not None]
@@ -171,43 +182,6 @@ class Feedback(Sync):
             own = [tensor.to(self.carrier.device, copy=True) for tensor in tensors]
             self.kept[index] = BucketState(own, [torch.zeros_like(one) for one in own])
 
-
-@dataclasses.dataclass
-class Bucket:
-    """One bucket of `ErrorFeedback` while it is exchanged."""
-
-    buffer: torch.Tensor  # receives the result
-    kept: BucketState
-    coded: torch.Tensor  # what is to be sent, then what came
-    squares: Optional[Squares] = None
-    own: Optional[torch.Tensor] = None  # the scales of all values, by owners (N, shard)
-
-
-class ErrorFeedback(Feedback):
-    """A few levels per value in each step: each machine owns a shard of what is summed.
-
-    All send the owner their codes of its shard; it adds them up and sends the sum to all, encoded
-    again. The quantisation error is kept where it arises, at the sender and at the owner (Seide et
-    al., "1-bit stochastic gradient descent", 2014; at both ends: Tang et al., "DoubleSqueeze", ICML
-    2019). All ranks decode the same bytes, by operations that round alike on every machine, so
-    their sums are equal to the bit, and so are the scales that they make of them.
-
-    What is kept of a bucket: what this machine left out of all shards (N x shard), and what was
-    left out of the sum of its own.
-    """
-
-    def __init__(
-        self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
-    ) -> None:
-        super().__init__(strategy, last_bucket, patience)
-        self.codec = CODECS[int(strategy.arguments[0])]
-        self.learns = strategy.of(None).arguments[1] == OWN
-        self._squares: Dict[int, Squares] = {}
-        # Of parameters that no bucket has brought yet, or whose buckets DDP has made anew.
-        self._loose: Dict[torch.Tensor, torch.Tensor] = {}
-        self._parameters: Sequence[torch.Tensor] = ()  # of the bucket that is handed over
-        self._digest = 0  # of what was loaded
-
     @property
     def owners(self) -> Tuple[int, ...]:
         """The ranks that send, of which each owns a shard."""
@@ -221,7 +195,8 @@ class ErrorFeedback(Feedback):
     def stages(self) -> List[Stage]:
         return [Stage(self._code), Stage(self._exchange, sends=True), Stage(self._take)]
 
-    def sizes(self, buffer: torch.Tensor, index: int) -> List[int]:
+    def sizes(self, buffer: torch.Tensor) -> List[int]:
+        """The number of values of each tensor kept for a bucket; all begin as zeros."""
         shard = shard_size(buffer.numel(), len(self.owners))
         return [len(self.owners) * shard, shard]
 
@@ -230,34 +205,10 @@ class ErrorFeedback(Feedback):
             self._parameters = bucket.parameters()
         return super().hook(state, bucket)
 
-    def begin(self, scale: float, exact: bool) -> None:
-        if self.learns and not self.begun:
-            self._compare_digests()
-        super().begin(scale, exact)
-
-    def rescale(self, ratio: float) -> None:
-        super().rescale(ratio)
-        squares = [state.now[0] for state in self._squares.values()]
-        multiply([*squares, *self._loose.values()], ratio**2)
-
-    def states(self) -> List[BucketState]:
-        return [*super().states(), *self._squares.values()]
-
-    def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
-        total = super().start_sum(buffer, index)
-        if not (self.learns and self.exact and self.begun):
-            return total
-        state = self._squares_of(buffer, index)
-        return total.then(functools.partial(self._learn_exact, state))
-
     def _learn_exact(self, state: Squares, done: torch.futures.Future[Any]) -> torch.Tensor:
         total: torch.Tensor = done.value()
         _learn(state, total, total.dtype)
         return total
-
-    def _job_state(self, buffer: torch.Tensor, index: int) -> Any:
-        squares = self._squares_of(buffer, index) if self.learns else None
-        return self._state_of(buffer, index), squares
 
     def _squares_of(self, buffer: torch.Tensor, index: int) -> Squares:
         """Those of a bucket, in its own order."""
@@ -315,7 +266,7 @@ class ErrorFeedback(Feedback):
             )
 
     def blank(self, job: Any) -> Bucket:
-        buffer, _, (kept, squares) = job
+        buffer, (kept, squares) = job
         size = self.codec.coded_bytes(shard_size(buffer.numel(), len(self.owners)))
         coded = buffer.new_empty((len(self.owners), size), dtype=torch.uint8)
         return Bucket(buffer, kept, coded, squares, self._scales(squares))
@@ -330,7 +281,7 @@ class ErrorFeedback(Feedback):
 
     def _code(self, job: Any) -> Bucket:
         """Encode this rank's values plus what it left out before."""
-        buffer, _, (kept, squares) = job
+        buffer, (kept, squares) = job
         flat, values = kept.coming[0], buffer.numel()
         torch.add(kept.now[0][:values], buffer, out=flat[:values])  # zeros fill it up
         own = self._scales(squares)

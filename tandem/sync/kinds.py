@@ -7,14 +7,12 @@ from contract.strategies import ADAM, EXACT, SGD, parse
 from .allreduce import BF16, FP16, AllReduce
 from .base import Sync
 from .feedback import ErrorFeedback
-from .powersgd import PowerSGD
 
 KINDS: Dict[str, Type[Sync]] = {
     "allreduce": AllReduce,
     "fp16": FP16,
     "bf16": BF16,
     "ef": ErrorFeedback,
-    "powersgd": PowerSGD,
 }
 
 

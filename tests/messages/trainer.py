@@ -35,7 +35,6 @@ STRATEGIES = (
     "bf16:gloo:2",
     "ef:7",
     "ef:5:mean",
-    "powersgd:0",
     "overlap:6",
 )
 

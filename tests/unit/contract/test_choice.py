@@ -13,12 +13,12 @@ OPEN = {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None
 @pytest.mark.parametrize(
     ("seconds", "taken"),
     [
-        ({"allreduce": 100, "bf16": 50, "powersgd:4": 40}, "powersgd:4"),
-        ({"allreduce": 100, "bf16": 41, "powersgd:4": 40}, "bf16"),
-        ({"allreduce": 41.9, "bf16": 41, "powersgd:4": 40}, "allreduce"),
-        ({"allreduce": 42.1, "bf16": 41, "powersgd:4": 40}, "bf16"),
+        ({"allreduce": 100, "bf16": 50, "ef:3": 40}, "ef:3"),
+        ({"allreduce": 100, "bf16": 41, "ef:3": 40}, "bf16"),
+        ({"allreduce": 41.9, "bf16": 41, "ef:3": 40}, "allreduce"),
+        ({"allreduce": 42.1, "bf16": 41, "ef:3": 40}, "bf16"),
         ({"bf16": 41, "fp16": 40}, "fp16"),  # as many bits
-        ({"powersgd:4": 40, "powersgd:8": 41}, "powersgd:8"),
+        ({"ef:3": 40, "ef:5": 41}, "ef:5"),
     ],
 )
 def test_the_most_exact_within_a_twentieth_of_the_fastest_is_taken(seconds, taken):
@@ -34,7 +34,7 @@ def test_the_most_exact_within_a_twentieth_of_the_fastest_is_taken(seconds, take
         ("bf16", prices.SGD, 999, False),
         ("bf16", prices.ADAM, 1000, False),
         ("fp16", prices.SGD, 1000, False),
-        ("powersgd:4", prices.SGD, 1000, False),
+        ("ef:5", prices.SGD, 1000, False),
     ],
 )
 def test_a_label_covers_its_optimizers_and_runs_as_long(monkeypatch, spec, family, steps, covered):

@@ -180,7 +180,6 @@ class RunBuilder:
             "parameters": self.gradient_bytes // 4,
             "gradient_bytes": self.gradient_bytes,
             "bucket_mb": self.bucket_mb,
-            "matrices": [[1000, self.gradient_bytes // 4000, 1]],
             "flops_per_image": None,
             "global_batch": self.batch * world,
             "rank_batch": self.batch,

@@ -42,7 +42,6 @@ def told(spec, kind):
         ("ef:5", Lion, "ef:5:own", 1),
         ("ef:5", None, "ef:5:own", 1),
         ("ef:5:peak", None, "ef:5:peak", 1),
-        ("powersgd:4", torch.optim.SGD, "powersgd:4", 0),
         ("fp16", None, "fp16", 0),
     ],
 )

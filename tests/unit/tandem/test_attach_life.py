@@ -160,7 +160,7 @@ def dying(spec):
         return str(error)
 
 
-@pytest.mark.parametrize(("spec", "who"), [(SPEC, "node2 (rank 1)"), ("powersgd:2", "a peer")])
+@pytest.mark.parametrize(("spec", "who"), [(SPEC, "node2 (rank 1)"), ("fp16", "a peer")])
 def test_a_peer_s_end_reads_as_a_sentence(spec, who):
     (_, pipe), (other, _) = start_ranks([1, 1], dying, spec)
     good, said = pipe.recv()

@@ -63,9 +63,7 @@ def net():
 
 
 def payload_of(model, bucket_mb):
-    weights = [p for p in model.parameters() if p.dim() > 1]
-    sides = tuple((p.shape[0], p.numel() // p.shape[0], 1) for p in weights)
-    return Payload(sum(map(size, model.parameters())), bucket_mb * MIB, matrices=sides)
+    return Payload(sum(map(size, model.parameters())), bucket_mb * MIB)
 
 
 class Steps:
@@ -118,9 +116,8 @@ def six_steps(spec):
         total = total + steps.step(number)
         exact = exact + steps.exact(number)
     # Buckets are in another order than the parameters: only their sums can be compared.
-    parts = 2 if spec.startswith("ef") else 1  # PowerSGD keeps factors too, which are no errors
     kept = torch.zeros(())
     for bucket in steps.sync.kept.values():
-        kept += sum(one.sum() for one in bucket.now[:parts])
+        kept += sum(one.sum() for one in bucket.now)
     dist.all_reduce(kept)
     return steps, total, exact, float(total.sum() + kept - exact.sum()) / float(exact.abs().sum())

@@ -201,7 +201,7 @@ class Kept:
         return there
 
 
-@pytest.fixture(params=["ef:5", "powersgd:1"])
+@pytest.fixture(params=["ef:5"])
 def kept(request, images, tmp_path):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     logging.disable(logging.CRITICAL)
@@ -221,7 +221,6 @@ def test_an_odd_own_file_of_a_machine_ends_in_a_sentence_or_goes_on(kept):
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("kept", ["ef:5"], indirect=True)
 def test_odd_scales_of_a_strategy_end_in_a_sentence_or_go_on(kept):
     good = checkpoint.snapshot(kept.job, kept.at)
     path = kept.path.with_name("common.pt")

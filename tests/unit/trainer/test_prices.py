@@ -54,7 +54,6 @@ def test_help_and_page_say_what_the_table_says():
         ("ef:3", "adam", 999, 1),
         ("allreduce", "adam", 1, 0),
         ("ef:255", "sgd", 1000, 1),  # not measured
-        ("powersgd:4", "sgd", 1000, 1),  # measured, and not safe
     ],
 )
 def test_a_run_unlike_those_that_were_measured_is_told(spec, optimizer, steps, said):

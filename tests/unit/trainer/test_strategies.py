@@ -23,7 +23,6 @@ def test_only_the_sum_in_the_gradients_own_precision_is_called_exact():
     [
         ("bf16", "bf16"),
         ("bf16:gloo", "bf16:gloo"),
-        ("powersgd:08", "powersgd:8"),
         ("ef:5:auto", "ef:5"),
         ("ef:5:own", "ef:5:own"),
     ],

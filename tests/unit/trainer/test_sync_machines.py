@@ -45,9 +45,7 @@ def train(images, output, nodes, *more):
     ("spec", "nodes"),
     [
         ("ef:3", [2, 1]),
-        ("powersgd:1", [2, 1]),
         pytest.param("ef:3", [2, 2], marks=pytest.mark.long),
-        pytest.param("powersgd:1", [2, 2], marks=pytest.mark.long),
     ],
 )
 def test_machines_of_several_ranks_train_as_those_of_one(images, tmp_path, spec, nodes):

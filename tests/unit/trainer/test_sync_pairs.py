@@ -24,13 +24,12 @@ def rarely(*values):
 # A strategy, ranks of each machine, settings.
 RUNS = [
     ("ef:5:own", UNEVEN, (*BF16, *LAST, *CLIP, "--static_graph")),
-    ("powersgd:2", EVEN, (*FP32, *CLIP, *PARTS)),
+    ("ef:5", EVEN, (*FP32, *CLIP, *PARTS)),
     rarely("ef:255", EVEN, (*BF16, *CLIP)),
-    rarely("powersgd:1", UNEVEN, (*FP32, *LAST, *PARTS)),
     rarely("ef:15", UNEVEN, (*BF16, *PARTS)),
     rarely("ef:3", EVEN, (*FP32, *LAST, *CLIP)),
     rarely("ef:3", UNEVEN, (*COMPILE, *FP32, *CLIP)),
-    rarely("powersgd:2", EVEN, (*COMPILE, *FP32, *LAST)),
+    rarely("ef:255", EVEN, (*COMPILE, *FP32, *LAST)),
     rarely("ef:5:own", EVEN, (*COMPILE, *FP32, *PARTS)),
 ]
 

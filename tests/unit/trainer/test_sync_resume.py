@@ -19,9 +19,7 @@ ONES, UNEVEN = [1, 1], [2, 1]
 # Those of all strategies that keep something for each machine; ranks of each machine.
 KEEPING = [
     ("ef:5:own", UNEVEN),
-    ("powersgd:1", ONES),
     pytest.param(("ef:3:peak", ONES), marks=pytest.mark.long),
-    pytest.param(("powersgd:1", UNEVEN), marks=pytest.mark.long),
 ]
 
 
