@@ -97,6 +97,7 @@ sweep: machines
 	@$(PYTHON_ENV) -m tools.sweep $(words)
 
 tensorboard: env
+	@tools/venv.sh tensorboard
 	@$(PYTHON_ENV) -m tools.tensorboard $(words)
 
 compare: env
@@ -132,6 +133,7 @@ lock: known
 	$(lock_311) requirements/control.in --output-file requirements/control.txt
 	$(lock_311) requirements/torch.in --output-file requirements/torch.txt --constraint requirements/control.txt
 	$(lock_311) requirements/imagenet.in --output-file requirements/imagenet.txt --constraint requirements/torch.txt
+	$(lock_311) requirements/tensorboard.in --output-file requirements/tensorboard.txt --constraint requirements/torch.txt
 	$(lock_311) requirements/dev.in --output-file requirements/dev.txt --constraint requirements/control.txt --constraint requirements/torch.txt --constraint requirements/imagenet.txt
 	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header requirements/core2.16.in --output-file requirements/core2.16.txt
 

@@ -3,8 +3,6 @@
 python -m report plan: predicts the next run (report/plan.py).
 python -m report compare RUN RUN ...: sets runs side by side (report/comparing.py).
 python -m report sweep FOLDER: the same of the runs of a sweep (report/comparing.py).
-python -m report tensorboard RUN: writes a run's figures for TensorBoard, and starts it
-(report/events.py).
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from contract.errors import UserError
 from report.analysis import Analysis, analyse
 from report.cli import find_run, write
 from report.comparing import compare_main, sweep_main
-from report.events import tensorboard_main
 from report.overtime import as_csv
 from report.page import render_page
 from report.plan import plan_main
@@ -61,12 +58,7 @@ def main(argv: list[str]) -> int:
         return error.code
 
 
-OTHERS = {
-    "plan": plan_main,
-    "compare": compare_main,
-    "sweep": sweep_main,
-    "tensorboard": tensorboard_main,
-}
+OTHERS = {"plan": plan_main, "compare": compare_main, "sweep": sweep_main}
 
 
 def drop_output() -> None:

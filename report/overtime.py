@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from contract.text import seconds
@@ -47,6 +49,7 @@ def marks_of(analysis: Analysis) -> tuple[Mark, ...]:
 
 NEAR = 10.0  # seconds
 MOST_MARKS = 8
+MOST_LOSSES = 1000  # of a rank
 
 
 def curve(
@@ -135,8 +138,8 @@ def gpu_charts(analysis: Analysis) -> list[Curve]:
 
 
 def as_csv(analysis: Analysis) -> str:
-    """Every point of every line: what, of whom, seconds since the loop began, value, unit; and what
-    was evaluated, by seconds since the run began."""
+    """Every point of every line: what, of whom, seconds since the loop began, value, unit; losses
+    of log points; and what was evaluated, by seconds since the run began."""
     file = io.StringIO()
     write = csv.writer(file, lineterminator="\n").writerow
     write(("what", "of", "seconds", "value", "unit"))
@@ -144,9 +147,22 @@ def as_csv(analysis: Analysis) -> str:
         for name, _, points in curve.lines:
             for at, value in points:
                 write((curve.title, name, f"{at:.3f}", f"{value:.6g}", curve.unit))
+    for step, (at, loss) in losses(analysis).items():
+        write(("loss", f"step {step}", f"{at:.3f}", f"{loss:.6g}", ""))
     for epoch in analysis.curve:
         scores = (("top-1", epoch.top1), ("loss, training", epoch.train_loss))
         for what, score in (*scores, ("loss, validation", epoch.loss)):
             if score is not None:
                 write((what, f"epoch {epoch.epoch}", f"{epoch.seconds:.3f}", f"{score:.6g}", ""))
     return file.getvalue()
+
+
+def losses(analysis: Analysis) -> dict[int, tuple[float, float]]:
+    """By step the seconds of a log point and its loss, mean over the ranks."""
+    by_step: dict[int, list[tuple[float, float]]] = {}
+    for rank in longest_attempt(analysis.run.ranks):
+        rows = zip(rank.steps.step, rank.steps.clock, rank.steps.loss)
+        logged = [row for row in rows if not math.isnan(row[2])]
+        for step, at, loss in logged[:: -(-len(logged) // MOST_LOSSES) or 1]:
+            by_step.setdefault(step, []).append((at, loss))
+    return {step: (of[0][0], fmean(loss for _, loss in of)) for step, of in sorted(by_step.items())}

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Installs a locked list, requirements/$1.txt. In .venv: control (what provisions, launches, watches and reports), torch
-# (what trains on this machine), imagenet, dev (all of these, and what tests need). In .venv-core2.16: another Ansible,
+# (what trains on this machine), imagenet, tensorboard, dev (all of these, and what tests need). In .venv-core2.16: another Ansible,
 # for machines with an old Python. Does nothing where the list is installed already. From PIP_INDEX_URL or pip's own
 # settings, or the `mirror` of group_vars/all.yml that is not `world`.
 set -eu
@@ -10,6 +10,7 @@ case $1 in # MB on the disk, and how long by a line of 1 Gbit/s
 control) whole=360 takes='half a minute' ;;
 torch) whole=5600 takes='two minutes' ;;
 imagenet) whole=220 takes='some seconds' ;;
+tensorboard) whole=100 takes='some seconds' ;;
 dev) whole=6200 takes='three minutes' ;;
 core2.16)
     folder=.venv-$1 whole=320 takes='half a minute'

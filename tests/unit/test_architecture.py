@@ -117,7 +117,7 @@ READS = {
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py launcher/background.py
         launcher/waits.py launcher/cli.py launcher/node/supervisor.py report/__main__.py
-        report/cli.py report/events.py report/measurements.py trainer/export.py
+        report/cli.py report/measurements.py tools/tensorboard.py trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
     "what the control machine sends to its own programs": """
         launcher/engines/slurm.py launcher/node/link.py launcher/slurm.py

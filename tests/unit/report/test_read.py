@@ -11,7 +11,6 @@ from contract.text import three_digits
 from report import page, read, text, uses
 from report.__main__ import main
 from report.analysis import analyse
-from report.events import scalars
 from report.read import read_run
 from report.run_view import view_of
 from report.status import Follower, section_of
@@ -59,7 +58,6 @@ def test_a_run_has_one_speed_wherever_it_is_shown(name, tmp_path, capsys, monkey
     speed, top1 = (analysis.summary[of] for of in ("images_per_second", "final_top1"))
     progress = Follower(run).look()
     assert round(progress.images_per_second, 2) == speed > 0
-    assert [one.value for one in scalars(analysis) if "of the run" in one.tag] == [speed]
     assert (progress.evaluated and progress.evaluated.top1) == top1
     view = view_of(analysis)
     for shown in (text.render_text(view), page.render_page(view), lines_of(progress)):
