@@ -19,7 +19,6 @@ from contract.strategies import ATTACHED
 from launcher.collect import NotHere, receive, staging
 from launcher.machines.engine import Node
 from launcher.outputs import Written, listing, put
-from launcher.pickles import more_than_tensors
 from launcher.plan.script import WORK
 
 SAFE = ".safetensors"  # holds tensors alone
@@ -209,13 +208,6 @@ class Candidates:
                     return False
                 fresh[file.name] = size, path
             others = [host for host in self._there if host != source]
-            for name, (_, path) in fresh.items():
-                if others and name.endswith(CHECKPOINTS) and (more := more_than_tensors(path)):
-                    self._say(
-                        f"{name} of {source} holds more than tensors ({more}): whoever loads it "
-                        "runs what was put there, and it goes to all machines (docs/security.md): "
-                        "save it as .safetensors, or so that torch.load(weights_only=True) takes it"
-                    )
             for host in others:
                 for name, (size, path) in fresh.items():
                     put(self._nodes[host], path, size, self._source(host, name))

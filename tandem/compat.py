@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
+from . import pickles
+
 
 def ddp_buffers(at_each_forward: bool) -> Dict[str, Any]:
     """DDP's keyword for copying rank 0's buffers; renamed in 2.13."""
@@ -177,7 +179,10 @@ class _TensorsOnlyPickle:
 
 
 def load_tensors(file: BinaryIO) -> Any:
-    """Tensors and plain containers from a file, on the CPU; nothing in it is executed."""
+    """Tensors and plain containers from a file, on the CPU; nothing in it is executed, and memory
+    is bounded by its size. Raises pickles.Refused for anything else, and what torch raises."""
+    pickles.check(file)
+    file.seek(0)
     if "weights_only" in inspect.signature(torch.load).parameters:
         return torch.load(file, map_location="cpu", weights_only=True)
     return torch.load(file, map_location="cpu", pickle_module=_TensorsOnlyPickle)

@@ -15,7 +15,6 @@ import pathlib
 import pickle
 import time
 import uuid
-import zipfile
 from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, Optional, Tuple
 
 import torch
@@ -23,6 +22,7 @@ import torch
 from contract.errors import UserError
 from contract.options import ENTRIES, Options
 from tandem.compat import load_tensors
+from tandem.pickles import Refused
 
 from . import optim
 from .build import Job
@@ -145,12 +145,13 @@ def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
     UserError for anything else, Damaged where its bytes are no torch file's, and OSError where it
     cannot be read; executes nothing of it."""
     try:
-        _refuse_compressed(content)
         state = load_tensors(content)
     except pickle.UnpicklingError as error:
+        what = f" ({error})" if isinstance(error, Refused) else ""
         raise UserError(
-            f"{name} is no torch file, or holds objects that could run as code: it was not loaded. "
-            "Remove it, or save its state dict again, as tensors by name."
+            f"{name} is no torch file, or holds more than tensors and plain values{what}, which "
+            "could run as code or take any memory: it was not loaded. Remove it, or save its state "
+            "dict again, as tensors by name."
         ) from error
     except OSError:
         raise
@@ -161,17 +162,6 @@ def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
     if not isinstance(state, dict):
         raise UserError(f"{name} holds no tensors by name: give a checkpoint or a state dict.")
     return state
-
-
-def _refuse_compressed(content: BinaryIO) -> None:
-    """torch compresses nothing: an archive with more in it than its own size would fill the memory.
-    Raises zipfile.BadZipFile."""
-    size = content.seek(0, io.SEEK_END)
-    if zipfile.is_zipfile(content):
-        with zipfile.ZipFile(content) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > size:
-                raise zipfile.BadZipFile("it is compressed")
-    content.seek(0)
 
 
 def complete(files: Iterable[pathlib.Path]) -> Iterator[Tuple[pathlib.Path, bytes, Dict[Any, Any]]]:

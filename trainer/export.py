@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 import sys
-from typing import Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 import torch
 
@@ -35,7 +35,15 @@ def weights(state: Snapshot, average: bool) -> Dict[str, torch.Tensor]:
     if not_finite(chosen, chosen):
         raise UserError("the state is not finite: the run diverged. Export an earlier one.")
     half = (torch.float16, torch.bfloat16)
-    return {key: value.float() if value.dtype in half else value for key, value in chosen.items()}
+    whole: Dict[Any, torch.Tensor] = {}  # a tensor of several names, such as a shared layer's, once
+    for value in chosen.values():
+        if _place(value) not in whole:
+            whole[_place(value)] = value.float() if value.dtype in half else value
+    return {key: whole[_place(value)] for key, value in chosen.items()}
+
+
+def _place(value: torch.Tensor) -> Any:
+    return value.data_ptr(), value.dtype, value.shape, value.stride()
 
 
 def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:

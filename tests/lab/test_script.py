@@ -143,7 +143,7 @@ def test_a_machine_is_killed_and_named_and_nothing_is_left(cluster, gathered, tm
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["newest", "its own"])
-def test_code_in_a_machine_s_checkpoint_is_named_and_goes_nowhere_by_itself(cluster, tmp_path, own):
+def test_code_in_a_machine_s_checkpoint_goes_nowhere_with_resume_from_self(cluster, tmp_path, own):
     lab, inventory = cluster
     came = f"/tmp/{uuid.uuid4().hex}"
     words = {"SCRIPT": HERE / "scripts/taken_over.py", "OUTPUT": "out", "NODES": 2}
@@ -151,7 +151,6 @@ def test_code_in_a_machine_s_checkpoint_is_named_and_goes_nowhere_by_itself(clus
     words |= {"RESUME_FROM": "self"} if own else {}
     said = make(lab, "train", INVENTORY=inventory(tmp_path), **words)
     print(said)
-    assert re.search(r"out/1\.pt of node1 holds more than tensors \(posix\.system\)", said) or own
     reached = [bool(lab.ssh(n, f"cat {came} || true").strip()) for n in (1, 2)]
     assert reached == [True, not own]
 

@@ -98,7 +98,7 @@ READS = {
         launcher/control.py launcher/folders.py launcher/engines/ssh.py
         launcher/machines/inventory.py launcher/node/owner.py launcher/node/pairprobe.py
         launcher/node/probe.py launcher/node/tickets.py launcher/outputs.py
-        launcher/pickles.py launcher/plan/code.py launcher/plan/layer.py
+        launcher/plan/code.py launcher/plan/layer.py
         launcher/plan/models.py launcher/plan/requirements.py
         launcher/queue.py launcher/status.py launcher/top.py launcher/watch/attempts.py
         launcher/watch/records.py report/files.py tandem/compat.py

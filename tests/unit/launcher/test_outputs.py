@@ -205,22 +205,6 @@ def test_a_file_that_runs_no_code_is_taken_where_there_is_one_of_the_same_step(n
     assert spread(nodes, there, run, 1000) == "out/3.pt"
 
 
-CODE = pickle.dumps(SimpleNamespace(step=7))
-
-
-@pytest.mark.parametrize("machines", [1, 2])
-def test_a_checkpoint_that_is_code_is_said_before_it_goes_to_another_machine(
-    nodes, there, run, machines
-):
-    Path(there["node1"], "work/node1/out/7.pt").write_bytes(CODE)
-    said = []
-    some = dict(list(there.items())[:machines])
-    assert spread(nodes, some, run, 1000, said.append) == "out/7.pt"
-    assert [("types.SimpleNamespace" in one, "node1" in one) for one in said] == (
-        [(True, True)] * (machines - 1)
-    )
-
-
 def test_each_machine_may_go_on_from_a_file_of_its_own(nodes, there, run):
     """The newest that all have: of the last one a machine may have written half."""
     assert candidates(nodes, there, run).own() is None

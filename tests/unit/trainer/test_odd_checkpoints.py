@@ -145,11 +145,9 @@ def test_a_tensor_that_nothing_can_be_copied_from_is_refused_wherever_it_stands(
         state = copy.deepcopy(tried.good)
         at(state, path[:-1])[path[-1]] = of_kind(kind, at(state, path))
         writer.write_whole(state, tried.path)
-        with pytest.raises(UserError, match="missing or not what it should be"):
+        with pytest.raises(UserError, match=r"missing or not what it should be|more than tensors"):
             tried.resumed()
-        assert export.main([str(tried.folder), str(tried.folder / "out.pt")]) == (
-            0 if path[0] == "optimizer" else 2
-        )
+        assert export.main([str(tried.folder), str(tried.folder / "out.pt")]) == 2
 
 
 def of_kind(kind, tensor):
@@ -289,6 +287,6 @@ def test_a_small_file_does_not_fill_the_memory():
             archive.writestr(entry, plain.read(entry))
     assert len(packed.getvalue()) < 1 << 17
     packed.seek(0)
-    assert checkpoint.load_tensors(packed)["weight"].numel() == 1 << 24
+    assert torch.load(packed)["weight"].numel() == 1 << 24
     with pytest.raises(checkpoint.Damaged):
         checkpoint.load("it", packed)
