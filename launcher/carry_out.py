@@ -307,7 +307,7 @@ class Run:
         if outcome.cause is not None:
             lines += describe(self.attempts.list[-1]["first_cause"])
         if outcome.status != "finished":
-            lines += leftovers(outcome)
+            lines += [*outcome.silent_ranks, *leftovers(outcome)]
         for line in lines:
             self.terminal.say(line)
 

@@ -46,6 +46,7 @@ class Analysis:
     verdict: Verdict | None  # None where the run was too short
     failure: str | None  # the sentence before the verdict when the run did not finish
     to_resume: str | None  # how it goes on then
+    silent_ranks: list[str]  # where they stood then, a line each place
     too_short: TooShort | None  # in place of the verdict
     advice: Advice
     uses: Uses  # of all attempts; no networks where all ranks are on one machine
@@ -93,6 +94,7 @@ def analyse(folder: Path) -> Analysis:
         verdict=UNTIMED if run.untimed else None if short else verdict(cause, step, evidence),
         failure=failure,
         to_resume=run.attempts[-1].get("to_resume") if failure and run.attempts else None,
+        silent_ranks=run.attempts[-1].get("silent_ranks", []) if failure and run.attempts else [],
         too_short=short,
         advice=advice,
         uses=uses,

@@ -121,7 +121,7 @@ CAUSE: Fields = {
 ATTEMPT: Fields = {
     **dict.fromkeys(("reason", "status", "to_resume"), text),
     **{"nodes": texts, "world_size": count, "wall_seconds": time_of},
-    **{"resumed_samples": number, "first_cause": cause},
+    **{"resumed_samples": number, "first_cause": cause, "silent_ranks": texts},
 }
 START: Fields = {
     **dict.fromkeys(("model", "device", "torch", "python", "cpu", "sync", "precision"), text),

@@ -131,7 +131,13 @@ class Machine:
     host: str
     parts: list[Callable[[], Iterator[Entry]]] = field(default_factory=list)
     recent: deque[Entry] = field(default_factory=lambda: deque(maxlen=RECENT_LINES))
+    stacks: Entry = field(default_factory=dict)  # the newest line on where silent ranks stand
     unix: float = 0.0  # when the file here grew last, by this machine's clock
+
+    @property
+    def mono(self) -> float:
+        """Its own clock at its newest line."""
+        return time_of(self.recent[-1].get("mono")) or 0.0 if self.recent else 0.0
 
     def __iter__(self) -> Iterator[Entry]:
         for part in self.parts:
@@ -280,8 +286,11 @@ class Reader:
             self._exits[host, attempt] = exit_of(last)
         machine.unix = max(machine.unix, path.stat().st_mtime)
         if recent:
-            lines = of_attempt(self._files[path], attempt)
-            machine.recent.extend(line for line in lines if line.get("kind") == "sample")
+            for line in of_attempt(self._files[path], attempt):
+                if line.get("kind") == "sample":
+                    machine.recent.append(line)
+                elif line.get("kind") == "stacks":
+                    machine.stacks = line
 
     def _omissions(self) -> Iterator[str]:
         """Sentences on what was left out, file by file."""

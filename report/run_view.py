@@ -180,6 +180,7 @@ def verdict_section(analysis: Analysis) -> Section:
             else []
         )
         items += [Log(list(map(str, cause["last_lines"])))] if cause.get("last_lines") else []
+        items += [Say(f"{line[:1].upper()}{line[1:]}.") for line in analysis.silent_ranks]
         if analysis.step is None and not analysis.run.untimed:
             return Section("Verdict", items)
     if short:

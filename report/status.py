@@ -22,6 +22,7 @@ from report.measure import Step, images_per_second, mean_or_none, slowest, step_
 from report.network import grown, one_machine
 from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Machine, RankRecord, Reader
+from report.stacks import Standing, by_place, standings
 from report.verdict import step_words, wait_words
 from report.view import Column, Item, Say, Section, table
 from report.waits import WORDS, enough, most_in_excess, ruling_cause, slower_rank
@@ -101,6 +102,7 @@ class Progress:
     ruling: Ruling | None  # None: too early to say
     hang: Hang | None  # None while steps come
     machines: list[Figures]
+    stands: Sequence[Standing] = ()  # where silent ranks stand, unless steps come
     leaving: bool = False  # a rank has ended its records
     script: bool = False  # of the user's own, which has samples and no images
 
@@ -159,6 +161,7 @@ class Follower:
             ruling=ruling_of(recent, records, full, one_machine(run)) if complete else None,
             hang=hang,
             machines=machines,
+            stands=standings(run.machines.values(), attempt) if hang or not stepped else (),
             leaving=any(record.end for record in records),
             script=bool(run.plan.get("script")),
         )
@@ -276,6 +279,7 @@ def section_of(progress: Progress, running: bool) -> Section:
     """Progress, bottleneck and machines of a run; without current figures where it is over."""
     place, figures = place_of(progress, running), figures_of(progress, running)
     lines = [*(", ".join(part) for part in (place, figures) if part), verdict(progress, running)]
+    lines += by_place(progress.stands).values() if running else []
     section = Section("", [Say(line) for line in lines] + machines_of(progress.machines, running))
     return in_samples(section) if progress.script else section
 
@@ -315,6 +319,9 @@ def verdict(progress: Progress, running: bool = True) -> str:
     if progress.hang is not None and running:
         return progress.hang.sentence
     ruling = progress.ruling
+    if ruling is None and progress.stands and running:
+        silent = min(standing.seconds for standing in progress.stands)
+        return f"no rank has timed a step or printed anything for {seconds(silent)}"
     if ruling is None:
         return (
             "too early to say what holds it up" if running else "too short to say what held it up"

@@ -34,7 +34,7 @@ FILES = {
         "code_sha256": str, "master_port": int,
         "started_unix": NUMBER, "wall_seconds": MAYBE, "reason": str, "status": str,
         "resumed_samples": MAYBE, "first_cause": (dict, NULL), "to_resume": TEXT,
-        "went_on_from": TEXT,
+        "went_on_from": TEXT, "silent_ranks": list,
     },
     "attempts.json first_cause": {
         "host": TEXT, "rank": (int, NULL), "exit_code": (int, NULL), "signal": (str, int, NULL),
@@ -90,6 +90,7 @@ MACHINE = {
         "mono_start": NUMBER, "mono_end": NUMBER, "exit_code": (int, NULL), "signal": TEXT,
         "workers": dict, "peak_memory_bytes": dict,
     },
+    "stacks": {"mono": NUMBER, "unix": NUMBER, "ranks": dict},
 }  # fmt: skip
 # What a machine does not say is absent.
 WHERE_KNOWN = {
@@ -98,6 +99,7 @@ WHERE_KNOWN = {
     "alone": list,
 }  # fmt: skip
 # Of each rank, card, peer, disk, mount and GPU.
+SILENT_RANK = {"last": NUMBER, "state": str, "threads": list}
 PARTS = {
     "ranks": {"ran": NUMBER, "waited": NUMBER, "state": str},
     "card": {
@@ -197,6 +199,9 @@ def rank_line(line, where, own_script=False):
 
 def machine_line(line, where):
     found = check({"kind": str, **MACHINE.get(line.get("kind"), {"kind": NULL})}, line, where)
+    if line.get("kind") == "stacks":
+        ranks = line.get("ranks", {})
+        return [*found, *(p for rank in ranks.values() for p in check(SILENT_RANK, rank, where))]
     if line.get("kind") != "sample":
         return found
     found += check({n: kind for n, kind in WHERE_KNOWN.items() if n in line}, line, where)

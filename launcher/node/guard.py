@@ -12,11 +12,13 @@ import signal
 import tempfile
 import time
 
+from contract import records
 from launcher.node import machine_lock, owner, sockets
 from launcher.node.link import Link
 from launcher.node.machine import cause_of, identity
 from launcher.node.processes import become_subreaper, end_descendants, reap
 from launcher.node.records import INTERVAL, Recorder, Tail, exit_entry, leftovers
+from launcher.node.stacks import Stacks
 from launcher.node.task import BEAT, BadTask, read_task
 from launcher.node.workers import Output, Workers, describe, start_launch
 
@@ -43,7 +45,7 @@ class Guard:
         self.frames = self.link.frames
         self.way, self.why = way, why
         self.task, self.workers, self.recorder, self.launch = None, None, None, None
-        self.output, self.tail, self.marks = None, None, []
+        self.output, self.tail, self.stacks, self.marks = None, None, None, []
         self.owner, self.present = None, ""
         self.launch_status, self.reason, self.message = None, None, None
         self.folder, self.scratch = None, None
@@ -171,6 +173,7 @@ class Guard:
             self.look_for_group()
         if self.recorder is not None and now >= self.next_record:
             self.recorder.tick()
+            self.record_stacks(now)
             self.tail.send(self.frames)
             self.next_record = max(self.next_record + INTERVAL, now)
         if self.kill_at is not None and now >= self.kill_at:
@@ -221,6 +224,7 @@ class Guard:
         if self.task.record and self.folder.is_dir():
             self.recorder = Recorder(self.task, self.folder, self.trouble, self.workers.pids)
             self.tail = Tail(self.folder, self.task)
+            self.stacks = Stacks(self.scratch, self.task.ask_after, self.last_active)
             self.recorder.begin()
 
     # ---- while it runs ----
@@ -228,6 +232,27 @@ class Guard:
     def beat(self):
         running = [worker.rank for worker in self.workers.running()] if self.workers else []
         self.frames.send("beat", unix=time.time(), running=running)
+
+    def record_stacks(self, now):
+        """Where ranks stand that have been silent for long; all of them once one has failed, since
+        those that go on may be why it did."""
+        try:
+            line = self.stacks.look(now, self.stage is Stage.FAILING)
+        except OSError as error:
+            self.trouble("stacks", cause_of(error))
+            return
+        if line is not None:
+            self.recorder.write(line)
+
+    def last_active(self):
+        """Of each rank that lives its pid, and when it ended a step last; where none was timed,
+        when it printed something."""
+        found = {}
+        for worker in self.workers.running():
+            name = records.steps(worker.rank, self.task.attempt)
+            last = self.tail.stepped.get(name) or self.workers.last_output(worker)
+            found[worker.rank] = (worker.pid, last)
+        return found
 
     def look_at_owner(self):
         """Tell at once when somebody begins to use this machine, or leaves it."""

@@ -334,6 +334,7 @@ class Tail:
     def __init__(self, folder, task):
         self.folder = folder
         self.sent = dict.fromkeys(records.names(task.attempt, task.ranks), 0)  # bytes
+        self.stepped = {}  # file: when a step, or another end of something, came into it last
 
     def send(self, frames):
         """The next piece of each file, unless the reader is behind. Returns the bytes of all."""
@@ -345,6 +346,8 @@ class Tail:
             if piece:
                 frames.send("record", piece, file=name, offset=offset)
                 self.sent[name] += len(piece)
+                if any(b'"stall"' not in line for line in piece.splitlines()):
+                    self.stepped[name] = time.monotonic()
                 total += len(piece)
         return total
 

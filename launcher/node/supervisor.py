@@ -15,6 +15,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent))
 
 from launcher.node.processes import decode_status, die_with_parent
+from launcher.node.stacks import let_rank_answer
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 EXCEPTION = 400  # characters: reports stay below PIPE_BUF, so they cannot interleave
@@ -93,6 +94,7 @@ def main():
     option = os.environ.pop("TANDEM_LOCAL_RANK", None)
     for name in ("PYTHON_EXEC", "TANDEM_GUARD_PYTHON"):
         del os.environ[name]
+    let_rank_answer(os.environ, os.environ.pop("TANDEM_STACKS_FOLDER"), os.environ["RANK"])
     for target, number in zip((1, 2), streams[local_rank].split(",")):
         os.dup2(open_pipe(guard, number), target)
     control = open_pipe(guard, control_fd)

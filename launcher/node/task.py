@@ -24,6 +24,10 @@ FIELDS = {
     "shared": (bool, False),  # start although another run has the machine
     "port": (int, 0),  # at which ranks are expected to meet; 0: nobody looks whether they do
     "meet_within": (float, 60.0),  # seconds, after which `trouble` names ranks that have not
+    "ask_after": (
+        float,
+        20.0,
+    ),  # seconds of a rank's silence, after which it is asked for its stack
     "owner_signs": (list, []),  # of somebody's use of the machine (SIGNS in machines/owned.py)
     "away_dir": (str, ""),  # any file there is an owner's no (docs/office.md)
 }

@@ -33,6 +33,7 @@ class Stream:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
         self.tail = b""
+        self.last = None  # when something came
         enlarge(self.writer)
 
     def read(self):
@@ -41,6 +42,7 @@ class Stream:
             data = os.read(self.reader, CHUNK)
         except BlockingIOError:
             return b""
+        self.last = time.monotonic()
         if self.name == "stderr":
             self.tail = (self.tail + data)[-TAIL:]
         return data
@@ -60,6 +62,7 @@ class Worker:
 
     def __init__(self, rank):
         self.rank, self.pid, self.status, self.exception = rank, None, None, None
+        self.started = None
         self.peak = None
         self.first = False
 
@@ -102,7 +105,7 @@ class Workers:
         for line in self.reports.lines():
             worker = self.members[line["local_rank"]]
             if line["event"] == "start":
-                worker.pid = line["pid"]
+                worker.pid, worker.started = line["pid"], time.monotonic()
             else:
                 worker.status, worker.exception = line["status"], line["exception"]
                 worker.peak = line["peak"]
@@ -122,6 +125,11 @@ class Workers:
     def pids(self):
         """The pid of each rank that is alive."""
         return {worker.rank: worker.pid for worker in self.running()}
+
+    def last_output(self, worker):
+        """When it printed last, or started."""
+        streams = self.streams[self.members.index(worker)]
+        return max([worker.started, *(one.last for one in streams if one.last is not None)])
 
 
 def exception_in(tail):
@@ -169,6 +177,7 @@ def environment(task, workers, mono_start, scratch):
     values.update(TANDEM_GUARD_MONO=repr(mono_start))
     values.update(PYTHON_EXEC=str(here / "worker"), TANDEM_GUARD_PIPES=workers.address())
     values.update(TANDEM_WORKER_PYTHON=task.argv[0], TANDEM_GUARD_PYTHON=sys.executable)
+    values.update(TANDEM_STACKS_FOLDER=scratch)
     return values
 
 

@@ -95,6 +95,7 @@ class Attempts:
                 "status": "running",
                 "resumed_samples": 0,
                 "first_cause": None,
+                "silent_ranks": [],
                 "to_resume": None,
                 "went_on_from": last,
             }
@@ -107,6 +108,7 @@ class Attempts:
         self.list[-1].update(
             status=outcome.status,
             wall_seconds=outcome.wall_seconds,
+            silent_ranks=list(outcome.silent_ranks),
             first_cause=document(outcome.cause) if outcome.cause else None,
         )
         self._write("running")

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from contract.errors import UserError
 from contract.text import seconds
 from report.bottleneck import parts
 from report.hang import Hang
+from report.stacks import Standing, by_place, standings
 from report.status import Follower
 from report.status import Ruling as Judgement
 from report.verdict import wait_words
 from report.waits import WORDS
 
 LOOK_EVERY = 5.0  # seconds
+LAST_LOOK = 5.0  # seconds that the end of a run waits for the last one
 # Two looks so far apart share no step (report.status.RECENT); they have to agree.
 APART = 45.0
 STEADY = 0.1  # of its share by which a wait may differ between them
@@ -32,6 +34,7 @@ class Ruling:
         self._told: set[str] = set()
         self._since: tuple[float, str, float] | None = None  # when first seen, kind, share
         self.hang: Hang | None = None  # as it was seen last
+        self._places: set[str] = set()  # where ranks were said to stand in the present hang
         self._step: int | None = None  # after which it hangs
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="ruling")
@@ -41,9 +44,12 @@ class Ruling:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        self._thread.join(LAST_LOOK)  # what guards asked as the run ended is to be seen
 
     def _work(self) -> None:
-        while not self._over.wait(LOOK_EVERY):
+        over = False
+        while not over:
+            over = self._over.wait(LOOK_EVERY)
             try:
                 progress = self._follower.look()
             except (UserError, OSError):
@@ -51,9 +57,11 @@ class Ruling:
             except Exception as error:  # of a record that no reader foresaw: the run goes on
                 self._say(f"what holds the run up cannot be said: {type(error).__name__}: {error}")
                 return
-            if progress is not None:
+            if progress is not None and not over:
                 self.judge(time.monotonic(), None if progress.hang else progress.ruling)
                 self.note(progress.hang, progress.step, progress.leaving)
+                if progress.hang:
+                    self.note_places(progress.stands)
 
     def judge(self, now: float, ruling: Judgement | None) -> None:
         """Say what rules if it did APART seconds ago, too."""
@@ -71,6 +79,17 @@ class Ruling:
             of = wait_words(ruling.step, kind)
             self._say(f"{WORDS[kind]}: {of}; `make report` says what to do")
 
+    def standings(self, attempt: int) -> list[Standing]:
+        """Where the ranks of an attempt stood that were silent when they were asked last."""
+        return standings(self._follower.machines.values(), attempt)
+
+    def note_places(self, stands: Sequence[Standing]) -> None:
+        """Say where ranks stand, once each place in a hang."""
+        for place, line in by_place(stands).items():
+            if place not in self._places:
+                self._places.add(place)
+                self._say(line)
+
     def note(self, hang: Hang | None, step: int | None, leaving: bool) -> None:
         """Say that it hangs, again where other ranks are waited for, and that steps come again.
         `leaving`: a rank has ended its records, its last steps among them, and not yet its process:
@@ -82,4 +101,5 @@ class Ruling:
             self._step = step
             self._say(hang.sentence)
         if hang is None and before is not None and step != self._step:
+            self._places.clear()
             self._say(f"steps come again, after more than {seconds(before.seconds)} without one")

@@ -8,7 +8,7 @@ import enum
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from launcher.watch.guards import Guarded, task
 from launcher.watch.lines import RunLogs
 from launcher.watch.records import Records
 from launcher.watch.ruling import Ruling
+from report.stacks import by_place
 
 RENEW_EVERY = 1.0
 # A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine has to
@@ -100,6 +101,7 @@ class Outcome:
     exits: dict[str, dict[str, Any]]
     lingering: list[str] = field(default_factory=list)
     regroup: str | None = None  # why the run goes on with other machines
+    silent_ranks: Sequence[str] = ()  # where they stood, a line each place
 
 
 class Watch:
@@ -441,4 +443,5 @@ class Watch:
             exits=exits,
             lingering=[host for host in self._guards if host not in exits and host not in gone],
             regroup=self._regroup if status == "stopped" else None,
+            silent_ranks=[*by_place(self._ruling.standings(self._plan.attempt)).values()],
         )

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from tests.train.script_runs import (
     CHECKOUT,
     EXAMPLE,
     ended,
+    in_time,
     left,
     start,
     train,
@@ -84,3 +87,49 @@ def test_a_language_model_that_was_killed_learns_what_one_that_was_not_does(more
 
 
 # A minute is long for a test: so many seconds instead.
+
+
+HANGS = """
+import os, signal, time
+import torch
+import torch.distributed as dist
+
+def wait_for_the_others():
+    dist.all_reduce(torch.ones(1))
+
+def compute_for_ever():
+    while True:
+        pass
+
+dist.init_process_group("gloo")
+wait_for_the_others()
+print("all are here", flush=True)
+if dist.get_rank() == 0:
+    compute_for_ever() if "HOW" == "computes" else os.kill(os.getpid(), signal.SIGSTOP)
+wait_for_the_others()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "place"),
+    [("computes", "train.py:1[123], in compute_for_ever"), ("stops", "its process is stopped")],
+)
+def test_status_and_report_say_where_each_rank_of_a_hanging_script_stands(script, how, place):
+    process = start(script(HANGS.replace("HOW", how)))
+    begun = until_it_says(process, "attempt 1")
+    run = CHECKOUT / "runs" / re.search(r"run (\S+),", begun)[1]
+    until_it_says(process, "all are here")
+    status = [sys.executable, "-m", "launcher", "status", run.name, "--json"]
+    ranks = {}
+    with in_time(process):
+        while len(ranks) < 2 and process.poll() is None:
+            shown = json.loads(subprocess.check_output(status, cwd=CHECKOUT))
+            ranks = {standing["rank"]: standing for standing in shown.get("stands", [])}
+    process.send_signal(signal.SIGINT)
+    said, _, _ = ended(process)
+    assert re.search(place, ranks[0]["place"]) and ranks[0]["seconds"] >= 20
+    assert "in wait_for_the_others" in ranks[1]["place"]
+    lines = json.loads((run / "attempts.json").read_text())["attempts"][0]["silent_ranks"]
+    assert sorted(line.split(",")[0] for line in lines) == ["rank 0 (node1)", "rank 1 (node2)"]
+    assert re.search(place, lines[0]) and place.split(":")[0] in said

@@ -111,12 +111,13 @@ READS = {
         launcher/remote.py tandem/standalone.py tools/rings.py""",
     "the kernel's files": """
         contract/card.py launcher/node/processes.py launcher/node/records.py
-        launcher/node/sockets.py tandem/timings.py""",
+        launcher/node/sockets.py launcher/node/stacks.py tandem/timings.py""",
     "files that are copied or hashed, and not taken apart": """
         launcher/node/machine.py launcher/node/prepare.py""",
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py launcher/background.py
         launcher/waits.py launcher/cli.py launcher/node/supervisor.py report/__main__.py
+        launcher/node/startup/sitecustomize.py
         report/cli.py report/measurements.py tools/tensorboard.py trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
     "what the control machine sends to its own programs": """

@@ -146,6 +146,7 @@ class RunBuilder:
             "resumed_samples": 0,
             "first_cause": None,
             "to_resume": None,
+            "silent_ranks": [],
             "went_on_from": None,
         }
         document = {"status": "finished", "attempts": [{**entry, **changes}]}

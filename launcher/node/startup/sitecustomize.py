@@ -1,0 +1,47 @@
+"""What a rank's Python runs before its script: when its guard asks by a signal, faulthandler writes
+where each of its threads stands (launcher/node/stacks.py). It runs in whatever Python a script has,
+so it imports next to nothing, and then gives way to the environment's own sitecustomize."""
+
+import os
+import sys
+
+SELF = sys.modules[__name__]
+FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+
+
+def answer_signal():
+    """Register faulthandler for the signal, and the file, that the guard named."""
+    number, _, path = os.environ.pop("TANDEM_STACKS", "").partition(":")
+    if path:
+        import faulthandler
+
+        SELF.file = open(path, "ab", 0)  # noqa: PTH123, SIM115 (open for as long as the process)
+        faulthandler.register(int(number), SELF.file, all_threads=True)
+
+
+def hide_folder():
+    """Neither the script nor a Python that it starts finds this folder."""
+    sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
+    left = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry != FOLDER]
+    if any(left):
+        os.environ["PYTHONPATH"] = ":".join(left)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def run_the_environments_own():
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    spec = PathFinder.find_spec(__name__, sys.path)
+    if spec is not None and spec.loader is not None:
+        sys.modules[__name__] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[__name__])
+
+
+try:
+    answer_signal()
+except Exception as error:  # a rank that cannot be asked still trains
+    sys.stderr.write("tandem: this rank cannot say where it stands: {}\n".format(error))
+hide_folder()
+run_the_environments_own()

@@ -1,0 +1,79 @@
+"""A guard asks silent ranks where they stand; the readers of a run name the place in their code."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+from launcher.node import stacks
+from report.stacks import place_of
+from tests.unit.launcher.guard_client import Client, workers
+
+RANKS = """
+import faulthandler, os, signal, sys, time
+
+def compute_for_ever():
+    while True:
+        pass
+
+def wait_in_a_call():
+    os.read(os.pipe()[0], 1)  # in C, as a collective
+
+def stopped():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def deaf():
+    faulthandler.unregister(signal.SIGRTMIN + 9)
+    time.sleep(600)
+
+[compute_for_ever, wait_in_a_call, stopped, deaf][int(os.environ["RANK"])]()
+"""
+
+
+def test_each_silent_rank_says_where_it_stands(tmp_path):
+    script = tmp_path / "src/train.py"
+    script.parent.mkdir()
+    script.write_text(RANKS)
+    client = Client()
+    run = f"exec(compile(open({str(script)!r}).read(), {str(script)!r}, 'exec'))"
+    task = {"ranks": range(4), "record": True, "ask_after": 1.0, "interface": "lo"}
+    try:
+        client.start(tmp_path, workers(run, 4), **task)
+        while len(entries := newest_stacks(client)) < 4:
+            client.wait_for("beat")
+            client.send(type="lease")
+            client.pump(0.2)
+        client.send(type="stop", grace=1)
+        ended = client.wait_for("exit")
+    finally:
+        client.close()
+    assert re.fullmatch(
+        r"stands at src/train.py:[56], in compute_for_ever", place_of(entries["0"], "node1")
+    )
+    assert place_of(entries["1"], "node1") == "stands at src/train.py:9, in wait_in_a_call"
+    assert entries["2"]["state"] == "T" and entries["2"]["threads"] == []
+    # It has no handler any more: asking would have ended it.
+    assert entries["3"]["threads"] == [] and ended["workers"]["3"]["signal"] == "SIGTERM"
+
+
+def newest_stacks(client):
+    """What each rank answered, by the last line of the record."""
+    lines = map(json.loads, client.records.get("machine.1.jsonl", b"").splitlines())
+    stacks_of_ranks = [line["ranks"] for line in lines if line["kind"] == "stacks"]
+    return stacks_of_ranks[-1] if stacks_of_ranks else {}
+
+
+def test_the_environments_own_sitecustomize_runs_and_nothing_else_sees_ours(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.own = 'seen'\n")
+    code = (
+        "import os, sys; print(sys.own, os.environ.get('PYTHONPATH'));"
+        "print(sys.modules['sitecustomize'].__file__, [p for p in sys.path if 'startup' in p])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    stacks.let_rank_answer(environment, tmp_path, 0)
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    own = tmp_path / "sitecustomize.py"
+    assert printed.stdout == f"seen {tmp_path}\n{own} []\n" and printed.stderr == ""
