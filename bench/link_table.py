@@ -19,8 +19,8 @@ AGREEMENT = "<!-- agreement, by python -m bench.link_table -->"
 WHOLE = "<!-- a whole run, by make bench -->"
 BUSY = 0.7  # share of the cores; beyond it a cell says more of them than of the link
 HEADS = (
-    *("machines", "link", "SYNC", "a step", "efficiency", "sent a step", "formula"),
-    *("planned", "off by", "cores busy", "dilation", "pairs"),
+    *("machines", "link", "SYNC", "a step", "efficiency", "sent a step"),
+    *("planned", "off by", "dilation"),
 )
 
 
@@ -88,12 +88,9 @@ def cells(row):
         f"{row['seconds']:.3f} s",
         f"{row['efficiency']:.2f}",
         f"{row['sent'] / 1e6:.2f} MB",
-        f"{row['formula'] / 1e6:.2f} MB",
         f"{row['planned']:.3f} s",
         f"{row['error']:+.0%}",
-        f"{row['busy']:.0%}",
         str(row["dilation"]),
-        str(row["pairs"]),
     )
 
 
@@ -258,7 +255,7 @@ def merge(old, new):
 
 
 def onto_page(table):
-    path = DOCS / "slow-links.md"
+    path = DOCS / "slow-networks.md"
     text = path.read_text()
     whole = run_sentences(json.loads(RECORD.read_text()).get("whole", []))
     parts = {BEGIN: page(table), AGREEMENT: sentences(table), WHOLE: whole}
