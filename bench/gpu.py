@@ -1,4 +1,4 @@
-"""`make bench-gpu`: our steps beside others' on this machine's GPU, in turns; docs/performance.md.
+"""`make bench-gpu`: our steps beside others' on this machine's GPU, in turns; bench/performance.md.
 
 `--device cpu` runs a tiny version of all of it, which shows that the command works, and no more.
 """
@@ -34,7 +34,7 @@ from trainer.step import seed_step, train_step
 from trainer.world import World
 from trainer.writer import Writer
 
-PAGE = Path(__file__).resolve().parents[1] / "docs/performance.md"
+PAGE = Path(__file__).resolve().parents[1] / "bench/performance.md"
 BEGIN, END = "<!-- make bench-gpu: begin -->", "<!-- make bench-gpu: end -->"
 
 

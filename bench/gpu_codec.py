@@ -1,4 +1,4 @@
-"""What `ef` costs on this machine's GPU: rows of `make bench-gpu`, docs/performance.md.
+"""What `ef` costs on this machine's GPU: rows of `make bench-gpu`, bench/performance.md.
 
 The codec alone: each stage of a bucket, as four machines have it. And whole steps by DDP with the
 trainer's exchange, where sleep stands in for a link of 1 Gbit/s: all is done but what a card sends.

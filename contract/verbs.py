@@ -292,7 +292,7 @@ VERBS: Dict[str, Optional[Verb]] = {
     "lint": Verb("run every linter", (), "make lint"),
     "bench": Verb("measure figures, by the methods of bench/README.md (root)", (), "make bench"),
     "bench-gpu": Verb(
-        "measure our steps beside others': docs/performance.md (a GPU)",
+        "measure our steps beside others': bench/performance.md (a GPU)",
         (_row("DEVICE", "cpu: a tiny version, to try it", choices=DEVICES),),
         "make bench-gpu DEVICE=cpu",
     ),

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs tests/gpu (docs/gpu.md) or, with the word bench, measures steps beside others' (docs/performance.md), each with a
+# Runs tests/gpu (docs/gpu.md) or, with the word bench, measures steps beside others' (bench/performance.md), each with a
 # Python that has what it needs: PYTHON, else the first suitable python3 on the path. Needs neither internet nor
 # `make env`.
 set -eu

@@ -22,8 +22,8 @@ def links(page):
 
 
 def pages():
-    study = ROOT / "bench/accuracy/README.md"
-    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), study]
+    bench = [ROOT / "bench/performance.md", ROOT / "bench/accuracy/README.md"]
+    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *bench]
 
 
 def test_every_link_leads_to_a_file():

@@ -19,7 +19,7 @@ GREY = tuple(round(255 * mean) for mean in MEAN)
 LONGEST = 8  # times the short side: a longer image is cropped to its middle before it is scaled
 BILINEAR = Image.Resampling.BILINEAR
 # A crop keeps at least this many source pixels a side for each output pixel. Its pixels then differ
-# from those of full decoding by about one level of 255 on average (docs/performance.md).
+# from those of full decoding by about one level of 255 on average (bench/performance.md).
 ENOUGH = 1.5
 
 
