@@ -21,12 +21,12 @@ LIBRARIES = re.compile(
     r"(nvidia-kernel-common|libnvidia-compute)(-\d|$)"
     r"|lib(cuda1|nvidia-(tesla-(\d+-)?|legacy-\d+xx-)?ml1)$"
 )
-# Bytes that an installation needs: libraries and firmware, DKMS and its build, the installer, the
-# initial RAM disk.
+# Bytes that an installation needs: libraries and firmware, DKMS with its build and the installer,
+# what the initial RAM disk is made of, and that disk.
 SPACE = {
     "/usr": 1_500_000_000,
-    "/var/lib": 800_000_000,
-    "/var/tmp": 1_000_000_000,  # noqa: S108
+    "/var/lib": 1_300_000_000,
+    "/var/tmp": 500_000_000,  # noqa: S108
     "/boot": 150_000_000,
 }
 # What of '*nvidia*' is no part of a driver, and outlives one: for containers that use cards.

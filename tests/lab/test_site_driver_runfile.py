@@ -54,7 +54,7 @@ def test_a_wrong_file_leaves_the_machine_as_it_was(machine, tmp_path):
     full = "sudo mount -t tmpfs -o size=1m full /var/tmp"
     lab.ssh(1, full)
     done = play(lab, *words, *runfile(tmp_path), check=False)
-    assert "/var/tmp has 0.0 GB free, and the driver needs 1.0 GB" in said(done)
+    assert "/var/tmp has 0.0 GB free, and the driver needs 0.5 GB" in said(done)
     assert lab.ssh(1, STATE) == before
 
 
@@ -62,7 +62,7 @@ def test_half_a_file_a_full_disk_and_a_power_cut_are_finished_by_the_next_run(ma
     lab, words = machine
     words += runfile(tmp_path)
     name = f"standin-NVIDIA-Linux-x86_64-{VERSION}.run"
-    half = f"/var/tmp/tandem-driver/{name}"
+    half = f"/var/lib/tandem/driver-files/{name}"
     lab.ssh(1, f"sudo mkdir {half.rpartition('/')[0]}; echo half | sudo tee {half}")
     standins.fill_firmware_disk(lab, 1)
     done = play(lab, *words, check=False)

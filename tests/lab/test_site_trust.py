@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.lab.site_plays import play, said, write_inventory
+from tests.lab.site_plays import changes, failures, play, said, write_inventory
 
 AGENT = "/tmp/of-the-agent"
 # In rsync's place: what somebody on that machine can ask of the agent of whoever copies to it.
@@ -70,3 +70,61 @@ def test_no_copy_forwards_the_agent(copying, tmp_path):
     heard = lab.ssh(1, f"cat {AGENT}")
     assert "socket none" in heard and "control@lab" not in heard
     assert lab.ssh(1, "find /srv/tandem/data -type f | wc -l") == "4\n"
+
+
+PROVISION = """
+- name: Keys under test
+  hosts: cluster
+  become: true
+  gather_facts: true
+  gather_subset: [min]
+  roles: [identity]
+- name: Copies under test
+  hosts: cluster
+  gather_facts: false
+  roles: [data]
+"""
+# What the user that trains puts in root's way, and how that is taken back.
+LINKS = {
+    "ssh": ("mv ~/.ssh ~/kept; ln -s /etc/target ~/.ssh", "rm ~/.ssh; mv ~/kept ~/.ssh"),
+    "authorized_keys": (
+        "cp ~/.ssh/authorized_keys kept; ln -sf /etc/target/file ~/.ssh/authorized_keys",
+        "mv ~/kept ~/.ssh/authorized_keys",
+    ),
+    "data": (
+        "mv /srv/of/data /srv/of/kept; ln -s /etc/target /srv/of/data",
+        "rm /srv/of/data; mv /srv/of/kept /srv/of/data",
+    ),
+}
+
+
+@pytest.fixture
+def provisioning(copying, tmp_path):
+    """The pair, the words of a play as tandem-admin, for whom tandem trains in a folder of its own,
+    and a way to type there as each of the two."""
+    lab, words = copying
+    (tmp_path / "play.yml").write_text(PROVISION)
+    variables = "ansible_host=192.168.56.111 ansible_user=tandem-admin run_user=tandem"
+    hosts = write_inventory(tmp_path, {"node1": variables})
+    settings = json.loads(words[-1]) | {"data_root": "/srv/of/data"}
+
+    def admin(line):
+        return lab.control("ssh", "tandem-admin@192.168.56.111", f"sudo sh -c '{line}'").stdout
+
+    admin("mkdir -p /etc/target /srv/of; echo of root > /etc/target/file; chown tandem /srv/of")
+    yield lab, [words[0], "--inventory", hosts, "-e", json.dumps(settings)], admin
+    admin("rm -r /etc/target /srv/of")
+
+
+def test_root_follows_no_link_of_the_user_that_trains(provisioning):
+    lab, words, admin = provisioning
+    play(lab, *words)
+    target = 'stat -c "%U:%G %a %n" /etc/target /etc/target/*; cat /etc/target/file'
+    before = admin(target)
+    for line, undo in LINKS.values():
+        lab.ssh(1, line)
+        done = play(lab, *words, check=False)
+        admin(f'su tandem -c "{undo}"')
+        assert admin(target) == before
+        assert failures(done) == {"node1"} and "than tandem may" in said(done), said(done)
+    assert changes(play(lab, *words)) == {"node1": 0}

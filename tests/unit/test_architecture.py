@@ -127,6 +127,9 @@ READS = {
     "what a machine finds on itself, which is checked here (border.py)": """
         ansible/library/driver_facts.py ansible/library/machine_facts.py
         ansible/module_utils/kernels.py""",
+    "a user's own, as that user: test_user_modules.py": """
+        ansible/library/share_reader.py ansible/library/user_key.py
+        ansible/library/user_path.py""",
     "a method of that name, of no file": """
         launcher/machines/engine.py launcher/measure.py launcher/plan/checks.py
         launcher/watch/watch.py""",

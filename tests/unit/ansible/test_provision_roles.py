@@ -1,5 +1,7 @@
 """What holds for every role: documented variables, and copies that know whom they copy to."""
 
+import re
+
 import pytest
 import yaml
 
@@ -51,3 +53,81 @@ def test_the_folder_of_environments_is_fixed_and_the_same_everywhere():
     assert root in [row["folder"] for row in space["preflight_space"]]
     for path in ("ansible/library/machine_facts.py", "ansible/playbooks/uninstall.yml"):
         assert f"{root}/env" in (ROOT / path).read_text()
+
+
+# What others than root may change: a home, the data, a share, a run's folder, and where all write.
+OTHERS = (
+    r"(?:^|[\s\"'])~[/\w{]|\bHOME\b|/home\b|ansible_user_dir|\bdata_root\b|\bnode_dir\b|\bshare_path\b"
+    r"|/tmp\b(?!/cuda-installer\.log)|/dev/shm"  # that log is removed alone, from a sticky folder
+)
+# These act as the user there, or ask how full a disk is; a temporary name nobody knows before.
+GUARDED = {"user_key", "user_path", "share_reader", "machine_facts", "tempfile"}
+GUARDED_PROGRAMS = {"runuser", "findmnt", "journalctl"}  # the latter two read no such folder
+PATHLESS = """
+    add_host apt assert debug fail include_role include_tasks import_role import_tasks meta pause
+    set_fact set_stats systemd_service"""
+# Writes into /etc/fstab, which is root's; systemd mounts at no path that has a link in it.
+FSTAB = "Write the line in fstab"
+NO_PATHS = {"content", "line", "block", "opts", "word"}
+KEYWORDS = {"become", "become_user"}
+MODULES = {path.stem for path in (ROOT / "ansible/library").glob("*.py")}
+
+
+def words_of(value):
+    """All text in an argument."""
+    if isinstance(value, dict):
+        return "\n".join(words_of(part) for key, part in value.items() if key not in NO_PATHS)
+    return "\n".join(map(words_of, value)) if isinstance(value, list) else str(value)
+
+
+def with_variables(pattern, variables):
+    """The pattern of paths, and of the variables that hold one, by whatever detour."""
+    texts = {name: words_of(value) for name, value in variables.items()}
+    while names := [name for name, text in texts.items() if re.search(pattern, text)]:
+        pattern += "".join(rf"|\b{name}\b" for name in names)
+        texts = {name: text for name, text in texts.items() if name not in names}
+    return pattern
+
+
+def tasks_of_root(rows, inherited=None, variables=None):
+    """(task, its blocks' variables) of the tasks that root may carry out: a role does not know
+    whether its play says so."""
+    for row in rows or []:
+        keywords = {**(inherited or {}), **{key: row[key] for key in KEYWORDS & row.keys()}}
+        own = {**(variables or {}), **row.get("vars", {})}
+        for part in ("block", "rescue", "always", "pre_tasks", "tasks", "post_tasks", "handlers"):
+            yield from tasks_of_root(row.get(part), keywords, own)
+        if keywords.get("become") is not False and "become_user" not in keywords:
+            yield row, own
+
+
+def paths_of(task):
+    """What a task's module gets, as text; none where the module keeps out by itself."""
+    for name, value in task.items():
+        module = name.rpartition(".")[2]
+        if module == "authorized_key":
+            yield "~/.ssh"
+        if ("." in name or name in MODULES) and module not in {*GUARDED, *PATHLESS.split()}:
+            argv = value.get("argv", value.get("cmd", "")) if isinstance(value, dict) else value
+            argv = argv if isinstance(argv, list) else str(argv).split()
+            if module != "command" or argv[0] not in GUARDED_PROGRAMS:
+                yield words_of(value) + words_of(task.get("loop", ""))
+
+
+def test_root_follows_no_path_that_others_may_lead_elsewhere():
+    """Below a home, the data or a share its owner acts: become_user, runuser, a login as that user
+    (become: false), or a module that goes as far as root alone decides."""
+    files = [*(ROOT / "ansible/roles").glob("*/*/main.yml"), ROOT / "group_vars/all.yml"]
+    kept = [path for path in files if path.parent.name in ("vars", "defaults", "group_vars")]
+    settings = {key: value for path in kept for key, value in (parsed(path) or {}).items()}
+    known = with_variables(OTHERS, settings)
+    books = [ROOT / "site.yml", *(ROOT / "ansible").rglob("*.yml")]
+    found = [
+        f"{path.relative_to(ROOT)}: {task['name']}"
+        for path in books
+        for task, variables in tasks_of_root(plays_of(path))
+        if task.get("name") != FSTAB
+        for text in paths_of(task)
+        if re.search(with_variables(known, variables), text)
+    ]
+    assert found == [], "\n".join(found)

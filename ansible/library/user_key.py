@@ -1,0 +1,147 @@
+#!/usr/bin/python
+"""Installs or removes a key with which somebody may log in. Python >= 3.6, standard library."""
+
+import os
+import pwd
+import stat
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible.module_utils.users import acting_as
+
+DOCUMENTATION = r"""
+---
+module: user_key
+short_description: Installs or removes a key in a user's authorized_keys, as that user
+description:
+  - >-
+    Root follows no link that the user has put at C(~/.ssh) or at C(authorized_keys): it is the
+    user who reads and writes there, so a link leads no further than that user may.
+  - A line that has the key already stays as it is, whatever its options and comment.
+options:
+  user:
+    description: Whose key it is.
+    type: str
+    required: true
+  key:
+    description: The public key, as in a C(.pub) file.
+    type: str
+    required: true
+  state:
+    description: Whether the key is to be there.
+    choices: [present, absent]
+    default: present
+author: Tandem
+"""
+
+EXAMPLES = r"""
+- name: Install the key
+  user_key:
+    user: anna
+    key: ssh-ed25519 AAAA... control@lab
+"""
+
+RETURN = r"""
+loose:
+  description: >-
+    Of the home, C(.ssh) and the file, those in which others may write; sshd then ignores the key.
+  returned: state is present
+  type: list
+"""
+
+BYTES_MAX = 1 << 20
+FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO in the file's place makes nobody wait
+
+
+def read(file):
+    """The file's lines as bytes; none where there is no file."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | FLAGS)
+    except FileNotFoundError:
+        return []
+    with open(descriptor, "rb") as opened:
+        entry = os.fstat(descriptor)
+        if not stat.S_ISREG(entry.st_mode) or entry.st_size > BYTES_MAX:
+            raise OSError("no regular file of at most 1 MiB")
+        return opened.read().splitlines(keepends=True)
+
+
+def holds(line, key):
+    """Whether a line of authorized_keys has the key, with whatever options before it."""
+    return key.split()[1].encode() in line.split() and not line.lstrip().startswith(b"#")
+
+
+def install(file, key, check_mode):
+    """Adds the key, unless it is there. Returns whether something changed."""
+    lines = read(file)
+    if any(holds(line, key) for line in lines):
+        return False
+    if not check_mode:
+        os.makedirs(os.path.dirname(file), 0o700, exist_ok=True)
+        begin = "\n" if lines and not lines[-1].endswith(b"\n") else ""
+        descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | FLAGS, 0o600)
+        with open(descriptor, "ab") as opened:
+            opened.write((begin + key.strip() + "\n").encode())
+    return True
+
+
+def remove(file, key, check_mode):
+    """Removes the lines that have the key. Returns whether something changed."""
+    lines = read(file)
+    kept = [line for line in lines if not holds(line, key)]
+    if kept != lines and not check_mode:
+        target = os.path.realpath(file)
+        new = target + ".tandem"
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | FLAGS, 0o600)
+        with open(descriptor, "wb") as opened:
+            opened.writelines(kept)
+        os.replace(new, target)
+    return kept != lines
+
+
+def close(home, file, check_mode):
+    """Takes from others the right to write beside the key; returns where they keep it."""
+    loose = []
+    for path in (home, os.path.dirname(file), file):
+        mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else 0
+        if mode & 0o022 and (path == home or check_mode):
+            loose.append(path)
+        elif mode & 0o022:
+            os.chmod(path, mode & ~0o022)
+    return loose
+
+
+def main():
+    module = AnsibleModule(
+        {
+            "user": {"required": True},
+            "key": {"required": True},
+            "state": {"choices": ["present", "absent"], "default": "present"},
+        },
+        supports_check_mode=True,
+    )
+    name, key = module.params["user"], module.params["key"]
+    try:
+        user = pwd.getpwnam(name)
+    except KeyError:
+        module.fail_json(msg="this machine has no user {}".format(name))
+    file = os.path.join(user.pw_dir, ".ssh", "authorized_keys")
+    loose = []
+    try:
+        with acting_as(user.pw_uid, user.pw_gid, name):
+            if module.params["state"] == "absent":
+                changed = remove(file, key, module.check_mode)
+            else:
+                changed = install(file, key, module.check_mode)
+                loose = close(user.pw_dir, file, module.check_mode)
+    except OSError as error:
+        module.fail_json(
+            msg="{0}: {1}. Tandem reads and writes there as {2}, as sshd does, and follows no link "
+            "further than {2} may. Give the files back to {2} (ls -la {3} shows them), then run "
+            "the same command again".format(file, error.strerror or error, name, user.pw_dir)
+        )
+    module.exit_json(changed=changed, loose=loose)
+
+
+if __name__ == "__main__":
+    main()
