@@ -24,6 +24,7 @@ from contract.text import clean
 from launcher import background, folders, terminal, waits
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
+from launcher.node import processes
 from launcher.notify import top1
 from report.files import open_record, read_object
 
@@ -35,13 +36,17 @@ WAITS = ("tandem: waits until ", "tandem: waiting: ")
 
 
 def controller(folder: Path) -> int | None:
-    """The pid of the process that carries the run out, or None."""
+    """The pid of the process that carries the run out, or None. A lock does not say who holds it: a
+    process here is the controller only if it began when the controller did."""
     with contextlib.suppress(OSError), open_record(folder / "controller.pid") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
-            words = file.read(LONGEST).split()
-            return int(words[0]) if words and re.fullmatch("[0-9]{1,9}", words[0]) else None
+            match = re.fullmatch(r"([0-9]{1,9}) (\S+) (\S+)\n", file.read(LONGEST))
+            if match:
+                pid, host, start = match.groups()
+                if host != socket.gethostname() or start == processes.start_of(int(pid)):
+                    return int(pid)
     return None
 
 
@@ -107,6 +112,11 @@ def stop(name: str) -> int:
         raise UserError(
             f"run {folder.name} is carried out on {machine}: type `make stop "
             f"RUN={folder.name}` there."
+        )
+    if (folder / "controller.pid").stat().st_uid != os.getuid():  # it may name any process of ours
+        raise UserError(
+            f"run {folder.name} is another user's: only that user can type `make stop "
+            f"RUN={folder.name}`."
         )
     log = folder / "controller.log"
     before = log.stat().st_size if log.exists() else 0

@@ -13,11 +13,12 @@ from typing import Any, TextIO
 
 from contract import validate
 from contract.errors import UserError
+from contract.locks import open_lock
 from contract.runs import a_second_later
 from contract.text import read_text
 from contract.validate import Invalid
 from launcher.machines.inventory import CHECKOUT
-from launcher.node import machine
+from launcher.node import machine, processes
 
 RUNS = CHECKOUT / "runs"
 
@@ -111,21 +112,20 @@ def lock(folder: Path) -> TextIO:
     """Hold the run as its only controller. The kernel releases the lock when this process ends, so
     it is never stale. Raises UserError when another process holds it."""
     path = folder / "controller.pid"
-    with writing(path):  # in a folder that may be somebody else's
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        file = os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
+    with writing(path):
+        file = open_lock(path)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.seek(0)
-        process = " on ".join(file.read().split())
+        process = " on ".join(file.read().split()[:2])
         raise UserError(
             f"run {folder.name} is being carried out by process {process}: "
             f"`make attach RUN={folder.name}` shows it, `make stop RUN={folder.name}` ends it."
         ) from None
     with writing(path):
         file.truncate(0)
-        file.write(f"{os.getpid()} {socket.gethostname()}\n")
+        file.write(f"{os.getpid()} {socket.gethostname()} {processes.start_of(os.getpid())}\n")
         file.flush()
     return file
 

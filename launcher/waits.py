@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from contract import validate
+from contract.locks import open_lock
 from contract.text import seconds
 from contract.validate import NATURAL, Invalid
 from launcher import folders
@@ -79,7 +80,7 @@ def _hold(path: Path) -> TextIO:
     Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        file = path.open("a+", encoding="utf-8")
+        file = open_lock(path)
         fcntl.flock(file, fcntl.LOCK_EX)
         with contextlib.suppress(FileNotFoundError):
             if os.fstat(file.fileno()).st_ino == path.stat().st_ino:

@@ -55,6 +55,13 @@ def stat_of(pid):
     return Stat(int(fields[1]), fields[0], alive, fields[19], seconds)
 
 
+def start_of(pid):
+    """The tick of a process's start, which tells it from a later one of its pid; None where it is
+    gone."""
+    stat = stat_of(pid)
+    return stat and stat.start
+
+
 def command_of(pid):
     """The command line of a process for people, cut to 200 characters."""
     try:

@@ -30,6 +30,7 @@ from typing import Any
 
 from contract import validate
 from contract.errors import UserError
+from contract.locks import open_lock
 from contract.options import path_of
 from contract.validate import Each, Invalid, Match
 from launcher.folders import relative
@@ -163,7 +164,7 @@ def _alone() -> Iterator[None]:
     Raises UserError where the disk fails."""
     try:
         CACHE.mkdir(parents=True, exist_ok=True)
-        with (CACHE / ".lock").open("w", encoding="utf-8") as file:
+        with open_lock(CACHE / ".lock") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
     except OSError as error:

@@ -116,7 +116,7 @@ def provisioning(copying, tmp_path):
     admin("rm -r /etc/target /srv/of")
 
 
-def test_root_follows_no_link_of_the_user_that_trains(provisioning):
+def test_root_follows_no_link_of_a_user(provisioning):
     lab, words, admin = provisioning
     play(lab, *words)
     target = 'stat -c "%U:%G %a %n" /etc/target /etc/target/*; cat /etc/target/file'

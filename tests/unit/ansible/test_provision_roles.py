@@ -114,7 +114,7 @@ def paths_of(task):
                 yield words_of(value) + words_of(task.get("loop", ""))
 
 
-def test_root_follows_no_path_that_others_may_lead_elsewhere():
+def test_root_follows_no_path_of_others():
     """Below a home, the data or a share its owner acts: become_user, runuser, a login as that user
     (become: false), or a module that goes as far as root alone decides."""
     files = [*(ROOT / "ansible/roles").glob("*/*/main.yml"), ROOT / "group_vars/all.yml"]

@@ -1,7 +1,9 @@
 """What is reported about runs, whatever the state of their files."""
 
+import fcntl
 import json
 import os
+import socket
 
 import pytest
 
@@ -47,9 +49,35 @@ def test_a_controller_on_another_machine_is_not_killed_here(run, monkeypatch):
     """runs/ may lie on a share: the number is then that of somebody else's process here."""
     folder = run("20260101T000000Z-resnet18-2n", "{}")
     held = folders.lock(folder)
-    (folder / "controller.pid").write_text(f"{os.getpid()} pc7\n")
+    (folder / "controller.pid").write_text(f"{os.getpid()} pc7 1\n")
     monkeypatch.setattr(control.os, "kill", lambda *_: pytest.fail("killed"))
     with pytest.raises(UserError, match="is carried out on pc7: type `make stop RUN="):
+        control.stop(folder.name)
+    held.close()
+
+
+def test_whoever_holds_a_lock_makes_no_run_of_a_pid_that_is_another_s_now(run, monkeypatch):
+    """Any user who can read a file can lock it, for ever."""
+    folder = run("20260101T000000Z-resnet18-2n", "{}", json.dumps({"status": "finished"}))
+    path = folder / "controller.pid"
+    path.touch(0o644)  # as of before
+    folders.lock(folder).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text(f"{os.getpid()} {socket.gethostname()} 1\n")
+    monkeypatch.setattr(control.os, "kill", lambda *_: pytest.fail("killed"))
+    with path.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert control.state(folder) == "finished"
+        with pytest.raises(UserError, match="is not under way"):
+            control.stop(folder.name)
+
+
+def test_what_another_user_s_run_says_is_its_controller_is_not_killed(run, monkeypatch):
+    folder = run("20260101T000000Z-resnet18-2n", "{}")
+    held = folders.lock(folder)
+    monkeypatch.setattr(control.os, "getuid", lambda: os.geteuid() + 1)
+    monkeypatch.setattr(control.os, "kill", lambda *_: pytest.fail("killed"))
+    with pytest.raises(UserError, match="is another user's"):
         control.stop(folder.name)
     held.close()
 
