@@ -18,7 +18,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -288,11 +287,13 @@ def run_playbook(chosen, users, args):
     argv += ["--limit", ",".join(machine.name for machine in chosen)]
     argv += ["--inventory", args.inventory] if args.inventory else []
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    # /dev/shm is memory, so that passwords reach neither a disk nor a command line.
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tandem-") as folder:
-        for name, (_, secret) in users.items():
-            (Path(folder) / name).write_text(secret)
-        argv += ["--extra-vars", json.dumps({**extra, "access_secrets": folder})]
+    # Memory without a name in any folder: passwords reach neither a disk nor a command line, and are
+    # gone with this process, whatever ends it.
+    with open(os.memfd_create("tandem"), "w") as secrets:
+        json.dump({name: secret for name, (_, secret) in users.items()}, secrets)
+        secrets.flush()
+        path = f"/proc/{os.getpid()}/fd/{secrets.fileno()}"
+        argv += ["--extra-vars", json.dumps({**extra, "access_secrets": path})]
         return subprocess.run(argv, cwd=ROOT, env=environment).returncode
 
 
