@@ -287,9 +287,9 @@ def run_playbook(chosen, users, args):
     argv += ["--limit", ",".join(machine.name for machine in chosen)]
     argv += ["--inventory", args.inventory] if args.inventory else []
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    # Memory without a name in any folder: passwords reach neither a disk nor a command line, and are
-    # gone with this process, whatever ends it.
-    with open(os.memfd_create("tandem"), "w") as secrets:
+    # Memory without a name in any folder: passwords reach neither a disk nor a command line, and go
+    # with this process, whatever ends it.
+    with os.fdopen(os.memfd_create("tandem"), "w") as secrets:
         json.dump({name: secret for name, (_, secret) in users.items()}, secrets)
         secrets.flush()
         path = f"/proc/{os.getpid()}/fd/{secrets.fileno()}"

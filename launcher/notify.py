@@ -31,6 +31,9 @@ PATIENCE = 30.0  # seconds, of the command
 HOUR = 3600.0
 LONGEST = 500  # characters of a fact, and of what the command said
 NAMED = re.compile(r"\{([a-z_0-9]+)\}")
+# Programs that read the word after such an option as code, quotes and all; ssh hands on every word.
+READS_CODE = re.compile(r"[a-z]*sh|su|runuser|python[\d.]*|perl|ruby|node")
+CODE_FOLLOWS = re.compile(r"-[A-Za-z]*[ce]|--command")
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,18 @@ class Facts:
     folder: str = "-"
 
     def words(self) -> dict[str, str]:
-        """Each as one line that may also stand in quotes in JSON, and that is no command to a shell
-        that the user's own line starts (`sh -c`): parts of it are a machine's words."""
-        plain = str.maketrans('\\"\n\t$`;|&<>()', "/'   ',/+[][]")
-        return {
-            name: clean(value).translate(plain)[:LONGEST] for name, value in asdict(self).items()
-        }
+        """Each as one line that ends no quote, in JSON or elsewhere, and begins neither an option
+        nor a file's name (`curl -d @`): parts of it are a machine's words."""
+        plain = str.maketrans("\\\"'\n\t$`;|&<>()", "/\u2019\u2019   \u2019,/+[][]")
+        lines = {name: clean(value).translate(plain) for name, value in asdict(self).items()}
+        return {name: line.lstrip("-@ ")[:LONGEST] or "-" for name, line in lines.items()}
+
+
+def is_code(before: list[str]) -> bool:
+    """Whether the word after these is code that a program reads."""
+    programs = [word.rpartition("/")[2] for word in before]
+    follows = bool(before) and CODE_FOLLOWS.fullmatch(before[-1])
+    return "ssh" in programs or bool(follows and any(map(READS_CODE.fullmatch, programs)))
 
 
 def of_run(folder: Path, status: str, why: str | None) -> Facts:
@@ -91,6 +100,13 @@ class Notify:
             if name not in known:
                 facts = ", ".join(f"{{{one}}}" for one in known)
                 raise UserError(f"NOTIFY: {{{name}}} is no fact of a run: there are {facts}.")
+        for at, word in enumerate(self.argv):
+            if (name := NAMED.search(word)) and is_code(self.argv[:at]):
+                raise UserError(
+                    f"NOTIFY: {self.argv[0]} would read {name[0]} as code, and parts of it are a "
+                    f'machine\'s words: write "$TANDEM_{name[1].upper()}" there, or name a script, '
+                    "which has that variable."
+                )
         if self.argv and not shutil.which(self.argv[0]):
             raise UserError(
                 f"NOTIFY: there is no program {self.argv[0]} on this machine: install it, or name "

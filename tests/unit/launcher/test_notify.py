@@ -52,8 +52,18 @@ def test_what_machines_say_is_one_word_and_no_command(record, tmp_path):
     assert said == "" and not [name for name in "abc" if (tmp_path / name).exists()]
     assert words[:2] == [f"r:{told['TANDEM_WHY']}", "-"]
     assert json.loads(words[2])["text"] == told["TANDEM_WHY"]
-    send("sh -c 'echo {why}'", Facts("r", "failed", why=evil))
+    send(f"sh -c 'echo \"$TANDEM_WHY\" >{tmp_path}/told'", Facts("r", "failed", why=evil))
+    assert (tmp_path / "told").read_text() == told["TANDEM_WHY"] + "\n"
     assert not [name for name in "abc" if (tmp_path / name).exists()]
+
+
+@pytest.mark.parametrize("why", ["x' -A /etc/passwd '", "-A/etc/passwd", "@/etc/passwd", "--"])
+def test_what_machines_say_ends_no_quote_and_is_neither_option_nor_file(record, why):
+    command, noted = record
+    send(command + """ {why} 'text={why}' '["{why}"]'""", Facts("r", "failed", why=why))
+    (((alone, text, document), told),) = noted()
+    assert alone == "-" or ("'" not in alone and alone[0] not in "-@")
+    assert [alone] == [text.removeprefix("text=")] == json.loads(document) == [told["TANDEM_WHY"]]
 
 
 @pytest.mark.parametrize(
@@ -92,11 +102,15 @@ def test_a_program_that_is_gone_by_then_is_a_line(tmp_path):
         ("mail -s 'x", "a quote is not closed"),
         ("sh {top5}", "{top5} is no fact of a run: there are {run}, {status}, {top1}"),
         ("no-such-program {run}", "there is no program no-such-program on this machine"),
+        ("sh -c 'mail -s \"{why}\" anna'", "sh would read {why} as code"),
+        ("env A=b /bin/bash -lc 'echo {top1}'", 'write "$TANDEM_TOP1" there'),
+        ("ssh anna@pc1 notify-send {why}", "ssh would read {why} as code"),
+        ("""python3 -c 'print("{folder}")'""", "python3 would read {folder} as code"),
     ],
 )
 def test_what_can_never_work_is_refused_before_anything_begins(command, why, monkeypatch):
     monkeypatch.setattr(run, "train_once", None)
-    with pytest.raises(UserError, match="NOTIFY.*" + why.replace("{", r"\{")):
+    with pytest.raises(UserError, match="NOTIFY.*" + re.escape(why)):
         run.train(Config(notify=command))
 
 
