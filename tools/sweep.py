@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import itertools
 import json
-import os
 import re
 import shlex
 import signal
@@ -25,6 +24,7 @@ from typing import Any
 from contract import seal, validate, verbs
 from contract.command_line import verb_words
 from contract.errors import INTERRUPTED, STOPPED, UserError
+from contract.locks import open_lock
 from contract.options import ENTRIES
 from contract.text import counted, read_text, write_whole
 from contract.validate import NATURAL, Invalid, Match, Maybe, One
@@ -176,8 +176,7 @@ def sweep_to_resume(words: Mapping[str, Any]) -> Path:
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
     """Raises UserError while another process carries this sweep out."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(folder / "lock", flags, 0o600), "r+") as file:
+    with open_lock(folder / "lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

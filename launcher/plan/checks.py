@@ -81,6 +81,8 @@ def check_machines(
         hosts = _hosts(options)
         here.add_torch(hosts, terminal)
         script = read_script(options)
+        if secret := script.readable_secrets():
+            terminal.say(secret)
         needs = Requirements(options, script, run)
         owners = Owners(hosts, options.min_nodes)
         machines = _fit(needs, owners, terminal, everybody, place)

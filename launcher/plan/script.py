@@ -26,6 +26,11 @@ COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements")
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 NAMED = re.compile(r"\{\w+\}")  # meant for a value, as {latest}
 SHELLS = (".sh", ".bash", ".zsh")
+# --hf_token X, --api-key=X, wandb.password=X; but neither --max_tokens 512 nor --mask_token [MASK].
+SECRET = re.compile(
+    r"((?:.*[-_.])?(?:token|secret|password|passwd|(?:api[-_]?)key|credentials?))(?:=(.*))?", re.I
+)
+VALUE = re.compile(r"(?!-)(?=.*\d)(?=.*[^\d.])[^\s/]{8,}")
 # A parser's declaration of the option by which torch.distributed.launch gave the local rank.
 LOCAL_RANK = re.compile(r"""add_argument\([^)]*?["'](--local[-_]rank)["']""")
 
@@ -69,6 +74,20 @@ class Script:
     def environment(self) -> dict[str, str]:
         """By this option a process is told its local rank (launcher/node/supervisor.py)."""
         return {"TANDEM_LOCAL_RANK": self.local_rank} if self.local_rank else {}
+
+    def readable_secrets(self) -> str | None:
+        """A sentence about arguments that look like a password; None where there are none."""
+        names = [
+            match[1]
+            for word, following in zip(self.arguments, (*self.arguments[1:], ""))
+            if (match := SECRET.fullmatch(word)) and VALUE.fullmatch(match[2] or following)
+        ]
+        if not names:
+            return None
+        return (
+            f"{', '.join(names)}: everybody on the machines can read what is in ARGS, and so can "
+            "who reads report.html. If it is secret, give it in run_env of the inventory or a file."
+        )
 
     def document(self) -> dict[str, Any]:
         """As plan.json has it."""

@@ -263,6 +263,32 @@ def test_the_machines_are_checked_and_nothing_is_said_of_precision(project, monk
     assert json.loads(json.dumps(made.document()))["script"]["words"] == ["train.py"]
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["--lr", "0.1", "--hf_token", "hf_abc123XYZ"], "--hf_token"),
+        (["--wandb.api-key=0123456789abcdef"], "--wandb.api-key"),
+        (["WANDB_API_KEY=0123456789abcdef"], "WANDB_API_KEY"),
+        (
+            ["--max_tokens", "512", "--mask_token", "[MASK]", "--token", "--tokenizer=gpt2-1234"],
+            None,
+        ),
+        (["--num-token", "100000000"], None),
+    ],
+)
+def test_a_secret_in_args_is_said_to_be_readable_before_any_machine_is_asked(
+    project, monkeypatch, words, name
+):
+    terminal = Terminal(said := io.StringIO())
+    monkeypatch.setattr(inventory, "load", lambda _path: [host(1)])
+    monkeypatch.setattr(look, "at", lambda *_: sys.exit())
+    with pytest.raises(SystemExit):
+        checks.check_machines(asked(project, words=tuple(words)), terminal)
+    terminal.drain()
+    assert said.getvalue().startswith(f"tandem: {name}: everybody") == bool(said.getvalue())
+    assert bool(said.getvalue()) == bool(name)
+
+
 def test_its_command_can_be_typed_again(project):
     plan = {"options": options.document(asked(project, words=("--lr", "1"))), "nodes": [1, 2]}
     typed = shlex.split(train_line(SimpleNamespace(plan=plan, hosts=[])))
