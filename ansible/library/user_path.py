@@ -127,7 +127,7 @@ def main():
         module.fail_json(
             msg="{0}: {1}. Others than root may change a folder above it, so Tandem acts there as "
             "{2}, who trains, and follows no link further than {2} may. Choose another folder, or "
-            "make it for {2}: sudo install --directory --owner={2} {0}".format(
+            "create it for {2}: sudo install --directory --owner={2} {0}".format(
                 path, error.strerror or error, name
             )
         )
