@@ -218,6 +218,10 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
         value = read.word(key, default)
         return os.path.normpath(CHECKOUT / value) if here else value
 
+    node_dir = path("node_dir", "tandem")
+    if node_dir == str(CHECKOUT / "tandem"):
+        # group_vars means a folder in a home; in the checkout that is a package, which is sent.
+        node_dir = str(CHECKOUT / ".tandem" / name)
     return Host(
         name=name,
         connection=read.connection(),
@@ -225,7 +229,7 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
         port=read.number("ansible_port", 1, 65535) or 22,
         user=read.text("train_user") or read.text("ansible_user"),
         env_python=path("env_python", "/opt/tandem/env/bin/python"),
-        node_dir=path("node_dir", "tandem"),
+        node_dir=node_dir,
         data_root=path("data_root", "/srv/tandem/data"),
         gpus=read.number("gpus", 0, MOST_GPUS),
         interface=read.text("interface"),

@@ -59,6 +59,13 @@ def test_local_paths_are_absolute_and_links_are_kept(tmp_path):
     assert host.env_python == str(inventory.CHECKOUT / ".venv/bin/python")
 
 
+def test_nodes_of_this_machine_keep_their_files_apart_and_out_of_what_is_sent():
+    local = {"ansible_connection": "local"}
+    listed = document(a=local, b={**local, "node_dir": "tandem"}, c={**local, "node_dir": "/x/n"})
+    folders = [host.node_dir for host in inventory.parse(listed, FILE)]
+    assert folders == [*(str(inventory.CHECKOUT / ".tandem" / name) for name in "ab"), "/x/n"]
+
+
 def test_every_bad_host_is_told_at_once():
     bad = {"ansible_host": "192.0.2.1", "gpus": "x"}
     with pytest.raises(UserError) as caught:
