@@ -12,7 +12,7 @@ from report.files import Entry, positive, read_object
 from report.read import Run
 from report.text import aligned
 
-FIGURES = ("mbit_to", "mbit_from", "latency_ms", "latency_p99_ms", "mtu")
+FIGURES = ("mbit_to", "mbit_from", "latency_ms", "latency_p99_ms")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Pair:
     mbit_from: float
     latency_ms: float
     latency_p99_ms: float
-    mtu: float
+    mtu: float | None  # of what arrives whole; None where no datagram does
 
     @property
     def mbit(self) -> float:
@@ -76,9 +76,10 @@ def read_links(run: Run, hosts: tuple[str, ...]) -> Links | None:
 def read_pair(measured: dict[str, Entry], host: str, peer: str) -> Pair | None:
     """What `host` measured with `peer`."""
     entry = _part(_part(measured[host], "pairs"), peer)
-    figures = [positive(entry.get(name)) for name in FIGURES]
-    known = [figure for figure in figures if figure is not None]
-    return Pair((host, peer), *known) if len(known) == len(figures) else None
+    figures = {name: figure for name in FIGURES if (figure := positive(entry.get(name)))}
+    if len(figures) < len(FIGURES):
+        return None
+    return Pair(hosts=(host, peer), mtu=positive(entry.get("mtu")), **figures)
 
 
 def _part(entry: Entry, name: str) -> Entry:
@@ -109,7 +110,7 @@ def table(links: Links) -> list[str]:
             f"{pair.mbit_from:.0f}",
             f"{pair.latency_ms:.2f}",
             f"{pair.latency_p99_ms:.2f}",
-            f"{pair.mtu:.0f}",
+            f"{pair.mtu:.0f}" if pair.mtu else "-",
         )
         for pair in links.pairs
     ]
@@ -160,7 +161,7 @@ def slow_pairs(links: Links) -> Iterator[str]:
 def short_packets(links: Links) -> Iterator[str]:
     for pair in links.pairs:
         a, b = pair.hosts
-        if pair.mtu < max(links.mtus.get(a, 0), links.mtus.get(b, 0)):
+        if pair.mtu and pair.mtu < max(links.mtus.get(a, 0), links.mtus.get(b, 0)):
             cards = " and ".join(f"{links.mtus[host]:.0f}" for host in (a, b) if host in links.mtus)
             yield (
                 f"Packets of {pair.mtu:.0f} bytes at most pass between {a} and {b}, though their "

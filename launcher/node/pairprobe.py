@@ -306,6 +306,8 @@ def measure_mtu(connection, plan, partner):
         low, high = 576 - HEADERS, probe.getsockopt(socket.IPPROTO_IP, IP_MTU) - HEADERS
         if arrives(probe, high):
             return {"mtu": high + HEADERS}
+        if not arrives(probe, low):  # a firewall that drops every datagram says nothing of sizes
+            return {"mtu": None}
         while high - low > 1:
             middle = (low + high) // 2
             if arrives(probe, middle):

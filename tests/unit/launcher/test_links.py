@@ -72,6 +72,14 @@ def test_machines_measure_each_other_and_go_on(tmp_path, monkeypatch):
     assert all(pair["mtu"] > 60000 for pair in pairs)  # loopback carries 65536
 
 
+def test_a_firewall_that_drops_datagrams_makes_no_small_packets(monkeypatch):
+    monkeypatch.setattr(pairprobe, "arrives", lambda probe, size: False)
+    plan = {"address": "127.0.0.1", "peers": {"node2": "127.0.0.1"}, "port": 9}
+    assert pairprobe.measure_mtu(None, plan, "node2") == {"mtu": None}
+    monkeypatch.setattr(pairprobe, "arrives", lambda probe, size: size <= 1400)
+    assert pairprobe.measure_mtu(None, plan, "node2") == {"mtu": 1400 + pairprobe.HEADERS}
+
+
 STRANGERS = {
     "no token": b'{"host": "node2", "test": "done"}\n',
     "another token": b'{"token": "\xc3\xa9", "host": "node2", "test": "done"}\n',

@@ -126,7 +126,7 @@ def test_half_a_measurement_predicts_nothing_that_it_did_not_measure(tmp_path, c
     folder = Measured(tmp_path / "measured" / NAME).write()
     links = folder / "nodes/node2/links.json"
     odd = ['{"pairs": 3, "ring": {"mbit": "fast"}}', '{"pairs": {"node3": 3}, "ring": []}']
-    odd.append(links.read_text().replace('"mtu": 1500}', '"mtu": null}', 1))
+    odd.append(links.read_text().replace('"latency_ms": 0.1', '"latency_ms": null', 1))
     for text in odd:
         links.write_text(text)
         assert read_basis(folder).rates == ()
@@ -139,6 +139,13 @@ def test_half_a_measurement_predicts_nothing_that_it_did_not_measure(tmp_path, c
         assert plan(tmp_path, capsys, *HERE)[0] == 3
         path.write_text(before)
     assert plan(tmp_path, capsys, *HERE)[0] == 0
+
+
+def test_where_no_datagram_passes_links_are_known_but_for_the_size_of_packets(tmp_path, capsys):
+    folder = Measured(tmp_path / "measured" / NAME, mtu=None).write()
+    assert len(read_basis(folder).rates) == 3
+    said = " ".join(plan(tmp_path, capsys, *HERE, "--all")[1].out.split())
+    assert "0.20 - node1 - node3" in said and "Packets of" not in said
 
 
 MACHINES = ("node1", "node2", "node3")
