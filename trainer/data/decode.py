@@ -15,6 +15,7 @@ from typing import BinaryIO, Iterator, Optional, Tuple, Union, cast
 
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import SAMPLESPERPIXEL, TiffImageFile
 
 from contract.layout import FAILING
 
@@ -30,6 +31,7 @@ LARGEST = 280 << 20
 # pictures, as cameras and phones make them.
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")
+TILEWIDTH, TILELENGTH = 322, 323  # tags of TIFF
 ORIENTATION = 0x0112  # the EXIF tag for how the camera was held
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -64,7 +66,9 @@ class Picture:
         self._later = image if isinstance(image, JpegImageFile) else None
         self._file_bytes = file_bytes
         if self._later is None:
-            self._pixels = _decode(image, file_bytes)
+            with _explain_errors():
+                self._file_bytes += _decoder_bytes(image)
+            self._pixels = _decode(image, self._file_bytes)
             self.size = self._pixels.size  # upright
         else:
             self._file_bytes += _coefficients(self._later)
@@ -134,6 +138,19 @@ def _coefficients(image: JpegImageFile) -> int:
     most = max(high for _, high, *_ in image.layer) * max(wide for *_, wide, _ in image.layer)
     values = sum(high * wide for _, high, wide, _ in image.layer) / most
     return int(2 * values * image.width * image.height)
+
+
+def _decoder_bytes(image: Image.Image) -> int:
+    """Bytes that the decoder of another format than JPEG holds besides the pixels: for WebP, still
+    ones too, three pictures of four channels; for TIFF a tile, however small the image is."""
+    if image.format == "WEBP":
+        return 12 * image.width * image.height
+    if not isinstance(image, TiffImageFile):
+        return 0
+    sides = [image.tag_v2.get(side, 0) for side in (TILEWIDTH, TILELENGTH)]
+    if not all(isinstance(side, int) for side in sides):
+        raise BadImage("damaged: its tiles have no size")
+    return sides[0] * sides[1] * image.tag_v2.get(SAMPLESPERPIXEL, 1)
 
 
 def _content(path: Path, pauses: Tuple[float, ...]) -> bytes:

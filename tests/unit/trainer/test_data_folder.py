@@ -189,6 +189,45 @@ def test_a_small_file_of_many_pixels_takes_little_memory(tmp_path, side):
     assert most < 50
 
 
+def tiled(side, compression):
+    """A TIFF of 64 x 64 pixels in one tile of this side."""
+    content = zlib.compress(bytes(1000))
+    tags = {256: 64, 257: 64, 258: 8, 259: compression, 262: 1, 277: 1, 322: side, 323: side}
+    tags |= {324: 8 + 2 + 12 * 10 + 4, 325: len(content)}
+    rows = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    return struct.pack("<4sIH", b"II*\0", 8, len(tags)) + rows + bytes(4) + content
+
+
+def webp(side, **more):
+    content = io.BytesIO()
+    Image.new("RGB", (side, side)).save(content, "WEBP", method=0, **more)
+    return content.getvalue()
+
+
+def wide_canvas(content, side):
+    """An animated WebP of a few pixels that says that it is as large as this."""
+    at = content.index(b"VP8X") + 12
+    return content[:at] + 2 * (side - 1).to_bytes(3, "little") + content[at + 6 :]
+
+
+MOVING = {"save_all": True, "append_images": [Image.new("RGB", (64, 64), "red")]}
+LARGE = {
+    "a TIFF's tile": lambda: tiled(40000, 8),
+    "a TIFF's tile, LZW": lambda: tiled(40000, 5),
+    "a WebP": lambda: webp(6000, lossless=True),
+    "frames of a WebP": lambda: wide_canvas(webp(64, **MOVING), 6000),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_what_a_decoder_holds_besides_counts(tmp_path, kind):
+    path = tmp_path / "0.img"
+    path.write_bytes(LARGE[kind]())
+    [(said, most)] = run_ranks([1], measured, path, 1)
+    assert re.fullmatch("its pixels take [0-9,]+ MiB, 280 MiB are taken at most: .*", said), said
+    assert most < 50
+
+
 def measured(path, factor):
     """In a process of its own: what is said of an image, "" for one that is taken, and by how much
     reading it raised the most memory that was taken, in MiB."""
