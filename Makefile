@@ -18,6 +18,12 @@ with_options = python3 -m tools.verbs run $@
 core := $(if $(filter CORE,$(given)),$(CORE))
 ANSIBLE_ENV := .venv$(addprefix -core,$(core))
 export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
+# Ansible ends where the locale is not of UTF-8, or is not installed here, as one that ssh brought along.
+export LC_ALL := C.UTF-8
+# It keeps files below HOME, which may be read-only.
+ifneq ($(shell test -w "$$HOME" && echo yes),yes)
+export ANSIBLE_HOME := $(CURDIR)/.tandem/ansible
+endif
 
 # Ansible hides the terminal from the programs it runs, so a progress bar needs the terminal's path.
 terminal = "$$(tty | grep ^/dev/)"

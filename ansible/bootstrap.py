@@ -163,8 +163,11 @@ def trust_host_key(machine, key, expected, ask=input):
             f"{machine.name}: the keys differ; nothing was trusted and no password was sent"
         )
     SSH.mkdir(mode=0o700, exist_ok=True)
-    with (SSH / "known_hosts").open("a") as file:
-        file.write(key.line + "\n")
+    with (SSH / "known_hosts").open("ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        begin = b"" if file.read() in (b"", b"\n") else b"\n"
+        file.write(begin + key.line.encode() + b"\n")
 
 
 def is_confirmed(machine, key, expected, ask):

@@ -1,18 +1,26 @@
 """Ctrl-C while a program still imports: it ends by the signal, without Python's traceback.
 
 A program imports this before its other modules, and calls `heard` as its main begins, or runs its
-main by `ended`. Where SIGINT is ignored (a shell's background job), it stays ignored.
+main by `ended`. Where SIGINT is ignored (a shell's background job), it stays ignored. A standard
+stream that a shell has closed (`>&-`) is /dev/null, before a file that is opened takes its place.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 _handler = signal.getsignal(signal.SIGINT)
 if _handler is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    if getattr(sys, _name) is None:
+        setattr(sys, _name, Path(os.devnull).open(_mode))  # noqa: SIM115 - while the program lives
 
 
 def heard() -> None:

@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,8 @@ def read(inventory: Path) -> dict[str, Any]:
     argv = [str(tool if tool.exists() else "ansible-inventory"), "-i", str(inventory), "--list"]
     env = {**os.environ, "ANSIBLE_INVENTORY_UNPARSED_FAILED": "True", "ANSIBLE_NOCOLOR": "1"}
     env["ANSIBLE_VARS_PLUGINS"] = os.devnull  # what ours refuses is refused below
+    # Ansible would end with a locale not of UTF-8, or where it cannot write below HOME.
+    env |= {"LC_ALL": "C.UTF-8", "ANSIBLE_LOCAL_TEMP": tempfile.gettempdir()}
     try:
         done = subprocess.run(
             [*argv, "--playbook-dir", str(CHECKOUT)],

@@ -115,7 +115,8 @@ READS = {
     "files that are copied or hashed, and not taken apart": """
         launcher/node/machine.py launcher/node/prepare.py""",
     "what it has written itself, or its like": """
-        ansible/bundle.py ansible/bundling/wheels.py ansible/check.py contract/locks.py
+        ansible/bundle.py ansible/bundling/wheels.py ansible/check.py contract/interrupts.py
+        contract/locks.py
         launcher/background.py
         launcher/waits.py launcher/cli.py launcher/node/supervisor.py report/__main__.py
         launcher/node/startup/sitecustomize.py

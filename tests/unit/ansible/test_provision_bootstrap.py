@@ -141,6 +141,17 @@ def test_a_key_that_nobody_can_compare_is_not_trusted(monkeypatch):
         bootstrap.trust_host_key(PC, key, None, no_terminal)
 
 
+@pytest.mark.parametrize("before", ["", "pc0 ssh-rsa OTHER\n", "pc0 ssh-rsa OTHER"])
+def test_a_key_that_was_confirmed_is_a_line_of_its_own(monkeypatch, tmp_path, before):
+    key = bootstrap.HostKey("192.0.2.1 ssh-ed25519 KEY", "SHA256:x")
+    monkeypatch.setattr(bootstrap, "trusted_lines", lambda _: [])
+    monkeypatch.setattr(bootstrap, "SSH", tmp_path)
+    (tmp_path / "known_hosts").write_text(before)
+    bootstrap.trust_host_key(PC, key, {PC.name: "SHA256:x"}, no_terminal)
+    lines = (tmp_path / "known_hosts").read_text().splitlines()
+    assert lines == [*before.splitlines(), key.line]
+
+
 @pytest.mark.parametrize(
     "option, text, said",
     [

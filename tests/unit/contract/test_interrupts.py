@@ -21,6 +21,17 @@ sys.meta_path.insert(0, Finder())
 """
 
 
+def test_a_stream_that_the_shell_closed_is_no_file_of_ours():
+    """A file that is opened next would be printed into."""
+    line = "import contract.interrupts, os; print('x'); raise SystemExit(os.open('/', 0))"
+    for closed in (">&-", "<&-", "2>&-"):
+        shell = f'exec "$0" -c "{line}" {closed}'
+        assert subprocess.run(["sh", "-c", shell, sys.executable], cwd=ROOT).returncode == 3
+    argv = ["sh", "-c", 'exec "$0" -m launcher runs >&-', sys.executable]
+    done = subprocess.run(argv, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("program", "module"),
     [

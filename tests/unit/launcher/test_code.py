@@ -109,6 +109,17 @@ def test_what_a_machine_holds_is_compared(checkout, target):
         guards.check_code(code.current().sha256, [one], nodes, folders)
 
 
+def test_a_mount_without_exec_makes_no_other_code(checkout, monkeypatch):
+    """As that of TMPDIR, or of a machine's node_dir: access(2) says no there, whatever the mode."""
+    (checkout / "trainer/loop.py").chmod(0o755)
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: mode != os.X_OK or checkout in Path(path).parents
+    )
+    assert access(checkout / "trainer/loop.py", os.X_OK)
+    assert code.current().names == ("trainer/loop.py",)
+
+
 def test_files_that_change_while_they_are_copied_are_told(checkout, monkeypatch):
     copied = code._copied
 

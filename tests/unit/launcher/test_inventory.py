@@ -83,6 +83,14 @@ def test_group_vars_of_the_checkout_reach_an_inventory_elsewhere(tmp_path, monke
     assert (host.gpus, host.node_dir) == (3, "tandem")
 
 
+def test_a_foreign_locale_and_a_home_that_cannot_be_written_are_no_fault(tmp_path, monkeypatch):
+    for name, value in {"LC_ALL": "zh_CN.GB2312", "HOME": "/proc"}.items():
+        monkeypatch.setenv(name, value)
+    file = tmp_path / "mine.ini"
+    file.write_text("[cluster]\na ansible_host=192.0.2.1\n")
+    assert inventory.members(inventory.read(file)) == ["a"]
+
+
 @pytest.fixture
 def listed(tmp_path, monkeypatch):
     """listed(document): a list of machines, and what ansible-inventory (a second) says of it."""
