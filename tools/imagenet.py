@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import sys
 import tarfile
 import zlib
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from tqdm import tqdm
 
@@ -44,6 +45,8 @@ MD5 = {
 SPARE = 1.02
 CHECKED = ".archives.json"
 PIECE = 1 << 20
+UNPACKED = 64 << 20  # bytes of the devkit, and of meta.mat in it
+COMPRESSED = 15  # a kind of part of a file of MATLAB's
 
 
 @dataclass(frozen=True)
@@ -73,37 +76,79 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
     from scipy.io import loadmat
 
     wanted = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
-    with _tar(path, "r:gz") as archive:
-        for member in archive:
-            name = Path(member.name).name
-            if name in wanted and member.isfile():
-                wanted[name] = _content(archive, member).read()
+    with _explain_damage(path):
+        with gzip.open(path) as file:
+            unpacked = file.read(UNPACKED + 1)
+        _refuse_large(len(unpacked), path)
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
+            for member in archive:
+                name = Path(member.name).name
+                if name in wanted and member.isfile():
+                    wanted[name] = _content(archive, member).read()
     missing = [name for name, content in wanted.items() if not content]
     if missing:
         raise UserError(f"{path} has no {' and no '.join(missing)}: is it the devkit? {PAGE}")
     meta, truth = wanted.values()
-    rows = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
-    leaves = {int(row[0]): str(row[1]) for row in rows if int(row[4]) == 0}
-    return leaves, [int(line) for line in truth.split()]
+    try:
+        _refuse_large(sum(_sizes(meta)), path)
+        rows = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        leaves = {int(row[0]): str(row[1]) for row in rows if int(row[4]) == 0}
+        numbers = [int(line) for line in truth.split()]
+        odd = [wnid for wnid in leaves.values() if not re.fullmatch("n[0-9]{8}", wnid)]
+        odd += [str(number) for number in numbers if number not in leaves]
+    except UserError:
+        raise
+    except Exception as error:  # of a damaged file loadmat raises many kinds
+        raise UserError(
+            f"{path}: meta.mat or the classes cannot be read ({error}): {PAGE}"
+        ) from None
+    if odd:
+        raise UserError(f"{path} has {odd[0]!r}, which is no class: is it the devkit? {PAGE}")
+    return leaves, numbers
+
+
+def _refuse_large(size: int, path: Path) -> None:
+    if size > UNPACKED:
+        raise UserError(
+            f"{path} unpacks to more than {UNPACKED >> 20} MiB, so it is not the devkit: download "
+            f"it again from {PAGE}"
+        )
+
+
+def _sizes(meta: bytes) -> Iterator[int]:
+    """Bytes of the parts of a file of MATLAB's, each of which may be compressed by itself."""
+    order, place = ("<" if meta[126:128] == b"IM" else ">"), 128
+    while place + 8 <= len(meta):
+        kind, size = struct.unpack_from(f"{order}II", meta, place)
+        part = meta[place + 8 : place + 8 + size]
+        packed = kind == COMPRESSED
+        yield len(zlib.decompressobj().decompress(part, UNPACKED + 1)) if packed else len(part)
+        place += 8 + size
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    file = archive.extractfile(member)
-    if file is None:  # a folder or a device, in an archive of another shape
-        raise UserError(f"an archive has {member.name!r}, which is not a file. {PAGE}")
+    # What is sparse has any number of bytes that are not in the archive.
+    file = archive.extractfile(member) if not member.issparse() else None
+    if file is None:  # or a folder or a device, in an archive of another shape
+        raise UserError(f"an archive has {member.name!r}, which is not a whole file. {PAGE}")
     return file
 
 
 @contextmanager
-def _tar(path: Path, mode: Literal["r:", "r:gz"]) -> Iterator[tarfile.TarFile]:
-    """Opens an archive; damage raises UserError with a sentence for the user."""
+def _explain_damage(path: Path) -> Iterator[None]:
     try:
-        with tarfile.open(path, mode) as archive:
-            yield archive
+        yield
     except (tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise UserError(
             f"{path} cannot be read to its end ({error}): download it again from {PAGE}"
         ) from None
+
+
+@contextmanager
+def _tar(path: Path) -> Iterator[tarfile.TarFile]:
+    """Opens an archive; damage raises UserError with a sentence for the user."""
+    with _explain_damage(path), tarfile.open(path, "r:") as archive:
+        yield archive
 
 
 def make_plan(source: Path, target: Path) -> Plan:
@@ -114,14 +159,14 @@ def make_plan(source: Path, target: Path) -> Plan:
             f"{source} lacks {', '.join(absent)}. Download them, with an account, from {PAGE}"
         )
     wnid_of, truth = read_devkit(source / DEVKIT)
-    with _tar(source / TRAIN, "r:") as archive:
+    with _tar(source / TRAIN) as archive:
         train = [(member.name.removesuffix(".tar"), member.size) for member in archive]
     unlike = sorted({name for name, _ in train} ^ set(wnid_of.values()))
     if unlike:
         raise UserError(
             f"{source / TRAIN} and the devkit do not have the same classes: {_some(unlike)}"
         )
-    with _tar(source / VAL, "r:") as archive:
+    with _tar(source / VAL) as archive:
         val = sorted((member.name, member.size) for member in archive if member.isfile())
     expected = [f"ILSVRC2012_val_{number:08}.JPEG" for number in range(1, len(truth) + 1)]
     unlike = sorted({name for name, _ in val} ^ set(expected))
@@ -186,7 +231,7 @@ def _md5(file: IO[bytes], advance: Callable[[int], None]) -> str:
 
 def extract_train(plan: Plan, advance: Callable[[int], None]) -> None:
     sizes = dict(plan.classes)
-    with _tar(plan.source / TRAIN, "r:") as archive:
+    with _tar(plan.source / TRAIN) as archive:
         for member in archive:
             wnid = member.name.removesuffix(".tar")
             if wnid in sizes:
@@ -216,7 +261,7 @@ def extract_val(plan: Plan, advance: Callable[[int], None]) -> None:
     for wnid in plan.wnids:
         (part / wnid).mkdir(parents=True, exist_ok=True)
     places = {name: (part / wnid / name, size) for name, wnid, size in plan.val}
-    with _tar(plan.source / VAL, "r:") as archive:
+    with _tar(plan.source / VAL) as archive:
         for member in archive:
             path, size = places.get(member.name, (None, 0))
             if path and not _has(path, size):
