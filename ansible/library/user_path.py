@@ -48,20 +48,19 @@ RETURN = "# nothing but whether something changed"
 
 
 def make_folder(path, user, check_mode):
-    """Makes a folder that is the user's. Returns whether something changed."""
+    """Makes a folder that the user may write to. Returns whether something changed."""
     folder, rest = as_far_as_root(path)
-    if not rest:  # so all folders above it are root's alone
-        if not os.path.isdir(folder):
-            raise OSError("it is no folder")
-        changed = os.stat(folder).st_uid != user.pw_uid
-        if changed and not check_mode:
-            os.chown(folder, user.pw_uid, -1)
-        return changed
     made = os.path.join(folder, rest)
-    if is_roots_alone(folder):
+    if rest and is_roots_alone(folder):  # nothing is there yet
         if not check_mode:
             os.makedirs(made)
             os.chown(made, user.pw_uid, user.pw_gid)
+        return True
+    if not rest and os.stat(folder).st_uid == 0 and user.pw_uid:
+        if not os.path.isdir(folder):
+            raise OSError("it is no folder")
+        if not check_mode:
+            os.chown(folder, user.pw_uid, -1)
         return True
     with acting_as(user.pw_uid, user.pw_gid, user.pw_name):
         if os.path.isdir(made):
@@ -125,11 +124,9 @@ def main():
         module.fail_json(msg="this machine has no user {}".format(name))
     except PermissionError as error:
         module.fail_json(
-            msg="{0}: {1}. Others than root may change a folder above it, so Tandem acts there as "
-            "{2}, who trains, and follows no link further than {2} may. Choose another folder, or "
-            "create it for {2}: sudo install --directory --owner={2} {0}".format(
-                path, error.strerror or error, name
-            )
+            msg="{0}: {1}. It is not root's alone, so Tandem acts there as {2}, who trains, and "
+            "follows no link further than {2} may. Choose another folder, or give this one to {2}: "
+            "sudo install --directory --owner={2} {0}".format(path, error.strerror or error, name)
         )
     except OSError as error:
         module.fail_json(
