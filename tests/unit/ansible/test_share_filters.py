@@ -2,13 +2,14 @@
 readable by its owner alone, and never shown."""
 
 import json
+import pwd
 import subprocess
 
 import pytest
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from planning import share
-from tests.unit.ansible.provision_machines import ansible_playbook
+from tests.unit.ansible.provision_machines import ROOT, ansible_playbook
 
 MACHINE = {
     "kernel": "6.1.0-25-amd64",
@@ -133,3 +134,35 @@ def test_a_password_is_made_sealed_and_never_shown(tmp_path):
     assert modes == ["0o700", "0o600", "0o600"]
     for secret in (key, password, "of-the-windows-pc"):
         assert secret not in done.stdout + done.stderr
+
+
+ROOTS = """
+- name: A folder of root's
+  hosts: cluster
+  gather_facts: false
+  vars:
+    share_server_path: /usr
+    share_server_group: cluster
+    share_server_name: tandem
+    share_server_user: tandem-data
+  tasks:
+    - name: Find out as whom it is read
+      share_reader: {path: /usr, user: nobody}
+      register: share_server_folder
+    - name: Write what is shared
+      ansible.builtin.template:
+        src: "{{ roles }}/share_server/templates/{{ item }}.j2"
+        dest: "{{ folder }}/{{ item }}"
+        mode: "0600"
+      loop: [exports, smb.conf]
+"""
+
+
+def test_no_folder_is_shared_as_root(tmp_path):
+    nobody = pwd.getpwnam("nobody")
+    words = ["-e", f"folder={tmp_path}", "-e", f"roles={ROOT / 'ansible/roles'}"]
+    hosts = {"pc1": {"ansible_host": "192.0.2.1", "ansible_connection": "local"}}
+    done = ansible_playbook(tmp_path, ROOTS, *words, inventory=hosts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"anonuid={nobody.pw_uid},anongid={nobody.pw_gid}," in (tmp_path / "exports").read_text()
+    assert "force user = nobody\n" in (tmp_path / "smb.conf").read_text() + "\n"
