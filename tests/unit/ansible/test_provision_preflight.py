@@ -244,8 +244,13 @@ NVRM: Xid (0000:01:00): 31, Ch 00000010, engmask 00000101, intr 10000000
 """
 
 
-def test_nvidias_errors_are_read_from_the_kernels_log():
-    assert load("ansible/library/machine_facts.py").xids(LOG) == [31, 79]
+@pytest.mark.parametrize("way", ["sudo", "journalctl", "dmesg"])
+def test_nvidias_errors_are_read_from_the_kernels_log_by_whichever_way_is_open(monkeypatch, way):
+    facts = load("ansible/library/machine_facts.py")
+    monkeypatch.setattr(facts, "output", lambda *argv, **_: LOG if argv[0] == way else None)
+    assert facts.xids(facts.kernel_log()) == [31, 79]
+    monkeypatch.setattr(facts, "output", lambda *argv, **_: None)
+    assert facts.xids(facts.kernel_log()) == []
 
 
 def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):
