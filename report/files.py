@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 # A JSON object from a machine: a field may be absent, or of any type.
 Entry = dict[str, Any]
@@ -141,6 +141,20 @@ def read_object(path: Path, missing: list[str]) -> Entry:
     return value if isinstance(value, dict) else {}
 
 
+def before_hole(file: BinaryIO, begin: int) -> tuple[int, int]:
+    """Up to where a file has bytes of its own from there on, and its size. Nobody writes records
+    with a hole: it is what a power cut leaves at the end, or an archive of few bytes as a file of
+    any size."""
+    descriptor = file.fileno()
+    size, place = os.fstat(descriptor).st_size, os.lseek(descriptor, 0, os.SEEK_CUR)
+    try:
+        return (os.lseek(descriptor, begin, os.SEEK_HOLE) if begin < size else size), size
+    except OSError:  # a file system that does not know
+        return size, size
+    finally:
+        os.lseek(descriptor, place, os.SEEK_SET)
+
+
 LAST = 1 << 16  # bytes at a file's end in which its last line is looked for
 
 
@@ -152,14 +166,18 @@ class Growing:
         self.path, self.bad = path, 0
         self._at = 0  # bytes that were read
         self._skip = False  # in the middle of a line that is too long
+        self._hole = False  # what follows is none of its bytes
 
     def lines(self) -> Iterator[Entry]:
         """The objects of lines added since the last call; an unfinished line waits for the next."""
         try:
             with open_record(self.path) as text:
                 file = text.buffer
+                whole, size = before_hole(file, self._at)
+                if whole < size and not self._hole:
+                    self._hole, self.bad = True, self.bad + 1
                 file.seek(self._at)
-                while line := file.readline(LONGEST_LINE):
+                while line := file.readline(min(LONGEST_LINE, whole - self._at)):
                     complete = line.endswith(b"\n")
                     if not complete and len(line) < LONGEST_LINE:
                         return

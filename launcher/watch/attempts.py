@@ -34,7 +34,7 @@ from launcher.waits import Note
 from launcher.watch import failures
 from launcher.watch.failures import Failure, Restart, document
 from launcher.watch.watch import Outcome
-from report.files import open_record
+from report.files import before_hole, open_record
 
 SPARE = 1 << 20  # bytes
 LINE = 1 << 20  # bytes; no line of ours is longer
@@ -196,7 +196,9 @@ def lines_of(path: Path, shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The lines of a rank's timings that have this shape: what a rank wrote is not trusted."""
     word = f'"{shape["kind"].values[0]}"'.encode()
     with contextlib.suppress(OSError), open_record(path) as text:
-        while line := text.buffer.readline(LINE):
+        left, _ = before_hole(text.buffer, 0)
+        while line := text.buffer.readline(min(LINE, left)):
+            left -= len(line)
             if word in line:
                 with contextlib.suppress(Invalid):
                     yield validate.check(validate.parse(line), shape, "line")

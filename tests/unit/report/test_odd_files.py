@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.validate import One
+from launcher.watch import attempts
 from report import files, read
 from report.__main__ import main
 from report.analysis import analyse
@@ -343,6 +345,27 @@ code = run_limited(sys.argv[1:])
 print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
 sys.exit(code)
 """
+
+
+def bytes_read():
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.parametrize("begin", ["", '{"kind": "step"'])
+def test_of_a_file_of_holes_its_own_bytes_are_read(tmp_path, begin):
+    """An archive has 4 GiB of nothing in a few bytes; a power cut leaves the end of a file so."""
+    path = tmp_path / "rank0.1.steps.jsonl"
+    path.write_text('{"kind": "start"}\n' * 3 + begin)
+    with path.open("ab") as file:
+        file.truncate(files.LARGEST_FILE - 4096)
+        file.seek(0, os.SEEK_END)
+        file.write(b'\n{"kind": "end"}\n')
+    grown, before = files.Growing(path), bytes_read()
+    assert [*grown.lines(), *grown.lines()] == [{"kind": "start"}] * 3
+    assert grown.bad == 1
+    (start, *others) = attempts.lines_of(path, {"kind": One(("start",))})
+    assert (start, len(others)) == ({"kind": "start"}, 2)
+    assert bytes_read() - before < 1 << 20
 
 
 def test_a_document_that_is_too_large_is_left_out_with_a_sentence(tmp_path):
