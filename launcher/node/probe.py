@@ -20,6 +20,7 @@ from contract import layout
 from contract.card import route
 from launcher.node.machine import disk_free
 from launcher.node.machine_lock import claims
+from launcher.node.processes import command_of
 
 SECONDS = 20  # for one command: the control machine waits 30 in all
 
@@ -235,16 +236,14 @@ def card(row, capability):
 def described_process(pid):
     """A process's owner and command, for people."""
     try:
-        process = pathlib.Path("/proc", str(pid))
-        command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        uid = process.stat().st_uid
+        uid = pathlib.Path("/proc", str(pid)).stat().st_uid
     except OSError:
         return {"pid": pid, "user": "?", "command": "?"}
     try:
         user = pwd.getpwuid(uid).pw_name
     except KeyError:
         user = str(uid)
-    return {"pid": pid, "user": user, "command": command.strip()[:120]}
+    return {"pid": pid, "user": user, "command": command_of(pid)[:120]}
 
 
 def run_error(argv):

@@ -144,9 +144,10 @@ def end_descendants(spare=(), seconds=10.0):
     limit = time.monotonic() + seconds
     while True:
         alive = [pid for pid in descendants(me) if pid not in spare]
+        # All are read before any is ended: a child may end with its parent (die_with_parent), and
+        # what is about to end has no command line any more.
+        ended.update({pid: command_of(pid) for pid in alive if pid not in ended})
         for pid in alive:
-            if pid not in ended:
-                ended[pid] = command_of(pid)
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):

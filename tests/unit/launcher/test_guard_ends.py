@@ -2,12 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.unit.launcher.guard_client import environment, kill, wait_until_gone, workers
+from tests.unit.launcher.guard_client import ROOT, environment, kill, wait_until_gone, workers
 
 SAVES = (
     "import signal, sys, time\n"
@@ -36,6 +38,34 @@ HEADLESS = (
     "print('headless', pid)\n"
     "time.sleep(600)\n"
 )
+# A child that ends with its parent, before anything else is done.
+FAMILY = """
+import os, subprocess, sys, time
+from launcher.node import processes
+PARENT = (
+    "import os, signal, subprocess, sys\\n"
+    "from launcher.node.processes import die_with_parent\\n"
+    "orders = lambda me=os.getpid(): die_with_parent(signal.SIGKILL, me)\\n"
+    "subprocess.Popen([sys.executable, '-c', sys.argv[1]], preexec_fn=orders).wait()\\n"
+)
+processes.become_subreaper()
+argv = [sys.executable, "-c", PARENT, "import time; print('ready', flush=True); time.sleep(600)"]
+parent = subprocess.Popen(argv, stdout=subprocess.PIPE)
+parent.stdout.readline()
+(child,) = set(processes.descendants(os.getpid())) - {parent.pid}
+end = os.kill
+def kill(pid, number):
+    end(pid, number)
+    while pid == parent.pid and processes.stat_of(child).alive:
+        time.sleep(0.001)
+os.kill = kill
+print(processes.end_descendants()[0][child])
+"""
+
+
+def test_what_ends_with_its_parent_is_reported_by_its_own_command():
+    done = subprocess.run([sys.executable, "-c", FAMILY], cwd=ROOT, capture_output=True, text=True)
+    assert "print('ready', flush=True)" in done.stdout and "orders" not in done.stdout, done
 
 
 def test_stop_ends_those_who_do_not_leave(guards, tmp_path, mark):
