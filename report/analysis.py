@@ -72,7 +72,7 @@ def analyse(folder: Path) -> Analysis:
     summary = summarise(run, accounting, step, start)
     evidence = uses.in_attempt(step.attempt if step else None)
     cause = bottleneck(step, evidence)
-    short = too_short(run, step, summary["epochs"], cause)
+    short = too_short(run, step, summary["epochs"])
     cause = "none" if short else cause
     summary["bottleneck"] = cause
     balance = run.plan.get("options", {}).get("balance")

@@ -32,7 +32,6 @@ class Figures:
     curve: list[Epoch]
     hundred_epochs: float | None
     headline: str  # the verdict in one sentence
-    short: bool  # too short to judge
 
     @property
     def images_per_second(self) -> float | None:
@@ -89,8 +88,10 @@ class Side:
         return next((scored for run in self.runs if (scored := scores(run.curve))), [])
 
     @property
-    def short(self) -> bool:
-        return any(run.short for run in self.runs)
+    def missing_for_verdict(self) -> str:
+        """What the first of its runs that is too short to judge lacks."""
+        lacks = (run.step.missing_for_verdict for run in self.runs if run.step)
+        return next(filter(None, lacks), "")
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ class Comparison:
     @property
     def fastest(self) -> Side | None:
         """The fastest of the sides whose runs were long enough to judge."""
-        known = [side for side in self.sides if side.images_per_second and not side.short]
+        judged = [side for side in self.sides if not side.missing_for_verdict]
+        known = [side for side in judged if side.images_per_second]
         return max(known, key=lambda side: side.images_per_second or 0.0, default=None)
 
     @property
@@ -181,7 +183,6 @@ def figures(folder: Path) -> Figures:
         curve=analysis.curve,
         hundred_epochs=analysis.hundred_epochs,
         headline=headline(analysis),
-        short=analysis.too_short is not None,
     )
 
 

@@ -111,10 +111,11 @@ def result_section(comparison: Comparison) -> Section:
         items.append(Bars("Images per second", bars, "/s", []))
     items.append(results(comparison))
     items += [Say(f"{side.label}: {side.cause}") for side in comparison.sides if side.cause]
-    short = [side.label for side in comparison.sides if side.short]
-    if short:
-        why = "Less than 30 s of steps is mostly warming up."
-        items.append(Say(f"Too short to judge: {', '.join(short)}. {why}"))
+    items += [
+        Say(f"{side.label}: too short to judge: {side.missing_for_verdict}.")
+        for side in comparison.sides
+        if side.missing_for_verdict
+    ]
     items += [Say(ONE_PC)] if comparison.one_pc else []
     return Section("Results", items)
 
@@ -148,7 +149,7 @@ def status(side: Side) -> str:
     if not side.runs:
         return side.cause.partition(":")[0] if ":" in side.cause else "no run"
     worst = next((r for r in side.runs if r.summary["status"] != "finished"), side.runs[0])
-    return str(worst.summary["status"]) + (", short" if side.short else "")
+    return str(worst.summary["status"]) + (", short" if side.missing_for_verdict else "")
 
 
 def step_section(comparison: Comparison) -> Section:

@@ -88,14 +88,12 @@ def side_figures(side: Side) -> dict[str, object]:
         "step": {name: side.part(name) for name in parts},
         "best_top1": side.best_top1,
         "top1": [[epoch.epoch, epoch.seconds, epoch.top1] for epoch in side.curve],
-        "too_short": side.short,
+        "too_short": bool(side.missing_for_verdict),
     }
 
 
 MOST_CELLS = 2000
-TOO_SHORT = (
-    "The runs were too short to say which is fastest: without EPOCHS each is as long as it takes."
-)
+TOO_SHORT = "The runs were too short to say which is fastest: more EPOCHS make them longer."
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
+from contract.text import seconds
 from report import formulas
 from report.files import Entry
 from report.network import NetworkUse
 from report.read import RankRecord, Run
 from report.waits import OWN_WORK
 from report.ways import SCRIPT, TRAINER, Ways
+
+# A verdict takes so many measured steps, whose halves agree: until then the device, caches and
+# connections may be warming up. In SETTLED_STEPS they weigh little, and steps that still change are
+# what the run met.
+LEAST_STEPS, SETTLED_STEPS = 20, 200
+AGREEMENT = 0.15  # of the shorter step, by which the halves' mean steps may differ
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class Step:
     peers: float
     checkpoint: float  # seconds of saving per step
     ranks: tuple[RankWork, ...]
+    measured_steps: int = 0  # of which the figures are the mean
+    halves: tuple[float, float] = (0.0, 0.0)  # seconds of a step in each half of these
     # As the network cards counted; None where that is not known.
     bytes_sent: float | None = None  # per node
     link_mbit: float | None = None
@@ -77,9 +86,20 @@ class Step:
         return SCRIPT if self.own_script else TRAINER
 
     @property
-    def measured_steps(self) -> int:
-        """Steps of which the figures are the mean."""
-        return self.steps - 1 - (self.warm_steps if self.pending is None else 0)
+    def missing_for_verdict(self) -> str:
+        """What these steps lack, in a clause; "" where they can be judged."""
+        if self.measured_steps < LEAST_STEPS:
+            return f"a verdict takes {LEAST_STEPS} steps, and {self.measured_steps} were measured"
+        agree = max(self.halves) <= (1 + AGREEMENT) * min(self.halves)
+        if agree or self.measured_steps >= SETTLED_STEPS:
+            return ""
+        first, second = map(seconds, self.halves)
+        return f"a step took {first} in the first half of them and {second} in the second"
+
+    @property
+    def before_one_pass(self) -> bool:
+        """Whether these steps were fewer than one pass over the data has."""
+        return self.length is not None and self.steps * self.phases.epochs < self.length
 
     @property
     def compute(self) -> float:
@@ -182,6 +202,8 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
             record.seconds.get("checkpoint", 0.0) / steps_of(record) for record in records
         ),
         ranks=ranks,
+        measured_steps=min(count_steps(r, measured_lines(r, later)) for r in records),
+        halves=halves_of(records, later),
         pending=pending,
         warm_steps=warm,
         warm_seconds=warm_step(records) if later else 0.0,
@@ -239,6 +261,22 @@ def steady_seconds(record: RankRecord, later: bool) -> dict[str, float]:
         category: sum(map(values.__getitem__, places)) / steps
         for category, values in record.steps.seconds.items()
     }
+
+
+def halves_of(records: list[RankRecord], later: bool) -> tuple[float, float]:
+    """Mean seconds of a step in the first and in the second half of the steps that count; a line
+    belongs to the half in which its middle lies."""
+    spent, steps = [0.0, 0.0], [0, 0]
+    for record in records:
+        places, lines = measured_lines(record, later), record.steps
+        whole, passed, total = count_steps(record, places), 0, lines.total
+        for place in places:
+            half = int(2 * passed + lines.count[place] > whole)
+            spent[half] += total[place]
+            steps[half] += lines.count[place]
+            passed += lines.count[place]
+    first, second = (spent[half] / max(1, steps[half]) for half in (0, 1))
+    return first, second
 
 
 def warm_step(records: list[RankRecord]) -> float:

@@ -110,11 +110,14 @@ class RankRecord:
         """Seconds of the loop so far."""
         return sum(self.seconds.values())
 
-    def last(self, seconds: float) -> RankRecord:
-        """The steps of its last seconds, as a record of its own. As its first line, which whoever
-        measures leaves out, it has one that ended before."""
+    def last(self, seconds: float, least: int = 0) -> RankRecord:
+        """The steps of its last seconds, at least the `least` last ones, as a record of its own. As
+        its first line, which whoever measures leaves out, it has one that ended before."""
         since = self.clock - seconds
         place = max(0, sum(clock < since for clock in self.steps.clock) - 1)
+        while place and sum(self.steps.count[place + 1 :]) < least:
+            place -= 1
+        since = min(since, self.steps.clock[place]) if len(self.steps) else since
         beside = [(clock, spent) for clock, spent in self.beside if clock >= since]
         steps = self.steps.since(place)
         spent: dict[str, float] = {name: sum(values) for name, values in steps.seconds.items()}

@@ -186,7 +186,7 @@ def verdict_section(analysis: Analysis) -> Section:
     if short:
         items.append(Say(short.headline, "headline"))
     if short and not analysis.failure:
-        items += [Say(short.because), Command(short.command)]
+        items += [Say("This one says more:"), Command(short.command)]
     if verdict:
         items.append(Say(verdict.headline, "headline"))
         items += [Say(sentence) for sentence in verdict.because]

@@ -18,18 +18,25 @@ from report.fields import ranks as numbers_of_ranks
 from report.files import Entry, count, dicts, natural_number, number, only, positive
 from report.hang import Hang, hang_of
 from report.machines import busy, oversubscribed, schedule
-from report.measure import Step, images_per_second, mean_or_none, slowest, step_of_ranks
+from report.measure import (
+    LEAST_STEPS,
+    Step,
+    images_per_second,
+    mean_or_none,
+    slowest,
+    step_of_ranks,
+)
 from report.network import grown, one_machine
 from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Machine, RankRecord, Reader
 from report.stacks import Standing, by_place, standings
-from report.verdict import step_words, wait_words
+from report.verdict import READ_FROM_DISK, step_words, wait_words
 from report.view import Column, Item, Say, Section, table
-from report.waits import WORDS, enough, most_in_excess, ruling_cause, slower_rank
+from report.waits import WORDS, most_in_excess, ruling_cause, slower_rank
 from report.ways import in_samples
 
-# Seconds: what a run does now is what it did in them. A verdict needs enough of them in steps; a
-# fault that began a minute ago is all that is seen in them.
+# Seconds: what a run does now is what it did in them, or in its last LEAST_STEPS where these took
+# longer. A fault that began a minute ago is all that is seen in them.
 RECENT = 40.0
 NOW = 5.0  # of a machine
 STALE = 10.0  # seconds without a line after which a machine is called silent
@@ -99,7 +106,8 @@ class Progress:
     loss: float | None
     top1: float | None
     evaluated: Epoch | None  # the last one
-    ruling: Ruling | None  # None: too early to say
+    ruling: Ruling | None  # None: too early to say, since this is missing
+    missing_for_verdict: str
     hang: Hang | None  # None while steps come
     machines: list[Figures]
     stands: Sequence[Standing] = ()  # where silent ranks stand, unless steps come
@@ -109,6 +117,13 @@ class Progress:
     @property
     def cause(self) -> str | None:
         return self.ruling.cause if self.ruling else None
+
+    @property
+    def from_memory(self) -> bool:
+        """Whether the run has not gone once through its data, and reads little of it from disks."""
+        before_one_pass = (self.step or 0) * (self.epochs or 1) < (self.steps or 0)
+        read = max((machine.disk_read or 0.0 for machine in self.machines), default=0.0)
+        return before_one_pass and read <= READ_FROM_DISK * 1e6
 
 
 class Follower:
@@ -145,6 +160,7 @@ class Follower:
         complete = len(records) >= world
         full = max(map(oversubscription, run.machines.values()), default=0.0)
         hang = hang_of(records, run.machines, time.time()) if complete else None
+        ruling, missing = ruling_of(records, full, one_machine(run)) if complete else (None, "")
         return Progress(
             attempt=attempt,
             unix=run.unix or time.time(),
@@ -158,7 +174,8 @@ class Follower:
             loss=mean_or_none([record.loss for record in records]),
             top1=mean_or_none([record.top1 for record in records]),
             evaluated=next(reversed(learning_curve(run, last=True)), None),
-            ruling=ruling_of(recent, records, full, one_machine(run)) if complete else None,
+            ruling=ruling,
+            missing_for_verdict=missing,
             hang=hang,
             machines=machines,
             stands=standings(run.machines.values(), attempt) if hang or not stepped else (),
@@ -167,24 +184,27 @@ class Follower:
         )
 
 
-def ruling_of(
-    recent: Sequence[RankRecord], records: Sequence[RankRecord], queued: float, one_pc: bool
-) -> Ruling | None:
-    """The bottleneck; None where there were too few seconds of steps. `queued`: the share of time
-    that threads wait where processors are oversubscribed, else 0; `one_pc`: all ranks are on it."""
+def ruling_of(records: list[RankRecord], queued: float, one_pc: bool) -> tuple[Ruling | None, str]:
+    """The bottleneck, or else what is missing before the steps can be judged. `queued`: the share
+    of time that threads wait where processors are oversubscribed, else 0; `one_pc`: all ranks are
+    on it."""
+    missing = ""
+    recent = [record.last(RECENT, LEAST_STEPS) for record in records]
     for some in (recent, records):
         if not some or any(len(record.steps) < 2 for record in some):
             continue
-        step = step_of_ranks(list(some))
+        step = step_of_ranks(some)
+        missing = step.missing_for_verdict
+        if missing:
+            continue
         own = {rank.rank: rank.own for rank in step.ranks}
         slower = slower_rank(own) if len(own) > 1 else None
         kind = ruling_cause(parts(step), slower is not None, queued > 0, one_pc)
-        if step.seconds * step.measured_steps >= enough(kind, one_pc):
-            last, _ = slowest(step)
-            work = most_in_excess(last.seconds, [rank.seconds for rank in step.ranks])
-            late = work if slower is not None else None
-            return Ruling(step, some is recent, kind, slower, late, queued)
-    return None
+        last, _ = slowest(step)
+        work = most_in_excess(last.seconds, [rank.seconds for rank in step.ranks])
+        late = work if slower is not None else None
+        return Ruling(step, some is recent, kind, slower, late, queued), ""
+    return None, missing
 
 
 def rates_of(value: object) -> list[Entry] | None:
@@ -323,11 +343,14 @@ def verdict(progress: Progress, running: bool = True) -> str:
         silent = min(standing.seconds for standing in progress.stands)
         return f"no rank has timed a step or printed anything for {seconds(silent)}"
     if ruling is None:
-        return (
+        early = (
             "too early to say what holds it up" if running else "too short to say what held it up"
         )
+        return ": ".join(filter(None, (early, progress.missing_for_verdict)))
     step, kind = ruling.step, ruling.kind
     when = "now" if ruling.recent and running else "so far" if running else "at its end"
+    if progress.from_memory and ruling.cause != "data":
+        when += ", from memory"  # which hides a slow disk
     if kind in WORDS:
         rank = ruling.slower if kind == "straggler" else None
         slow = "" if rank is None else f", rank {rank}"

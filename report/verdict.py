@@ -21,6 +21,7 @@ from report.measure import Step, slowest
 from report.network import slow_link
 from report.uses import Uses
 
+READ_FROM_DISK = 5.0  # MB/s; where disks read less, images come from memory
 # A headline, and the sentences that give its reasons.
 Finding = tuple[str, list[str]]
 
@@ -358,11 +359,16 @@ def spread(step: Step, evidence: Uses) -> Finding:
 
 
 def page_cache(cause: str, step: Step, evidence: Uses) -> list[str]:
-    """A sentence on an idle disk, which is often taken for the cause."""
-    if cause.startswith("data") or not evidence.disks:
+    """A sentence on an idle disk, which is often taken for the cause, or was not needed yet."""
+    read = max((use.read for use in evidence.disks), default=0.0)
+    if cause.startswith("data") or read > READ_FROM_DISK or parts(step)["data"] >= 0.1:
         return []
-    read = max(use.read for use in evidence.disks)
-    if read > 5 or parts(step)["data"] >= 0.1:
+    if step.before_one_pass:
+        return [
+            "So far, from memory: these steps are less than one pass over the data, and images "
+            "that are still in memory hide a slow disk."
+        ]
+    if not evidence.disks:
         return []
     return [
         f"The disks read only {three_digits(read)} MB/s, and that is no fault: images that were "

@@ -12,10 +12,6 @@ WAIT = 0.25
 WORK = 0.5
 # A rank that needs so many times what the others need for a step is what they wait for.
 SLOWER = 1.15
-# Seconds of steps. In less, caches, clocks and connections still warm up.
-ENOUGH = 30.0
-# That processes of one PC have too few processors the kernel counts, whatever warms up.
-ENOUGH_QUEUED = 10.0
 # Words for the waits.
 WORDS = {
     "network": "network",
@@ -51,11 +47,6 @@ def ruling_cause(
     if crowded and (cause in ("compute", None) or (one_machine and cause in SUMS)):
         return "cpu_oversubscribed"
     return cause
-
-
-def enough(cause: str | None, one_machine: bool) -> float:
-    """The seconds of steps that are enough for this cause."""
-    return ENOUGH_QUEUED if cause == "cpu_oversubscribed" and one_machine else ENOUGH
 
 
 SUMS = ("network", "straggler")  # waits of ranks for each other

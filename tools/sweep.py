@@ -33,8 +33,8 @@ from tools.verbs import say
 SWEEPS = Path("runs/sweeps")
 # What may have several values: everything that a run can differ in.
 SWEPT = ("NODES", "MODEL", "DATA", "EPOCHS", "BATCH", "PRECISION", "SYNC", "ARGS")
-# Of steps in a run without EPOCHS: the report judges from 30 s on (report/rerun.py), and the
-# first steps, which warm up, do not count.
+# Of steps in a run without EPOCHS: the report judges from 20 steps on (report/measure.py), each of
+# which may take 1.9 s.
 SECONDS = 40
 AROUND = 30  # seconds of a run beside its steps, until the first one was timed
 DAY = 86400

@@ -1,6 +1,7 @@
 """Whether the report's verdict is right: faults are made on four machines of a lab while they
 train, and each is told from the records of its time alone. Writes the confusion matrix into
-docs/report.md; half an hour, or less, and nothing written, with VERDICT_RUNS="timed disk".
+docs/report.md; three quarters of an hour, or less, and nothing written, with
+VERDICT_RUNS="timed disk".
 
 The faults, their strengths and their order are those of trials.py, the thresholds those of
 report/bottleneck.py: both were there before the first run. The machines come before what else this

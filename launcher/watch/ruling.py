@@ -20,7 +20,7 @@ from report.waits import WORDS
 
 LOOK_EVERY = 5.0  # seconds
 LAST_LOOK = 5.0  # seconds that the end of a run waits for the last one
-# Two looks so far apart share no step (report.status.RECENT); they have to agree.
+# Two looks so far apart share few steps (report.status.RECENT); they have to agree.
 APART = 45.0
 STEADY = 0.1  # of its share by which a wait may differ between them
 

@@ -38,7 +38,9 @@ OTHERS = {
     "warm-up": {"steps": 400, "exact": 100, **WARMED},
     "all warm-up": {"exact": 240, **WARMED},
     "network and saving": {"step": {"sync_exposed": 0.6}, "speed_mbit": 1000, "checkpoint": 30.0},
-    "too short": {"steps": 40},
+    "too short": {"steps": 20},
+    "before one pass": {"steps": 40, "epochs": 1, "steps_per_epoch": 80},
+    "steps that still change": {"steps": 60, "slow_steps": 20},
 }
 
 
@@ -67,7 +69,7 @@ def lines_of(folder):
     """Verdict, advice with the first command, and what is said of parts."""
     done = analyse(folder)
     if done.too_short:
-        return (done.too_short.headline, done.too_short.because, done.too_short.command)
+        return (done.too_short.headline, done.too_short.command)
     lines = [done.verdict.headline, *done.verdict.because, unequal_parts(done.step)]
     for place, one in enumerate(done.summary["advice"]):
         gain = one["predicted_images_per_second"] / done.advice.now

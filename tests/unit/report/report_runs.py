@@ -44,6 +44,8 @@ DEFAULTS = {
     "cpu": "Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz",
     # The first steps, exact sums with the same seconds but for those that differ.
     "exact": 0,
+    "slow_steps": 0,  # the first, in which forward takes twice as long
+    "steps_per_epoch": None,  # where the run was stopped within one
     "exact_step": {},
     "exact_sent": 0.0,
 }
@@ -188,7 +190,7 @@ class RunBuilder:
             "train_images": self.per_epoch * self.batch * world,
             "eval_images": 1000,
             "epochs": self.epochs,
-            "steps_per_epoch": self.per_epoch,
+            "steps_per_epoch": self.steps_per_epoch or self.per_epoch,
             "warmup": self.warmup,
             "precision": "fp32",
             "sync": self.sync,
@@ -206,6 +208,8 @@ class RunBuilder:
                 samples = self.parts[rank] if self.parts else self.batch
                 line = {"kind": "step", "step": step, "steps": 1, "epoch": epoch}
                 lines.append({**line, "samples": samples, "seconds": seconds})
+                if step <= self.slow_steps:
+                    lines[-1]["seconds"] = {**seconds, "forward": 2 * seconds["forward"]}
                 if step <= self.exact:
                     lines[-1].update(exact=True, seconds={**seconds, **self.exact_step})
                 lines[-1]["longest"] = sum(lines[-1]["seconds"].values())

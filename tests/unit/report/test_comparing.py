@@ -57,11 +57,11 @@ def test_the_fastest_has_its_command_and_those_within_its_spread(swept, capsys):
 
 
 def test_a_short_run_is_not_faster_than_one_that_can_be_judged(swept, capsys):
-    assert "Fastest: B, BATCH=1" in said(capsys, swept([{"steps": 20}], [SLOW]))[1]
+    assert "Fastest: B, BATCH=1" in said(capsys, swept([{"steps": 18}], [SLOW]))[1]
 
 
 def test_of_runs_that_are_too_short_none_is_the_fastest(swept, capsys):
-    code, text = said(capsys, swept([{"steps": 20}], [{"steps": 20, **SLOW}]))
+    code, text = said(capsys, swept([{"steps": 18}], [{"steps": 18, **SLOW}]))
     assert code == 0
     assert "too short to say which is fastest" in text
     assert "Fastest" not in text and "make train" not in text

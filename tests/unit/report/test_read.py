@@ -43,8 +43,7 @@ def test_what_was_read_as_it_came_is_what_the_report_says_at_the_end(case, tmp_p
     assert round(progress.images_per_second, 2) == analysis.summary["images_per_second"]
     assert progress.step == analysis.summary["steps"]
     assert progress.evaluated.top1 == analysis.summary["final_top1"]
-    end = progress.ruling
-    assert (end is None) == (analysis.step.seconds * analysis.step.measured_steps < 30)
+    assert progress.ruling is not None
     if case != "data_decode":
         assert progress.cause == analysis.summary["bottleneck"]
     # NaN stands for a loss that was not read.

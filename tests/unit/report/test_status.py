@@ -62,7 +62,7 @@ def test_a_run_is_told_from_its_last_lines(folder):
     assert found.left == pytest.approx(301 * 0.5)
     assert (found.loss, found.top1, found.cause) == (0.5, 0.8, "network")
     assert [(one.cpu, one.sent, one.step) for one in found.machines] == [(50.0, 1e8, 99)] * 2
-    assert status.verdict(found) == "now: network: 0.30 s of 0.50 s a step (60 %)"
+    assert status.verdict(found) == "now, from memory: network: 0.30 s of 0.50 s a step (60 %)"
 
 
 @pytest.mark.parametrize("words", [["train.py"], None])
@@ -104,33 +104,56 @@ def test_processors_that_are_oversubscribed_are_told(folder, waited, said):
     assert said in status.verdict(found)
 
 
+@pytest.mark.parametrize(
+    ("count", "read", "memory"), [(99, 0.0, True), (101, 0.0, False), (99, 9e3, False)]
+)
+def test_before_one_pass_over_the_data_a_verdict_is_one_from_memory(folder, count, read, memory):
+    """Unless the disks are seen to be read."""
+    for rank in (0, 1):
+        train(folder, rank, [(0.1, 0.0)] * count)
+        samples = [sample(float(n), disks={"sda": {"util": 9.0, "rkB/s": read}}) for n in range(9)]
+        write(folder, HOSTS[rank], machine(1), samples)
+    assert ("from memory" in status.verdict(Follower(folder).look())) == memory
+
+
 def test_a_rank_that_the_others_wait_for_is_named(folder):
     """Though no wait takes a quarter of the time."""
-    train(folder, 0, [(1.0, 0.2)] * 50)
-    train(folder, 1, [(1.0, 0.0)] * 50)
+    train(folder, 0, [(1.0, 0.2)] * 101)
+    train(folder, 1, [(1.0, 0.0)] * 101)
     found = Follower(folder).look()
     said = "now: slower ranks: 0.10 s of 1.00 s a step (10 %), rank 1"
     assert (found.cause, status.verdict(found)) == ("straggler", said)
 
 
-def test_where_the_last_seconds_had_few_steps_all_are_judged(folder):
+@pytest.mark.parametrize("seconds", [0.5, 3.0])
+def test_where_the_last_seconds_had_few_steps_the_last_steps_are_judged(folder, seconds):
+    """They evaluated, or steps are long."""
     for rank in (0, 1):
-        train(folder, rank, [(0.5, 0.3)] * 100)
+        train(folder, rank, [(seconds, 0.0)] * 100 + [(seconds, seconds / 2)] * 20)
         line = {"kind": "evaluate", "epoch": 0, "top1": 0.5, "seconds": {"evaluate": 30.0}}
         write(folder, HOSTS[rank], steps(rank, 1), [line])
     found = Follower(folder).look()
-    assert (found.cause, found.ruling.recent, found.evaluated.top1) == ("network", False, 0.5)
-    assert status.verdict(found).startswith("so far: network")
+    assert (found.cause, found.ruling.recent, found.evaluated.top1) == ("network", True, 0.5)
+    assert found.ruling.step.measured_steps in (20, 21)
 
 
-@pytest.mark.parametrize("told", [[20, 20], [99]])
-def test_too_little_is_not_judged(folder, told):
-    """Ten seconds, or one of two ranks."""
-    for rank, count in enumerate(told):
+def test_where_the_last_steps_do_not_agree_all_are_judged(folder):
+    for rank in (0, 1):
+        train(folder, rank, [(0.5, 0.3)] * 200 + [(1.0, 0.3)] * 20)
+    assert status.verdict(Follower(folder).look()).startswith("so far: network")
+
+
+@pytest.mark.parametrize(
+    ("by_rank", "missing"), [([20, 20], "verdict takes 20 steps, and 19 were measured"), ([99], "")]
+)
+def test_too_little_is_not_judged(folder, by_rank, missing):
+    """Too few steps, or one of two ranks."""
+    for rank, count in enumerate(by_rank):
         train(folder, rank, [(0.5, 0.3)] * count)
     found = Follower(folder).look()
     assert found.cause is None
-    assert status.verdict(found) == "too early to say what holds it up"
+    assert status.verdict(found).startswith("too early to say what holds it up")
+    assert missing in status.verdict(found)
 
 
 @pytest.mark.parametrize("kept", [True, False])
