@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from bisect import bisect_left, bisect_right
 from functools import partial
 from random import Random
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
@@ -54,24 +55,31 @@ class Samples(Dataset):  # type: ignore[type-arg]
     patience: Dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, draw: Draw) -> Sample:
-        """In training (where the draw has an epoch), a bad image is replaced by another one, drawn
-        from (seed, epoch, index); in evaluation, after TRIALS replacements, and where a disk gives
-        no image any more, `pixels` is None."""
+        """In training (where the draw has an epoch), a bad image is replaced by another one of its
+        class, drawn from (seed, epoch, index); in evaluation, after TRIALS replacements, and where
+        a disk gives no image any more, `pixels` is None."""
         rng, index = self.chance(draw), draw.number
         paths, targets = self.folder.paths, self.folder.targets
         bad: List[Bad] = []
         chosen = index
-        for _ in range(1 if draw.epoch is None else 1 + TRIALS):
+        for trial in range(1 if draw.epoch is None else 1 + TRIALS):
             try:
                 again = self._waits_for(paths[chosen])
                 picture = open_picture(self.folder.root / paths[chosen], again)
                 return Sample(self.transform(picture, rng), targets[chosen], index, bad)
             except BadImage as error:
                 bad.append(self._bad(paths[chosen], error))
-                chosen = int(rng.random() * len(paths))
+                # Of its class, then of any, since all of a class may be bad.
+                others = self._class_of(index) if trial < TRIALS // 2 else range(len(paths))
+                chosen = others[int(rng.random() * len(others))]
             if not bad[-1].alone:
                 break
         return Sample(None, targets[index], index, bad)
+
+    def _class_of(self, index: int) -> range:
+        """The images of its class, which stand together."""
+        targets = self.folder.targets
+        return range(bisect_left(targets, targets[index]), bisect_right(targets, targets[index]))
 
     def _waits_for(self, path: str) -> bool:
         """Whether to wait where its disk fails. Raises Unreadable where that gives no image."""

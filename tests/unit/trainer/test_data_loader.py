@@ -119,16 +119,26 @@ def spoilt(root, tmp_path):
 
 
 def test_bad_images_are_replaced_alike_on_any_rank(spoilt, root):
-    """By one with its own target."""
+    """By one of its class."""
     options = Options(workers=0, augment="none")
+    targets = ImageFolder(spoilt, "train", options).targets
     alone = samples(spoilt, options, (4,))
     assert sorted(alone) == list(range(CLASSES * EACH))
     assert same(alone, samples(spoilt, options, (3, 2, 5)))
     clean = {image.numpy().tobytes(): t for image, t in samples(root, options, (4,)).values()}
-    assert all(clean[image.numpy().tobytes()] == target for image, target in alone.values())
+    for index, (image, target) in alone.items():
+        assert clean[image.numpy().tobytes()] == target == targets[index]
     folder = ImageFolder(spoilt, "train", options)
     list(TrainBatches(folder, options, world()).epoch(0))
     assert sorted(folder.quarantine.images) == ["train/0/1.png", "train/2/5.png"]
+
+
+def test_where_a_whole_class_is_bad_others_take_its_place(spoilt):
+    for path in (spoilt / "train/0").iterdir():
+        path.write_bytes(b"")
+    drawn = samples(spoilt, Options(workers=0, augment="none", image_size=16), (4,))
+    assert sorted(drawn) == list(range(CLASSES * EACH))
+    assert 0 not in {target for _, target in drawn.values()}
 
 
 def test_bad_images_are_left_out_of_evaluation(spoilt):
