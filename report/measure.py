@@ -94,7 +94,7 @@ class Step:
         if agree or self.measured_steps >= SETTLED_STEPS:
             return ""
         first, second = map(seconds, self.halves)
-        return f"a step took {first} in the first half of them and {second} in the second"
+        return f"its steps still change: {first} each in the first half, {second} in the second"
 
     @property
     def before_one_pass(self) -> bool:
