@@ -7,7 +7,7 @@ set -eu
 cd "$(dirname "$0")/.."
 folder=.venv fits='>= 3.11' good='sys.version_info >= (3, 11)'
 case $1 in # MB on the disk, and how long by a line of 1 Gbit/s
-control) whole=360 takes='half a minute' ;;
+control) whole=400 takes='half a minute' ;;
 torch) whole=5600 takes='two minutes' ;;
 imagenet) whole=220 takes='some seconds' ;;
 tensorboard) whole=100 takes='some seconds' ;;

@@ -1,19 +1,20 @@
 """The packages of a script's requirements.txt: a layer above the stack's environment, made here
 once and sent to all machines, so that it is the same on each of them.
 
-pip on this machine resolves for the machines' Python, and only wheels are taken: pip may start no
-other program, so nothing is built here, and a machine needs neither pip nor internet. What the
-environment has is offered to pip as wheels without contents, under its own versions and a local
-label: so pip keeps those where it can, downloads none of them, and cannot replace torch or CUDA.
-The layer is a folder of unpacked wheels on PYTHONPATH, kept here and on the machines under a hash
-of what was asked for.
+uv on this machine resolves for the machines' Python, and takes wheels alone, so nothing is built
+and a machine needs neither uv nor internet. What the environment has is offered to uv as wheels
+without contents, under its own versions and a local label: so uv prefers those, downloads none of
+them, and cannot replace torch or CUDA. The layer is a folder of unpacked wheels on PYTHONPATH, kept
+here and on the machines under a hash of what was asked for.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -24,9 +25,8 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from contract import validate
 from contract.errors import UserError
@@ -37,39 +37,34 @@ from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
 from launcher.plan.code import Code
-from launcher.plan.requirements import texts
+from launcher.plan.requirements import OWN_WHEEL, texts
 
 CACHE, BUNDLE = CHECKOUT / ".tandem/layers", CHECKOUT / "bundle/layers"
 FOLDER = "layers"  # below node_dir
 DAYS = 30  # after its last use a layer is thrown away, here and on the machines
 MOST_BYTES = 1 << 30
 LABEL = "stack"
-NEWEST_GLIBC = 28  # 2.28: wheels for newer ones would not run on all that site.yml sets up
+# The C libraries, glibc 2.x, for which uv chooses wheels: what is between two gets those of the
+# lower one. Wheels for newer ones would not run on all that site.yml sets up.
+GLIBCS = (28, 17)
 # What belongs to the stack: a script's layer neither replaces nor adds any of it.
 STACKS = re.compile(r"torch|torchvision|pytorch-triton|triton|apex|nvidia-.*|cuda-.*")
 SHA256 = Match("[0-9a-f]{64}")
 RECORD = {"sha256": SHA256, "packages": Each(str), "provided": Each(str)}
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
-ERRORS = re.compile(r"^ERROR: (.*)", re.MULTILINE)
-# pip may start no other program, so that it builds nothing, whatever leads it to a source: an
-# option or an address in the file, or what a package says that it needs.
-NOT_BUILT = "nothing is built here"
-ONLY_WHEELS = f"""
-import runpy, sys
-def refuse(event, _):
-    if event in ("subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "os.system"):
-        raise PermissionError({NOT_BUILT!r})
-sys.addaudithook(refuse)
-runpy.run_module("pip", run_name="__main__", alter_sys=True)
-"""
-COLLECTED = re.compile(r"^ *(?:Collecting|Processing) (\S+)", re.MULTILINE)
-CAUSE = re.compile(r"The conflict is caused by:\n((?: +\S.*\n?)+)")
+LOCKED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*) *(?:==(\S+)|@)")
+NAMES = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)", re.MULTILINE)
+LABELLED = re.compile(rf"[+.]{LABEL}\b")
+NO_WHEEL = re.compile(r"(?:Wheels are required|Building source distributions) for `(\S+)`")
+# Settings of pip, which has the mirror of whoever has one, and uv's names of them.
+SETTINGS = {"index-url": "--default-index", "extra-index-url": "--index"}
+SETTINGS.update({"find-links": "--find-links", "trusted-host": "--allow-insecure-host"})
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What machines have: Python 3.11, the minor number of their glibc 2.x, and their packages by
-    their canonical names."""
+    """What machines have: Python 3.11, that of GLIBCS which suits their glibc, and their packages
+    by their canonical names."""
 
     python: str
     glibc: int
@@ -81,22 +76,22 @@ class Environment:
         # A machine may tell any name; of these files are made here.
         real = {name: version for name, version in packages.items() if NAME.fullmatch(name)}
         named = sorted((canonical(name), version) for name, version in real.items())
-        return cls(minor, min(glibc, NEWEST_GLIBC), tuple(named))
+        return cls(minor, max([GLIBCS[-1], *(one for one in GLIBCS if one <= glibc)]), tuple(named))
 
 
 @dataclass(frozen=True)
 class Layer:
-    """`key`: a hash of what was asked for; `sha256`: of its files; `packages` are in it, `provided`
-    are those that it needs of the environment, by name with their versions."""
+    """`tree` is named by a hash of what was asked for; `sha256`: of its files; `packages` are in
+    it, `provided` are those that it needs of the environment, by name with their versions."""
 
-    key: str
+    tree: Path
     sha256: str
     packages: dict[str, str]
     provided: dict[str, str]
 
     @property
-    def tree(self) -> Path:
-        return CACHE / self.key / "tree"
+    def key(self) -> str:
+        return self.tree.parent.name
 
     def code(self) -> Code:
         """What is sent."""
@@ -132,29 +127,24 @@ def key_of(requirements: Path, environment: Environment) -> str:
 
 
 def of(requirements: Path, environment: Environment) -> Layer:
-    """The layer, made if it is not kept here already. Raises UserError."""
+    """The layer, made if it is neither kept here already nor in the bundle. Raises UserError."""
     key = key_of(requirements, environment)
     with _alone():
-        kept = _kept(key)
+        kept = _kept(BUNDLE / key) or _kept(CACHE / key)
         if kept is None:
-            gathered = BUNDLE / key
-            if not (gathered / "lock.txt").is_file():
-                gathered = CACHE / f"{key}.wheels"
-                gather(requirements, environment, gathered)
-            kept = _built(key, gathered, environment)
-            shutil.rmtree(CACHE / f"{key}.wheels", ignore_errors=True)
-        os.utime(CACHE / key)
+            kept = _make(requirements, environment, CACHE / key)
+        if kept.tree.is_relative_to(CACHE):
+            os.utime(kept.tree.parent)
         throw_away(CACHE)
     return kept
 
 
 def bundle(requirements: Path, environment: Environment) -> Path:
-    """Gather the same into the bundle, for a day without internet; returns its folder there. Raises
-    UserError."""
+    """The layer's folder in the bundle, for a day without internet. Raises UserError."""
     folder = BUNDLE / key_of(requirements, environment)
     with _alone():
-        if not (folder / "lock.txt").is_file():
-            gather(requirements, environment, folder)
+        if _kept(folder) is None:
+            _make(requirements, environment, folder)
     return folder
 
 
@@ -181,81 +171,97 @@ def throw_away(cache: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _kept(key: str) -> Layer | None:
+def _kept(folder: Path) -> Layer | None:
     try:
-        found = json.loads((CACHE / key / "layer.json").read_text(encoding="utf-8"))
-        layer = Layer(key, **validate.check(found, RECORD, "layer"))
+        found = json.loads((folder / "layer.json").read_text(encoding="utf-8"))
+        layer = Layer(folder / "tree", **validate.check(found, RECORD, "layer"))
     except (OSError, ValueError, Invalid):
         return None
     return layer if tree_sha256(layer.tree) == layer.sha256 else None
 
 
-def gather(requirements: Path, environment: Environment, folder: Path) -> None:
-    """Bring the wheels and a lock of them into `folder`. Raises UserError."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(prefix="tandem-layer-") as scratch:
-        chosen = _resolved(requirements, environment, Path(scratch))
-    provided = {name: version for name, version, url, _ in chosen if not url}
-    taken = [one for one in chosen if one[2]]
-    wrong = [f"{name} {version}" for name, version, *_ in taken if STACKS.fullmatch(name)]
+def _make(requirements: Path, environment: Environment, target: Path) -> Layer:
+    """Resolve and unpack the packages into `target`, whole or not at all. Raises UserError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as name:
+        scratch = Path(name)
+        lock, provided = _locked(requirements, environment, scratch)
+        fresh = scratch / "layer"
+        tree = fresh / "tree"
+        tree.mkdir(parents=True)
+        if any(LOCKED.match(line) for line in lock):
+            (scratch / "lock.txt").write_text("\n".join(lock) + "\n", encoding="utf-8")
+            words = ["install", "--target", str(tree), "--python", sys.executable]
+            words += ["--no-deps", "--require-hashes", "-r", str(scratch / "lock.txt")]
+            _uv([*words, *_target(environment)], requirements, scratch)
+            (tree / ".lock").unlink(missing_ok=True)  # uv's
+        size = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
+        if size > MOST_BYTES:
+            raise UserError(
+                f"the packages of the script have {size >> 20} MiB, and a layer has up to "
+                f"{MOST_BYTES >> 20}: ask for fewer."
+            )
+        there = importlib.metadata.distributions(path=[str(tree)])
+        packages = {canonical(one.metadata["Name"]): one.version for one in there}
+        named = [canonical(name) for text in texts(requirements) for name in NAMES.findall(text)]
+        # Those that the file names come first.
+        packages = {name: packages[name] for name in (*named, *packages) if name in packages}
+        sha256 = tree_sha256(tree) or ""
+        record = {"packages": packages, "provided": provided, "sha256": sha256}
+        (fresh / "layer.json").write_text(json.dumps(record), encoding="utf-8")
+        shutil.rmtree(target, ignore_errors=True)
+        fresh.replace(target)
+    return Layer(target / "tree", sha256, packages, provided)
+
+
+def _locked(
+    requirements: Path, environment: Environment, scratch: Path
+) -> tuple[list[str], dict[str, str]]:
+    """The lines of a lock of what is to be unpacked, and the versions of what the environment has
+    of it already. Raises UserError."""
+    asked = texts(requirements)
+    if any("--hash" in text for text in asked):
+        # Such a file is complete, and so is what it names: it is the lock, with its own hashes.
+        text = re.sub(r"\\\r?\n", " ", "\n".join(asked))
+        lines = [line for line in text.splitlines() if not re.match(r"\s*(-r|-c|--r|--c)", line)]
+    else:
+        lines = _resolved(requirements, environment, scratch)
+    there, wanted, provided, wrong = dict(environment.packages), [], {}, []
+    for line in lines:
+        match = LOCKED.match(line)
+        package = canonical(match[1]) if match else ""
+        version = LABELLED.sub("", match[2] or "") if match else ""
+        if match and there.get(package) == version:
+            provided[package] = version
+            continue
+        wanted.append(line)
+        if STACKS.fullmatch(package):
+            wrong.append(f"{package} {version}".rstrip())
     if wrong:
         raise UserError(
             f"{relative(requirements)} would bring {', '.join(wrong)}, and torch and CUDA are the "
             f"stack's alone ({_stack(environment)}): ask for packages that use what it has."
         )
-    lines = [f"{name} @ {url} --hash=sha256:{digest}" for name, _, url, digest in taken]
-    wanted = folder / "wanted.txt"
-    wanted.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if taken:
-        words = ["download", "--no-deps", "--dest", str(folder / "wheels")]
-        _pip([*words, *_target(environment), "--requirement", str(wanted)], requirements)
-    record = {"packages": {name: version for name, version, *_ in taken}, "provided": provided}
-    (folder / "record.json").write_text(json.dumps(record), encoding="utf-8")
-    lock = [f"{name}=={version} --hash=sha256:{digest}" for name, version, _, digest in taken]
-    (folder / "lock.txt").write_text("\n".join(lock) + "\n", encoding="utf-8")  # the last: whole
+    return wanted, provided
 
 
-def _resolved(
-    requirements: Path, environment: Environment, scratch: Path
-) -> list[tuple[str, str, str, str]]:
-    """(name, version, address, SHA-256) of what the requirements come to; what the environment
-    provides has no address. Raises UserError."""
-    stubs = scratch / "stubs"
+def _resolved(requirements: Path, environment: Environment, scratch: Path) -> list[str]:
+    """The lines of uv's lock, each package with its hashes on one. Raises UserError."""
+    stubs, lock, stack = scratch / "stubs", scratch / "resolved.txt", scratch / "stack.txt"
     stubs.mkdir()
     for name, version in environment.packages:
         _stub(stubs, name, version)
-    report = scratch / "report.json"
-    hashed = any("--hash" in text for text in texts(requirements))
-    words = ["install", "--dry-run", "--ignore-installed", "--report", str(report)]
-    words += ["--target", str(scratch / "none"), *_target(environment)]
-    # A file with hashes is complete, and so is what it names.
-    words += ["--no-deps", "--require-hashes"] if hashed else ["--find-links", str(stubs)]
-    words += ["--requirement", str(requirements)]
-    if hashed:
-        _pip(words, requirements)
-    else:
-        stacks = [one for one in environment.packages if STACKS.fullmatch(one[0])]
-        # What the environment has is kept where it can be, and torch and CUDA in any case.
-        for last, held in ((False, environment.packages), (True, stacks)):
-            limits = scratch / "constraints.txt"
-            limits.write_text("".join(f"{n}=={_labelled(v)}\n" for n, v in held), encoding="utf-8")
-            if _pip([*words, "--constraint", str(limits)], requirements, not last) is None:
-                break
-    chosen = [_entry(one) for one in json.loads(report.read_text(encoding="utf-8"))["install"]]
-    there = dict(environment.packages)
-    same = {name for name, version, *_ in chosen if there.get(name) == version}
-    return [(n, v, "" if n in same else url, digest) for n, v, url, digest in chosen]
-
-
-def _entry(one: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    name, version = canonical(one["metadata"]["name"]), one["metadata"]["version"]
-    own = re.sub(rf"[+.]{LABEL}$", "", version)
-    address = one["download_info"]
-    archive = address.get("archive_info", {})
-    # pip before 23.1, which is Debian 12's, gives one digest, as "sha256=...".
-    digest = archive.get("hashes", {}).get("sha256") or archive.get("hash", "").partition("=")[2]
-    return name, own, "" if own != version else address["url"], digest
+    held = [f"{name}=={_labelled(version)}" for name, version in environment.packages]
+    # What a lock has already uv prefers: what the environment has is kept where it can be, and
+    # torch and CUDA in any case.
+    lock.write_text("\n".join(held) + "\n", encoding="utf-8")
+    fixed = [line for line in held if STACKS.fullmatch(line.partition("==")[0])]
+    stack.write_text("\n".join(fixed) + "\n", encoding="utf-8")
+    words = ["compile", str(requirements), "--output-file", str(lock), "--generate-hashes"]
+    words += ["--no-header", "--no-annotate", "--emit-find-links", "--emit-index-url"]
+    words += ["--constraint", str(stack), "--find-links", str(stubs)]
+    _uv([*words, *_target(environment)], requirements, scratch)
+    return re.sub(r"\\\n +", "", lock.read_text(encoding="utf-8")).splitlines()
 
 
 def _labelled(version: str) -> str:
@@ -274,90 +280,58 @@ def _stub(folder: Path, name: str, version: str) -> None:
 
 
 def _target(environment: Environment) -> list[str]:
-    """Options of pip by which it works for the machines rather than for this one."""
-    tags = [f"manylinux_2_{minor}_x86_64" for minor in range(environment.glibc, 4, -1)]
-    tags += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64"]
-    words = ["--only-binary", ":all:", "--implementation", "cp"]
-    words += ["--python-version", environment.python]
-    return [*words, *(word for tag in tags for word in ("--platform", tag))]
+    """Options of uv by which it works for the machines rather than for this one."""
+    platform = f"x86_64-manylinux_2_{environment.glibc}"
+    return ["--no-build", "--python-version", environment.python, "--python-platform", platform]
 
 
-def _built(key: str, gathered: Path, environment: Environment) -> Layer:
-    """Unpack the wheels into the cache. Raises UserError."""
-    target = CACHE / key
-    fresh = CACHE / f".{key}.{os.getpid()}"
-    shutil.rmtree(fresh, ignore_errors=True)
-    tree = fresh / "tree"
-    tree.mkdir(parents=True)
-    try:
-        record = json.loads((gathered / "record.json").read_text(encoding="utf-8"))
-        if record["packages"]:
-            words = ["install", "--no-deps", "--no-index", "--no-compile", "--require-hashes"]
-            words += ["--find-links", str(gathered / "wheels"), "--target", str(tree)]
-            lock = gathered / "lock.txt"
-            _pip([*words, *_target(environment), "--requirement", str(lock)], lock)
-        size = sum(path.stat().st_size for path in tree.rglob("*") if path.is_file())
-        if size > MOST_BYTES:
-            raise UserError(
-                f"the packages of the script have {size >> 20} MiB, and a layer has up to "
-                f"{MOST_BYTES >> 20}: ask for fewer."
-            )
-        layer = Layer(key, tree_sha256(tree) or "", record["packages"], record["provided"])
-        own = {name: value for name, value in asdict(layer).items() if name != "key"}
-        (fresh / "layer.json").write_text(json.dumps(own), encoding="utf-8")
-        shutil.rmtree(target, ignore_errors=True)
-        fresh.replace(target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    return layer
-
-
-def _pip(words: Sequence[str], asked: Path, may_conflict: bool = False) -> str | None:
-    """Run pip; what it said where requirements contradict each other, if they `may_conflict`,
-    else None. Raises UserError."""
-    argv = [sys.executable, "-c", ONLY_WHEELS, *words, "--disable-pip-version-check"]
+def _uv(words: Sequence[str], asked: Path, scratch: Path) -> None:
+    """Run `uv pip`. Raises UserError."""
+    argv = [str(Path(sys.executable).with_name("uv")), "--no-config", "--quiet", "pip", *words]
+    options, certificate = _settings_of_pip()
+    own = {"UV_CACHE_DIR": str(scratch / "cache"), "UV_LINK_MODE": "copy"}
+    environment = {**os.environ, **({"SSL_CERT_FILE": certificate} if certificate else {}), **own}
     done = subprocess.run(
-        [*argv, "--no-input"], capture_output=True, text=True, check=False, cwd=CHECKOUT
+        [*argv, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=CHECKOUT,
+        env=environment,
     )
-    if done.returncode == 0:
-        return None
-    said = f"{done.stdout}\n{done.stderr}"
-    contradict = "ResolutionImpossible" in said
-    if contradict and may_conflict:
-        return said
-    raise UserError(_why(said, asked, contradict))
+    if done.returncode:
+        raise UserError(_why(done.stderr, asked))
 
 
-def _why(said: str, asked: Path, contradict: bool) -> str:
-    """What pip said, as one sentence."""
-    listed = CAUSE.search(said)
-    if contradict and listed:
-        lines = [
-            line.strip().removeprefix("The user requested ") for line in listed[1].splitlines()
-        ]
-        held = [one.removeprefix("(constraint) ") for one in lines if "(constraint)" in one]
-        wanted = "; ".join(one for one in lines if one and "(constraint)" not in one)
-        if not held:
-            return f"{relative(asked)}: these contradict each other: {wanted}: correct the file."
-        stacks = ", ".join(re.sub(rf"[+.]{LABEL}\b", "", one).replace("==", " ") for one in held)
-        return (
-            f"{relative(asked)}: {wanted} would replace {stacks}, which the stack has, and torch "
-            "and CUDA are never touched: ask for a version that fits."
-        )
-    if NOT_BUILT in said:
-        source = (COLLECTED.findall(said) or ["a package"])[-1].rstrip("@").rpartition("/")[2]
-        return (
-            f"{relative(asked)}: {source} comes as its source, which runs code of its own as it is "
-            "built, and only wheels are taken: where you trust it, make its wheel yourself (`pip "
-            "wheel --wheel-dir FOLDER ...`) and add a line `--find-links FOLDER`."
-        )
-    lines = ERRORS.findall(said) or said.strip().splitlines() or ["pip said nothing"]
-    why = re.sub(rf"[+.]{LABEL}\b", "", lines[-1]).rstrip(".")
-    return (
-        f"{relative(asked)} cannot be gathered: {why}: only wheels are taken, so that nothing is "
-        "built; correct the file, or see that this machine has internet (`make bundle SCRIPT=...` "
-        "gathers it beforehand)."
+def _settings_of_pip() -> tuple[list[str], str | None]:
+    """Options of uv, which reads neither pip's files nor its variables; and the certificates."""
+    argv = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=CHECKOUT).stdout
+    known: dict[str, str] = {}
+    for name, value in re.findall(r"^\S*?\.?([\w-]+)=(['\"].*)$", listed, re.MULTILINE):
+        # Variables, which win, are listed first.
+        known.setdefault(name, str(ast.literal_eval(value)))
+    # pip takes the best version of all indexes.
+    words = ["--index-strategy", "unsafe-best-match"]
+    words += ["--no-index"] if known.get("no-index") in ("1", "true", "yes", "on") else []
+    for name, option in SETTINGS.items():
+        words += [word for value in known.get(name, "").split() for word in (option, value)]
+    return words, known.get("cert")
+
+
+def _why(said: str, asked: Path) -> str:
+    """What uv said, as one sentence."""
+    said = LABELLED.sub("", said)
+    source = NO_WHEEL.search(said)
+    why = " ".join(said.partition("cause:")[2].partition("hint:")[0].split()) or said.strip()
+    why = re.sub(r",? we can conclude that your requirements are unsatisfiable", "", why)
+    remedy = (
+        f"{source[1]} comes as its source. {OWN_WHEEL}"
+        if source
+        else "correct the file, or see that this machine has internet (`make bundle SCRIPT=...` "
+        "gathers it beforehand); torch and CUDA are the stack's, and never touched."
     )
+    return f"{relative(asked)}: {why.rstrip('.')}: {remedy}"
 
 
 def _stack(environment: Environment) -> str:

@@ -18,6 +18,13 @@ from launcher.folders import relative
 MOST_FILES = 64
 MOST_BYTES = 1 << 20  # of each
 COMMENT = re.compile(r"(^|\s+)#.*$")
+SOURCE = re.compile(r"(^|@\s*)(git|hg|svn|bzr)\+")
+# What uv would build, whatever else it is told.
+BUILDS = re.compile(r"--(no-binary|only-binary)[= ]+(?!:all:$)|--no-binary")
+OWN_WHEEL = (
+    "It runs code of its own as it is built, and only wheels are taken: where you trust it, make "
+    "its wheel yourself (`pip wheel --wheel-dir FOLDER ...`) and add a line `--find-links FOLDER`."
+)
 ARCHIVES = (".whl", ".zip", ".gz", ".bz2", ".xz", ".tar", ".tgz")
 
 
@@ -55,6 +62,8 @@ def _named(path: Path, text: str) -> Iterator[str]:
     """The files that the lines of one name. Raises UserError."""
     for joined in re.sub(r"\\\r?\n", "", text).splitlines():
         line = COMMENT.sub("", joined).strip()
+        if SOURCE.search(line) or BUILDS.match(line):
+            raise UserError(f"{relative(path)}: {line} asks for a source. {OWN_WHEEL}")
         if not line.startswith("-"):
             if _local(line):
                 raise UserError(

@@ -35,6 +35,7 @@ SIGNAL = (Match(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}"), None)
 PROCESSES = [{"pid": int, "command": str}]
 # Code, and a layer, are as old as their last use. None of another run's is in use for so long.
 USED = 'touch "$1" && find "${1%/*}" -mindepth 1 -maxdepth 1 -mtime "+$2" -exec rm -rf -- "{}" +'
+SHOWN = 6  # packages of a layer that are named
 # What our guard sends once at most: these, and for each of its ranks the two with a rank.
 ONCE = ("hello", "started", "worker", "worker_exit", "exit")
 
@@ -52,7 +53,9 @@ def sync_layer(layer: Layer, machines: OpenMachines, say: Callable[[str], None])
         host.name: f"{machines.facts[host.name].absolute(host.node_dir)}/{FOLDER}/{layer.key}"
         for host in machines.hosts
     }
-    said = f"packages {layer.key} go to"
+    first = [f"{name} {version}" for name, version in [*layer.packages.items()][:SHOWN]]
+    more = len(layer.packages) - len(first)
+    said = f"packages {', '.join(first)}{f' and {more} more' if more else ''} go to"
     _sync(layer.code(), folders, machines, lambda names: say(f"{said} {names}"))
 
 

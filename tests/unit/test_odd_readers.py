@@ -160,12 +160,11 @@ KEPT = {"sha256": "a" * 64, "packages": {"tool": "1.0"}, "provided": {"torch": "
 def test_a_layer_is_whole_or_made_anew(kept, packages):
     """`packages`: those that a machine says it has."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer, "CACHE", Path(name))
         (Path(name) / "k/tree").mkdir(parents=True)
         content = kept if isinstance(kept, bytes) else json.dumps(kept).encode()
         (Path(name) / "k/layer.json").write_bytes(content)
         patch.setattr(layer, "tree_sha256", lambda tree: "a" * 64)
-        found = layer._kept("k")
+        found = layer._kept(Path(name) / "k")
         assert found is None or all(isinstance(one, str) for one in found.differs(packages))
     there = layer.Environment.of("3.11.2", 36, packages)
     for stem, _ in there.packages:
