@@ -17,8 +17,9 @@ from launcher.look import OpenMachines
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Notify, of_run
+from launcher.options import results
 from launcher.owners import Owners
-from launcher.plan import checks
+from launcher.plan import checks, weights
 from launcher.plan.checks import ReadyRun, make_plan
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.script import LAST, Script
@@ -37,7 +38,7 @@ from launcher.watch.attempts import (
     script_is_over,
 )
 from launcher.watch.failures import Failure
-from launcher.watch.guards import start_guards, sync_code, sync_layer
+from launcher.watch.guards import start_guards, sync_code, sync_layer, sync_weights
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Outcome, Watch
 
@@ -257,6 +258,8 @@ class Run:
             sync_code(plan, self.machines, self.terminal.say)
             if self.script and self.script.layer:
                 sync_layer(self.script.layer, self.machines, self.terminal.say)
+            if file := weights.of(self.checked.settings):
+                sync_weights(file, self.machines, self.terminal.say)
         self.parts.update({node.host: node for node in plan.nodes})
         self.terminal.say(
             f"run {plan.run}, attempt {plan.attempt}: {counted(len(plan.nodes), 'node')}, "
@@ -324,7 +327,7 @@ class Run:
 
     def _collect(self) -> tuple[bool, bool]:
         """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this
-        machine's disk took all that arrived."""
+        machine has all that it should."""
         own = self._folders(self.machines)
         there = {name: own[name] for name in own if name in self.parts}
         nodes, attempts, whole = self.machines.nodes, self.attempts.list, True
@@ -338,6 +341,10 @@ class Run:
                 else:
                     paths, more = collect.best_and_last(held, nodes, there, self.folder)
                     said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]
+                if self.attempts.status == "finished" and not self.script:
+                    first, files = attempts[-1]["nodes"][0], results(self.checked.options)
+                    more, whole = outputs.bring_results(nodes, there, first, files, self.folder)
+                    said += more
             except collect.Unwritable as error:
                 said, whole = [not_copied(self.folder, error)], False
         self.attempts.read_resumed(self.folder)

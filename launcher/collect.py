@@ -289,7 +289,7 @@ def best_and_last(
         def work(name: str, host: str = host) -> list[str]:
             try:
                 paths.extend(
-                    _checkpoint(nodes[host], f"{there[host]}/{name}", folder, folder / name)
+                    whole_file(nodes[host], f"{there[host]}/{name}", folder, folder / name)
                 )
             except TooLarge as error:
                 no_room.append(error)
@@ -305,8 +305,9 @@ def best_and_last(
     return paths, problems
 
 
-def _checkpoint(node: Node, source: str, folder: Path, target: Path) -> list[Path]:
-    """One checkpoint, as far as this machine's disk allows. Raises NotHere, Unwritable."""
+def whole_file(node: Node, source: str, folder: Path, target: Path) -> list[Path]:
+    """One file, as far as this machine's disk allows; [] where there is none. Raises NotHere,
+    Unwritable."""
     with staging(folder) as scratch:
         room = max(0, shutil.disk_usage(folder).free - DISK_LEFT)
         fresh = scratch / "file"

@@ -25,7 +25,7 @@ from launcher.look import Facts
 from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import trainer_settings, with_trainer
+from launcher.options import RESULTS, trainer_settings, with_trainer
 from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
 from launcher.plan.plan import Plan, interface
@@ -118,7 +118,9 @@ class Measurement:
     def __init__(self, checked: ReadyRun, terminal: Terminal):
         self.machines, self.terminal = checked.machines, terminal
         self.folder = folders.begin(folders.RUNS / MEASURED, new_id(checked))
-        options = with_trainer(checked.options, trial=SECONDS)
+        # Steps take as long from any weights, which are not sent.
+        without = dict.fromkeys(("weights", *RESULTS))
+        options = with_trainer(checked.options, trial=SECONDS, **without)
         tables = timetables(self.machines.hosts, self.machines.facts)
         self.plan: Plan = make_plan(
             dataclasses.replace(checked, options=options),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from contract.command_line import read_config, trainer_words, words_for_trainer
@@ -27,6 +28,8 @@ from launcher.machines.inventory import CHECKOUT
 
 # The trainer's options that are variables of make, by their names there in lower case.
 VARIABLES = {row.key: row for row in ENTRIES.values() if row.make}
+# Those that name a file which the trainer writes; it goes into this folder of the run.
+RESULTS, RESULTS_FOLDER = ("predict", "extract"), "results"
 
 
 def config_of(given: Mapping[str, Any], began: Config | None = None) -> Config:
@@ -130,10 +133,24 @@ def trainer_settings(config: Config) -> TrainerOptions:
     """Every option of the trainer as it will read them. Raises UserError."""
     # Some options need a folder to write to: each node gets one of its own.
     given = {"output": ".", **for_trainer(config)}
+    for name in RESULTS:
+        file = given.get(name)
+        if file and (file == ".." or Path(file).name != file):
+            raise UserError(
+                f"{typed(name, file)}: the file comes into the run's folder, "
+                f"runs/<run>/{RESULTS_FOLDER}: give a name without a folder, like "
+                f"{typed(name, Path(file).name or name)}."
+            )
     try:
         return TrainerOptions(**given)
     except UserError as error:
         raise UserError(in_words_of_make(str(error))) from None
+
+
+def results(config: Config) -> list[str]:
+    """The files that the trainer writes, below the run's folder."""
+    given = for_trainer(config)
+    return [f"{RESULTS_FOLDER}/{given[name]}" for name in RESULTS if given.get(name)]
 
 
 def in_words_of_make(text: str) -> str:

@@ -28,9 +28,10 @@ from launcher.collect import (
     one_by_one,
     receive,
     staging,
+    whole_file,
 )
 from launcher.collect import newest as newest_step
-from launcher.folders import disk_free
+from launcher.folders import disk_free, relative
 from launcher.machines.engine import Node, place_of, talk
 from launcher.plan.script import WORK
 
@@ -145,6 +146,26 @@ def _bring(node: Node, source: str, folder: Path, name: str, limit: int) -> int:
             )
         move_in(scratch / "file", folder / name)
     return size
+
+
+def bring_results(
+    nodes: dict[str, Node], there: Mapping[str, str], host: str, names: list[str], folder: Path
+) -> tuple[list[str], bool]:
+    """Bring what the trainer wrote on `host` for --predict and --extract. Returns sentences on
+    what came and what did not, and whether all came. Raises Unwritable."""
+    came: list[Path] = []
+
+    def work(name: str) -> list[str]:
+        if host not in nodes:
+            raise Lost("the machine does not answer")
+        fresh = whole_file(nodes[host], f"{there[host]}/{name}", folder, folder / name)
+        if not fresh:
+            raise NotHere("it is gone")
+        came.extend(fresh)
+        return []
+
+    problems = one_by_one(host, names, work)
+    return [*problems, *(f"results {relative(path)}" for path in came)], not problems
 
 
 def hand_on(

@@ -1,5 +1,6 @@
 """Using a trained model on the evaluation images: predictions and embeddings."""
 
+import contextlib
 import csv
 import io
 import os
@@ -50,8 +51,14 @@ def infer(options: Options, world: World) -> int:
 
 def _check_writable(options: Options) -> None:
     """Raise UserError before the work rather than after it if a file could not be written."""
-    for file in filter(None, (options.predict, options.extract)):
-        folder = pathlib.Path(file).parent
+    files = [pathlib.Path(file) for file in (options.predict, options.extract) if file]
+    if len(set(files)) < len(files):
+        raise UserError(f"--predict and --extract would both write {files[0]}: give two names.")
+    for file in files:
+        folder = file.parent
+        if options.output and pathlib.Path(options.output) in folder.parents:
+            with contextlib.suppress(OSError):  # then there is none, which is said below
+                folder.mkdir(parents=True, exist_ok=True)
         if not folder.is_dir():
             raise UserError(f"{file}: there is no such folder to write to.")
         if not os.access(folder, os.W_OK | os.X_OK):

@@ -67,9 +67,12 @@ def tree_sha256(root, names=None):
     total = hashlib.sha256()
     for name in sorted(names):
         path = root / name
-        contents = hashlib.sha256(path.read_bytes()).hexdigest()
+        contents = hashlib.sha256()
+        with path.open("rb") as file:
+            for piece in iter(lambda: file.read(1 << 20), b""):
+                contents.update(piece)
         mode = "x" if path.stat().st_mode & 0o100 else "-"  # which a mount without exec keeps
-        total.update("{}\0{}\0{}\n".format(name, mode, contents).encode())
+        total.update("{}\0{}\0{}\n".format(name, mode, contents.hexdigest()).encode())
     return total.hexdigest()
 
 

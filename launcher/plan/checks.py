@@ -24,7 +24,7 @@ from launcher.notify import Notify
 from launcher.options import for_trainer, trainer_settings, with_trainer
 from launcher.owners import Owners
 from launcher.plan import balance as balancing
-from launcher.plan import code, devices, models, plan, predictions
+from launcher.plan import code, devices, models, plan, predictions, weights
 from launcher.plan import layer as layers
 from launcher.plan.balance import Balance
 from launcher.plan.plan import AS_ASKED, Plan
@@ -92,6 +92,8 @@ def check_machines(
     automatic = asks_auto(options)
     options = with_trainer(options, sync=strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
+    if run is None:  # one that goes on has them in its checkpoint
+        weights.check(settings)
     hosts = _hosts(options)
     balancing.check(options.balance, len(hosts))
     here.add_torch(hosts, terminal)
@@ -348,6 +350,7 @@ def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan
         sync_why=checked.sync_why,
         balance=checked.balance,
         extra_env=env,
+        weights=weights.of(settings),
         **details,
     )
     return plan.build(machines.hosts, machines.facts, request)

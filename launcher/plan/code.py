@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
-import io
+import mmap
 import os
 import shutil
 import sys
@@ -68,11 +68,12 @@ class Code:
     git_revision: str | None
     git_diff: str
     tree: Path = CHECKOUT
+    kind: str = FOLDER  # the folder of all versions, below node_dir
 
     @property
     def folder(self) -> str:
         """Of this version, below node_dir."""
-        return f"{FOLDER}/{self.sha256[:12]}"
+        return f"{self.kind}/{self.sha256[:12]}"
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
             return None
         said = said or f"no answer within {seconds:.0f} s"
         return (
-            f"{node.host.label()}: the code could not be written to {folder}: {said}: make room "
+            f"{node.host.label()}: {folder} could not be written: {said}: make room "
             "there or give the folder to your user."
         )
 
@@ -268,13 +269,15 @@ def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
         raise MachineError([*problems], *problems.values())
 
 
-def packed(code: Code) -> bytes:
-    """The files of the code as tar.gz."""
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        for name in code.names:
-            tar.add(code.tree / name, name)
-    return archive.getvalue()
+def packed(code: Code) -> memoryview:
+    """The files of the code as tar.gz, on disk: weights may be larger than memory."""
+    with tempfile.TemporaryFile() as archive:
+        # Weights do not get smaller by more work.
+        with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:
+            for name in code.names:
+                tar.add(code.tree / name, name)
+        archive.flush()
+        return memoryview(mmap.mmap(archive.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 @dataclass(frozen=True)

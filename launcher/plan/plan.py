@@ -24,7 +24,7 @@ from launcher.look import FIRST_PORT, PORTS, Facts
 from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.node.machine import PATH
-from launcher.options import document, for_trainer
+from launcher.options import RESULTS, RESULTS_FOLDER, document, for_trainer
 from launcher.plan import devices, models
 from launcher.plan.balance import OFF, Balance
 from launcher.plan.code import LIBRARY, OWN, Code
@@ -159,7 +159,8 @@ class Request:
     """What a plan is for. `settings` is what the trainer makes of the options, its device and
     precision decided, or the script in its place; both `why`s are a clause on what was decided. A
     later attempt continues from the newest checkpoint that any of its machines holds: the trainer
-    finds and distributes it; `last` is that of a script, below its folder.
+    finds and distributes it; `last` is that of a script, below its folder. `weights`: the file of
+    --weights, where it is sent.
 
     `bar` is the width of the control terminal, 0 where there is none; `predicted` is what `make
     plan` said; `extra_env` goes into each rank's environment. `independent`: each machine is a
@@ -182,6 +183,7 @@ class Request:
     independent: bool = False
     timetables: dict[str, dict[str, Any]] = field(default_factory=dict)
     last: str | None = None
+    weights: Code | None = None
 
 
 def build(hosts: list[Host], facts: dict[str, Facts], request: Request) -> Plan:
@@ -297,7 +299,7 @@ def _node(
         port=host.port,
         user=host.user,
         interface=interface(host, own),
-        argv=(*before, *command, *_program(data, output, plan, request, part)),
+        argv=(*before, *command, *_program(data, folder, output, plan, request, part)),
         env=env,
         cwd=f"{folder}/{code}",
         output=output,
@@ -359,12 +361,19 @@ def _environment(host: Host, card: str | None, threads: int) -> dict[str, str]:
     return env
 
 
-def _program(data: str, output: str, plan: Plan, request: Request, part: NodeDevices) -> list[str]:
+def _program(
+    data: str, node_dir: str, output: str, plan: Plan, request: Request, part: NodeDevices
+) -> list[str]:
     """What launch starts, with its arguments."""
     if isinstance(request.settings, Script):
         return ["--use_env", *request.settings.argv(request.last)]
     given: dict[str, Any] = {"data": data} if data else {}
     given.update(output=output, **for_trainer(plan.options))
+    for name in RESULTS:
+        if given.get(name):
+            given[name] = f"{output}/{RESULTS_FOLDER}/{given[name]}"
+    if request.weights:
+        given["weights"] = f"{node_dir}/{request.weights.folder}/{request.weights.names[0]}"
     given["device"] = part.kind
     if plan.balance:
         given["balance"] = list(plan.balance.values())

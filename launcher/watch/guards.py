@@ -16,6 +16,7 @@ from contract.errors import UserError
 from contract.records import PIECE
 from contract.validate import NATURAL, Each, Invalid, Match, One
 from launcher import remote
+from launcher.folders import relative
 from launcher.look import OpenMachines
 from launcher.machines import engine
 from launcher.machines.engine import Host, MachineError, Node, Process, talk
@@ -49,14 +50,23 @@ def sync_code(plan: Plan, machines: OpenMachines, say: Callable[[str], None]) ->
 
 def sync_layer(layer: Layer, machines: OpenMachines, say: Callable[[str], None]) -> None:
     """Send the packages of a script to machines that lack them. Raises MachineError."""
-    folders = {
-        host.name: f"{machines.facts[host.name].absolute(host.node_dir)}/{FOLDER}/{layer.key}"
-        for host in machines.hosts
-    }
+    folders = _below_node_dir(f"{FOLDER}/{layer.key}", machines)
     first = [f"{name} {version}" for name, version in [*layer.packages.items()][:SHOWN]]
     more = len(layer.packages) - len(first)
     said = f"packages {', '.join(first)}{f' and {more} more' if more else ''} go to"
     _sync(layer.code(), folders, machines, lambda names: say(f"{said} {names}"))
+
+
+def sync_weights(weights: Code, machines: OpenMachines, say: Callable[[str], None]) -> None:
+    """Send a file of weights to machines that lack it. Raises MachineError."""
+    folders, file = _below_node_dir(weights.folder, machines), relative(weights.tree)
+    said = f"weights {file / weights.names[0]} go to"
+    _sync(weights, folders, machines, lambda names: say(f"{said} {names}"))
+
+
+def _below_node_dir(folder: str, machines: OpenMachines) -> dict[str, str]:
+    facts = machines.facts
+    return {h.name: f"{facts[h.name].absolute(h.node_dir)}/{folder}" for h in machines.hosts}
 
 
 def _sync(
@@ -98,7 +108,7 @@ def check_code(
         if found == sha256:
             return None
         return (
-            f"{host.label()}: {folders[host.name]} does not hold the code that was sent: see that "
+            f"{host.label()}: {folders[host.name]} does not hold what was sent: see that "
             "nothing else writes there and that its disk is not full, then start again."
         )
 

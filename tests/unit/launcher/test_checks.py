@@ -33,10 +33,13 @@ def ready(monkeypatch, tmp_path):
                 {"node1": facts(1, gpus=gpus(1)), "node2": facts(2, **next(found))},
             )
 
+        def settings_of(options):
+            return replace(SETTINGS, weights=options.trainer.get("weights"))
+
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
         monkeypatch.setattr(look, "at", answers)
         monkeypatch.setattr(look, "ways", lambda *_: {})
-        monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
+        monkeypatch.setattr(checks, "trainer_settings", settings_of)
         monkeypatch.setattr(folders, "RUNS", tmp_path)
         monkeypatch.setattr(checks.time, "sleep", sleep)
         config = replace(config_of(options), until=until)
@@ -49,6 +52,14 @@ def ready(monkeypatch, tmp_path):
     slept, said, make.noted, make.nodes = [], io.StringIO(), [], {}
     make.slept, make.said = slept, said.getvalue
     return make
+
+
+@pytest.mark.parametrize("file", ["best.pt", "~/no/best.pt"])
+def test_weights_that_can_be_nowhere_are_refused_before_any_machine_is_asked(ready, file):
+    with pytest.raises(UserError, match="there is no such file here"):
+        ready(args=["--weights", file])
+    with pytest.raises(UserError, match="cannot be written"):  # the machines may have this one
+        ready({"writable": False}, args=["--weights", "/no/best.pt"])
 
 
 def test_busy_machines_are_waited_for_and_that_is_said_once(ready):

@@ -105,7 +105,7 @@ def test_what_a_machine_holds_is_compared(checkout, target):
     nodes, folders = {one.name: LocalNode(one)}, {one.name: folder}
     guards.check_code(code.current().sha256, [one], nodes, folders)
     (sent / "trainer/loop.py").write_text("rate = 3\n")
-    with pytest.raises(UserError, match=r"node1: .*does not hold the code that was sent"):
+    with pytest.raises(UserError, match=r"node1: .*does not hold what was sent"):
         guards.check_code(code.current().sha256, [one], nodes, folders)
 
 

@@ -79,6 +79,8 @@ def test_the_digits_have_recipes_and_what_was_typed_wins(model):
         ("ARGS=--per_node_batch_size 0", "--per_node_batch_size 0: must be at least 1."),
         ("ARGS=--lr nan", "--lr nan: must be a number."),
         ("PRECISION=fp16", "O2, O3: O1 is fp16, with fp32 where it is needed."),
+        ("ARGS=--predict /tmp/out.csv", "a name without a folder, like ARGS='--predict out.csv'."),
+        ("ARGS=--extract ..", "ARGS='--extract ..': the file comes into the run's folder"),
         ("SYNC=ef:4:own", "SYNC=ef:LEVELS[:SCALE]: LEVELS is one of 3, 5, 15, 255, not '4'."),
     ],
 )

@@ -60,8 +60,9 @@ def start(tmp_path, monkeypatch, capsys, local_hosts):
         monkeypatch.setattr(look, "at", answers)
         # This machine may be training, or have these tests twice.
         asked = Config(**{"force": True, **options})
-        machines, what = answers(hosts, None), Requirements(asked, SETTINGS)
-        checked = ReadyRun(asked, SETTINGS, hosts, machines, what)
+        settings = replace(SETTINGS, **asked.trainer)
+        machines, what = answers(hosts, None), Requirements(asked, settings)
+        checked = ReadyRun(asked, settings, hosts, machines, what)
         folder = tmp_path / "runs" / "r"
         folder.mkdir(parents=True, exist_ok=True)
         number = 1
@@ -111,6 +112,42 @@ def test_a_run_that_finishes(start, monkeypatch):
     held = sorted(path.name for path in (folder / "checkpoints/node1").iterdir())
     assert held == ["best.pt", "step-12.pt"] and said.count("tandem: checkpoint ") == 2
     assert (folder.parent / "latest").resolve() == folder.resolve()
+
+
+WRITES = """
+import json, pathlib
+if os.environ['RANK'] == '0':
+    file = pathlib.Path(json.loads(sys.argv[-1])['predict'])
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('path,class,probability')
+"""
+
+
+def test_predictions_come_into_the_run_s_folder_here(start):
+    code, said, folder = start(WRITES, nodes=2, trainer={"predict": "out.csv"})
+    assert code == 0 and "tandem: results " in said
+    assert (folder / "results/out.csv").read_text() == "path,class,probability"
+
+
+def test_predictions_that_do_not_come_are_an_error(start):
+    code, said, _ = start("", nodes=1, trainer={"predict": "out.csv"})
+    assert code == UNWRITTEN and "node1: results/out.csv was not collected: it is gone" in said
+
+
+READS = """
+import json
+print('read', open(json.loads(sys.argv[-1])['weights'], 'rb').read())
+if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)
+"""
+
+
+@pytest.mark.parametrize("content", [b"weights", b""])
+def test_weights_that_lie_here_are_sent_to_every_machine_once(start, tmp_path, content):
+    (tmp_path / "best.pt").write_bytes(content)
+    given = {"weights": str(tmp_path / "best.pt")}
+    code, said, _ = start(READS, nodes=2, max_restarts=1, trainer=given)
+    assert code == 0 and said.count("best.pt go to node1, node2") == 1
+    assert all(f"[node{n} {n - 1}] read {content!r}" in said for n in (1, 2))
 
 
 def test_the_first_cause_ends_all_and_gives_the_exit_code(start):

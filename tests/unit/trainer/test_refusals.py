@@ -40,6 +40,7 @@ def run(images, model, *more, nodes=(1,), function=trainer, **settings):
         (["--weights", "/nowhere.pt"], "/nowhere.pt"),
         (["--predict", "x.csv"], "--weights"),
         (["--predict", "/nowhere/x.csv", "--weights", "x.pt"], "/nowhere/x.csv"),
+        (["--predict", "x.csv", "--extract", "x.csv", "--weights", "x.pt"], "give two names"),
         (["--output", "/dev/null/run"], "cannot write /dev/null/run"),
         (["--gpu0_batch", 3], "go together"),
     ],

@@ -172,7 +172,9 @@ def test_weights_with_and_without_ddp_prefix_load(images, trained, tmp_path):
         weights = {f"module.{key}": value for key, value in load_tensors(file).items()}
     torch.save(weights, tmp_path / "weights.pt")
     argv = ["--data", images, *MODEL, "--weights", tmp_path / "weights.pt"]
-    assert run_ranks([1], trainer, *argv, "--predict", tmp_path / "out.csv") == [0]
+    below = tmp_path / "results/out.csv"  # below --output a folder is made, as for checkpoints
+    assert run_ranks([1], trainer, *argv, "--predict", below, "--output", tmp_path) == [0]
+    assert below.is_file()
 
 
 @pytest.mark.parametrize(
