@@ -1,6 +1,7 @@
 """Everything a run consists of, made from the options; nothing has been trained yet."""
 
 import dataclasses
+import hashlib
 from functools import partial
 from typing import Any, List, Optional, cast
 
@@ -66,21 +67,23 @@ class Job(Materials):
         return max(micro_batches(self.world.batches[self.world.rank], self.micro_batches))
 
 
-def build_materials(options: Options, world: World) -> Materials:
-    """Data sets and model. Raises UserError on all ranks when one of them lacks something."""
+def build_materials(options: Options, world: World, class_count: Optional[int] = None) -> Materials:
+    """Data sets and model; `class_count`: its classes, where they are not those of the images.
+    Raises UserError on all ranks when one of them lacks something."""
     with world.agreed():
-        parts = _build_materials(options, world)
-    gathered = world.gather((len(parts.train_set), len(parts.eval_set)))
-    counts = [(train, val) for train, val in gathered]
-    if len(set(counts)) > 1:
+        parts = _build_materials(options, world, class_count)
+    names = hashlib.sha256(ascii(parts.train_set.classes).encode()).hexdigest()[:8]
+    gathered = world.gather((len(parts.train_set), len(parts.eval_set), names))
+    seen = [(train, val, classes) for train, val, classes in gathered]
+    if len(set(seen)) > 1:
         raise UserError(
-            f"the ranks see different data sets (train, val images): {counts}. "
-            "Copy the same images to all machines."
+            "the ranks see different data sets (train, val images, hash of the classes' names): "
+            f"{seen}. Copy the same images to all machines."
         )
     return parts
 
 
-def _build_materials(options: Options, world: World) -> Materials:
+def _build_materials(options: Options, world: World, class_count: Optional[int]) -> Materials:
     if options.compile and not hasattr(torch, "compile"):
         raise UserError(f"--compile needs torch 2.0 or newer; this is {torch.__version__}.")
     if options.skip_oom and world.size > 1:
@@ -94,7 +97,8 @@ def _build_materials(options: Options, world: World) -> Materials:
     train_set, eval_set = (_images(options, split) for split in SPLITS)
     # All ranks draw the same weights: DDP would copy rank 0's, but a single rank has no DDP.
     torch.manual_seed(derive_seed("weights", options.seed))
-    model = build_model(options.model, len(train_set.classes), train_set.sizes.train)
+    count = class_count or len(train_set.classes)
+    model = build_model(options.model, count, train_set.sizes.train)
     return Materials(train_set, eval_set, model)
 
 

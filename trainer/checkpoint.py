@@ -15,11 +15,24 @@ import pathlib
 import pickle
 import time
 import uuid
-from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, Optional, Tuple
+from typing import (
+    Any,
+    BinaryIO,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 
 from contract.errors import UserError
+from contract.layout import printable
 from contract.options import ENTRIES, Options
 from tandem.compat import load_tensors
 from tandem.pickles import Refused
@@ -27,7 +40,7 @@ from tandem.pickles import Refused
 from . import optim
 from .build import Job
 from .finite import not_finite
-from .snapshots import OwnState, Snapshot, tensors_in
+from .snapshots import SNAPSHOT, OwnState, Snapshot, tensors_in
 from .writer import is_complete
 
 log = logging.getLogger(__name__)
@@ -198,20 +211,57 @@ def load_weights(
     return plain
 
 
-def read_weights(job: Job) -> None:
-    """Start from the model of --weights: an exported state dict or a checkpoint. Collective."""
-    path = pathlib.Path(job.options.weights or "")
-    name = f"--weights {path}"
+class TrainedModel(NamedTuple):
+    """What is used of a checkpoint, or of a file of weights alone, which names no classes."""
+
+    tensors: Dict[str, torch.Tensor]
+    classes: Optional[List[str]]
+
+
+def read_weights(file: str) -> TrainedModel:
+    """The model of --weights, an exported state dict or a checkpoint. Raises UserError."""
+    name = f"--weights {file}"
+    try:
+        with pathlib.Path(file).open("rb") as content:
+            state = load(name, content)
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {error.strerror}.") from error
+    # Of a checkpoint of another version no more is asked than is used.
+    classes = state.get("classes")
+    known = classes if classes and SNAPSHOT["classes"](classes) else None
+    return TrainedModel(tensors_in(name, state.get("model", state)), known)
+
+
+def start_from_weights(job: Job) -> None:
+    """Start from the model of --weights. Collective."""
+    name, now, changes = f"--weights {job.options.weights}", job.train_set.classes, ""
     with job.world.agreed():
-        try:
-            with path.open("rb") as file:
-                state = load(name, file)
-        except OSError as error:
-            raise UserError(f"{name}: cannot be read: {error.strerror}.") from error
-        tensors = tensors_in(name, state.get("model", state))
-        job.precision.renew_masters(job.model, load_weights(job.model, tensors))
+        trained = read_weights(job.options.weights or "")
+        if trained.classes is not None:
+            changes = class_changes(trained.classes, now)
+            if len(trained.classes) != len(now):
+                raise UserError(
+                    f"{name}: its model tells {len(trained.classes)} classes apart, and --data has "
+                    f"{len(now)} ({changes}): give weights and images of the same classes."
+                )
+        job.precision.renew_masters(job.model, load_weights(job.model, trained.tensors))
         if job.ema is not None:
             job.ema.begin(job.precision.full_state(job.model))
+    if changes:
+        log.info(f"{name}: its model was trained on other classes ({changes})")
+
+
+def class_changes(then: Sequence[str], now: Sequence[str]) -> str:
+    """How the names of the classes differ from those of a checkpoint, as a clause; "" where they do
+    not."""
+    lost, new = [n for n in then if n not in now], [n for n in now if n not in then]
+    clauses = [("is not in --data", lost), ("is new there", new)]
+    return ", ".join(f"{_listed(names)} {what}" for what, names in clauses if names)
+
+
+def _listed(names: List[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return "/".join(map(printable, names[:3])) + more
 
 
 def decisive(options: Options) -> Dict[str, str]:

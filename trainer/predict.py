@@ -5,6 +5,7 @@ import csv
 import io
 import os
 import pathlib
+from functools import partial
 from typing import BinaryIO, Dict, List
 
 import torch
@@ -16,6 +17,7 @@ from tandem.timings import Clock
 
 from . import checkpoint, resume
 from .build import Job, build_job, build_materials
+from .checkpoint import TrainedModel
 from .data.loader import eval_batches
 from .memory import one_pass
 from .models import last_linear
@@ -33,20 +35,34 @@ def infer(options: Options, world: World) -> int:
     with world.agreed():
         if world.rank == 0:  # which alone writes
             _check_writable(options)
-    job = build_job(options, world, build_materials(options, world), Clock(world.device))
-    if options.weights is not None:
-        checkpoint.read_weights(job)
-    state = resume.find(job, same_options=False)
-    if state is not None:
-        average = state["ema"]["average"] if state["ema"] else None
-        checkpoint.load_weights(job.model, average or state["model"])
-    elif options.weights is None:
-        raise UserError(f"--resume {options.resume}: no checkpoint below --output.")
+    trained = _trained_model(options, world)
+    count = None if trained.classes is None else len(trained.classes)
+    job = build_job(options, world, build_materials(options, world, count), Clock(world.device))
+    with world.agreed():
+        checkpoint.load_weights(job.model, trained.tensors)
+    here = job.train_set.classes
     rows = _infer_all(job)
     if world.rank == 0:
-        _write(job, rows)
+        _write(job, rows, here if trained.classes is None else trained.classes)
         print(f"{counted(len(rows[0]), 'image')} of val: written")
+        if trained.classes is None:
+            print("the weights name no classes: the names are those of --data, by their order")
+        elif changes := checkpoint.class_changes(trained.classes, here):
+            print(f"classes are named as the model was trained: {changes}")
     return 0
+
+
+def _trained_model(options: Options, world: World) -> TrainedModel:
+    """That of the newest checkpoint, or of --weights where there is none. Collective."""
+    state = resume.find_model(options, world)
+    if state is not None:
+        average = state["ema"]["average"] if state["ema"] else None
+        return TrainedModel(average or state["model"], state["classes"] or None)
+    if options.weights is None:
+        raise UserError(f"--resume {options.resume}: no checkpoint below --output.")
+    with world.agreed():
+        trained = checkpoint.read_weights(options.weights)
+    return trained
 
 
 def _check_writable(options: Options) -> None:
@@ -65,9 +81,11 @@ def _check_writable(options: Options) -> None:
             raise UserError(f"{file}: this user may not write into {folder}.")
 
 
-def _write(job: Job, rows: List[torch.Tensor]) -> None:
+def _write(job: Job, rows: List[torch.Tensor], classes: List[str]) -> None:
+    """`classes`: the names of the model's."""
     options = job.options
-    for name, write in ((options.predict, _predictions), (options.extract, _embeddings)):
+    predictions = partial(_predictions, classes)
+    for name, write in ((options.predict, predictions), (options.extract, _embeddings)):
         if name is None:
             continue
         try:
@@ -110,14 +128,13 @@ def _infer_all(job: Job) -> List[torch.Tensor]:
     return [column[columns[0].argsort()] for column in columns]
 
 
-def _predictions(job: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:
+def _predictions(classes: List[str], job: Job, columns: List[torch.Tensor], file: BinaryIO) -> None:
     """A CSV table. Names that are not UTF-8 keep their bytes, which alone find the file."""
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     table = csv.writer(text)
     table.writerow(["path", "class", "probability"])
     for index, label, probability in zip(*(column.tolist() for column in columns[:3])):
-        path_and_class = job.eval_set.paths[index], job.train_set.classes[label]
-        table.writerow([*path_and_class, f"{probability:.6f}"])
+        table.writerow([job.eval_set.paths[index], classes[label], f"{probability:.6f}"])
     text.detach()  # flushes the text and leaves the file open for its owner to close
 
 

@@ -27,7 +27,8 @@ from contract.levels import HALF, Device, resolve
 from contract.options import ENTRIES, Options
 
 from .build import Job
-from .checkpoint import Position, complete, decisive, load
+from .checkpoint import Position, class_changes, complete, decisive, load
+from .data.folder import ImageFolder
 from .snapshots import OwnState, Snapshot, own_state_in, snapshot_in
 from .world import World
 from .writer import checkpoints
@@ -44,18 +45,32 @@ class Candidate(NamedTuple):
     sync: str
 
 
-def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
-    """The newest complete checkpoint on any node that `--resume` allows, on every rank; its owner
-    sends the bytes. None with `--resume none`, or with `--resume auto` if there is none.
+def find(job: Job) -> Optional[Snapshot]:
+    """The newest complete checkpoint on any node that `--resume` allows and that this run can
+    continue, on every rank; None with `--resume none`, or with `--resume auto` if there is none.
     Collective."""
-    options, world = job.options, job.world
-    if options.resume == "none":
+    if job.options.resume == "none":
         return None
+    return _find(job.options, job.world, _complete_steps(job), job.train_set)
+
+
+def find_model(options: Options, world: World) -> Optional[Snapshot]:
+    """The same to use its model alone, whatever the run's options and images were. Collective."""
+    return None if options.resume == "none" else _find(options, world, frozenset(), None)
+
+
+def _find(
+    options: Options,
+    world: World,
+    steps: FrozenSet[Tuple[str, int]],
+    train_set: Optional[ImageFolder],
+) -> Optional[Snapshot]:
+    """`steps`: those that all machines have their own files of; `train_set`: what the run that
+    goes on trains on. The checkpoint's owner sends the bytes."""
     content, mine = b"", None
-    steps = _complete_steps(job)
     with world.agreed():
         if world.local_rank == 0:
-            content, mine = _newest_here(job, steps)
+            content, mine = _newest_here(options, steps, train_set)
     candidates = [row and Candidate(tuple(row[0]), *row[1:]) for row in world.gather(mine)]
     keys: List[Tuple[Any, ...]] = [
         candidate.key if candidate else ("",) for candidate in candidates
@@ -67,12 +82,12 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
             return None
         raise UserError(f"--resume {options.resume}: no complete checkpoint on any node.")
     instead = strategies.instead_of(best.sync)
-    if same_options and instead:
+    if train_set and instead:
         raise UserError(
             f"the checkpoint is of a run with --sync {best.sync}, which is no longer there: start "
             f"a new run with --sync {instead}, from this one's weights (--weights FILE)."
         )
-    if same_options and best.other_options:
+    if train_set and best.other_options:
         raise UserError(
             f"the checkpoint was made with another {', '.join(best.other_options)}: give the same, "
             "or start a new run."
@@ -83,10 +98,12 @@ def find(job: Job, same_options: bool = True) -> Optional[Snapshot]:
     return snapshot_in(name, load(name, io.BytesIO(content)))
 
 
-def _newest_here(job: Job, steps: FrozenSet[Tuple[str, int]]) -> Tuple[bytes, Optional[Candidate]]:
+def _newest_here(
+    options: Options, steps: FrozenSet[Tuple[str, int]], train_set: Optional[ImageFolder]
+) -> Tuple[bytes, Optional[Candidate]]:
     best: Tuple[bytes, Optional[Candidate]] = (b"", None)
-    for content, state in _allowed_here(job.options):
-        other = differing(state, job.options, len(job.train_set))
+    for content, state in _allowed_here(options):
+        other = differing(state, options, train_set) if train_set else []
         key = (state["run"], (state["run"], state["step"]) in steps, state["samples"])
         candidate = Candidate(key, other, state["options"].get("sync", "").strip("'"))
         if best[1] is None or candidate.key > best[1].key:
@@ -123,11 +140,14 @@ def _newest_options(
     return max(candidates, key=lambda candidate: candidate[:2], default=None)
 
 
-def differing(state: Snapshot, options: Options, train_images: int) -> List[str]:
+def differing(state: Snapshot, options: Options, train_set: ImageFolder) -> List[str]:
     """The names of what was different in the run that made this checkpoint."""
     then = state["options"]
     names = [name for name, value in decisive(options).items() if then.get(name) != value]
-    return names + (["data set"] if state["train_images"] != train_images else [])
+    # Class numbers follow the names: where a folder has another one, all may mean something else.
+    if changes := class_changes(state["classes"], train_set.classes):
+        return [*names, f"data set ({changes})"]
+    return names + (["data set"] if state["train_images"] != len(train_set) else [])
 
 
 # What the screen says where the machines' own files are incomplete or do not fit.

@@ -94,7 +94,7 @@ class Run:
         state = resume.find(self.job)
         self.position = checkpoint.new_run(self.job)
         if state is None and self.options.weights is not None:
-            checkpoint.read_weights(self.job)
+            checkpoint.start_from_weights(self.job)
         if state is not None:
             self.position = checkpoint.restore(self.job, state)
             missing = not resume.restore_own(self.job, self.position)

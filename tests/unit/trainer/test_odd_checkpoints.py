@@ -262,7 +262,7 @@ def test_weights_that_are_damaged_or_of_another_program(images, tmp_path):
 
     def read():
         try:
-            checkpoint.read_weights(job)
+            checkpoint.start_from_weights(job)
         except UserError as error:
             assert str(path) in str(error) or str(error).startswith("these weights ")
             raise

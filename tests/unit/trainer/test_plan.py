@@ -52,9 +52,20 @@ def test_only_what_changes_learning_must_be_equal_to_resume():
     from trainer.checkpoint import decisive
     from trainer.resume import differing
 
-    state = {"options": decisive(Options()), "train_images": 9}
-    assert differing(state, Options(output="x", workers=3, accumulate=4, balance=(2, 1)), 9) == []
-    assert differing(state, Options(lr=0.2, seed=1), 8) == ["seed", "lr", "data set"]
+    state = {"options": decisive(Options()), "train_images": 9, "classes": ["ant", "bee"]}
+    images = TrainSet(range(9), ["ant", "bee"])
+    same = Options(output="x", workers=3, accumulate=4, balance=(2, 1))
+    assert differing(state, same, images) == []
+    fewer = TrainSet(range(8), ["ant", "bee"])
+    assert differing(state, Options(lr=0.2, seed=1), fewer) == ["seed", "lr", "data set"]
+    (renamed,) = differing(state, same, TrainSet(range(9), ["ant", "wasp"]))
+    assert "bee is not in --data" in renamed and "wasp is new" in renamed
+
+
+class TrainSet(list):
+    def __init__(self, images, classes):
+        super().__init__(images)
+        self.classes = classes
 
 
 def numbered(prefix, **values):

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import shutil
 import weakref
 from types import SimpleNamespace
 from unittest import mock
@@ -59,6 +60,14 @@ def test_a_sentence_names_its_machine_where_others_have_none(images):
         assert code == 2
         assert text.startswith("trainer: node2: --data /nowhere")
         assert text.count("/nowhere") == text.count("\n") == 1
+
+
+def test_a_class_that_has_another_name_on_one_machine_is_bad_input(images, tmp_path):
+    shutil.copytree(images, tmp_path / "images")
+    for split in ("train", "val"):
+        (tmp_path / "images" / split / "class1").rename(tmp_path / "images" / split / "zebra")
+    for code, text in run_ranks([1, 1], said_with_own_data, [images, tmp_path / "images"], *MODEL):
+        assert code == 2 and "the ranks see different data sets" in text
 
 
 def test_unused_parameters_train_when_asked_for(images):

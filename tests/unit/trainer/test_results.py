@@ -1,6 +1,7 @@
 """Evaluation, predictions, embeddings and export count each image once on any number of ranks."""
 
 import csv
+import io
 import os
 import shutil
 from contextlib import nullcontext
@@ -16,7 +17,7 @@ from contract.command_line import parse
 from contract.options import Options
 from tandem.compat import load_tensors
 from tests.trainer_models import normed
-from tests.trainer_ranks import lines, run_ranks, trainer
+from tests.trainer_ranks import lines, run_ranks, said, trainer
 from trainer import checkpoint
 from trainer.data.batch import Batch
 from trainer.evaluate import evaluate
@@ -105,6 +106,55 @@ def test_predictions_are_in_order_and_agree_for_one_and_three_ranks(images, trai
     argv = ["--data", tmp_path / "images", *MODEL, "--weights", average, "--predict", same]
     assert run_ranks([1], trainer, *argv) == [0]
     assert same.read_bytes() == (tmp_path / "1.csv").read_bytes()
+
+
+def renamed(images, folder, *more):
+    """The same images, of which class1 is called zebra, so that all class numbers behind it differ;
+    and `more` classes."""
+    shutil.copytree(images, folder)
+    for split in (folder / "train", folder / "val"):
+        (split / "class1").rename(split / "zebra")
+        for name in more:
+            shutil.copytree(split / "class0", split / name)
+    return folder
+
+
+@pytest.mark.parametrize("more", [(), ("ape",), ("ape", "yak")])
+@pytest.mark.parametrize("source", ["--resume", "--weights"])
+def test_classes_are_named_as_the_model_was_trained(images, trained, tmp_path, source, more):
+    folder, tables = renamed(images, tmp_path / "images", *more), []
+    file = next(trained.glob("checkpoints/*/best.pt"))
+    argv = [*MODEL, source, file, "--predict"]
+    for data in (images, folder):
+        out = tmp_path / f"{len(tables)}.csv"
+        (said,) = run_ranks([1], said_by_trainer, "--data", data, *argv, out)
+        with out.open() as text:
+            rows = {row["path"]: row["class"] for row in csv.DictReader(text)}
+        tables.append({path.replace("/zebra/", "/class1/"): name for path, name in rows.items()})
+    assert tables[0].items() <= tables[1].items()
+    assert {*tables[1].values()} <= {f"class{number}" for number in range(4)}
+    assert all(name in said for name in ("class1", "zebra", *more))
+
+
+def said_by_trainer(*argv):
+    with mock.patch("sys.stdout", io.StringIO()) as output:
+        assert trainer(*argv) == 0
+    return output.getvalue()
+
+
+def test_a_run_does_not_go_on_with_a_class_of_another_name(images, trained, tmp_path):
+    output, argv = tmp_path / "run", [*MODEL, "--epochs", 3, "--ema", 0.5]
+    shutil.copytree(trained, output)
+    argv += ["--per_node_batch_size", 4, "--data", renamed(images, tmp_path / "images")]
+    ((code, text),) = run_ranks([1], said, *argv, "--output", output, "--resume", "auto")
+    assert code == 2 and "class1 is not in --data" in text and "zebra is new" in text
+
+
+def test_weights_of_more_or_fewer_classes_are_said(images, trained, tmp_path):
+    file = next(trained.glob("checkpoints/*/best.pt"))
+    argv = ["--data", renamed(images, tmp_path / "images", "ape"), *MODEL, "--weights", file]
+    ((code, text),) = run_ranks([1], said, *argv)
+    assert code == 2 and "4 classes" in text and "--data has 5" in text and "ape" in text
 
 
 def losses(*argv):
