@@ -19,10 +19,12 @@ from launcher.notify import Facts, Notify
 from launcher.options import (
     STORED,
     WORD,
+    config_of,
     for_trainer,
     read,
     resumed,
     script_resumed,
+    typed,
     with_trainer,
 )
 from launcher.plan import checks
@@ -161,6 +163,9 @@ def _refuse_unnamed(name: str, began: Config, given: dict[str, Any]) -> None:
     unnamed = [
         as_typed(key, word) for key, word in words.items() if word and key.lower() not in given
     ]
+    weights = None if began.script else for_trainer(began).get("weights")
+    if weights and "weights" not in config_of(given).trainer:  # a file of this machine is sent
+        unnamed.append(typed("weights", weights))
     if unnamed:
         raise UserError(
             f"run {name} was not begun by you and from here, or its plan.json was changed since, "

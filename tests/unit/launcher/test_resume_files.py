@@ -119,6 +119,13 @@ def test_a_field_that_is_not_what_it_should_be_is_named(resumed, name, change, s
     assert isinstance(said, str) and says in said and "start a new one" in said
 
 
+def test_no_file_is_sent_that_another_s_run_names(resumed):
+    words = {"args": ["--weights", "/root/secret"]}
+    foreign = {**PLAN, **planned("fp32", **words), "seal": "0" * 64}
+    assert "ARGS='--weights /root/secret'" in resumed(written({**FILES, "plan.json": foreign}))
+    assert not isinstance(resumed(written({**FILES, "plan.json": foreign}), **words), str)
+
+
 @pytest.mark.parametrize(
     "words",
     [
