@@ -211,7 +211,8 @@ def ssh_options():
     """How every ssh of ours connects, whatever ~/.ssh/config says: ansible.cfg's own words."""
     config = configparser.ConfigParser()
     config.read(ROOT / "ansible.cfg")
-    return shlex.split(config["ssh_connection"]["ssh_args"])
+    words = shlex.split(config["ssh_connection"]["ssh_args"])
+    return [str(ROOT / word) if word.startswith("ansible/") else word for word in words]
 
 
 def logins(chosen, login, ask):

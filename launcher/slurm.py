@@ -52,7 +52,7 @@ def script(config: Config, settings: TrainerOptions, host: Host, name: str) -> s
     nodes = config.nodes or 1
     check_batch(["each node"], [host.gpus or 1] * nodes, settings.per_node_batch_size)
     own = {**asdict(host), "connection": "slurm", "env": {**instruction_limits(), **host.env}}
-    del own["owner"]
+    del own["owner"], own["route"]
     data = host.data_path(config.data) if "/" in config.data else config.data
     options = document(replace(config, data=data, force=True))
     return TEMPLATE.format(

@@ -11,10 +11,12 @@ import fnmatch
 import logging
 import shlex
 import socket
+import subprocess
+import tempfile
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import paramiko
 from fabric import Config, Connection
@@ -22,7 +24,9 @@ from paramiko.buffered_pipe import BufferedPipe
 from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
 from paramiko.packet import Packetizer
 
+from contract.text import clean
 from launcher.machines.engine import Engine, Host, MachineError
+from launcher.machines.route import Route
 
 CONNECT_SECONDS = 8.0
 BANNER_SECONDS = 12.0
@@ -41,13 +45,48 @@ READS = 16
 
 
 class StrictConnection(Connection):
-    """A Fabric connection that refuses host keys which the user has not confirmed, and forwards
-    nothing, whatever the user's own ssh_config says: a node must not use the user's keys."""
+    """A Fabric connection by a route of OpenSSH's (launcher/machines/route.py): Fabric itself reads
+    no ssh_config. It refuses host keys which the user has not confirmed, and forwards nothing: a
+    node must not use the user's keys."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, forward_agent=False, **kwargs)
-        name = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
-        confirm(self.client, name)
+    # What has no name in the class would become a value of Fabric's configuration.
+    route = Route()
+    _proxy: subprocess.Popen[bytes] | None = None
+    _proxy_said: IO[bytes] | None = None
+
+    def __init__(self, host: str, port: int, route: Route, **kwargs: Any):
+        super().__init__(host, port=port, config=_config(), forward_agent=False, **kwargs)
+        self.route, self.gateway = route, route.hops or None
+        name = host if port == 22 else f"[{host}]:{port}"
+        confirm(self.client, name, route)
+
+    def open_gateway(self) -> socket.socket:
+        """A connection by way of the hops, which ssh itself makes, as strictly."""
+        ours, theirs = socket.socketpair()
+        self._proxy_said = tempfile.TemporaryFile()  # noqa: SIM115
+        with theirs:
+            self._proxy = subprocess.Popen(
+                self.route.proxy(self.host, self.port),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._proxy_said,
+                start_new_session=True,  # Ctrl-C is for the launcher alone, and nobody is asked
+            )
+        return ours
+
+    def gateway_said(self) -> str:
+        """What ssh said of the hops, or nothing."""
+        if self._proxy_said is None:
+            return ""
+        self._proxy_said.seek(0)
+        words = self._proxy_said.read(4096).decode(errors="replace").split()
+        return clean(" ".join(words))[:300].rstrip(".")
+
+    def close(self) -> None:
+        super().close()
+        if self._proxy is not None:
+            self._proxy.terminate()
+            self._proxy.wait()
 
 
 class Packets(Packetizer):
@@ -129,14 +168,16 @@ class SshNode:
         self.host = host
         self._connection = StrictConnection(
             host.address,
-            user=host.user,
-            port=host.port,
-            config=_config(),
+            host.port,
+            host.route,
+            user=host.user or host.route.user or None,
             connect_timeout=CONNECT_SECONDS,
             # A frozen machine's kernel still takes connections.
             connect_kwargs={
                 "banner_timeout": BANNER_SECONDS,
                 "auth_timeout": LOGIN_SECONDS,
+                "key_filename": identities(host.route),
+                "look_for_keys": not host.route.identity_files,
                 "transport_factory": partial(paramiko.Transport, packetizer_class=Packets),
             },
         )
@@ -146,12 +187,16 @@ class SshNode:
         try:
             self._connection.open()
         except Exception as error:
-            raise MachineError([self.host.name], connection_error(self.host, error)) from error
+            self._connection.close()
+            said = self._connection.gateway_said()
+            text = hops_error(self.host, said) if said else connection_error(self.host, error)
+            raise MachineError([self.host.name], text) from error
         sock = self._connection.transport.sock
         sock.settimeout(READER_WAKES_EVERY)
         # After a stall TCP doubles its retransmission timeout; on a thin stream it need not, so a
-        # lease is renewed sooner.
-        sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
+        # lease is renewed sooner. (Over hops this is no TCP.)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1)
 
     def start(self, argv: list[str]) -> SshProcess:
         """Run a command. Raises MachineError when the connection to the machine broke."""
@@ -176,7 +221,21 @@ class SshNode:
 
 @lru_cache(maxsize=1)
 def _config() -> Config:
-    return Config()
+    return Config(overrides={"load_ssh_configs": False})
+
+
+def identities(route: Route) -> list[str]:
+    """The key files that ssh would try, as far as they are there."""
+    files = (Path(file).expanduser() for file in route.identity_files)
+    return [str(file) for file in files if file.is_file()]
+
+
+def hops_error(host: Host, said: str) -> str:
+    """What ssh said about the machines on the way to one."""
+    return (
+        f"{host.name} ({host.address}) is reached over {host.route.hops} (ProxyJump), and that "
+        f"fails: {said}: log in to each of these once by `ssh`, by hand, and compare its key."
+    )
 
 
 def connection_error(host: Host, error: Exception) -> str:
@@ -308,11 +367,11 @@ def read_known_hosts(data: bytes) -> list[KnownHost]:
     return found
 
 
-@lru_cache(maxsize=1)
-def known_hosts() -> tuple[KnownHost, ...]:
-    """The lines of the user's and of this machine's files, read once for all hosts."""
+@lru_cache(maxsize=16)
+def known_hosts(paths: tuple[Path, ...]) -> tuple[KnownHost, ...]:
+    """The lines of these files, read once for all hosts."""
     found = []
-    for path in KNOWN_HOSTS:
+    for path in paths:
         try:
             found += read_known_hosts(path.expanduser().read_bytes())
         except OSError:
@@ -320,9 +379,12 @@ def known_hosts() -> tuple[KnownHost, ...]:
     return tuple(found)
 
 
-def confirm(client: paramiko.SSHClient, name: str) -> None:
-    """Let a client know the confirmed keys of the machine `name`; it refuses every other one."""
-    mine = [line for line in known_hosts() if line.means(name)]
+def confirm(client: paramiko.SSHClient, name: str, route: Route) -> None:
+    """Let a client know the confirmed keys of the machine `name`, which ssh may know by another
+    name; it refuses every other one."""
+    paths = tuple(map(Path, route.known_hosts)) or KNOWN_HOSTS
+    names = {name, route.key_name or name}
+    mine = [line for line in known_hosts(paths) if any(map(line.means, names))]
     revoked = {line.entry.key.asbytes() for line in mine if line.revoked}
     for line in mine:
         key = line.entry.key

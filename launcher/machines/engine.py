@@ -23,6 +23,7 @@ from typing import Protocol
 from contract.errors import UserError
 from launcher import engines
 from launcher.machines.owned import Owner
+from launcher.machines.route import Route
 
 
 class MachineError(UserError):
@@ -123,7 +124,7 @@ class Host:
     Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
     home folder of the run user. `user` is the run user: train_user, or ansible_user where that is
     not set (group_vars/all.yml has the same rule, run_user). On this machine it is whoever starts
-    the run.
+    the run. `route` is how ssh gets there.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Host:
     cuda_home: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     owner: Owner = field(default_factory=Owner)
+    route: Route = field(default_factory=Route)
 
     @property
     def engine(self) -> Engine:

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -17,8 +18,9 @@ from typing import Any
 from contract import machines
 from contract.errors import UserError
 from contract.machines import GROUP
-from launcher.machines import engine, owned
+from launcher.machines import engine, owned, route
 from launcher.machines.engine import Host
+from launcher.machines.route import Route
 
 PLAIN = re.compile(r"\w[\w.-]*")  # in a pattern of Ansible: a name, rather than pc*, !pc3 or @file
 # The machines of inventory.ini as it comes, which are the lab's, too.
@@ -42,8 +44,9 @@ def load(inventory: Path) -> list[Host]:
 def refuse(inventory: Path, limit: str | None = None) -> int:
     """Raise UserError for a list of machines with which Ansible would do nothing and be content:
     one that cannot be read, that lacks what is asked for, or with which an owner would not be
-    asked. `limit` is Ansible's --limit; of its patterns only plain names are looked at, for Ansible
-    itself refuses one that matches nothing. Otherwise returns the exit code 0."""
+    asked; and for machines to which ssh is told a way that it does not check. `limit` is Ansible's
+    --limit; of its patterns only plain names are looked at, for Ansible itself refuses one that
+    matches nothing. Otherwise returns the exit code 0."""
     document = read(inventory)
     names = members(document)
     known = {*names, *(group for group in document if group != "_meta"), "all", "localhost"}
@@ -56,7 +59,12 @@ def refuse(inventory: Path, limit: str | None = None) -> int:
         )
     variables = _variables(document)
     for name in names:
-        Variables(name, variables.get(name, {}), inventory).owner()
+        own = Variables(name, variables.get(name, {}), inventory)
+        own.owner()
+        words = [str(own.values[key]) for key in own.values if key.startswith("ansible_")]
+        templates = any("{{" in word for word in words)  # which Ansible alone can read
+        if own.values.get("ansible_connection", "ssh") == "ssh" and not templates:
+            own.route()
     return 0
 
 
@@ -186,6 +194,28 @@ class Variables:
             )
         return value
 
+    def user(self) -> str | None:
+        return self.text("train_user") or self.text("ansible_user")
+
+    def route(self) -> Route:
+        """How ssh gets there, by what Ansible would be given, too."""
+        if self.connection() != "ssh":
+            return Route()
+        if self.text("ansible_ssh_args"):
+            raise UserError(
+                f"{self.name}: ansible_ssh_args in {self.inventory} would replace what keeps ssh "
+                "strict: give ansible_ssh_common_args, which adds to it."
+            )
+        port, key = self.number("ansible_port", 1, 65535), self.text("ansible_ssh_private_key_file")
+        given = {"-p": port, "-i": key, "-l": self.user()}
+        words = [word for flag, value in given.items() if value for word in (flag, str(value))]
+        for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
+            words += shlex.split(self.word(name, ""))
+        try:
+            return route.find(self.word("ansible_host", self.name), words)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from None
+
     def environment(self) -> dict[str, str]:
         found = self.values.get("run_env", {})
         if not isinstance(found, dict):
@@ -213,7 +243,7 @@ class Variables:
 
 def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
     read = Variables(name, variables, inventory)
-    here = engine.of(read.connection()).is_local
+    here, way = engine.of(read.connection()).is_local, read.route()
 
     def path(key: str, default: str) -> str:
         # Not resolved: the environment's python is a symbolic link, and its location says which
@@ -228,9 +258,9 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
     return Host(
         name=name,
         connection=read.connection(),
-        address=numeric(read.word("ansible_host", "127.0.0.1" if here else name), name),
-        port=read.number("ansible_port", 1, 65535) or 22,
-        user=read.text("train_user") or read.text("ansible_user"),
+        address=numeric(way.address or read.word("ansible_host", "127.0.0.1"), name),
+        port=way.port,
+        user=read.user(),
         env_python=path("env_python", "/opt/tandem/env/bin/python"),
         node_dir=node_dir,
         data_root=path("data_root", "/srv/tandem/data"),
@@ -239,6 +269,7 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
         cuda_home=read.text("cuda_home") or None,
         env=read.environment(),
         owner=read.owner(),
+        route=way,
     )
 
 

@@ -97,7 +97,8 @@ def listed(tmp_path, monkeypatch):
 
     def make(document):
         done = SimpleNamespace(returncode=0, stdout=json.dumps(document))
-        monkeypatch.setattr(inventory.subprocess, "run", lambda *_, **__: done)
+        stub = SimpleNamespace(run=lambda *_, **__: done, DEVNULL=subprocess.DEVNULL)
+        monkeypatch.setattr(inventory, "subprocess", stub)
         (tmp_path / "mine.ini").touch()
         return tmp_path / "mine.ini"
 
@@ -168,7 +169,8 @@ HOURS = r"([0-2][0-9]:[0-5][0-9]-[0-2][0-9]:[0-5][0-9]|sun|mon)(,[0-9]:30-[0-9]:
     [
         ({"ansible_host": "{{ address }}"}, "node1: .*ansible_host.*template"),
         ({"ansible_connection": "docker"}, "node1: .*docker.*local or ssh"),
-        ({"ansible_host": "no such name"}, "node1: no such host as 'no such name'.*ansible_host"),
+        ({"ansible_host": "no such name"}, "node1: ssh refuses 'no such name': .*ansible_host"),
+        ({"ansible_host": "-oProxyCommand=x"}, "node1: ssh refuses .*ansible_host"),
         ({"ansible_port": 65536}, "ansible_port in .* is '65536', not a whole number from 1 to"),
         ({"gpus": -1}, "gpus in .* is '-1', not a whole number from 0 to 64"),
         ({"gpus": "9" * 5000}, "gpus in .* is '9{40}', not"),

@@ -14,9 +14,13 @@ import paramiko
 import pytest
 from fabric import Config
 
+from contract.errors import UserError
 from launcher.engines import ssh
 from launcher.engines.ssh import StrictConnection
-from launcher.machines.engine import talk
+from launcher.machines import inventory
+from launcher.machines import route as routes
+from launcher.machines.engine import MachineError, talk
+from launcher.machines.route import Route
 from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.launcher_values import host
 
@@ -53,12 +57,27 @@ def trial_of_a_login():
     return seen[0]
 
 
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    """config(text) -> the file that every ssh of ours is given, with this as ~/.ssh/config."""
+
+    def write(text):
+        own, ours = tmp_path / "config", tmp_path / "ssh_config"
+        own.write_text(text)
+        shipped = (CHECKOUT / "ansible/ssh_config").read_text()
+        assert shipped.count("~/.ssh/config\n") == 1
+        ours.write_text(shipped.replace("~/.ssh/config\n", f"{own}\n"))
+        monkeypatch.setattr(routes, "SSH", ("ssh", "-F", str(ours)))
+        return str(ours)
+
+    return write
+
+
 @pytest.mark.parametrize("calling", [ansible_options, trial_of_a_login])
-def test_ssh_takes_nothing_along(tmp_path, calling):
+def test_ssh_takes_nothing_along(config, calling):
     """Asked of ssh itself, for a user who lets everything through."""
-    (tmp_path / "config").write_text(GENEROUS)
-    program, *words = calling()
-    argv = [program, "-G", "-F", str(tmp_path / "config"), *words, ADDRESS]
+    words = [config(GENEROUS) if word.endswith("/ssh_config") else word for word in calling()]
+    argv = [words[0], "-G", *words[1:], ADDRESS]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     chosen = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
     names = ("forwardagent", "forwardx11", "forwardx11trusted", "permitlocalcommand")
@@ -67,10 +86,9 @@ def test_ssh_takes_nothing_along(tmp_path, calling):
     assert chosen["stricthostkeychecking"] in ("true", "yes")
 
 
-def test_fabric_does_not_forward_the_agent(tmp_path):
-    (tmp_path / "config").write_text("Host *\n    ForwardAgent yes\n")
-    config = Config(runtime_ssh_path=str(tmp_path / "config"))
-    assert StrictConnection(ADDRESS, config=config).forward_agent is False
+def test_fabric_forwards_no_agent_and_reads_no_configuration(monkeypatch):
+    monkeypatch.setattr(Config, "_load_ssh_file", lambda *_: 1 / 0)
+    assert StrictConnection(ADDRESS, 22, Route()).forward_agent is False
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +105,7 @@ def confirmed(tmp_path, monkeypatch):
         monkeypatch.setattr(ssh, "KNOWN_HOSTS", (tmp_path / "known_hosts",))
         ssh.known_hosts.cache_clear()
         client = paramiko.SSHClient()
-        ssh.confirm(client, name)
+        ssh.confirm(client, name, Route())
         ssh.known_hosts.cache_clear()
         return client
 
@@ -238,3 +256,177 @@ def test_a_command_that_ends_before_its_input_says_why(deaf):
     while not process._channel.closed and time.monotonic() < limit:
         time.sleep(0.01)
     assert talk(process, bytes(4 << 20), 20) == (b"half of it\n", "the disk is full", 1)
+
+
+class Open(paramiko.ServerInterface):
+    """An sshd that lets everybody in, says its name and connects on to others."""
+
+    def __init__(self, name):
+        self.name, self.onward = name, {}
+
+    def get_allowed_auths(self, username):
+        return "none"
+
+    def check_auth_none(self, username):
+        return paramiko.AUTH_SUCCESSFUL
+
+    def check_channel_request(self, kind, chanid):
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_direct_tcpip_request(self, chanid, origin, destination):
+        self.onward[chanid] = socket.create_connection(destination)
+        return paramiko.OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel, command):
+        def say():
+            channel.sendall(self.name.encode())
+            channel.send_exit_status(0)
+            channel.close()
+
+        threading.Timer(0.05, say).start()  # after the answer to this
+        return True
+
+
+def threaded(function, *words):
+    threading.Thread(target=function, args=words, daemon=True).start()
+
+
+def serve(server, key, own, held):
+    with contextlib.suppress(OSError):  # until it is closed
+        while True:
+            transport = paramiko.Transport(server.accept()[0])
+            held.append(transport)
+            transport.add_server_key(key)
+            transport.start_server(threading.Event(), own)
+            threaded(connect_on, transport, own)
+
+
+def connect_on(transport, own):
+    while transport.is_active():
+        if (channel := transport.accept(1)) and channel.get_id() in own.onward:
+            other = own.onward.pop(channel.get_id())
+            threaded(pump, channel, other)
+            threaded(pump, other, channel)
+
+
+def pump(source, target):
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    target.close()
+
+
+@pytest.fixture
+def sshds(keys, monkeypatch):
+    """sshds(count) -> the ports of so many sshds; the n-th one's key is keys[n]."""
+    held = []
+
+    def begin(count):
+        servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        held.extend(servers)
+        for number, server in enumerate(servers):
+            threaded(serve, server, keys[number], Open(f"machine {number}"), held)
+        return [server.getsockname()[1] for server in servers]
+
+    def log_in(client, name, *_):
+        client.get_transport().auth_none(name)
+
+    monkeypatch.setattr(paramiko.SSHClient, "_auth", log_in)
+    yield begin
+    for one in held:
+        one.close()
+
+
+CONFIG = """
+Host pc*
+    HostName 127.0.0.1
+    Port {0}
+    ProxyJump {jumps}
+Host gate
+    Port {1}
+Host inner
+    Port {2}
+Host gate inner
+    HostName 127.0.0.1
+    StrictHostKeyChecking no
+Host *
+    UserKnownHostsFile {file}
+"""
+
+
+@pytest.fixture
+def way(config, sshds, keys, tmp_path):
+    """way(jumps, known keys) -> a node of inventory `pc1`, behind these hops."""
+
+    def make(jumps, known=(0, 1, 2), **variables):
+        ports, file = sshds(3), tmp_path / "confirmed"
+        file.write_bytes(b"".join(line(keys[n], f"[127.0.0.1]:{ports[n]}") for n in known))
+        config(CONFIG.format(*ports, jumps=jumps, file=file))
+        return inventory.parse(listed("pc1", **variables), Path("machines.ini"))[0]
+
+    return make
+
+
+def listed(name, **variables):
+    return {"cluster": {"hosts": [name]}, "_meta": {"hostvars": {name: variables}}}
+
+
+@pytest.mark.parametrize("jumps", ["none", "gate", "gate,inner"])
+def test_a_machine_is_reached_as_ssh_s_own_configuration_says(way, jumps):
+    """By its Port, and over its hops: Ansible's ssh reads the same."""
+    node = ssh.SshNode(way(jumps))
+    node.open()
+    assert talk(node.start(["true"]), b"", 5) == (b"machine 0", "", 0)
+    node.close()
+    assert (node._connection._proxy is None) == (jumps == "none")
+
+
+@pytest.mark.parametrize(("jumps", "known"), [("gate", (0,)), ("gate,inner", (0, 1))])
+def test_a_hop_with_an_unknown_key_is_refused_even_where_the_user_would_not(way, jumps, known):
+    node = ssh.SshNode(way(jumps, known))
+    with pytest.raises(MachineError, match=r"over gate.*ost key verification failed"):
+        node.open()
+    assert node._connection._proxy.returncode is not None
+
+
+def test_the_machine_behind_a_hop_needs_a_known_key_of_its_own(way):
+    with pytest.raises(MachineError, match="its host key is unknown"):
+        ssh.SshNode(way("gate", (1, 2))).open()
+
+
+def test_the_inventory_s_port_and_hop_win(way):
+    pc = way("gate", ansible_port=4022, ansible_ssh_common_args="-o ProxyJump=inner")
+    assert (pc.port, pc.route.hops, pc.address) == (4022, "inner", "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "own",
+    ["Match host pc1\n Port 4022\n HostKeyAlias pc-one", "Include FOLDER/more"],
+    ids=["Match", "Include"],
+)
+def test_match_and_include_count(config, tmp_path, own):
+    (tmp_path / "more").write_text("Host pc*\n Port 4022\n HostKeyAlias pc-one\n")
+    config(own.replace("FOLDER", str(tmp_path)))
+    found = routes.find("pc1", [])
+    assert (found.port, found.key_name) == (4022, "pc-one")
+
+
+@pytest.mark.parametrize(
+    ("own", "variables", "word"),
+    [
+        ("ProxyCommand nc %h %p", {}, "proxycommand"),
+        ("RevokedHostKeys /etc/revoked", {}, "revokedhostkeys"),
+        ("Port many", {}, "Bad port"),
+        ("", {"ansible_ssh_common_args": "-o StrictHostKeyChecking=no"}, "StrictHostKeyChecking"),
+        ("", {"ansible_ssh_args": "-C"}, "ansible_ssh_args"),
+    ],
+)
+def test_what_would_not_be_strict_is_refused_by_name(config, monkeypatch, own, variables, word):
+    """Also for verbs of Ansible's."""
+    config(f"{own}\n")
+    document = listed("pc1", ansible_host=ADDRESS, **variables)
+    with pytest.raises(UserError, match=f"pc1: .*{word}"):
+        inventory.parse(document, Path("machines.ini"))
+    monkeypatch.setattr(inventory, "read", lambda _: document)
+    with pytest.raises(UserError, match=f"pc1: .*{word}"):
+        inventory.refuse(Path("machines.ini"))
