@@ -259,9 +259,9 @@ def test_the_newest_run_counts_more_than_the_longest(tmp_path):
     writer = Writer(tmp_path / "checkpoints" / "a", keep=2)
     for run, step in (("2025", 50), ("2026", 7), ("2026", 3)):
         state = Snapshot(
-            model={"x": torch.ones(9)}, optimizer={}, precision={"scale": None}, ema=None, epoch=0,
-            sample=step, step=step, best_top1=0.0, run=run, samples=step, train_images=99,
-            classes=[], options={},
+            model={"x": torch.ones(9)}, optimizer={}, precision={"scale": None}, ema=None,
+            sync=None, epoch=0, sample=step, step=step, best_top1=0.0, run=run, samples=step,
+            train_images=99, classes=[], options={},
         )  # fmt: skip
         writer.save(state, best=False)
         writer.finish()
