@@ -29,7 +29,7 @@ endif
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet find plan train dry-run slurm status top attach stop runs queue report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
+.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet find plan train dry-run slurm status top attach stop runs report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
 
 help:
 	@python3 -m tools.verbs help
@@ -93,7 +93,7 @@ poweroff: ansible-env machines
 wake: machines
 	@$(with_options) $(PYTHON_ENV) ansible/wake.py
 
-find plan train dry-run slurm status top attach stop runs queue: env
+find plan train dry-run slurm status top attach stop runs: env
 	@$(PYTHON_ENV) -m launcher $@ $(words)
 
 report: env

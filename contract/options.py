@@ -513,7 +513,9 @@ class Config:
     port: Optional[int] = resumable(
         None, "of the rendezvous on node 0 (default: a free one)", most=65535, make="PORT"
     )
-    queue: bool = resumable(False, "1: wait for machines that are busy", make="QUEUE")
+    queue: bool = resumable(
+        False, "1: ask busy machines again every 10 s until they are free; no order", make="QUEUE"
+    )
     force: bool = resumable(False, "1: start even though something is wrong", make="FORCE")
     keep: Optional[str] = resumable(
         None, "MiB a file may keep: log=256,steps=1024,output=4096 ...", make="KEEP"

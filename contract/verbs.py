@@ -191,11 +191,6 @@ VERBS: Dict[str, Optional[Verb]] = {
         "make train INVENTORY=examples/demo.ini NODES=2 EPOCHS=3",
     ),
     "stop": Verb("end a run; its workers save a checkpoint first", (RUN,), "make stop RUN=latest"),
-    "queue": Verb(
-        "list who has the machines, and who waits for them (QUEUE=1)",
-        (INVENTORY, _row("REMOVE", "take a run out of it: its number, or the run")),
-        "make queue INVENTORY=examples/demo.ini",
-    ),
     "slurm": Verb(
         "write the same run as a batch script for a Slurm cluster",
         (*WHAT, ARGS),
@@ -276,7 +271,7 @@ VERBS: Dict[str, Optional[Verb]] = {
     "test-all": Verb(
         "run all other tests, piece by piece: hours (root)",
         (ONLY, _row("AGAIN", "1: also what passed before", "switch")),
-        "make test-all ONLY=test_queue",
+        "make test-all ONLY=test_chaos",
     ),
     "test-gpu": Verb(
         "test what GPUs compute and survive: docs/gpu.md (a GPU)",

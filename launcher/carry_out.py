@@ -24,9 +24,7 @@ from launcher.plan.checks import ReadyRun, make_plan
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.script import LAST, Script
 from launcher.problems import BUSY_REMEDY
-from launcher.queue import Place
 from launcher.terminal import Stopper, Terminal, waiting
-from launcher.waits import Note
 from launcher.watch import attempts
 from launcher.watch.attempts import (
     Attempts,
@@ -64,11 +62,8 @@ def watched(
 class Run:
     """One run: its attempts, then its files and its report."""
 
-    def __init__(
-        self, checked: ReadyRun, folder: Path, terminal: Terminal, place: Place | None = None
-    ):
+    def __init__(self, checked: ReadyRun, folder: Path, terminal: Terminal):
         self.checked = checked
-        self.place = place or Place()
         self.machines, self.owners = checked.machines, checked.owners
         self.folder = folder
         self.terminal = terminal
@@ -88,7 +83,6 @@ class Run:
 
     def carry_out(self, plan: Plan, reason: str) -> int:
         """All attempts, the files and the report, and NOTIFY's command. Returns the exit code."""
-        self.place.waited = ""
         try:
             outcome, whole = self._carry_out(plan, reason)
         except UserError as error:
@@ -196,12 +190,10 @@ class Run:
         needs = dataclasses.replace(self.checked.needs, run=old.run)
         # What a script saved is known only when it is fetched.
         saved = self.script is None and self.attempts.saved(self.folder)
-        with (
-            waiting(self.terminal, "finding out which machines answer"),
-            Note(needs.subject, old.run, self.notify.wait(old.run)) as note,
-        ):
+        tell = self.notify.wait(old.run)
+        with waiting(self.terminal, "finding out which machines answer"):
             self.machines = attempts.survivors(
-                self.owners, needs, limits, stopper, self.terminal, note, saved
+                self.owners, needs, limits, stopper, self.terminal, tell, saved
             )
         last = self.last_checkpoint() if self.script else None
         here = {host.name for host in self.machines.hosts}
@@ -273,7 +265,6 @@ class Run:
             outcome = watched(plan, self.machines, logs, stopper, self.owners)
         finally:
             self.owners.ended()
-            self.place.leave()  # others need not wait for what comes here after training
         self.attempts.end(outcome)
         return outcome
 

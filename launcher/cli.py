@@ -18,10 +18,7 @@ from launcher import terminal
 USAGE_ERROR = 2
 PROGRAM = "python -m launcher"
 # The verbs of make that this program carries out, and two that only the Makefile types.
-VERBS = (
-    *("find", "plan", "train", "dry-run", "slurm", "status", "top", "attach", "stop", "runs"),
-    "queue",
-)
+VERBS = ("find", "plan", "train", "dry-run", "slurm", "status", "top", "attach", "stop", "runs")
 ROWS: dict[str, verbs.Verb] = {
     **{name: row for name in VERBS if (row := verbs.VERBS[name])},
     "inventory": verbs.Verb(
@@ -104,10 +101,6 @@ def _carry_out(verb: str, given: dict[str, Any], argv: list[str]) -> int:
         from launcher import top
 
         return top.top(given.get("run"), file)
-    if verb == "queue":
-        from launcher import queue
-
-        return queue.queue(file, given.get("remove"))
     if verb in ("runs", "stop", "attach"):
         from launcher import control
 

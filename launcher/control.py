@@ -21,7 +21,7 @@ from typing import Any, TextIO
 
 from contract.errors import UserError
 from contract.text import clean
-from launcher import background, folders, terminal, waits
+from launcher import background, folders, terminal
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
 from launcher.node import processes
@@ -30,8 +30,7 @@ from report.files import open_record, read_object
 
 LOOK_EVERY = 0.2
 LONGEST, AT_ONCE = 1 << 16, 1000  # characters of a line; lines
-# What a launcher says that waits before its run begins: for AT=, QUEUE=1 or owners. From then on
-# it shows in `make runs` (launcher/waits.py).
+# What a launcher says that waits before its run begins: for AT=, QUEUE=1 or owners.
 WAITS = ("tandem: waits until ", "tandem: waiting: ")
 
 
@@ -63,9 +62,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def state(folder: Path) -> str:
-    """waits, running, finished, failed, stopped, or abandoned (its controller died)."""
-    if waits.of(folder.name):
-        return "waits"
+    """running, finished, failed, stopped, or abandoned (its controller died)."""
     if controller(folder):
         return "running"
     status = read(folder / "attempts.json").get("status")
@@ -73,10 +70,8 @@ def state(folder: Path) -> str:
 
 
 def runs() -> int:
-    """All runs, the newest first; before them what waits to become one."""
+    """All runs, the newest first."""
     found = sorted((p.parent for p in folders.RUNS.glob("*Z-*/plan.json")), reverse=True)
-    for wait in waits.before_runs():
-        say(wait.sentence())
     if not found:
         print("no runs yet: `make train` starts one")
         return 0
@@ -86,8 +81,6 @@ def runs() -> int:
         with contextlib.suppress(KeyError, TypeError):
             nodes = str(len(read(folder / "plan.json")["nodes"]))
         say(f"{folder.name:<38} {state(folder):<10} {nodes:>5} {top1(folder):>8}")
-        if own := waits.of(folder.name):
-            say(f"  {own.sentence()}")
     return 0
 
 
@@ -100,11 +93,6 @@ def stop(name: str) -> int:
     """End a run properly: its workers save, then exit. Shows that nothing is left of it."""
     folder = folders.find(name)
     pid = controller(folder)
-    wait = waits.of(folder.name)
-    if pid is None and wait:  # to go on: nothing has been done yet
-        raise UserError(
-            f"run {folder.name} waits to go on: `kill {wait.pid}` on {wait.host} takes that back."
-        )
     if pid is None:
         raise UserError(f"run {folder.name} is not under way; its state is `{state(folder)}`.")
     machine = elsewhere(folder)

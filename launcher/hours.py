@@ -16,7 +16,6 @@ from datetime import datetime, timedelta
 
 from contract.errors import UserError
 from launcher.terminal import Terminal, beside
-from launcher.waits import Note
 
 # Of a wait: the clock may be set, and this machine may have slept.
 LOOK_EVERY = 15.0
@@ -52,12 +51,11 @@ def shown(unix: int) -> str:
     return then.strftime("%H:%M" if today else "%H:%M on %A")
 
 
-def wait(at: int | None, terminal: Terminal, note: Note) -> bool:
+def wait(at: int | None, terminal: Terminal) -> bool:
     """Until that time; False where it is over."""
     if at is None or time.time() >= at:
         return False
     left = timedelta(seconds=round(at - time.time()))
-    note.tell(f"its time is {shown(at)} (AT)")
     terminal.say(f"waits until {shown(at)} ({left} from now): Ctrl-C takes it back")
     with awake(f"a run begins at {shown(at)}", terminal):
         while (left_seconds := at - time.time()) > 0:

@@ -14,7 +14,7 @@ from contract.errors import UserError
 from contract.machines import CLOCK_TOLERANCE
 from contract.options import Options as TrainerOptions
 from contract.split import refuse_batch
-from contract.text import counted
+from contract.text import counted, seconds
 from launcher.look import Control, Facts, OpenMachines, Requirements, Unreached
 from launcher.machines.engine import Host
 from launcher.options import in_words_of_make
@@ -149,7 +149,11 @@ def _state(host: Host, facts: Facts) -> Iterator[Problem]:
 def _busy(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> Iterator[Problem]:
     """Of a run on this machine, with GPUs or without; otherwise of whoever else uses its GPUs. What
     is left of `run` itself is no problem."""
-    others = {f"{one.holder}: run {one.run}" for one in facts.runs if one.run != run}
+    others = {
+        f"{one.holder}: run {one.run}, for {seconds(one.seconds)}"
+        for one in facts.runs
+        if one.run != run
+    }
     if others:
         yield problem("machine-busy", host, holders="; ".join(sorted(others)))
     elif not facts.runs and on_gpus and facts.gpus.processes:

@@ -91,11 +91,12 @@ class Gpus:
 
 @dataclass(frozen=True)
 class Claim:
-    """A run that has the machine."""
+    """A run that has the machine. `seconds`: for how long."""
 
     pid: Count
     run: str
     holder: str
+    seconds: Count
 
 
 @dataclass(frozen=True)

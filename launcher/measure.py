@@ -27,10 +27,9 @@ from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import RESULTS, trainer_settings, with_trainer
 from launcher.plan.balance import OFF
-from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id, select
+from launcher.plan.checks import ReadyRun, Turn, check_machines, make_plan, new_id, select
 from launcher.plan.plan import Plan, interface
 from launcher.problems import BUSY_REMEDY
-from launcher.queue import Place
 from launcher.run import in_turn
 from launcher.terminal import Stopper, Terminal, waiting
 from launcher.watch.attempts import Attempts, leftovers, not_copied, write_json
@@ -69,7 +68,7 @@ def plan(options: Config, words: list[str], anew: bool) -> int:
         return show(done, terminal)
     if problem is not None:
         raise problem
-    measured = in_turn(options, terminal, lambda place: measure(options, terminal, place))
+    measured = in_turn(options, terminal, lambda turn: measure(options, terminal, turn))
     return show(report([*words, "--run", str(relative(measured))]), terminal)
 
 
@@ -101,11 +100,11 @@ def show(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
     return done.returncode
 
 
-def measure(options: Config, terminal: Terminal, place: Place) -> Path:
+def measure(options: Config, terminal: Terminal, turn: Turn) -> Path:
     """Claim the machines, measure, and release them; returns the folder of what was measured.
     Raises UserError."""
     # Each machine trains by itself, with a whole BATCH.
-    checked = check_machines(dataclasses.replace(options, balance=OFF), terminal, place)
+    checked = check_machines(dataclasses.replace(options, balance=OFF), terminal, turn)
     try:
         return Measurement(checked, terminal).carry_out()
     finally:

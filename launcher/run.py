@@ -3,7 +3,6 @@ it out is imported only then, so that a refusal comes at once."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from contract.text import clean
 from contract.validate import Maybe
 from launcher import folders
 from launcher.machines.engine import Busy
-from launcher.notify import Facts, Notify
+from launcher.notify import Facts
 from launcher.options import (
     STORED,
     WORD,
@@ -29,14 +28,7 @@ from launcher.options import (
 )
 from launcher.plan import checks
 from launcher.plan import plan as planning
-from launcher.plan.checks import (
-    QUEUE_POLL_SECONDS,
-    check_machines,
-    make_plan,
-    new_id,
-    warnings,
-)
-from launcher.queue import Place
+from launcher.plan.checks import Turn, check_machines, make_plan, new_id, warnings
 from launcher.terminal import Terminal, keep_machines
 
 T = TypeVar("T")
@@ -61,41 +53,37 @@ def train(options: Config, name: str = "") -> int:
     """Start a run, of this name if it is given one, and stay with it until its report is printed.
     Returns the exit code."""
     terminal = Terminal()
-    return in_turn(options, terminal, lambda place: train_once(options, terminal, place, name))
+    return in_turn(options, terminal, lambda turn: train_once(options, terminal, turn, name))
 
 
-def in_turn(options: Config, terminal: Terminal, once: Callable[[Place], T]) -> T:
+def in_turn(options: Config, terminal: Terminal, once: Callable[[Turn], T]) -> T:
     """What `once` returns, after others have left the machines if QUEUE=1 was given. Raises
     Busy."""
-    place, notify = Place(), Notify(options.notify, terminal)
+    turn = Turn(options, terminal)
     try:
         while True:
             try:
-                return once(place)
+                return once(turn)
             except Busy as error:
                 if not options.queue:
                     raise
-                terminal.say(f"waiting: {error}")
-                time.sleep(QUEUE_POLL_SECONDS)
+                turn.pause(str(error))
     except UserError as error:
-        if place.waited:  # nobody need be there to read it
-            place.leave()
-            notify.send(Facts(place.waited, "failed", why=str(error)))
+        if turn.waited:  # nobody need be there to read it
+            turn.notify.send(Facts(turn.waited, "failed", why=str(error)))
         raise
-    finally:
-        place.leave()
 
 
-def train_once(options: Config, terminal: Terminal, place: Place, name: str = "") -> int:
+def train_once(options: Config, terminal: Terminal, turn: Turn, name: str = "") -> int:
     """The same, or Busy: two launchers may have found the same machines free. Then nothing is left
     of the run here."""
-    checked = check_machines(options, terminal, place)
+    checked = check_machines(options, terminal, turn)
     from launcher.carry_out import Run
     from launcher.watch.attempts import write_json
 
     folder, latest = None, folders.latest()
     try:
-        folder = folders.begin(folders.RUNS, name or place.run() or new_id(checked))
+        folder = folders.begin(folders.RUNS, name or new_id(checked))
         plan = make_plan(checked, checked.machines, run=folder.name, bar=terminal.columns)
         for warning in warnings(checked.settings, checked.hosts):
             terminal.say(warning)
@@ -104,7 +92,8 @@ def train_once(options: Config, terminal: Terminal, place: Place, name: str = ""
             document = plan.document()
             document["seal"] = seal.seal(document["options"])
             write_json(folder / "plan.json", document, mode=0o600)
-        return Run(checked, folder, terminal, place).carry_out(plan, "first attempt")
+        turn.waited = ""  # from here on the run sends its own
+        return Run(checked, folder, terminal).carry_out(plan, "first attempt")
     except BaseException as error:
         checked.machines.close()
         if folder and (isinstance(error, Busy) or not (folder / "plan.json").exists()):
@@ -144,7 +133,7 @@ def resume(name: str, given: dict[str, Any]) -> int:
     terminal = Terminal()
     before = None if "balance" in given else weights_before(attempts)
     return in_turn(
-        options, terminal, lambda place: resume_once(folder, options, before, terminal, place)
+        options, terminal, lambda turn: resume_once(folder, options, before, terminal, turn)
     )
 
 
@@ -179,15 +168,15 @@ def resume_once(
     options: Config,
     before: dict[str, int] | None,
     terminal: Terminal,
-    place: Place,
+    turn: Turn,
 ) -> int:
     """The same, or Busy; then the run is as it was."""
-    checked = check_machines(options, terminal, place, folder.name, before)
+    checked = check_machines(options, terminal, turn, folder.name, before)
     from launcher.carry_out import Run
 
     run = None
     try:
-        run = Run(checked, folder, terminal, place)
+        run = Run(checked, folder, terminal)
         attempt = run.attempts.close_broken() + 1
         last = run.last_checkpoint() if run.script else None
         plan = make_plan(
@@ -199,6 +188,7 @@ def resume_once(
             used_ports=run.attempts.ports,
             bar=terminal.columns,
         )
+        turn.waited = ""
         return run.carry_out(plan, "resumed by hand")
     except BaseException as error:
         checked.machines.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 from contract.options import DEFAULT_INVENTORY
 from contract.text import clean
-from launcher import control, folders, terminal, waits
+from launcher import control, folders, terminal
 from report.files import last_of
 from report.status import Follower, Progress, section_of, troubles
 from report.text import COLUMNS, section_lines
@@ -20,22 +20,16 @@ from report.text import COLUMNS, section_lines
 
 def status(name: str, as_json: bool = False) -> int:
     """One run: its state, how far it is, its attempts, its machines, the last line of each rank."""
-    unbegun = waits.before_runs()
-    if unbegun and name == "latest" and not as_json and not folders.newest():
-        return waiting(unbegun)
     folder = folders.find(name)
     progress = Follower(folder).look()
     if as_json:
         print(json.dumps(document(folder, progress), indent=1))
         return 0
     pid = control.controller(folder)
-    waiting(unbegun)
-    state, wait = control.state(folder), waits.of(folder.name)
+    state = control.state(folder)
     control.say(f"run {folder.name}: {state}" + (f", carried out by process {pid}" if pid else ""))
     if state == "abandoned":
         terminal.show(f"its controller died; `make train RESUME={folder.name}` goes on", sys.stdout)
-    if wait:
-        control.say(f"  {wait.sentence()}")
     attempts(folder)
     if progress is not None:
         for line in section_lines(section_of(progress, state == "running")):
@@ -50,18 +44,10 @@ def status(name: str, as_json: bool = False) -> int:
     return 0
 
 
-def waiting(unbegun: list[waits.Wait]) -> int:
-    """What waits to become a run."""
-    for wait in unbegun:
-        control.say(wait.sentence())
-    return 0
-
-
 def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
     """What JSON=1 prints."""
-    state, wait = control.state(folder), waits.of(folder.name)
+    state = control.state(folder)
     told: dict[str, Any] = {"run": folder.name, "state": state}
-    told["waits_for"] = wait.why if wait else None
     running = state == "running"
     with contextlib.suppress(KeyError, TypeError, IndexError):  # what a broken file does not have
         told["first_cause"] = control.read(folder / "attempts.json")["attempts"][-1]["first_cause"]

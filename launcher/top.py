@@ -20,7 +20,7 @@ from pathlib import Path
 
 from contract.errors import UserError
 from contract.text import clean, counted
-from launcher import control, folders, remote, waits
+from launcher import control, folders, remote
 from launcher.machines import engine, inventory
 from launcher.machines.engine import Host, Node, Process
 from report import live, status
@@ -136,9 +136,9 @@ def _started(node: Node, host: Host, program: bytes) -> Process:
 
 def run_lines(folder: Path, follower: Follower, width: int) -> tuple[list[str], set[str]]:
     """What is shown of a run, and the machines that the others wait for."""
-    state, wait = control.state(folder), waits.of(folder.name)
+    state = control.state(folder)
     running = state == "running"
-    found = [f"  {folder.name}: {state}", *(wrapped(wait.sentence(), width) if wait else ())]
+    found = [f"  {folder.name}: {state}"]
     progress = follower.look()
     if progress is None:
         return [*found, "  nothing was told of its steps yet"], set()
@@ -193,8 +193,7 @@ class Top:
                 self._machines = Machines(inventory.load(Path(self._list)))
             found = self._machines.lines(width)
         title = f"tandem  {time.strftime('%H:%M:%S')}  q ends this view, not the run"
-        waiting = [line for wait in waits.before_runs() for line in wrapped(wait.sentence(), width)]
-        return fitting([title, *waiting, *found], width, height)
+        return fitting([title, *found], width, height)
 
     def _leave_machines(self) -> None:
         if self._machines is not None:

@@ -10,6 +10,8 @@ import socket
 import struct
 import time
 
+from launcher.node.machine import boottime
+
 LONGEST = 107  # bytes of a name, the leading NUL apart
 ALONE = "\0tandem-alone"
 MOST_RUNS = 100  # that are told
@@ -38,7 +40,20 @@ def claims():
     word = r"/([\w@.+-]+)"
     claimed = re.finditer(r" @tandem/(\d{1,9})" + word + word + "$", names, re.ASCII | re.MULTILINE)
     found = (match.groups() for match in itertools.islice(claimed, MOST_RUNS))
-    return [{"pid": int(pid), "run": run, "holder": holder} for pid, run, holder in found]
+    return [
+        {"pid": int(pid), "run": run, "holder": holder, "seconds": age_of(int(pid))}
+        for pid, run, holder in found
+    ]
+
+
+def age_of(pid):
+    """Whole seconds that a process has lived; 0 where that is not known."""
+    try:
+        line = pathlib.Path("/proc/{}/stat".format(pid)).read_text(errors="replace")
+        ticks = int(line.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, LookupError):
+        return 0
+    return max(0, int(boottime() - ticks / os.sysconf("SC_CLK_TCK")))
 
 
 def plain(word):

@@ -15,7 +15,7 @@ from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import in_names, run_id
 from contract.text import counted
-from launcher import here, hours, judge, look, queue, waits
+from launcher import here, hours, judge, look
 from launcher.background import Sizes
 from launcher.look import OpenMachines, Requirements
 from launcher.machines import inventory
@@ -31,7 +31,6 @@ from launcher.plan.plan import AS_ASKED, Plan
 from launcher.plan.script import Script
 from launcher.plan.script import read as read_script
 from launcher.problems import BUSY, Problem, Refused, refuse_or_warn
-from launcher.queue import Place
 from launcher.terminal import Terminal, WaitNotice, waiting
 
 QUEUE_POLL_SECONDS = 10.0
@@ -68,15 +67,16 @@ class ReadyRun:
 def check_machines(
     options: Config,
     terminal: Terminal,
-    place: Place | None = None,
+    turn: Turn | None = None,
     run: str | None = None,
     before: Mapping[str, int] | None = None,
     everybody: bool = False,
 ) -> ReadyRun:
-    """Check everything and change nothing but `place`, the run's in the queue; `run` is the one to
-    continue, and `before` the weights of the machines that it had last, unless others are asked
-    for. `everybody`: also machines that their owners use. Raises UserError."""
+    """Check everything and change nothing; `run` is the one to continue, and `before` the weights
+    of the machines that it had last, unless others are asked for. `everybody`: also machines that
+    their owners use. Raises UserError."""
     Sizes.of(options.keep)  # said before anything is asked
+    turn = turn or Turn(options, terminal)
     if options.script:
         hosts = _hosts(options)
         here.add_torch(hosts, terminal)
@@ -85,7 +85,7 @@ def check_machines(
             terminal.say(secret)
         needs = Requirements(options, script, run)
         owners = Owners(hosts, options.min_nodes)
-        machines = _fit(needs, owners, terminal, everybody, place)
+        machines = _fit(needs, owners, terminal, everybody, turn)
         script = replace(script, layer=look.here(machines, needs).layer)
         needs = replace(needs, settings=script)
         return ReadyRun(options, script, machines.hosts, machines, needs, owners=owners)
@@ -100,7 +100,7 @@ def check_machines(
     trial = models.Trial.of(settings, ranks_share=len(hosts) > 1)
     needs = Requirements(options, settings, run, keeps_precision=run is not None)
     owners = Owners(hosts, options.min_nodes)
-    machines = _fit(needs, owners, terminal, everybody, place)
+    machines = _fit(needs, owners, terminal, everybody, turn)
     if trial:
         _try_out(trial, machines, terminal)
     return decide(needs, owners, machines, automatic, before, terminal)
@@ -154,57 +154,49 @@ def _hosts(options: Config) -> list[Host]:
 
 
 def _fit(
-    needs: Requirements, owners: Owners, terminal: Terminal, everybody: bool, place: Place | None
+    needs: Requirements, owners: Owners, terminal: Terminal, everybody: bool, turn: Turn
 ) -> OpenMachines:
     """Connections to the run's machines, once nothing is wrong with them; with QUEUE=1 those that
     are busy are waited for, and with AT= that time. Those that their owners use are left out, as
     are, with MIN_NODES, those that do not answer or are busy. Raises UserError."""
     what = f"{in_names(needs.subject)} on {counted(len(owners.hosts), 'machine')}"
-    place = place or Place()
-    with waits.Note(what, needs.run) as note:
-        if hours.wait(needs.options.at, terminal, note):
-            place.waited = what
-        note.look = Notify(needs.options.notify, terminal).wait(what)
-        waiter = _Waiting(terminal, note, needs)
-        while True:
-            found = _look(needs, owners, terminal, everybody, place)
-            if isinstance(found, OpenMachines):
-                return found
-            place.waited = what
-            waiter.wait(*found)
-            if len(owners.here()) < owners.least:
-                owners.look()
+    if hours.wait(needs.options.at, terminal):
+        turn.waited = what
+    tell = turn.notify.wait(what)
+    while True:
+        found = _look(needs, owners, terminal, everybody)
+        if isinstance(found, OpenMachines):
+            return found
+        turn.waited = what
+        tell(found)
+        turn.pause(found)
+        if len(owners.here()) < owners.least:
+            owners.look()
 
 
 def _look(
-    needs: Requirements, owners: Owners, terminal: Terminal, everybody: bool, place: Place
-) -> OpenMachines | tuple[str, str]:
-    """The same now, or what is waited for, and how long that still takes."""
+    needs: Requirements, owners: Owners, terminal: Terminal, everybody: bool
+) -> OpenMachines | str:
+    """The same now, or what is waited for."""
     options = needs.options
     queues = options.queue and not everybody  # what starts nothing waits for nobody
-    name = run_id(needs.subject, len(owners.hosts), time.time())
     with waiting(terminal, f"asking {counted(len(owners.hosts), 'machine')} what is there"):
         machines = owners.strict(needs) if everybody else owners.present(needs)
     if len(machines.hosts) < (0 if everybody else owners.least):
         machines.close()
-        return owners.waits(owners.least), ""
+        return owners.waits(owners.least)
     try:
         with waiting(terminal, "comparing the machines and the ways between them"):
             problems = problems_of(machines, needs)
-        if not (options.queue or everybody):
-            problems += queue.problems(machines.nodes)
         busy = [one for one in problems if one.blocks is BUSY and (queues or everybody)]
         # What waiting cannot fix is reported before the waiting begins.
         passed = refuse_or_warn([one for one in problems if one not in busy], options.force)
-        before = place.take(machines.nodes, needs.run or name) if queues else {}
     except UserError:
         machines.close()
         raise
-    if (busy and queues) or before:
+    if busy and queues:
         machines.close()
-        runs = [one.run for facts in machines.facts.values() for one in facts.runs]
-        left = next(filter(None, map(queue.left, runs)), "")
-        return busy[0].text if busy else queue.ahead(before), left
+        return busy[0].text
     out = {} if everybody else owners.absent()
     apart = [f"{name} takes no part: {why}" for name, why in out.items()]
     for text in [*apart, *(one.text for one in busy), *passed]:
@@ -251,27 +243,32 @@ def check_minimum(options: Config, hosts: list[Host]) -> None:
         )
 
 
-class _Waiting:
-    """Waits until it is worth asking again, and says for what."""
+class Turn:
+    """Waits until it is worth asking again, and says for what. There is no order: of those that
+    wait, whoever asks first when the machines are free has them. `waited`: what has waited to
+    begin, for machines, their owners or a time of day; "" where nothing has."""
 
-    def __init__(self, terminal: Terminal, note: waits.Note, needs: Requirements):
-        self._terminal, self._note = terminal, note
-        self._until = needs.options.until
-        self._reported: str | None = None
+    def __init__(self, options: Config, terminal: Terminal):
+        self._terminal, self._until = terminal, options.until
+        self.notify = Notify(options.notify, terminal)
+        self.waited, self._reported = "", ""
         self._notice = WaitNotice(terminal, "waiting for machines")
 
-    def wait(self, why: str, left: str) -> None:
-        """`left`: how long that still takes, where it is known. Raises UserError once the run would
-        have to end."""
+    def pause(self, why: str) -> None:
+        """Raises UserError once the run would have to end."""
         if self._until is not None and time.time() >= self._until:
             raise UserError(
                 f"it is {hours.shown(self._until)} (UNTIL) and the run has not begun, since {why}"
             )
         if why != self._reported:
             self._terminal.say(f"waiting: {why}")
-            self._reported = why
-        self._note.tell(why)
-        self._notice.update(left)
+        if not self._reported:
+            self._terminal.say(
+                f"it asks again every {QUEUE_POLL_SECONDS:.0f} s; of runs that wait for the same "
+                "machines, whichever asks first has them"
+            )
+        self._reported = why
+        self._notice.update()
         time.sleep(QUEUE_POLL_SECONDS)
 
 

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ from launcher.owners import Owners
 from launcher.plan.plan import Plan
 from launcher.problems import ALWAYS
 from launcher.terminal import Stopper, Terminal
-from launcher.waits import Note
 from launcher.watch import failures
 from launcher.watch.failures import Failure, Restart, document
 from launcher.watch.watch import Outcome
@@ -237,7 +236,7 @@ def survivors(
     limits: Limits,
     stopper: Stopper,
     terminal: Terminal,
-    note: Note,
+    tell: Callable[[str], None],
     saved: bool,
 ) -> OpenMachines:
     """Connections to the machines that are fit now, and that no owner uses, at least MIN_NODES:
@@ -271,7 +270,7 @@ def survivors(
                 f"only {len(machines.hosts)} machines answer and are fit ({names}), and MIN_NODES "
                 f"is {limits.min_nodes}: mend the others, then `make train RESUME=latest`.",
             )
-        note.tell(why)
+        tell(why)
         time.sleep(LOOK_EVERY)
 
 

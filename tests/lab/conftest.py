@@ -29,7 +29,6 @@ LONG = {
     "test_many.py",
     "test_plan.py",
     "test_poweroff.py",
-    "test_queue.py",
     "test_records.py",
     "test_script.py",
     "test_share_mounts.py",

@@ -38,7 +38,7 @@ def test_a_second_run_is_refused_by_name_or_waits(machines, start):
     second = start(1)
     assert second.end() == 2
     for node in range(1, NODES + 1):
-        held = rf"it is in use by root@\S+: run {first.name}: "
+        held = rf"it is in use by root@\S+: run {first.name}, for .*: "
         told = rf"node{node} \(192.168.56.11{node}\).*: {held}"
         assert re.search(told, second.said()), second.said()
     assert "QUEUE=1" in second.said() and "FORCE=1" in second.said()

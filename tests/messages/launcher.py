@@ -118,7 +118,7 @@ def data(**changes):
 
 
 HELD = [{"pid": 7, "user": "ann", "command": "python x"}]
-OTHER = {"pid": 7, "run": "20261120T120000Z-resnet18-4n", "holder": "ann@desk"}
+OTHER = {"pid": 7, "run": "20261120T120000Z-resnet18-4n", "holder": "ann@desk", "seconds": 7500}
 # Changes of node2's facts.
 MACHINES = {
     "no torch": versions(torch=None, torchvision=None),
@@ -155,7 +155,6 @@ OF_ONE = {
     "connection-broke": {"why": ": Broken pipe"},
     "python-missing": {"python": "/opt/tandem/env/bin/python", "said": "no such file"},
     "python-fails": {"python": "/opt/tandem/env/bin/python", "said": "No module named json"},
-    "queue": {"run": OTHER["run"], "user": "ann", "holder": "ann@desk"},
     "gpu-unknown": {"visible": "7", "count": 2},
     "gpus-hidden": {"gpus": 2, "count": 1},
     "gpus-missing": {"listed": "gpus=4", "count": 1},

@@ -97,10 +97,10 @@ READS = {
         contract/text.py contract/validate.py launcher/checkpoints.py launcher/collect.py
         launcher/control.py launcher/folders.py launcher/engines/ssh.py
         launcher/machines/inventory.py launcher/node/owner.py launcher/node/pairprobe.py
-        launcher/node/probe.py launcher/node/tickets.py launcher/outputs.py
+        launcher/node/machine_lock.py launcher/node/probe.py launcher/outputs.py
         launcher/plan/code.py launcher/plan/layer.py
         launcher/plan/models.py launcher/plan/requirements.py
-        launcher/queue.py launcher/status.py launcher/top.py launcher/watch/attempts.py
+        launcher/status.py launcher/top.py launcher/watch/attempts.py
         launcher/watch/records.py report/files.py tandem/compat.py
         tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py
         trainer/resume.py trainer/writer.py""",
@@ -117,8 +117,7 @@ READS = {
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py contract/interrupts.py
         contract/locks.py
-        launcher/background.py
-        launcher/waits.py launcher/cli.py launcher/node/supervisor.py report/__main__.py
+        launcher/background.py launcher/cli.py launcher/node/supervisor.py report/__main__.py
         launcher/node/startup/sitecustomize.py
         report/cli.py report/measurements.py tools/tensorboard.py trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
@@ -141,7 +140,6 @@ READS = {
     "archives, by their sums": """
         ansible/bundling/fetch.py ansible/library/toolkit_archive.py tools/imagenet.py""",
     "greetings of 255 bytes at most, by a pattern: test_find.py": "launcher/find.py",
-    "names of sockets: test_guard_machine_lock.py": "launcher/node/machine_lock.py",
 }
 
 

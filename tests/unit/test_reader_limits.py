@@ -23,7 +23,7 @@ from launcher import control, folders, look, outputs, top
 from launcher.background import Sizes, Spool
 from launcher.engines import ssh
 from launcher.machines import inventory
-from launcher.node import owner, tickets
+from launcher.node import owner
 from launcher.node import probe as machine
 from launcher.plan import code, requirements
 from launcher.watch import records
@@ -269,13 +269,6 @@ def a_log(folder, count):
     return show
 
 
-def tickets_of_a_machine(folder, count):
-    folder.chmod(0o1777)
-    for number in range(count // 10):
-        (folder / str(number)).write_text("[")
-    return lambda: tickets.Queue(str(folder)).tickets()
-
-
 def a_document(name):
     read, made = DOCUMENTS[name]
 
@@ -295,7 +288,6 @@ def refused_or(read, path):
 GROWING = {
     "outputs": a_listing,
     "owners": what_programs_print,
-    "queue": tickets_of_a_machine,
     "top": what_a_machine_tells,
     "scripts: packages": a_list_of_packages,
     "scripts: imports": a_source,

@@ -221,7 +221,9 @@ def changed(**fields):
 ANSWERS = {
     "an answer of wrong types": changed(cores="eight"),
     "a home of two lines": changed(home="/home/tandem\n/etc"),
-    "a holder with escapes": changed(runs=[{"pid": 1, "run": ESCAPES, "holder": ESCAPES}]),
+    "a holder with escapes": changed(
+        runs=[{"pid": 1, "run": ESCAPES, "holder": ESCAPES, "seconds": 9}]
+    ),
     "an answer without end": lambda _: "y" * (16 << 20),
 }
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from contract.errors import UserError
-from launcher import folders, look, notify, waits
+from launcher import folders, look, notify
 from launcher.look import OpenMachines
 from launcher.machines import inventory
 from launcher.options import config_of
@@ -41,15 +41,11 @@ def ready(monkeypatch, tmp_path):
         monkeypatch.setattr(look, "ways", lambda *_: {})
         monkeypatch.setattr(checks, "trainer_settings", settings_of)
         monkeypatch.setattr(folders, "RUNS", tmp_path)
-        monkeypatch.setattr(checks.time, "sleep", sleep)
+        monkeypatch.setattr(checks.time, "sleep", slept.append)
         config = replace(config_of(options), until=until)
         return checks.check_machines(config, Terminal(said), everybody=everybody)
 
-    def sleep(seconds):
-        slept.append(seconds)
-        make.noted += [wait.why for wait in waits.everybody()]
-
-    slept, said, make.noted, make.nodes = [], io.StringIO(), [], {}
+    slept, said, make.nodes = [], io.StringIO(), {}
     make.slept, make.said = slept, said.getvalue
     return make
 
@@ -68,9 +64,9 @@ def test_busy_machines_are_waited_for_and_that_is_said_once(ready):
     looks = [{"gpus": BUSY}, {"gpus": BUSY}, {"gpus": other}, {"gpus": free}]
     assert ready(*looks, queue=True).hosts == [host(1), host(2)]
     assert ready.slept == [checks.QUEUE_POLL_SECONDS] * 3
-    assert [why.split("by ")[1][:3] for why in ready.noted] == ["ann", "ann", "ben"]
-    waited = [line for line in ready.said().splitlines() if "waiting" in line]
+    waited = [line for line in ready.said().splitlines() if "waiting: " in line]
     assert [line.split("by ")[1][:3] for line in waited] == ["ann", "ben"]
+    assert ready.said().count("whichever asks first") == 1
 
 
 def test_busy_machines_are_not_waited_for_beyond_the_end(ready):
@@ -86,7 +82,6 @@ def test_a_model_of_one_s_own_is_built_on_a_machine_of_the_run(ready, monkeypatc
             raise UserError(f"MODEL=net.py:body: tried out in {below} by {node}")
 
     monkeypatch.setattr(checks.models.Trial, "of", lambda *_, **__: Trial())
-    monkeypatch.setattr(checks.queue, "problems", lambda _nodes: [])
     ready.nodes["node1"] = SimpleNamespace(close=lambda: closed.append(1))
     closed = []
     with pytest.raises(UserError, match="tried out in /home/tandem/tandem by namespace"):

@@ -14,7 +14,6 @@ import pytest
 from contract.errors import UserError
 from launcher import folders, hours
 from launcher.terminal import Terminal
-from launcher.waits import Note
 from tests.unit.launcher.guard_client import lives
 
 
@@ -89,15 +88,14 @@ def test_while_it_waits_this_machine_stays_awake(inhibit, tmp_path, monkeypatch)
     words, said = inhibit(), io.StringIO()
     begun, when = time.time(), time.time() + 0.5
     terminal = Terminal(said)
-    with Note("resnet18") as note:
-        hours.wait(when, terminal, note)
+    assert hours.wait(when, terminal)
     terminal.drain()
     assert time.time() >= when
     pid, *asked = words.read_text().split(maxsplit=3)
     assert asked[0] == "--what=sleep:idle" and "--who=Tandem" in asked[1]
     assert not lives(int(pid))
     assert "waits until" in said.getvalue() and "may go to sleep" not in said.getvalue()
-    hours.wait(begun, terminal, Note("resnet18"))  # over: nothing is said or waited for
+    assert not hours.wait(begun, terminal)  # over: nothing is said or waited for
     assert said.getvalue().count("waits until") == 1
 
 

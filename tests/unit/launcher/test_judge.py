@@ -62,7 +62,7 @@ def test_what_several_machines_have_in_common_is_said_once():
 
 
 def test_a_run_that_goes_on_does_not_stand_in_its_own_way():
-    left = facts(1, runs=[{"pid": 7, "run": "r", "holder": "ann@desk"}], gpus=gpus(1))
+    left = facts(1, runs=[{"pid": 7, "run": "r", "holder": "ann@desk", "seconds": 9}], gpus=gpus(1))
     assert problems(left, run="r") == []
     assert codes(problems(left, run="other")) == ["machine-busy"]
 

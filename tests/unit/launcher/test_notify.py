@@ -118,8 +118,8 @@ def test_what_can_never_work_is_refused_before_anything_begins(command, why, mon
 def test_a_refusal_is_told_of_where_nobody_need_be_there_to_read_it(record, monkeypatch, waited):
     command, noted = record
 
-    def once(_options, _terminal, place, _name):
-        place.waited = "resnet18 on 4 machines" if waited else ""
+    def once(_options, _terminal, turn, _name):
+        turn.waited = "resnet18 on 4 machines" if waited else ""
         raise UserError("pc3: its disk is full: make room.")
 
     monkeypatch.setattr(run, "train_once", once)

@@ -152,7 +152,7 @@ def test_a_machine_of_the_cluster_alone_is_not_left_out(machines):
 
 
 def test_one_that_others_have_is_left_out_unless_it_is_waited_for(machines):
-    run = {"runs": [{"pid": 7, "run": "other", "holder": "ben"}]}
+    run = {"runs": [{"pid": 7, "run": "other", "holder": "ben", "seconds": 9}]}
     machines.update(node1=run, node2=run)  # without node1 the run does not begin
     known = Owners(DESKS, None)
     assert names(known.present(ASKED)) == ["node1", "node3"]

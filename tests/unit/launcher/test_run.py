@@ -28,7 +28,6 @@ from launcher.machines.engine import Busy
 from launcher.plan import checks, predictions
 from launcher.plan.balance import Balance
 from launcher.plan.checks import ReadyRun
-from launcher.queue import Place
 from launcher.terminal import Terminal
 from launcher.watch import attempts
 from launcher.watch.failures import Failure
@@ -400,7 +399,7 @@ def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "check_machines", lambda *_, **__: ready)
     monkeypatch.setattr(Run, "_attempt", attempt)
     with pytest.raises(Busy, match="node1: it is in use by ben: run other: wait for it"):
-        run.train_once(Config(), Terminal(said), Place())
+        run.train_once(Config(), Terminal(said), checks.Turn(Config(), Terminal(said)))
     assert [path.name for path in tmp_path.glob("2*")] == [earlier.name]
     assert (tmp_path / "latest").resolve() == earlier
 

@@ -6,29 +6,27 @@ import pytest
 
 from contract.errors import UserError
 from contract.options import Config
-from launcher import folders, owners, waits
+from launcher import owners
 from launcher.look import OpenMachines, Requirements
 from launcher.machines import owned
 from launcher.machines.owned import Owner
 from launcher.owners import Owners
 from launcher.terminal import Stopper, Terminal
-from launcher.waits import Note
 from launcher.watch import attempts
 from tests.unit.launcher.launcher_values import SETTINGS, host
 
 YIELDS = Owner(yields=True)
 
 
-BUSY = {"runs": [{"pid": 7, "run": "another", "holder": "berta@office"}]}
+BUSY = {"runs": [{"pid": 7, "run": "another", "holder": "berta@office", "seconds": 9}]}
 
 
-def survivors(found, stopped=False, force=False, least=1, saved=True):
+def survivors(found, stopped=False, force=False, least=1, saved=True, tell=str):
     asked = Requirements(Config(force=force), SETTINGS, "r")
     said, stopper = io.StringIO(), Stopper()
     stopper.asked = stopped
     limits = attempts.Limits(0, least)
-    with Note("resnet18", "r") as note:
-        these = attempts.survivors(found, asked, limits, stopper, Terminal(said), note, saved)
+    these = attempts.survivors(found, asked, limits, stopper, Terminal(said), tell, saved)
     return these, asked, said.getvalue()
 
 
@@ -90,21 +88,14 @@ def test_a_run_that_is_stopped_while_it_waits_says_what_it_waited_for(machines):
 
 
 @pytest.mark.parametrize("saved", [True, False])
-def test_all_is_saved_only_where_something_is_and_while_it_waits_that_is_shown(
-    machines, monkeypatch, tmp_path, saved
+def test_all_is_saved_only_where_something_is_and_while_it_waits_that_is_said(
+    machines, monkeypatch, saved
 ):
     found = Owners([host(1, owner=Owner(hours=owned.hours("00:00-24:00")))], None)
     found.told("node1", "asked")
-    shown = []
-
-    def sleep(_seconds):
-        shown.extend(waits.everybody())
-        found.told("node1", None)
-
-    monkeypatch.setattr(folders, "RUNS", tmp_path)
-    monkeypatch.setattr(attempts.time, "sleep", sleep)
-    these, _, said = survivors(found, saved=saved)
+    told = []
+    monkeypatch.setattr(attempts.time, "sleep", lambda _seconds: found.told("node1", None))
+    these, _, said = survivors(found, saved=saved, tell=told.append)
     assert [one.name for one in these.hosts] == ["node1"]
     assert said.count("all is saved") == saved and said.count("the run waits: at least 1") == 1
-    assert [(wait.run, "`tandem away`" in wait.why) for wait in shown] == [("r", True)]
-    assert waits.everybody() == []
+    assert ["`tandem away`" in why for why in told] == [True]

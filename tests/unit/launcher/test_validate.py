@@ -201,7 +201,7 @@ FULL = {
         on_bus=2,
     ),
     "cpu_flags": ["amx_bf16"],
-    "runs": [{"pid": 7, "run": "r", "holder": "ann@desk"}],
+    "runs": [{"pid": 7, "run": "r", "holder": "ann@desk", "seconds": 9}],
 }
 ODD = ("12.8", "²", "GPU-0a", "/srv", "2.15.0", 29500, {"images": 1}, "-1", 63, 75, 999, True)
 
