@@ -517,8 +517,8 @@ class Config:
         False, "1: ask busy machines again every 10 s until they are free; no order", make="QUEUE"
     )
     force: bool = resumable(False, "1: start even though something is wrong", make="FORCE")
-    keep: Optional[str] = resumable(
-        None, "MiB a file may keep: log=256,steps=1024,output=4096 ...", make="KEEP"
+    keep: int = resumable(
+        4096, "the most MiB of a file that a machine sends (default: 4096)", least=1, make="KEEP"
     )
     notify: Optional[str] = resumable(
         None,

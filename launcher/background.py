@@ -13,11 +13,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import IO
 
-from contract.errors import UserError
 from launcher.node.machine import disk_free
 
 SHOWN = 4 << 20  # characters that wait for the terminal; beyond it the ones in the middle go
@@ -190,41 +188,12 @@ def _descriptor(out: IO[str]) -> int | None:
 
 
 MIB = 1 << 20
+LOG = 256 * MIB  # the most of a log: what a rank prints, and controller.log
 # Logs leave this much of the disk free: attempts.json, the records and the report need it.
 RESERVE = 64 * MIB
 CHECK_EVERY = 1.0
 FIRST_PART = 16  # the first 1/16 of what a log may have is kept in <name>.first
 NEWER = 4  # the rest in four parts: <name>, <name>.1, ... <name>.3, each older than the one before
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The most MiB of one file: a node or a rank that writes without end must not fill this
-    machine's disk. Checkpoints have no such limit: they may fill the free disk."""
-
-    log: int = 256  # what a rank prints, and controller.log
-    steps: int = 1024  # rank<k>.<attempt>.steps.jsonl
-    samples: int = 4096  # samples/rank<k>.<attempt>.csv
-    # Any other record of a node. 90 epochs of ImageNet over 1 Gbit/s take a week, in which
-    # machine.<attempt>.jsonl grows by 450 bytes a second, and by 150 more for each GPU.
-    other: int = 1024
-    output: int = 4096  # all that a script wrote into its OUTPUT= folders on one machine
-
-    @classmethod
-    def of(cls, text: str | None) -> Sizes:
-        """From words such as `log=512,steps=2048`; what is not named keeps its default. Raises
-        UserError."""
-        chosen = cls()
-        names = [field.name for field in fields(cls)]
-        for word in filter(None, (text or "").split(",")):
-            name, _, value = word.partition("=")
-            if name not in names or not value.isascii() or not value.isdigit() or int(value) < 1:
-                raise UserError(
-                    f"KEEP={text}: {word!r} is none of {', '.join(names)} with a number of MiB, "
-                    "as in KEEP=log=512,steps=2048."
-                )
-            chosen = replace(chosen, **{name: int(value)})
-        return chosen
 
 
 class SpooledLog:

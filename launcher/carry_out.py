@@ -11,7 +11,7 @@ from pathlib import Path
 from contract.errors import BAD_INPUT, UserError
 from contract.text import counted
 from launcher import checkpoints, collect, folders, hours, look, outputs
-from launcher.background import MIB, Sizes
+from launcher.background import MIB
 from launcher.folders import relative
 from launcher.look import OpenMachines
 from launcher.machines.engine import Busy, MachineError
@@ -73,7 +73,7 @@ class Run:
         self.before, self.earlier = self.attempts.status, len(self.attempts.list)
         self.last: str | None = None  # the checkpoint that a script goes on from
         self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
-        self.sizes = Sizes.of(checked.options.keep)
+        self.most = checked.options.keep * MIB  # bytes of a file that a machine sends
         settings = checked.settings
         self.script = settings if isinstance(settings, Script) else None
         self._lock = folders.lock(folder)
@@ -94,7 +94,7 @@ class Run:
         return exit_code(outcome, whole)
 
     def _carry_out(self, plan: Plan, reason: str) -> tuple[Outcome, bool]:
-        self.terminal.keep_in(self.folder / "controller.log", self.sizes.log * MIB)
+        self.terminal.keep_in(self.folder / "controller.log")
         folders.point_latest(self.folder)
         until = self.checked.options.until
         with (
@@ -258,7 +258,7 @@ class Run:
             f"{counted(plan.world_size, 'process')}"
         )
         self.attempts.begin(plan, reason, time.time(), self.last)
-        logs = RunLogs(self.folder, self.terminal, plan.world_size, self.sizes.log * MIB)
+        logs = RunLogs(self.folder, self.terminal, plan.world_size)
         needs = dataclasses.replace(self.checked.needs, run=plan.run)
         self.owners.began(self.machines, needs)
         try:
@@ -325,10 +325,10 @@ class Run:
         with waiting(self.terminal, "copying records and checkpoints to this machine"):
             held = {} if self.script else collect.checkpoints(nodes, there)
             try:
-                said = collect.bring(nodes, there, attempts, self.folder, self.sizes)
+                said = collect.bring(nodes, there, attempts, self.folder, self.most)
                 if self.script:
-                    names, most = self.script.outputs, self.sizes.output * MIB
-                    said += outputs.bring(nodes, there, names, self.folder, most)
+                    names = self.script.outputs
+                    said += outputs.bring(nodes, there, names, self.folder, self.most)
                 else:
                     paths, more = collect.best_and_last(held, nodes, there, self.folder)
                     said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from contract import records
 from contract.errors import UserError
-from launcher.background import MIB, Sizes
+from launcher.background import MIB
 from launcher.machines.engine import Late, Node, Process, close_all, pieces, place_of, talk
 
 T = TypeVar("T")
@@ -45,18 +45,18 @@ NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAME
 DISK_LEFT = 256 * MIB
 
 
-def wanted(host: str, attempts: list[dict[str, Any]], more: tuple[str, ...] = ()) -> dict[str, str]:
-    """The files that a node may have written, by the ranks it had in each attempt, and `more`: by
-    their names below the run's folder, here and on the node, the kind of Sizes that limits each."""
-    files = {f"nodes/{host}/{name}": "other" for name in more}
+def wanted(host: str, attempts: list[dict[str, Any]], more: tuple[str, ...] = ()) -> list[str]:
+    """The names, below the run's folder here and on the node, of the files that a node may have
+    written, by the ranks it had in each attempt, and `more`."""
+    files = [f"nodes/{host}/{name}" for name in more]
     for entry in attempts:
         attempt, ranks = entry["attempt"], entry.get("ranks", {}).get(host)
         if ranks is None:  # it had no part
             continue
-        files[f"nodes/{host}/{records.machine(attempt)}"] = "other"
+        files.append(f"nodes/{host}/{records.machine(attempt)}")
         for rank in ranks:
-            files[f"nodes/{host}/{records.steps(rank, attempt)}"] = "steps"
-            files[f"samples/rank{rank}.{attempt}.csv"] = "samples"
+            files.append(f"nodes/{host}/{records.steps(rank, attempt)}")
+            files.append(f"samples/rank{rank}.{attempt}.csv")
     return files
 
 
@@ -81,17 +81,18 @@ def bring(
     there: Mapping[str, str],
     attempts: list[dict[str, Any]],
     folder: Path,
-    sizes: Sizes,
+    most: int,
     more: tuple[str, ...] = (),
 ) -> list[str]:
-    """Bring what every node recorded, and `more` files of each; `there`: each one's folder of the
-    run. Returns a sentence for each thing that did not arrive. Raises Unwritable."""
+    """Bring what every node recorded, and `more` files of each, at most so many bytes of a file;
+    `there`: each one's folder of the run. Returns a sentence for each thing that did not arrive.
+    Raises Unwritable."""
 
     def one(host: str) -> list[str]:
         node, files = nodes[host], wanted(host, attempts, more)
 
         def work(name: str) -> list[str]:
-            return _bring(node, there[host], name, folder, files[name], getattr(sizes, files[name]))
+            return _bring(node, there[host], name, folder, most)
 
         return one_by_one(host, files, work)
 
@@ -129,21 +130,21 @@ def of_each(
             raise
 
 
-def _bring(node: Node, there: str, name: str, folder: Path, kind: str, most: int) -> list[str]:
-    """What the run's folder lacks of one file of up to `most` MiB, or nothing where there is none.
-    Raises NotHere, Unwritable."""
+def _bring(node: Node, there: str, name: str, folder: Path, most: int) -> list[str]:
+    """What the run's folder lacks of one file of up to `most` bytes, or nothing where there is
+    none. Raises NotHere, Unwritable."""
     source, target = f"{there}/{name}", folder / name
     by_lines = not name.endswith(".json")  # the beginning is useful without the end
     with staging(folder) as scratch:
         fresh = scratch / "file"
         here = target.stat().st_size if by_lines and target.exists() else 0
-        limit = max(0, most * MIB - here)
+        limit = max(0, most - here)
         size = receive(node, source, fresh, limit, here)
         if size is None:
             return []
         said = []
         if size > limit:
-            more = f"larger than {most} MiB (KEEP={kind}=... allows more); the whole file is"
+            more = f"larger than {most // MIB} MiB (KEEP= allows more); the whole file is"
             if not by_lines:
                 raise NotHere(f"it is {more} {source} there")
             cut_to_lines(fresh, limit)

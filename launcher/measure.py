@@ -18,7 +18,7 @@ from contract.options import Config
 from contract.runs import MEASURED
 from contract.text import counted
 from launcher import collect, folders
-from launcher.background import Sizes
+from launcher.background import MIB
 from launcher.carry_out import watched
 from launcher.folders import relative
 from launcher.look import Facts
@@ -181,8 +181,9 @@ class Measurement:
 
     def _collect(self, attempts: Attempts) -> None:
         nodes, there = self.machines.nodes, {node.host: node.output for node in self.plan.nodes}
+        most = self.plan.options.keep * MIB
         try:
-            said = collect.bring(nodes, there, attempts.list, self.folder, Sizes(), LINKS)
+            said = collect.bring(nodes, there, attempts.list, self.folder, most, LINKS)
         except collect.Unwritable as error:
             raise UserError(not_copied(self.folder, error)) from None
         if said:

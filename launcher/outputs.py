@@ -141,7 +141,7 @@ def _bring(node: Node, source: str, folder: Path, name: str, limit: int) -> int:
             raise NotHere("it is gone")
         if size > limit:
             raise NotHere(
-                f"with it this machine's files would have more than their limit (KEEP=output=... "
+                f"with it this machine's files would have more than their limit (KEEP= "
                 f"allows more): it is {source} there"
             )
         move_in(scratch / "file", folder / name)

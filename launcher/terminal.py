@@ -19,7 +19,7 @@ from typing import IO, TextIO
 from contract import verbs
 from contract.options import DEFAULT_INVENTORY
 from contract.text import clean
-from launcher.background import MIB, Screen, Sizes, Spool, SpooledLog
+from launcher.background import LOG, Screen, Spool, SpooledLog
 
 NAME = "tandem: "
 CLEAR = "\r\x1b[K"
@@ -73,7 +73,7 @@ class Terminal:
         self.spool = Spool()
         self._log_file: SpooledLog | None = None
 
-    def keep_in(self, path: Path, limit: int = Sizes.log * MIB) -> None:
+    def keep_in(self, path: Path, limit: int = LOG) -> None:
         self._log_file = SpooledLog(path, limit, self.spool)
 
     def keep_no_more(self) -> None:

@@ -16,7 +16,6 @@ from contract.options import Options as TrainerOptions
 from contract.runs import in_names, run_id
 from contract.text import counted
 from launcher import here, hours, judge, look
-from launcher.background import Sizes
 from launcher.look import OpenMachines, Requirements
 from launcher.machines import inventory
 from launcher.machines.engine import Host
@@ -75,7 +74,6 @@ def check_machines(
     """Check everything and change nothing; `run` is the one to continue, and `before` the weights
     of the machines that it had last, unless others are asked for. `everybody`: also machines that
     their owners use. Raises UserError."""
-    Sizes.of(options.keep)  # said before anything is asked
     turn = turn or Turn(options, terminal)
     if options.script:
         hosts = _hosts(options)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from contract.records import RANK
 from contract.text import clean
-from launcher.background import MIB, Sizes, SpooledLog
+from launcher.background import LOG, SpooledLog
 from launcher.terminal import Terminal
 
 LAST_LINES = 20
@@ -156,7 +156,7 @@ class RunLogs:
         folder: Path,
         terminal: Terminal,
         world_size: int,
-        limit: int = Sizes.log * MIB,
+        limit: int = LOG,
         shown: bool = True,
     ):
         self.folder, self._shown = folder, shown

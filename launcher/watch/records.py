@@ -11,7 +11,7 @@ from typing import Any
 from contract import records
 from contract.records import PIECE
 from contract.validate import Invalid
-from launcher.background import MIB, Sizes, Spool
+from launcher.background import MIB, Spool
 from launcher.plan.plan import Plan
 
 # A guard sends a piece of a file a second. So much may come besides: the rest at its end, and what
@@ -45,15 +45,12 @@ class Copy:
 
 
 class Records:
-    """Those of an attempt."""
+    """Those of an attempt, each of at most so many bytes."""
 
-    def __init__(self, plan: Plan, folder: Path, spool: Spool, sizes: Sizes):
+    def __init__(self, plan: Plan, folder: Path, spool: Spool, most: int):
         self._spool, self._begun = spool, time.monotonic()
         self._copies = {
-            (node.host, name): Copy(
-                folder / "nodes" / node.host / name,
-                (sizes.steps if "steps" in name else sizes.other) * MIB,
-            )
+            (node.host, name): Copy(folder / "nodes" / node.host / name, most)
             for node in plan.nodes
             for name in records.names(plan.attempt, node.ranks)
         }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contract.validate import Invalid
-from launcher.background import Sizes
+from launcher.background import MIB
 from launcher.machines.engine import Process, place_of
 from launcher.node.machine import boottime
 from launcher.node.task import LEASE
@@ -124,8 +124,8 @@ class Watch:
         self._regroup: str | None = None
         self._begin = self._end = now
         self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
-        sizes = Sizes.of(plan.options.keep)
-        self._records = Records(plan, logs.folder, logs.terminal.spool, sizes)
+        most = plan.options.keep * MIB
+        self._records = Records(plan, logs.folder, logs.terminal.spool, most)
         self._ruling = Ruling(logs.folder, self._say)
         self._pauses = Pauses()
         self._failures: list[Failure] = []

@@ -20,7 +20,7 @@ from contract.errors import UserError
 from contract.text import PARTS, SHORT, read_text
 from contract.validate import Invalid
 from launcher import control, folders, look, outputs, top
-from launcher.background import Sizes, Spool
+from launcher.background import Spool
 from launcher.engines import ssh
 from launcher.machines import inventory
 from launcher.node import owner
@@ -195,7 +195,7 @@ def pieces(folder, count):
     plan = SimpleNamespace(attempt=1, nodes=[SimpleNamespace(host="node1", ranks=(0,))])
 
     def read():
-        copies = records.Records(plan, folder, Spool(), Sizes())
+        copies = records.Records(plan, folder, Spool(), 1 << 30)
         for number in range(count // 10):
             frame = {"file": "machine.1.jsonl", "offset": 2 * number}
             copies.take("node1", frame, b"{\n")

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from contract.errors import UserError
 from launcher import collect
-from launcher.background import MIB, Sizes
+from launcher.background import MIB
 from launcher.engines.local import LocalNode, LocalProcess
 from launcher.terminal import Terminal
 from launcher.watch.lines import RunLogs
@@ -41,11 +40,9 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def bring(part, run, node=None, sizes=None):
+def bring(part, run, node=None, most=1 << 30):
     nodes = {"node2": node or LocalNode(host(2))}
-    return collect.bring(
-        nodes, {"node2": part.output}, ATTEMPTS, run, sizes or Sizes(), ("links.json",)
-    )
+    return collect.bring(nodes, {"node2": part.output}, ATTEMPTS, run, most, ("links.json",))
 
 
 def best_and_last(nodes, part, run):
@@ -118,7 +115,7 @@ def test_a_sparse_document_fills_no_disk(node2, run):
     part, output = node2
     with (output / "nodes/node2/links.json").open("wb") as file:
         file.truncate(3 << 30)
-    problems = bring(part, run, sizes=Sizes(other=1))
+    problems = bring(part, run, most=MIB)
     assert len(problems) == 1 and "it is larger than 1 MiB" in problems[0]
     assert found(run) == []
 
@@ -126,7 +123,7 @@ def test_a_sparse_document_fills_no_disk(node2, run):
 def test_a_machine_that_sends_without_end_is_cut_off(node2, run):
     flood = "import os\nos.write(1, b'tandem-file\\n')\nwhile True: os.write(1, b'y' * 65536)"
     part, _ = node2
-    problems = bring(part, run, Sends(flood), Sizes(steps=1, samples=1, other=1))
+    problems = bring(part, run, Sends(flood), MIB)
     assert problems and all("larger than 1 MiB" in problem for problem in problems)
     assert sum(path.stat().st_size for path in run.rglob("*") if path.is_file()) <= 10 * MIB
 
@@ -208,14 +205,6 @@ def test_a_newest_checkpoint_that_fills_the_room_hides_no_others(both, run, monk
         "node2: checkpoints/node2/step-999.pt was not collected: only 1 MiB to spare for "
         "step-999.pt."
     )
-
-
-def test_sizes_are_settings(capsys):
-    assert Sizes.of(None) == Sizes(256, 1024, 4096, 1024)
-    assert Sizes.of("log=1,samples=9") == Sizes(log=1, samples=9)
-    for text in ("log", "log=0", "disk=3", "log=-1", "log=x"):
-        with pytest.raises(UserError, match=f"KEEP={text}: "):
-            Sizes.of(text)
 
 
 def test_a_node_that_answers_nothing_holds_up_nobody(node2, run, monkeypatch):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from contract.records import PIECE
 from contract.validate import Invalid
 from launcher import collect
-from launcher.background import MIB, Sizes, Spool
+from launcher.background import MIB, Spool
 from launcher.engines.local import LocalNode, LocalProcess
 from launcher.node.link import FrameWriter
 from launcher.node.records import BEHIND, Tail
@@ -35,7 +35,7 @@ PLAN = SimpleNamespace(attempt=1, nodes=[SimpleNamespace(host="node1", ranks=(0,
 class Way:
     """A node's folder, its tail, and the copies; `move` carries what has come since."""
 
-    def __init__(self, tmp_path, sizes=None):
+    def __init__(self, tmp_path, most=1 << 30):
         self.there, self.here = tmp_path / "there", tmp_path / "here"
         self.there.mkdir()
         self.reader, writer = os.pipe()
@@ -43,7 +43,7 @@ class Way:
         self.writer, self.tail = FrameWriter(writer), Tail(self.there, TASK)
         self.frames, self.spool = Frames((0,)), Spool()
         list(self.frames.feed(HELLO))
-        self.copies = records.Records(PLAN, self.here, self.spool, sizes or Sizes())
+        self.copies = records.Records(PLAN, self.here, self.spool, most)
 
     def write(self, name, data):
         with (self.there / name).open("ab") as file:
@@ -138,7 +138,7 @@ def test_of_any_pieces_those_that_follow_each_other_are_kept(pieces, link):
     """Or none beyond a link that lies in the place of a copy."""
     with tempfile.TemporaryDirectory() as name:
         folder, spool = Path(name), Spool()
-        copies = records.Records(PLAN, folder, spool, SimpleNamespace(steps=8 / MIB, other=1))
+        copies = records.Records(PLAN, folder, spool, 8)
         taken = {STEPS: 0, MACHINE: 0}
         if link:
             (folder / "nodes/node1").mkdir(parents=True)
@@ -204,13 +204,13 @@ def test_what_a_full_disk_did_not_take_is_fetched_in_the_end_once_and_in_order(
     assert way.copy(STEPS) == data
 
 
-def bring(way, sizes=None):
+def bring(way, most=1 << 30):
     folder = way.there.parent / "node"
     (folder / "nodes").mkdir(parents=True)
     (folder / "nodes/node1").symlink_to(way.there)
     attempts = [{"attempt": 1, "ranks": {"node1": [0]}}]
     nodes = {"node1": LocalNode(host(1))}
-    return collect.bring(nodes, {"node1": str(folder)}, attempts, way.here, sizes or Sizes())
+    return collect.bring(nodes, {"node1": str(folder)}, attempts, way.here, most)
 
 
 def test_a_copy_that_is_longer_than_the_node_s_file_stays(way):
@@ -225,8 +225,8 @@ def test_of_a_record_that_is_too_large_the_beginning_is_fetched(way):
     way.write(STEPS, lines(30000))
     (way.here / "nodes/node1").mkdir(parents=True)
     (way.here / "nodes/node1" / STEPS).write_bytes(lines(100))
-    (said,) = bring(way, Sizes(steps=1))
-    assert "KEEP=steps=" in said
+    (said,) = bring(way, MIB)
+    assert "KEEP=" in said
     copy = way.copy(STEPS)
     assert MIB - 200 < len(copy) <= MIB and copy.endswith(b"\n") and lines(30000).startswith(copy)
 

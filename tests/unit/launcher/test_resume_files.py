@@ -20,7 +20,7 @@ PLAN = json.loads(
             **build([host(1)], [facts(1)]).document(),
             **planned(
                 **{"sync": "ef:15", "nodes": 2, "model": "resnet18", "port": 29500, "epochs": 1},
-                **{"batch": 32, "keep": "log=4", "args": ["--lr", "0.1"]},
+                **{"batch": 32, "keep": 4, "args": ["--lr", "0.1"]},
             ),
         }
     )
@@ -154,7 +154,7 @@ def test_what_another_s_run_would_have_executed_is_asked_for_by_name(
     foreign["seal"] = seal.seal(foreign["options"])
     monkeypatch.setattr(run, "check_machines", asked)
     assert not isinstance(resumed(written({**FILES, "plan.json": foreign})), str)
-    foreign["options"]["keep"] = "log=9"  # as nobody typed it
+    foreign["options"]["keep"] = 9  # as nobody typed it
     assert "type it with RESUME" in resumed(written({**FILES, "plan.json": foreign}))
     model = {"model": f"{tmp_path}/net.py:net"} if "args" in words else {}
     typed = {key: word for key, word in {**words, **model}.items() if key != "args"}
