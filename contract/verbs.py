@@ -14,7 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from contract.options import ENTRIES, RUN_OPTIONS, Option
 
 # A list of machines other than inventory.ini, for the commands that this process and its children
-# print: see `keeping`.
+# print: see `with_inventory`.
 MACHINES = "TANDEM_MACHINES"
 
 
@@ -352,21 +352,20 @@ def commands(text: str) -> List[str]:
     return re.findall(r"`make ([^`]+)`", text)
 
 
-def keeping(text: str) -> str:
-    """The text, whose commands keep this process's list of machines: typed as they are printed they
-    concern the same machines. A command that continues a run has them from the run."""
+def with_inventory(text: str) -> str:
+    """The text, and at its end which list of machines its commands need, so that they concern those
+    of this process. A command that continues a run has them from the run."""
     machines = os.environ.get(MACHINES)
-    if not machines:
+    needing = [
+        words[0]
+        for words in map(str.split, commands(text) if machines else [])
+        if VERBS.get(words[0]) and "INVENTORY" in variables_of(words[0])
+        if not any(word.startswith(("INVENTORY=", "RESUME=")) for word in words)
+    ]
+    if not machines or not needing:
         return text
-
-    def kept(match: Any) -> str:
-        words = match[1].split()
-        takes = VERBS.get(words[0]) and "INVENTORY" in variables_of(words[0])
-        if not takes or any(word.startswith(("INVENTORY=", "RESUME=")) for word in words):
-            return str(match[0])
-        return f"`make {' '.join([words[0], f'INVENTORY={shlex.quote(machines)}', *words[1:]])}`"
-
-    return re.sub(r"`make ([^`]+)`", kept, text)
+    verbs = " and ".join(f"make {verb}" for verb in dict.fromkeys(needing))
+    return f"{text} (Add INVENTORY={shlex.quote(machines)} to {verbs}.)"
 
 
 def help_text(verb: Optional[str] = None, width: int = 80) -> str:

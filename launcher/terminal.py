@@ -48,7 +48,7 @@ def show(text: str, stream: TextIO) -> None:
 def lines(text: str, width: int) -> list[str]:
     """A sentence as the lines of a terminal so wide (0: in one line). No command is broken in two,
     so that it can be copied; a line that is indented is somebody's output, and stays as it is."""
-    text = clean(verbs.keeping(text))
+    text = clean(verbs.with_inventory(text))
     if not width or text.startswith(" ") or "\n" in text:
         return (NAME + text).split("\n")
     held = re.sub(r"`[^`]+`", lambda match: match[0].replace(" ", "\0"), NAME + text)

@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         print("report: interrupted; the run is as it was", file=sys.stderr)
         return 130
     except UserError as error:
-        print(f"report: {printable(verbs.keeping(str(error)))}", file=sys.stderr)
+        print(f"report: {printable(verbs.with_inventory(str(error)))}", file=sys.stderr)
         return error.code
 
 

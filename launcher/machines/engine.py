@@ -9,7 +9,6 @@ node starts a command, a process streams what it prints, and closing it stops it
 from __future__ import annotations
 
 import importlib
-import pkgutil
 import resource
 import time
 import traceback
@@ -21,7 +20,6 @@ from selectors import EVENT_READ, DefaultSelector
 from typing import Protocol
 
 from contract.errors import UserError
-from launcher import engines
 from launcher.machines.owned import Owner
 from launcher.machines.route import Route
 
@@ -105,16 +103,14 @@ class Engine:
         return self.machines is not None
 
 
+NAMES = ("local", "ssh")  # those that an inventory may name; the machines of a job are in none
+
+
 def of(name: str) -> Engine:
-    """The engine of an ansible_connection, one of `names()`."""
-    found = importlib.import_module(f"{engines.__name__}.{name}").ENGINE
+    """The engine of an ansible_connection, one of NAMES, or slurm's."""
+    found = importlib.import_module(f"launcher.engines.{name}").ENGINE
     assert isinstance(found, Engine)
     return found
-
-
-def names() -> list[str]:
-    """Those that an inventory may name; the machines of a job are in none."""
-    return sorted({module.name for module in pkgutil.iter_modules(engines.__path__)} - {"slurm"})
 
 
 @dataclass(frozen=True)

@@ -187,10 +187,10 @@ class Variables:
 
     def connection(self) -> str:
         value = self.word("ansible_connection", "ssh")
-        if value not in engine.names():
+        if value not in engine.NAMES:
             raise UserError(
                 f"{self.name}: ansible_connection={value} is not supported for training: use "
-                f"{' or '.join(engine.names())}."
+                f"{' or '.join(engine.NAMES)}."
             )
         return value
 

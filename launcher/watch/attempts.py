@@ -35,7 +35,6 @@ from launcher.watch.failures import Failure, Restart, document
 from launcher.watch.watch import Outcome
 from report.files import before_hole, open_record
 
-SPARE = 1 << 20  # bytes
 LINE = 1 << 20  # bytes; no line of ours is longer
 START = {"kind": One(("start",)), "attempt": NATURAL, "resumed_samples": NATURAL}
 # What a run that goes on reads of attempts.json.
@@ -66,7 +65,6 @@ class Attempts:
         self.path = folder / "attempts.json"
         self.list: list[dict[str, Any]] = []
         self.problem: str | None = None  # why the file is not what it should be
-        self._spare = folder / ".spare"
         self.status = "running"
         if self.path.exists():
             found = recorded(self.path, RECORDED)
@@ -99,8 +97,6 @@ class Attempts:
                 "went_on_from": last,
             }
         )
-        with contextlib.suppress(OSError):  # there is little room: reported when it matters
-            reserve(self._spare)
         self._write("running")
 
     def end(self, outcome: Outcome) -> None:
@@ -160,35 +156,15 @@ class Attempts:
 
     def close(self, status: str) -> None:
         self._write(status)
-        self._give_back()
-
-    def _give_back(self) -> None:
-        """Release the reserved space. Where nothing can be written, it stays."""
-        with contextlib.suppress(OSError):
-            self._spare.unlink(missing_ok=True)
 
     def _write(self, status: str) -> None:
-        """Write attempts.json, on a full disk into the space reserved for it; the old file stays
-        until the new one is whole."""
+        """Write attempts.json; the old file stays until the new one is whole."""
         self.status = status
-        value = {"status": status, "attempts": self.list}
         try:
-            write_json(self.path, value)
+            write_json(self.path, {"status": status, "attempts": self.list})
             self.problem = None
-        except OSError:
-            self._give_back()
-            try:
-                write_json(self.path, value)
-                self.problem = None
-            except OSError as error:
-                self.problem = f"{self.path} could not be written ({error.strerror}): make room"
-
-
-def reserve(path: Path) -> None:
-    """Make a file that reserves space on the disk. Raises OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o644), "wb") as file:
-        os.posix_fallocate(file.fileno(), 0, SPARE)
+        except OSError as error:
+            self.problem = f"{self.path} could not be written ({error.strerror}): make room"
 
 
 def lines_of(path: Path, shape: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -365,7 +365,7 @@ def explained(failure: Failure) -> tuple[str, str]:
         if kind.sentence is not None and kind.fits(failure):
             try:
                 remedy = (failure.script and kind.script) or kind.remedy or READ_BELOW
-                return kind.sentence.format_map(words), verbs.keeping(remedy)
+                return kind.sentence.format_map(words), verbs.with_inventory(remedy)
             except KeyError:  # a word that is not known
                 continue
     raise AssertionError("the last kind fits every failure")

@@ -1,4 +1,4 @@
-"""Ways to machines: a new one is one new file; what is said through one; connections to many."""
+"""Ways to machines: a new one is a file and its name; what one says; connections to many."""
 
 import sys
 
@@ -24,11 +24,11 @@ ENGINE = Engine(
 """
 
 
-def test_an_engine_is_one_new_file(tmp_path, monkeypatch):
+def test_an_engine_is_one_new_file_and_its_name(tmp_path, monkeypatch):
     (tmp_path / "wrapped.py").write_text(WRAPPED)
     monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
     monkeypatch.delitem(sys.modules, "launcher.engines.wrapped", raising=False)
-    assert engine.names() == ["local", "ssh", "wrapped"]
+    monkeypatch.setattr(engine, "NAMES", (*engine.NAMES, "wrapped"))
     listed = document(node1={"ansible_host": "127.0.8.1", "ansible_connection": "wrapped"})
     (one,) = inventory.parse(listed, tmp_path / "inventory.ini")
     assert one.engine.repair_hint == "make its image anew"
