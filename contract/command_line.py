@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Seque
 
 from contract import verbs
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
-from contract.options import ENTRIES, GONE, GROUPS, OFF, ON, Option, Options
+from contract.options import ENTRIES, GROUPS, OFF, ON, Option, Options
 
 # Below this similarity, the hint would only be a guess.
 NEAR = 0.66
@@ -50,7 +50,7 @@ def trainer_words(argv: Sequence[str]) -> Dict[str, Any]:
         name, equals, text = words.pop(0).partition("=")
         flag = _underscored(name)
         if flag not in FLAGS:
-            raise UserError(_unknown_to_trainer(flag))
+            raise UserError(_unknown(flag, FLAGS, TRAINER))
         text = text if equals else _value(flag, FLAGS[flag], words, TRAINER)
         values[flag[2:]] = FLAGS[flag].read(flag, text)
     return values
@@ -93,12 +93,6 @@ def _unknown(word: str, known: Iterable[str], program: str) -> str:
     return f"unknown option {word}.{hint}"
 
 
-def _unknown_to_trainer(flag: str) -> str:
-    if flag[2:] in GONE:
-        return f"{flag} is no longer there: {GONE[flag[2:]]}."
-    return _unknown(flag, FLAGS, TRAINER)
-
-
 def read_config(path: str) -> Dict[str, Any]:
     """The options in a YAML file, a flat mapping of their names, or in JSON itself, as the launcher
     gives them. Raises UserError.
@@ -113,7 +107,7 @@ def read_config(path: str) -> Dict[str, Any]:
     for name, value in options.items():
         flag = _underscored(f"--{name}")
         if flag not in FLAGS:
-            raise UserError(f"--config {path}: {_unknown_to_trainer(flag)}")
+            raise UserError(f"--config {path}: {_unknown(flag, FLAGS, TRAINER)}")
         parts = value if isinstance(value, list) else [value]
         # Lists of lists may be references to one another, and written out fill the memory.
         plain = not any(isinstance(part, (list, dict, set)) for part in parts)

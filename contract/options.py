@@ -33,9 +33,6 @@ GROUPS = {
     "log_every": "logs",
 }
 
-# Options that were there once, and what to do instead.
-GONE = {"sync_rule": "no strategy has rounds any more, so leave it out, and use --sync ef:5"}
-
 
 class Optimizer(NamedTuple):
     """`torch`: its class in torch.optim. `arguments`: its own, beside the learning rate and the

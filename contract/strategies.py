@@ -222,8 +222,6 @@ RULES: Dict[str, Rule] = {
 EXACT = "allreduce"
 # The first key of what tandem.sync.attach keeps for a rank: no script goes on from that alone.
 ATTACHED = "tandem.sync.attach"
-# What was there once, and earned its place in no cell of bench/accuracy/README.md; what to take.
-GONE = dict.fromkeys(("localsgd", "overlap", "diloco", "powersgd"), "ef:5")
 
 
 @dataclass(frozen=True)
@@ -255,11 +253,6 @@ class Phases:
         )
 
 
-def instead_of(spec: str) -> Optional[str]:
-    """What to take for a strategy that was there once; None for any other text."""
-    return GONE.get(spec.partition(":")[0])
-
-
 def parse(spec: str, by: str = "--sync") -> Strategy:
     """What NAME[:ARG] means; `by`: what it was given to. Raises UserError."""
     name, *words = spec.split(":")
@@ -267,8 +260,6 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
         raise UserError(
             f"{by} auto: make train chooses by what make plan says; here name one of {usages()}."
         )
-    if instead_of(spec):
-        raise UserError(f"{by} {spec}: {name} is no longer there: use {instead_of(spec)}.")
     if name not in RULES:
         raise UserError(f"{by} {spec}: choose one of {usages()}.")
     rule = RULES[name]

@@ -21,7 +21,7 @@ from contract.options import (
 )
 from contract.options import Options as TrainerOptions
 from contract.runs import short_name
-from contract.strategies import AUTO, EXACT, instead_of
+from contract.strategies import AUTO, EXACT
 from contract.validate import LARGEST, NATURAL, Match, Maybe, One
 from launcher.hours import moments
 from launcher.machines.inventory import CHECKOUT
@@ -93,26 +93,14 @@ def document(config: Config) -> dict[str, Any]:
 
 
 def read(planned: Mapping[str, Any]) -> Config:
-    """The Config that `document` made, without its hours. Raises UserError, also where its strategy
-    is no longer there."""
-    _refuse_gone(str(planned.get("sync")))
+    """The Config that `document` made, without its hours. Raises UserError."""
     given = {key: value for key, value in planned.items() if value is not None}
     for key in ("at", "until"):
         given.pop(key, None)
     for key, row in VARIABLES.items():
         if key in given:
             given[key] = row.read(row.make, str(given[key]))
-    config = config_of({**given, "args": given.pop("trainer")})
-    _refuse_gone(config.trainer.get("sync", EXACT))
-    return config
-
-
-def _refuse_gone(sync: str) -> None:
-    if instead := instead_of(sync):
-        raise UserError(
-            f"the run cannot go on: SYNC={sync}, with which it began, is no longer there. Start a "
-            f"new run with SYNC={instead}, from this one's weights (ARGS='--weights FILE')."
-        )
+    return config_of({**given, "args": given.pop("trainer")})
 
 
 def for_trainer(config: Config) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from typing import (
 
 import torch
 
-from contract import strategies
 from contract.errors import RankError, UserError
 from contract.levels import HALF, Device, resolve
 from contract.options import ENTRIES, Options
@@ -38,11 +37,10 @@ log = logging.getLogger(__name__)
 
 class Candidate(NamedTuple):
     """The best checkpoint on a rank's machine. `key` orders by run, then by whether all machines
-    have their own files for it, then by samples seen; `sync`: the run's."""
+    have their own files for it, then by samples seen."""
 
     key: Tuple[str, bool, int]
     other_options: List[str]
-    sync: str
 
 
 def find(job: Job) -> Optional[Snapshot]:
@@ -71,7 +69,7 @@ def _find(
     with world.agreed():
         if world.local_rank == 0:
             content, mine = _newest_here(options, steps, train_set)
-    candidates = [row and Candidate(tuple(row[0]), *row[1:]) for row in world.gather(mine)]
+    candidates = [row and Candidate(tuple(row[0]), row[1]) for row in world.gather(mine)]
     keys: List[Tuple[Any, ...]] = [
         candidate.key if candidate else ("",) for candidate in candidates
     ]
@@ -81,12 +79,6 @@ def _find(
         if options.resume == "auto":
             return None
         raise UserError(f"--resume {options.resume}: no complete checkpoint on any node.")
-    instead = strategies.instead_of(best.sync)
-    if train_set and instead:
-        raise UserError(
-            f"the checkpoint is of a run with --sync {best.sync}, which is no longer there: start "
-            f"a new run with --sync {instead}, from this one's weights (--weights FILE)."
-        )
     if train_set and best.other_options:
         raise UserError(
             f"the checkpoint was made with another {', '.join(best.other_options)}: give the same, "
@@ -105,7 +97,7 @@ def _newest_here(
     for content, state in _allowed_here(options):
         other = differing(state, options, train_set) if train_set else []
         key = (state["run"], (state["run"], state["step"]) in steps, state["samples"])
-        candidate = Candidate(key, other, state["options"].get("sync", "").strip("'"))
+        candidate = Candidate(key, other)
         if best[1] is None or candidate.key > best[1].key:
             best = content, candidate
     return best

@@ -17,7 +17,6 @@ from trainer.finite import describe
 
 OPTIONS = {
     "no such option": "--epoch 3",
-    "option that is gone": "--sync_rule qsr:1",
     "no number": "--lr much",
     "not finite": "--lr nan",
     "too low": "--epochs 0",
@@ -35,7 +34,6 @@ STRATEGIES = (
     "bf16:gloo:2",
     "ef:7",
     "ef:5:mean",
-    "overlap:6",
 )
 
 

@@ -217,20 +217,6 @@ def resumed(plan, folder, monkeypatch, **changes):
     return asked[0]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"sync": "localsgd:8", "trainer": ["--sync_rule", "qsr:1"]},
-        {"trainer": ["--sync=overlap:6"]},
-    ],
-)
-def test_a_run_whose_strategy_is_gone_is_not_resumed(tmp_path, monkeypatch, options):
-    plan = planned(precision="bf16")
-    plan["options"].update(options)
-    with pytest.raises(UserError, match=r"SYNC=\w+:\d, .* no longer there.*SYNC=ef:5, from"):
-        resumed(plan, tmp_path, monkeypatch)
-
-
 def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monkeypatch):
     """Also one whose recipe said bf16 when it began, and says `auto` now."""
     plan = planned(precision="bf16", args=["--seed", "3"])
