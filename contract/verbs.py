@@ -368,15 +368,21 @@ def with_inventory(text: str) -> str:
     return f"{text} (Add INVENTORY={shlex.quote(machines)} to {verbs}.)"
 
 
-def help_text(verb: Optional[str] = None, width: int = 80) -> str:
-    """What `make help` and `make help VERB` print."""
-    if verb is None:
-        lines = ["make VERB NAME=value ..."]
-        for name, one in VERBS.items():
-            lines += ["", f"{name}:"] if one is None else [f"  {name:<14} {one.help}"]
-        return "\n".join(
-            [*lines, "", "make help VERB: what VERB takes, for example make help train"]
-        )
+def list_verbs(develop: bool = False) -> str:
+    """What `make help` prints, and `make help develop`: the verbs of those who change Tandem."""
+    lines, shown = [], False
+    for name, row in VERBS.items():
+        if row is None:
+            shown = (name == "Develop") is develop
+        if shown:
+            lines += ["", f"{name}:"] if row is None else [f"  {name:<14} {row.help}"]
+    lines += ["", "make help VERB: what VERB takes, for example make help train"]
+    lines += [] if develop else ["make help develop: the verbs of those who change Tandem"]
+    return "\n".join(["make VERB NAME=value ...", *lines])
+
+
+def help_text(verb: str, width: int = 80) -> str:
+    """What `make help VERB` prints."""
     row = VERBS[verb]
     assert row is not None
     lines = [f"make {verb}: {row.help}"]

@@ -29,7 +29,7 @@ def check(typed, names, environment):
     typed: the words after make; names: of variables typed there; environment: their values.
     """
     for verb in typed:
-        if verb not in verbs.names() and verb not in INTERNAL:
+        if verb not in (*verbs.names(), *INTERNAL) and typed[:2] != ["help", "develop"]:
             raise UserError(f"there is no verb {verb}{verbs.did_you_mean(verb, verbs.names())}")
     named = [verb for verb in typed if verb in verbs.names()] or ["help"]
     # Each is given all the words, but for those that take none, such as env.
@@ -92,7 +92,8 @@ def main(argv):
         ignored = check(typed, names, os.environ)
         if argv[0] == "help":
             wanted = [verb for verb in typed if verb in verbs.names() and verb != "help"]
-            print("\n\n".join(map(verbs.help_text, wanted)) if wanted else verbs.help_text())
+            develop = "develop" in typed
+            print("\n\n".join(map(verbs.help_text, wanted)) or verbs.list_verbs(develop))
         else:
             for sentence in ignored:
                 say(sentence)

@@ -345,9 +345,11 @@ def test_help_starts_nothing_and_lists_every_verb(checkout):
     assert all(name in printed for name in verbs.variables_of("train"))
     printed, code, _ = make(checkout, "help", "data/digits")  # no verb of a person
     assert code == 0 and "make VERB NAME=value" in printed
-    for text in (verbs.help_text(), *map(verbs.help_text, verbs.names())):
+    lists = [verbs.list_verbs(), verbs.list_verbs(develop=True)]
+    for text in (*lists, *map(verbs.help_text, verbs.names())):
         assert max(map(len, text.splitlines())) <= 80
-    assert re.findall(r"^  (\S+) ", verbs.help_text(), re.M) == verbs.names()
+    assert re.findall(r"^  (\S+) ", "\n".join(lists), re.M) == verbs.names()
+    assert lists[0].count("\n") < 45
 
 
 OLD = """
@@ -371,7 +373,7 @@ def test_an_old_python_reads_the_table():
         words = [python, "-m", "tools.verbs", "help"]
         old = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
         if "pyenv" not in old.stderr:  # a name without a Python
-            assert old.stdout == verbs.help_text() + "\n", old.stderr
+            assert old.stdout == verbs.list_verbs() + "\n", old.stderr
 
 
 NEW = """
