@@ -109,8 +109,11 @@ tensorboard: env
 compare: env
 	@$(PYTHON_ENV) -m report compare $(words)
 
-test test-lab test-all: known
-	@python3 -m tools.rings $@ $(words)
+test test-lab: known
+	@$(with_options) tools/test.sh $@
+
+test-all: known
+	@python3 -m tools.all_tests $(words)
 
 test-gpu: known
 	@$(with_options) tools/test-gpu.sh

@@ -46,7 +46,7 @@ def checkout(tmp_path):
     (tmp_path / "contract").mkdir()
     for path in (ROOT / "contract").glob("*.*"):
         shutil.copy(path, tmp_path / "contract")
-    stubs = ["tools/venv.sh", "tools/rings.py", "tools/test-gpu.sh"]
+    stubs = ["tools/venv.sh", "tools/test.sh", "tools/all_tests.py", "tools/test-gpu.sh"]
     for environment in (".venv", ".venv-core2.16"):
         stubs += [f"{environment}/bin/python", f"{environment}/bin/ansible-playbook"]
     for name in stubs:
@@ -193,7 +193,7 @@ def test_what_is_typed_is_what_the_tool_reads(checkout, verb, typed):
     if call[0].endswith(".sh"):
         assert call[-len(typed) :] == [f"{row.word}={value}" for row, value in typed]
         return
-    if call[2] in OURS or call[0] == "tools/rings.py":
+    if call[2] in OURS or call[0] == "tools/all_tests.py":
         words = [word for word in call[1:] if "=" in word]
         given = verb_words({"demo": "train"}.get(verb, verb), words, "it")
         for row, value in typed:
