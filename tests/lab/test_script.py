@@ -1,6 +1,6 @@
 """Scripts of a user's own on three machines, by one command each: without a framework, and with
 Lightning and Accelerate in layers that were gathered before, since the lab has no internet; then
-three lines of Tandem in one (how fast it is then: bench/test_bench_script.py)."""
+three lines of Tandem in one."""
 
 import json
 import re

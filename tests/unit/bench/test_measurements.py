@@ -13,7 +13,6 @@ from bench import (
     mutants,
     test_bench_launcher,
     test_bench_records,
-    test_bench_seeing,
 )
 
 CPU = torch.device("cpu")
@@ -36,12 +35,6 @@ def test_records_of_a_guard_and_of_a_controller_are_counted(figure, figures, tmp
     assert 100 < size <= 2000
     assert milliseconds > 0
     test_bench_records.test_a_controller(tmp_path, figure, 2)
-
-
-def test_seeing_counts_what_the_stopwatch_takes(figure, figures, tmp_path, monkeypatch):
-    monkeypatch.setattr(test_bench_seeing, "STEPS", 50)
-    test_bench_seeing.test_what_the_stopwatch_and_its_lines_take(figure, tmp_path)
-    assert min(figures) > 0
 
 
 def test_the_launcher_s_stand_in_ends_under_real_guards(tmp_path, monkeypatch):
