@@ -2,12 +2,13 @@
 
 import collections
 import contextlib
+import importlib
 import inspect
 import os
 import pickle
 import re
 from datetime import timedelta
-from typing import Any, BinaryIO, Dict, List, Optional, cast
+from typing import Any, BinaryIO, Callable, Dict, List, Optional, cast
 
 import torch
 import torch.distributed as dist
@@ -49,6 +50,14 @@ def timeout_of(group: Any, device: torch.device) -> timedelta:
     backend = group._get_backend(device) if hasattr(group, "_get_backend") else group
     asked = getattr(getattr(backend, "options", None), "_timeout", None)
     return cast(timedelta, asked or default_pg_timeout)
+
+
+def on_any_step(call: Callable[[Any], None]) -> Any:
+    """Call with each optimizer of torch's kind that has stepped; returns what removes that. Since
+    2.0: None before."""
+    module = importlib.import_module("torch.optim.optimizer")  # of which torch.optim says nothing
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    return None if register is None else register(lambda optimizer, *_: call(optimizer))
 
 
 def autocast_type(device: torch.device) -> Optional[torch.dtype]:

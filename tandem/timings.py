@@ -321,9 +321,10 @@ def process_line(place: Place, host: str, device: torch.device, began: float) ->
     }
 
 
-def gradients_line(model: nn.Module) -> Dict[str, Any]:
-    """The field that says what is summed: bytes of all gradients."""
-    weights = [p for p in model.parameters() if p.requires_grad]
+def gradients_line(*models: nn.Module) -> Dict[str, Any]:
+    """The field that says what a step sums, a model as often as it is named: bytes of all
+    gradients."""
+    weights = [p for model in models for p in model.parameters() if p.requires_grad]
     return {"gradient_bytes": sum(p.numel() * p.element_size() for p in weights)}
 
 
@@ -382,7 +383,7 @@ def _first(path: pathlib.Path, pattern: str) -> Optional[str]:
 
 
 class Timings:
-    """One process's own loop, timed by hooks of its loader and its model; see `timed`."""
+    """One process's own loop, timed by hooks of its loader and its models; see `timed`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.place, self.host = place(os.environ), host_name(os.environ)
@@ -390,15 +391,39 @@ class Timings:
         self.device, self._own_type = first.device, first.dtype
         self.clock = Clock(self.device)
         self.lines = Lines(os.environ.get("TANDEM_OUTPUT"), self.host, self.place.rank, self.clock)
-        self._model = weakref.ref(model)
+        self._models: List[Callable[[], Any]] = []
+        self._sums: List[int] = []  # of each model: backwards that sum its gradients, in a step
+        self._counting: List[Any] = []  # hooks of parameters, until the first step is over
         self._begun = False  # whether the `start` line is written
         self._loader: Any = None
         self._epochs, self._steps = 0, 0
         self._samples: List[int] = []  # of each batch since the last step
         self._type, self._pixels = "fp32", 0
+        atexit.register(self._end, os.getpid())
+
+    def watch(self, model: nn.Module) -> None:
+        """Time this model, too, if it is not one of them yet."""
+        if any(known() is model for known in self._models):
+            return
+        self._models.append(weakref.ref(model))
+        self._sums.append(0)
         model.register_forward_pre_hook(self._forward)
         model.register_forward_hook(self._wait_for_backward)
-        atexit.register(self._end, os.getpid())
+        if not self._begun:
+            self._count_sums(len(self._sums) - 1, model)
+
+    def _count_sums(self, place: int, model: nn.Module) -> None:
+        begun: List[bool] = []
+
+        def count(_: torch.Tensor) -> None:
+            if not begun and getattr(model, "require_backward_grad_sync", True):
+                begun.append(True)
+                self._sums[place] += 1
+                _queue(begun.clear)
+
+        weights = [p for p in model.parameters() if p.requires_grad]
+        count = torch.utils.hooks.unserializable_hook(count)
+        self._counting += [p.register_hook(count) for p in weights]
 
     def batches(self, loader: Any) -> Iterator[Any]:
         self._loader = loader
@@ -417,6 +442,9 @@ class Timings:
     def step(self, samples: Optional[int]) -> None:
         if not self._begun:
             self._begun = True
+            for hook in self._counting:
+                hook.remove()
+            self._counting = []
             self.lines.add("start", timed=False, **self._start_line(samples))
         self._steps += 1
         count = sum(self._samples) if samples is None else samples
@@ -430,8 +458,8 @@ class Timings:
 
     def _warming(self) -> bool:
         """Whether this step's sums were exact for a strategy that had not begun yet."""
-        at_work = attached_to(self._model())
-        return at_work is not None and at_work.sync.strategy.rule.warms and at_work.exact
+        known = [attached_to(model()) for model in self._models]
+        return any(one and one.sync.strategy.rule.warms and one.exact for one in known)
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
         if module.training and torch.is_grad_enabled():
@@ -460,17 +488,19 @@ class Timings:
         _queue(lambda: self.clock.enter("optimizer"))  # behind DDP's own
 
     def _start_line(self, samples: Optional[int]) -> Dict[str, Any]:
-        model, parts = cast(Any, self._model()), len(self._samples)
+        models, parts = [cast(Any, model()) for model in self._models], len(self._samples)
         rank_batch = sum(self._samples) if samples is None else samples
-        own = getattr(model, "module", model)
-        at_work = attached_to(model)
+        own = [getattr(model, "module", model) for model in models]
+        summed = [one for one, sums in zip(own, self._sums) for _ in range(sums)]
+        at_work = [attached_to(model) for model in models]
+        specs = [EXACT if one is None else one.sync.strategy.spec for one in at_work]
         fields = {
             **process_line(self.place, self.host, self.device, self.clock.started),
             "node_rank": self.place.node or 0,
-            "model": type(own).__name__,
-            "parameters": sum(p.numel() for p in own.parameters()),
-            **gradients_line(own),
-            "sync": EXACT if at_work is None else at_work.sync.strategy.spec,
+            "model": "+".join(type(one).__name__ for one in own),
+            "parameters": sum(p.numel() for one in own for p in one.parameters()),
+            **gradients_line(*(summed or own)),
+            "sync": "+".join(dict.fromkeys(specs)),
             "precision": self._type,
             "rank_batch": rank_batch,
             "global_batch": rank_batch * self.place.size,
@@ -479,13 +509,14 @@ class Timings:
             "image_size": self._pixels,
             "resumed_samples": 0,
         }
-        if hasattr(model, "bucket_bytes_cap"):
-            fields["bucket_mb"] = model.bucket_bytes_cap / MIB
+        if hasattr(models[0], "bucket_bytes_cap"):
+            fields["bucket_mb"] = models[0].bucket_bytes_cap / MIB
         with contextlib.suppress(TypeError, AttributeError):  # of no known length
             fields["steps_per_epoch"] = max(1, len(self._loader) // max(1, parts))
             fields["train_images"] = len(self._loader.dataset)
-        if at_work is not None and "steps_per_epoch" in fields:
-            fields["warmup"] = at_work.warmup_steps / fields["steps_per_epoch"]
+        if any(at_work) and "steps_per_epoch" in fields:
+            warmup = max(one.warmup_steps for one in at_work if one)
+            fields["warmup"] = warmup / fields["steps_per_epoch"]
         return fields
 
     def _end(self, process: int) -> None:
@@ -497,7 +528,7 @@ class Timings:
             self.lines.end(status=status, peak_memory_bytes=peak(self.device), bad_images=0)
 
 
-# By the model that they time, which a script may train one after another.
+# By the first model that they time, since a script may train one after another.
 TIMED: "weakref.WeakKeyDictionary[nn.Module, Timings]" = weakref.WeakKeyDictionary()
 _current: Optional[Timings] = None
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
@@ -516,15 +547,18 @@ class Batches:
         return self.timings.batches(self.loader)
 
 
-def timed(loader: Iterable[Any], model: nn.Module) -> Batches:
+def timed(loader: Iterable[Any], model: nn.Module, *others: nn.Module) -> Batches:
     """The loader's batches, while the time between them is booked: waiting for data, forward and
-    backward of `model` (DDP's, where it is wrapped), and what its gradients' sums are waited for.
+    backward of all models (DDP's, where they are wrapped), and what their gradients' sums are
+    waited for. A loop of several, such as a GAN's, names each.
     The device is never read in the loop. To be called for each epoch; `step` ends each step. What
     is found is written below the folder TANDEM_OUTPUT, where the launcher sets that."""
     global _current
     if model not in TIMED:
         TIMED[model] = Timings(model)
     _current = TIMED[model]
+    for one in (model, *others):
+        _current.watch(one)
     return Batches(loader, _current)
 
 

@@ -4,8 +4,9 @@
     tandem.sync.attach(ddp, "ef:5", optimizer=optimizer)
 
 What the trainer tells a strategy (where a step begins, what its loss scale is) is found out here. A
-step is one backward that communicates; the first bucket of the next one closes it. What each rank
-receives says whether gradients overflowed, so a loop needs to tell nothing.
+step is what an optimizer makes of the backwards that communicate before it; the first bucket of the
+next one closes it. `Usage` hears which of them it used, and what each rank receives says whether
+gradients overflowed, so a loop needs to tell nothing.
 
 DDP's C++ part owns the hook and with it an `Attached`, which therefore refers to its model weakly:
 no garbage collector sees through that part. Threads and process groups end with the model.
@@ -16,7 +17,7 @@ import re
 import sys
 import weakref
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.distributed as dist
@@ -32,9 +33,10 @@ from contract.strategies import ATTACHED as WHOSE
 from ..compat import timeout_of
 from ..exchange import Exchange
 from ..place import host_name, numbered, place
-from .base import Sync, Topology, sum_over_ranks
+from .base import NONE, Sync, Topology, Unused, sum_over_ranks
 from .carrier import PeerLost
 from .kinds import carried_out, family_of, make
+from .usage import Usage
 
 # What torch says where a sum has failed for want of a peer.
 LOST = "gloo|NCCL|[Tt]imed out|Connection (closed|reset)"
@@ -52,6 +54,7 @@ class Attached:
     device: torch.device
     carried_out: str
     hosts: List[str]  # of each rank
+    usage: Optional[Usage] = None  # of the sums, where a strategy keeps what it leaves out of them
     world = 0
 
     def __init__(
@@ -77,8 +80,10 @@ class Attached:
             )
         self.spec, self.warmup_steps, self.scaler = spec, warmup_steps, scaler
         self.patience, self.machines, self.family = patience, machines, family_of(optimizer)
+        self._optimizer = optimizer  # until `connect`
+        self._said: Set[str] = set()
         self.scaled = parse(spec).of(self.family).spec  # with its scale
-        self.steps = 0  # backwards that have communicated, without those of `settle`
+        self.steps = 0  # that have begun, without those of `settle`
         self.exact = True  # whether the last step was
         self._scale: Optional[float] = None  # of the coming step, where a forward has read it
         self._sums: List[Sums] = []  # of this step's buckets
@@ -121,6 +126,9 @@ class Attached:
         self.sync.setup(device, topology)
         exchange.meet()
         exchange.end()
+        if self.sync.strategy.rule.warms:
+            self.usage = Usage(self._optimizer)
+        self._optimizer = None
         owner, give_back = (self, self.sync.end) if model is None else (model, self._give_back)
         ends = weakref.finalize(owner, give_back)
         ends.atexit = False  # where the process ends, all of it does
@@ -133,6 +141,7 @@ class Attached:
     def _give_back(self) -> None:
         self.sync.end()
         del self.sync
+        self.usage = None
 
     def _before_forward(self, model: Any, inputs: Any) -> None:
         """Reading the scale may wait for the device, which would idle within backward."""
@@ -148,6 +157,8 @@ class Attached:
         buffer = bucket.buffer()
         if bucket.index() == 0:
             self._begin(buffer.device)
+        if self.usage is not None:
+            self.usage.watch(bucket.parameters())
         buffer.div_(self.world)
         total = self.sync.hook(None, bucket) if self._end else sum_over_ranks(buffer)
         self._sums.append(total)
@@ -164,15 +175,39 @@ class Attached:
         if self._settling:  # sums are exact before the strategy's first step
             self._ordered = True
             return
-        self.exact = not self._ordered or self.steps < self.warmup_steps
+        scale = self._read_scale() if scale is None and self._end else scale
+        unused = self._unused(scale)
+        self.exact = not self._ordered or self.steps <= self.warmup_steps or self._in_doubt
         self._ordered = True
-        self.steps += 1
         if self._end:
-            self.sync.begin(self._read_scale() if scale is None else scale, self.exact)
+            self.sync.begin(scale or 1.0, self.exact, unused)
+
+    def _unused(self, scale: Optional[float]) -> Unused:
+        """Of the sum before, as the next one begins; counts the step that this is for."""
+        usage = self.usage
+        if usage is None:
+            self.steps += 1
+            return NONE
+        unused = usage.close(skipped=scale is not None and scale < self.sync.scale)
+        self.steps += not usage.in_step
+        line = about_use(usage)
+        if line and line not in self._said and dist.get_rank() == 0:
+            self._said.add(line)
+            print(line, file=sys.stderr, flush=True)
+        return unused
+
+    @property
+    def _in_doubt(self) -> bool:
+        """Whether it cannot be known which sums are used."""
+        usage = self.usage
+        return usage is not None and (usage.mixed or (usage.dropped > 0 and not usage.heard))
 
     def _wait(self) -> None:
         """Called as backward ends. Raises RankError where a peer was lost."""
         sums, self._sums = self._sums, []
+        if self.usage is not None and not self._settling:
+            # Behind DDP's own, which gives each gradient its sum.
+            Variable._execution_engine.queue_callback(self.usage.summed)
         try:
             for total in sums:
                 total.wait()
@@ -243,6 +278,7 @@ class Attached:
         """What this rank keeps, tensors and plain containers: to be saved in a file of its own. It
         fits a run whose ranks are spread in the same way. Raises UserError."""
         self._check_model()
+        self.sync.settle(NONE if self.usage is None else self.usage.unused())
         return {
             WHOSE: 1,  # first of all, by which the launcher knows such a file
             "spec": self.scaled,
@@ -299,12 +335,13 @@ def attach(
 ) -> Attached:
     """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:5, bf16, ...;
     docs/slow-networks.md) from the next backward on. The first `warmup_steps` steps, and that
-    backward, are exact. `scaler`: the GradScaler that scales the loss. An exchange fails where a
-    peer is silent for `patience` seconds, by default as many as DDP's own sums wait. `machines`:
-    the machine of each rank, by default where it runs; `ef` is between machines, so
-    range(world size) shows on one PC what they do. `optimizer`: what steps the weights, by which
-    `ef` takes its scale: its own for each value, but for SGD. Collective. Raises UserError for what
-    cannot work.
+    backward, are exact, and so are all where it cannot be known which sums a step uses; what was
+    left out of those that none does is dropped. `scaler`: the GradScaler that scales the loss. An
+    exchange fails where a peer is silent for `patience` seconds, by default as many as DDP's own
+    sums wait. `machines`: the machine of each rank, by default where it runs; `ef` is between
+    machines, so range(world size) shows on one PC what it does. `optimizer`: what steps the
+    weights, whose steps are heard, and by which `ef` takes its scale: its own for each value, but
+    for SGD. Collective. Raises UserError for what cannot work.
 
     Adam, and what else divides by the root of a running mean of squares, learns less with levels of
     the peak (docs/slow-networks.md, "With Adam"): rank 0 says so on stderr."""
@@ -367,6 +404,28 @@ def about_scale(attached: Attached, optimizer: Any) -> Optional[str]:
         f"{WHOSE}: {what}, so {attached.spec} is {spec}, which Adam's family needs; for SGD take "
         f"{parse(attached.spec).of(SGD).spec}."
     )
+
+
+def about_use(usage: Usage) -> Optional[str]:
+    """A line on sums that no step used, or of which that cannot be known."""
+    if usage.mixed:
+        return (
+            f"{WHOSE}: a step moved some of this model's weights and left others with gradients: "
+            "which sums are used cannot be known, so they are exact from here on. Wrap what each "
+            "optimizer steps in a DistributedDataParallel of its own."
+        )
+    if usage.heard and usage.dropped:
+        return (
+            f"{WHOSE}: gradients of this model were summed and zeroed before a step: what was left "
+            f"out of them is dropped, too. (A loop that uses copies of them needs {EXACT}.)"
+        )
+    if usage.dropped > 1:
+        return (
+            f"{WHOSE}: gradients of this model were zeroed, and no step was heard that used them: "
+            "sums are exact until one is. Name what steps the weights: "
+            "attach(..., optimizer=optimizer)."
+        )
+    return None
 
 
 def about_adam(attached: Attached) -> Optional[str]:

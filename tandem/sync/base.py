@@ -17,7 +17,7 @@ decode the same bytes. Where each machine has one rank, none of this happens.
 
 import dataclasses
 from datetime import timedelta
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +26,10 @@ from contract.strategies import Strategy
 
 from ..compat import end_group
 from .carrier import Stage, new_group, to_host
+
+# The parameters whose last sum no optimizer has used, with whether one still may: it is in .grad.
+Unused = Mapping[torch.Tensor, bool]
+NONE: Unused = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,13 +168,16 @@ class Sync:
         end_group(self.topology.group)
         self.topology = dataclasses.replace(self.topology, group=None)
 
-    def begin(self, scale: float, exact: bool) -> None:
-        """A step begins; called before its first bucket, and closes the step before. `scale`: by
-        which the loss is multiplied; `exact`: in warm-up, for strategies that begin with exact
-        sums."""
+    def begin(self, scale: float, exact: bool, unused: Unused = NONE) -> None:
+        """A step begins; called before its first bucket, and closes the step before, all of whose
+        sums were used but those of `unused`. `scale`: by which the loss is multiplied; `exact`: in
+        warm-up, for strategies that begin with exact sums."""
 
     def close(self) -> None:
         """The step before is over. To be called where its backward has returned."""
+
+    def settle(self, unused: Unused) -> None:
+        """Close, and let sums that no optimizer used leave no trace in what is kept."""
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
         """This machine's own state, after `close`; None where there is none. It fits only a run

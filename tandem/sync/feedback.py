@@ -3,7 +3,8 @@ where several share a machine, by the one of them that sends, and added in the n
 
 Errors are gradients, so they are multiplied by the loss scale and follow its changes. The errors of
 a step are kept only if all of its sums are finite, which every rank sees in what it receives: after
-an overflow, in which the optimizer skips the step, the state is as it was before.
+an overflow, in which the optimizer skips the step, the state is as it was before. So it is where
+gradients are thrown away unused, as a discriminator's are in its generator's step: see `settle`.
 
 Where values have scales of their own, these come of a running mean of the squares of the sums that
 all ranks have received. It is one thing of the run, equal to the bit on all ranks: they learn it of
@@ -14,7 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, cast
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from contract.errors import UserError
 from contract.strategies import OWN, Strategy, shard_size
 
-from .base import Sync, Topology, sum_over_ranks
+from .base import NONE, Sync, Topology, Unused, sum_over_ranks
 from .carrier import Carrier, Flag, Stage, all_gather, all_to_all
 from .codec import CODECS, KEPT, learn, own_scales
 
@@ -31,23 +32,70 @@ from .codec import CODECS, KEPT, learn, own_scales
 class BucketState:
     """The state of one bucket: tensors as the last step left them, and those that the current step
     writes. `finite`: whether its sum is, once it has come; None where the step has not summed it.
+    `parameters`: of the bucket, in its order; `starts`: where each tensor begins in the bucket.
+    `held`: the tensors before the first of several sums that no optimizer has used yet.
     """
 
     now: List[torch.Tensor]
     coming: List[torch.Tensor]
     finite: Optional[Flag] = None
+    parameters: Sequence[torch.Tensor] = ()
+    starts: Sequence[int] = (0,)
+    held: Optional[List[torch.Tensor]] = None
+    undoable = False  # whether `coming` is what `now` was before the last sum
 
     @classmethod
     def blank(cls, sizes: Sequence[int], device: torch.device) -> "BucketState":
         first = [torch.zeros(size, device=device) for size in sizes]
         return cls(first, [torch.zeros_like(one) for one in first])
 
+    def close(self, taken: bool) -> None:
+        """Keep what the last sum left, where `taken`."""
+        self.finite, self.undoable = None, taken
+        if taken:
+            self.now, self.coming = self.coming, self.now
+            return
+        for one in self.coming:
+            one.zero_()  # NaN is left there, even where no gradient comes
+
+    def settle(self, unused: Unused) -> None:
+        """Take back what sums left that were thrown away, and hold what was before those that
+        may still be."""
+        before = self.coming if self.held is None and self.undoable else self.held
+        self.undoable = False
+        if before is None:
+            return
+        waiting = any(unused.get(one, False) for one in self.parameters)
+        if waiting and self.held is None:
+            self.held = before
+            self.coming = [torch.zeros_like(one) for one in before]
+        for one, part, old in self._parts(before):
+            if unused.get(one) is False:
+                part.copy_(old)
+            elif waiting and one not in unused:
+                old.copy_(part)
+        if not waiting:
+            self.held = None
+
+    def _parts(
+        self, before: List[torch.Tensor]
+    ) -> Iterator[Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        """Each parameter with its values in `now` and `before`."""
+        end = 0
+        for one in self.parameters:
+            begin, end = end, end + one.numel()
+            for start, now, old in zip(self.starts, self.now, before):
+                part = slice(max(begin - start, 0), max(end - start, 0))
+                yield one, now[part], old[part]
+
 
 @dataclasses.dataclass
 class Squares(BucketState):
     """Running mean squares of one bucket, filled up to whole parts with zeros."""
 
-    parameters: Sequence[torch.Tensor] = ()
+    def settle(self, unused: Unused) -> None:
+        """They learn of a step's last sum alone, which has in it those that it was added to."""
+        super().settle(dict.fromkeys(unused, False))
 
     def of_each(self) -> Dict[torch.Tensor, torch.Tensor]:
         """By parameter."""
@@ -107,10 +155,10 @@ class ErrorFeedback(Sync):
         super().end()
         self.carrier.end()
 
-    def begin(self, scale: float, exact: bool) -> None:
+    def begin(self, scale: float, exact: bool, unused: Unused = NONE) -> None:
         if self.learns and not self.begun:
             self._compare_digests()
-        self.close()
+        self.settle(unused)
         self.exact, self.begun = exact, True
         if scale != self.scale:
             self.rescale(scale / self.scale)
@@ -118,7 +166,8 @@ class ErrorFeedback(Sync):
 
     def rescale(self, ratio: float) -> None:
         """The loss scale has changed."""
-        multiply([one for kept in self.kept.values() for one in kept.now], ratio)
+        kept = [[*one.now, *(one.held or ())] for one in self.kept.values()]
+        multiply([one for tensors in kept for one in tensors], ratio)
         squares = [state.now[0] for state in self._squares.values()]
         multiply([*squares, *self._loose.values()], ratio**2)
 
@@ -146,6 +195,9 @@ class ErrorFeedback(Sync):
         # Also begun anew where --bucket_mb differs from that before a resume.
         if known is None or [tensor.numel() for tensor in known.now] != sizes:
             known = self.kept[index] = BucketState.blank(sizes, buffer.device)
+        known.parameters = self._parameters
+        if self.topology.leads:
+            known.starts = 0, self.owners.index(self.topology.rank) * sizes[1]
         return known
 
     def states(self) -> List[BucketState]:
@@ -156,16 +208,17 @@ class ErrorFeedback(Sync):
         step = [kept for kept in self.states() if kept.finite is not None]
         taken = all(bool(kept.finite) for kept in step)
         for kept in step:
-            kept.finite = None
-            if taken:
-                kept.now, kept.coming = kept.coming, kept.now
-                continue
-            for one in kept.coming:
-                one.zero_()  # NaN is left there, even where no gradient comes
+            kept.close(taken)
+
+    def settle(self, unused: Unused) -> None:
+        self.close()
+        for kept in self.states():
+            kept.settle(unused)
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
         self.close()
-        kept = {str(index): kept.now for index, kept in self.kept.items()}
+        # Gradients are not saved, so what a sum left that is still in them is not, either.
+        kept = {str(index): kept.held or kept.now for index, kept in self.kept.items()}
         return {"scale": self.scale, "kept": kept}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -201,8 +254,7 @@ class ErrorFeedback(Sync):
         return [len(self.owners) * shard, shard]
 
     def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        if self.learns:
-            self._parameters = bucket.parameters()
+        self._parameters = bucket.parameters()
         return super().hook(state, bucket)
 
     def _learn_exact(self, state: Squares, done: torch.futures.Future[Any]) -> torch.Tensor:

@@ -122,6 +122,7 @@ def first_sums():
             torch.manual_seed(10 * step + rank)
             images = torch.randn(4, 300)
             ddp(images).pow(2).mean().backward()
+            torch.optim.SGD(net.parameters(), 0.0).step()
             ours = net.weight.grad.clone()
             net.zero_grad()
             net(images).pow(2).mean().backward()
@@ -168,6 +169,7 @@ def states_that_do_not_fit(spec):
     attached.load_state_dict(attached.state_dict())  # as it was saved before any step
     for _ in range(3):
         ddp(torch.randn(4, 300)).pow(2).mean().backward()
+        torch.optim.SGD(net.parameters(), 0.0).step()
     state, ends = attached.state_dict(), Counter()
     tensors = [torch.full((2,), float("nan")), torch.ones(3, 3), torch.ones(2, dtype=torch.int64)]
 

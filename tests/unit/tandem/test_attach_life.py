@@ -31,6 +31,7 @@ def step(ddp, number=0):
     ddp.zero_grad()
     torch.manual_seed(10 * number + dist.get_rank())
     ddp(torch.randn(4, 300)).pow(2).mean().backward()
+    torch.optim.SGD(ddp.parameters(), 0.0).step()
     return ddp.module.weight.grad.clone()
 
 

@@ -92,6 +92,30 @@ def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path):
         assert 0.9 < sum(total.values()) / (end["mono"] - start["mono"]) <= 1 + 1e-5
 
 
+def test_two_models_are_timed_and_what_a_step_sums_of_each_is_counted(tmp_path, monkeypatch):
+    """Of a GAN with a gradient penalty: the discriminator's gradients in three backwards."""
+    monkeypatch.setenv("TANDEM_OUTPUT", str(tmp_path))
+    judge, maker = torch.nn.Linear(8, 1), Slow(4, 8)
+    monkeypatch.setenv("RANK", "0")
+    for noise in timings.timed([torch.randn(3, 4)] * 3, judge, maker):
+        made = maker(noise)["outputs"][0]
+        inputs = torch.randn(3, 8, requires_grad=True)
+        (slope,) = torch.autograd.grad(judge(inputs).sum(), inputs, create_graph=True)
+        (judge(inputs).mean() + slope.pow(2).mean()).backward()
+        judge(made.detach()).mean().backward()
+        judge(made).mean().backward()
+        timings.step()
+    timings.TIMED[judge]._end(os.getpid())
+    ((start, *steps),) = lines(tmp_path)
+    assert start["model"] == "Linear+Slow"
+    assert start["gradient_bytes"] == 4 * (3 * 9 + 40)
+    spent = collections.Counter()
+    for one in steps:
+        spent.update(one["seconds"])
+    for name in ("forward", "backward"):
+        assert spent[name] >= 3 * SECONDS[name], name
+
+
 def test_what_a_batch_holds_is_counted_by_its_first_element():
     images = torch.zeros(6, 3, 8, 8)
     assert timings.samples_of((images, torch.zeros(6))) == 6
