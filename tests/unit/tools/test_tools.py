@@ -101,7 +101,7 @@ def installed(checkout_without_python):
 
 def test_torch_is_a_layer_of_its_own_which_comes_once_and_says_its_size_before(installed):
     said, had = installed("control")
-    assert had == [["control.txt", ""]] and "about 360 MB" in said
+    assert had == [["control.txt", ""]] and "about 400 MB" in said
     said, had = installed("torch")
     assert had[1:] == [["torch.txt", ""]] and "about 5600 MB, two minutes" in said
     assert installed("torch") == ("", had)
