@@ -109,7 +109,7 @@ def test_weights_and_outputs_that_are_not_finite_are_refused(images, tmp_path, u
     name.parent.mkdir(parents=True)
     at = {"epoch": 0, "sample": 1, "step": 1, "samples": 1, "run": "r", "best_top1": 0.0}
     of = {"train_images": 20, "classes": ["a", "b", "c", "d"], "options": {}}
-    kept = {"optimizer": {}, "precision": {"scale": None}, "ema": None}
+    kept = {"optimizer": {}, "precision": {"scale": None}, "ema": None, "sync": None}
     torch.save({"model": state, **at, **of, **kept}, name)
     if use == "export":
         code = export.main([str(tmp_path), str(tmp_path / "out.pt")])
