@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.background import Sizes, Spool
+from launcher.background import Spool
 from launcher.node.link import FrameWriter
 from launcher.node.records import Recorder, Sampler, Tail
 from launcher.node.task import read_task
@@ -78,7 +78,7 @@ def test_a_controller(tmp_path, figure, count):
         hello = {"type": "hello", "protocol": 2, "way": "service"}
         list(reader.feed(json.dumps(hello).encode() + b"\n"))
     spool, folder = Spool(), tmp_path / "run"
-    copies = Records(plan, folder, spool, Sizes())
+    copies = Records(plan, folder, spool, 1 << 30)
     spent = arrived = 0.0
 
     def second():
