@@ -25,6 +25,7 @@ import paramiko
 from contract.errors import UserError
 from contract.text import counted, read_text, write_whole
 from launcher import control
+from launcher.engines import ssh
 from launcher.engines.ssh import Packets, known_hosts
 from launcher.folders import relative
 from launcher.machines import inventory
@@ -114,7 +115,7 @@ def _key(line: socket.socket) -> bytes | None:
 def names_of(server: Server) -> list[str] | None:
     """The names of the lines in known_hosts that have its key; None for a stranger. A hashed name
     stays unknown."""
-    mine = [one for one in known_hosts() if one.entry.key.asbytes() == server.key]
+    mine = [one for one in known_hosts(ssh.KNOWN_HOSTS) if one.entry.key.asbytes() == server.key]
     if not mine or any(one.revoked for one in mine):
         return None
     return [name for one in mine for name in one.entry.hostnames]
