@@ -19,8 +19,9 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Notify, of_run
 from launcher.options import results
 from launcher.owners import Owners
-from launcher.plan import checks, weights
+from launcher.plan import checks, code, weights
 from launcher.plan.checks import ReadyRun, make_plan
+from launcher.plan.files import MOST_BYTES
 from launcher.plan.plan import NodePlan, Plan
 from launcher.plan.script import LAST, Script
 from launcher.problems import BUSY_REMEDY
@@ -265,6 +266,10 @@ class Run:
             outcome = watched(plan, self.machines, logs, stopper, self.owners)
         finally:
             self.owners.ended()
+        cause = outcome.cause
+        if self.script and cause:
+            unsent = self.script.unsent_in(cause.evidence, cause.host)
+            outcome = dataclasses.replace(outcome, cause=dataclasses.replace(cause, unsent=unsent))
         self.attempts.end(outcome)
         return outcome
 
@@ -327,8 +332,9 @@ class Run:
             try:
                 said = collect.bring(nodes, there, attempts, self.folder, self.most)
                 if self.script:
-                    names = self.script.outputs
-                    said += outputs.bring(nodes, there, names, self.folder, self.most)
+                    names, sent = self.script.outputs, code.current(self.script.folder).stats()
+                    most = self.most if names else MOST_BYTES
+                    said += outputs.bring(nodes, there, names, self.folder, most, sent)
                 else:
                     paths, more = collect.best_and_last(held, nodes, there, self.folder)
                     said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]

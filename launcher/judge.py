@@ -45,7 +45,7 @@ def problems(machines: OpenMachines, needs: Requirements, control: Control) -> l
         for_all += [*_state(host, own), *_busy(host, own, needs.run, on_gpus)]
     wrong += [*together(for_all), *versions(machines)]
     if isinstance(settings, Script):
-        return [*wrong, *_script(machines, settings, control)]
+        return [*wrong, *_script(machines, settings)]
     wrong += [*model(machines, settings.model, control), *same_data(machines)]
     wrong += _batch(machines, settings)
     if not any(one.blocks is ALWAYS for one in wrong):
@@ -215,22 +215,20 @@ def _imports(
             yield problem(code, host, missing=names, **more)
 
 
-def _script(machines: OpenMachines, script: Script, control: Control) -> list[Problem]:
-    """What the script needs, and neither its layer nor a machine's environment has."""
+def _script(machines: OpenMachines, script: Script) -> list[Problem]:
+    """What keeps the script from starting, and what it seems to lack."""
     if script.requirements and (wrong := python(machines)):
         return wrong
-    if control.no_layer:
-        return [problem("script-packages", said=text) for text in control.no_layer]
     name = script.words[-1]
     facts = [(host, machines.facts[host.name]) for host in machines.hosts]
     if script.broken and any(_reads_no_more(own) for _, own in facts):
-        return [problem("script-broken", script=name, why=script.broken[0])]
+        return [problem("script-broken", script=name, why=script.broken)]
     wrong = []
     for host, own in facts:
-        if lacks := control.layer.differs(own.distributions) if control.layer else []:
+        if lacks := script.layer.differs(own.distributions) if script.layer else []:
             wrong.append(problem("script-stack", host, lacks=", ".join(lacks)))
-    wanted = [one for one in control.imports if one not in control.modules]
-    return together([*wrong, *_imports(machines, wanted, "script-imports", script=name)])
+    # It was read here, not run: it may find these in another way, or never come to them.
+    return together([*wrong, *_imports(machines, script.imports, "script-imports", script=name)])
 
 
 def _reads_no_more(facts: Facts) -> bool:

@@ -28,8 +28,8 @@ from launcher.machines.engine import (
     talk,
 )
 from launcher.machines.inventory import MOST_GPUS
-from launcher.plan import code, layer, models
-from launcher.plan.layer import Environment, Layer
+from launcher.plan import code, models
+from launcher.plan.layer import Environment
 from launcher.plan.script import Script
 from launcher.problems import Problem, Refused, problem
 from launcher.remote import MARK, SECONDS, marked, program
@@ -214,32 +214,21 @@ class OpenMachines:
 
 @dataclass(frozen=True)
 class Control:
-    """What this machine knows itself: the bytes free for runs/, the files that are sent, what these
-    import; the layer of a script's packages with the modules in it, or why there is none."""
+    """What this machine knows itself: the bytes free for runs/, and of a model the files that are
+    sent and what these import."""
 
     disk_free: int
     sent: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
-    layer: Layer | None = None
-    modules: frozenset[str] = frozenset()
-    no_layer: tuple[str, ...] = ()
 
 
-def here(machines: OpenMachines, needs: Requirements) -> Control:
-    """What this machine has for such a run on these machines; a layer is made where it is none."""
+def here(needs: Requirements) -> Control:
+    """What this machine has for such a run."""
     free, settings = folders.disk_free(), needs.settings
-    if not isinstance(settings, Script):
-        sent = code.current(models.folder(settings.model)).names
-        return Control(free, sent, tuple(models.packages(settings.model)))
-    pythons = {machines.facts[host.name].python for host in machines.hosts}
-    if settings.requirements is None or len(pythons) != 1:
-        return Control(free, imports=settings.imports)
-    try:
-        made = layer.of(settings.requirements, machines.environment)
-    except UserError as error:
-        return Control(free, no_layer=error.problems)
-    modules = frozenset(made.modules())
-    return Control(free, imports=settings.imports, layer=made, modules=modules)
+    if isinstance(settings, Script):
+        return Control(free)
+    sent = code.current(models.folder(settings.model)).names
+    return Control(free, sent, tuple(models.packages(settings.model)))
 
 
 def at(hosts: list[Host], needs: Requirements, *, without_missing: bool = False) -> OpenMachines:

@@ -1,5 +1,5 @@
-"""What a script of the user's wrote into its OUTPUT= folders, brought here at the end; and the
-trainer's newest checkpoint, handed on to a machine that had no part.
+"""What a script of the user's wrote, brought here at the end; and the trainer's newest checkpoint,
+handed on to a machine that had no part.
 
 Here the names come from the machines, too. So they are checked as what they send is (collect.py):
 a name leads nowhere but below the machine's own part of the run's folder, and files have a number
@@ -8,6 +8,7 @@ and a size together that no machine can exceed.
 
 from __future__ import annotations
 
+import filecmp
 import mmap
 import re
 from collections.abc import Callable, Mapping
@@ -33,9 +34,11 @@ from launcher.collect import (
 from launcher.collect import newest as newest_step
 from launcher.folders import disk_free, relative
 from launcher.machines.engine import Node, place_of, talk
+from launcher.plan.files import CACHES
 from launcher.plan.script import WORK
 
 MOST_FILES = 2000  # of a machine
+EVERYWHERE = (".",)
 DEEPEST = 16  # folders
 LIST = (
     'cd "$1" 2>/dev/null || exit 0; shift; for one; do test ! -d "./$one" || '
@@ -88,7 +91,8 @@ def _read(word: bytes, folders: tuple[str, ...]) -> Written | None:
     odd = any(part in ("", ".", "..") or len(part.encode()) > 200 for part in parts)
     if odd or len(parts) > DEEPEST or "\ufffd" in match[3]:
         return None
-    return Written(f"{match[4]}/{match[3]}", int(match[2]), int(match[1]))
+    name = str(PurePosixPath(match[4], match[3]))
+    return Written(name, int(match[2]), int(match[1]))
 
 
 def bring(
@@ -97,23 +101,54 @@ def bring(
     folders: tuple[str, ...],
     folder: Path,
     limit: int,
+    sent: Mapping[str, tuple[int, int]],
 ) -> list[str]:
-    """Bring these folders of every machine into the run's `folder`, up to `limit` bytes of each
+    """Bring these folders of every machine into the run's `folder`, or without any all that is new
+    or changed against what was `sent` (size and unix time by name), up to `limit` bytes of each
     machine, the newest files first; `there` are the machines' folders of the run. Returns sentences
     on what came and what did not. Raises Unwritable."""
-    if not folders:
-        return []
-    return of_each(there, lambda h: _bring_all(nodes[h], there[h], folders, folder, limit), nodes)
+
+    def work(host: str) -> list[str]:
+        return _bring_all(nodes[host], there[host], folders or EVERYWHERE, folder, limit, sent)
+
+    return [*of_each(there, work, nodes), *_once(folder, list(there))]
+
+
+def _once(folder: Path, hosts: list[str]) -> list[str]:
+    """Keep once what several machines wrote alike; the first of them keeps it."""
+    first: dict[Path, Path] = {}
+    said = []
+    for host in hosts:
+        alike = 0
+        for path in sorted((folder / WORK / host).rglob("*")):
+            own = path.relative_to(folder / WORK / host)
+            other = first.setdefault(own, path)
+            if other is not path and path.is_file() and filecmp.cmp(path, other, shallow=False):
+                path.unlink()
+                alike += 1
+        if alike:
+            said.append(f"{host}: {counted(alike, 'file')} equal to another machine's, kept once")
+    return said
 
 
 def _bring_all(
-    node: Node, there: str, folders: tuple[str, ...], folder: Path, limit: int
+    node: Node,
+    there: str,
+    folders: tuple[str, ...],
+    folder: Path,
+    limit: int,
+    sent: Mapping[str, tuple[int, int]],
 ) -> list[str]:
     host = node.host.name
     try:
-        files = listing(node, there, folders)
+        every = listing(node, there, folders)
     except NotHere as error:
-        return [f"{host}: what is in {', '.join(folders)} was not collected: {error}."]
+        return [f"{host}: what the script wrote was not collected: {error}."]
+    files = [
+        file
+        for file in every
+        if (file.size, file.unix) != sent.get(file.name) and not CACHES & {*file.name.split("/")}
+    ]
     came, left = 0, limit
 
     def work(name: str) -> list[str]:

@@ -148,7 +148,7 @@ class Owners:
     def _leave_busy(self, machines: OpenMachines, needs: Requirements) -> None:
         for host in [host for host in machines.hosts if host.name in self.optional]:
             own = machines.only(host)
-            wrong = judge.problems(own, needs, look.here(own, needs))
+            wrong = judge.problems(own, needs, look.here(needs))
             busy = [one.said for one in wrong if one.blocks is BUSY]
             if busy:
                 self.silent(host.name, busy[0])
@@ -318,7 +318,7 @@ class Owners:
             if not found.hosts:
                 return NO_ANSWER
             busy = not needs.options.force
-            wrong = judge.problems(found, needs, look.here(found, needs))
+            wrong = judge.problems(found, needs, look.here(needs))
             problems = [p for p in wrong if p.blocks is ALWAYS or (p.blocks is BUSY and busy)]
             facts = {**those.facts, **found.facts}
             together = OpenMachines([*those.hosts, host], {}, facts)

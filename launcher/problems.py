@@ -15,12 +15,13 @@ from launcher.machines.engine import Host
 class Blocks(Enum):
     """Whether a problem keeps a run from starting."""
 
+    NEVER = "never"  # it is said
     ALWAYS = "always"
     UNLESS_FORCED = "soft"  # FORCE=1
     BUSY = "busy"  # the same; QUEUE=1 waits until it is over
 
 
-ALWAYS, UNLESS_FORCED, BUSY = Blocks
+NEVER, ALWAYS, UNLESS_FORCED, BUSY = Blocks
 
 
 class Rule(NamedTuple):
@@ -90,8 +91,9 @@ def together(problems: Sequence[Problem]) -> list[Problem]:
 
 def refuse_or_warn(problems: Sequence[Problem], force: bool) -> list[str]:
     """The texts of those that the run starts with. Raises Refused where it must not start."""
-    stopping = [one for one in problems if one.blocks is ALWAYS or not force]
+    blocking = {ALWAYS} if force else {ALWAYS, UNLESS_FORCED, BUSY}
+    stopping = [one for one in problems if one.blocks in blocking]
     if stopping:
-        mended = not any(one.blocks is ALWAYS for one in problems)
+        mended = not any(one.blocks is ALWAYS for one in stopping)
         raise Refused(stopping, *["(FORCE=1 starts anyway.)"] * mended)
     return [one.text for one in problems]

@@ -91,7 +91,7 @@ def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) ->
     machines.close()
     problems = [*judge.data(here, machines.facts[here.name], asked)]
     if importlib.util.find_spec("torch"):
-        problems += judge.model(machines, settings.model, look.here(machines, asked))
+        problems += judge.model(machines, settings.model, look.here(asked))
     else:
         said = "torch is not on this machine, so whether there is such a model was not checked"
         terminal.show(f"MODEL={settings.model}: {said}", sys.stdout)

@@ -1,5 +1,5 @@
 """What a machine does before a launch, which it then becomes:
-python -m launcher.node.prepare folder FROM FOLDER COMMAND...
+python -m launcher.node.prepare folder FROM FOLDER OUTPUT... -- COMMAND...
 python -m launcher.node.prepare links RESULT COMMAND...
 """
 
@@ -49,9 +49,12 @@ def main(argv):
             print("the link could not be measured with " + failed, file=sys.stderr)
             return 1
     else:
-        folder, command = pathlib.Path(argv[2]), argv[3:]
+        end = argv.index("--")  # what follows may have more of them
+        folder, command = pathlib.Path(argv[2]), argv[end + 1 :]
         try:
             copy(pathlib.Path(argv[1]), folder)
+            for output in argv[3:end]:  # not every script makes the folder that it saves in
+                (folder / output).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             print("the folder of the script cannot be made: {}".format(error), file=sys.stderr)
             return 1

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from launcher.plan.balance import Balance
 from launcher.plan.plan import AS_ASKED, Plan
 from launcher.plan.script import Script
 from launcher.plan.script import read as read_script
-from launcher.problems import BUSY, Problem, Refused, refuse_or_warn
+from launcher.problems import BUSY, NEVER, Problem, Refused, problem, refuse_or_warn
 from launcher.terminal import Terminal, WaitNotice, waiting
 
 QUEUE_POLL_SECONDS = 10.0
@@ -84,9 +85,8 @@ def check_machines(
         needs = Requirements(options, script, run)
         owners = Owners(hosts, options.min_nodes)
         machines = _fit(needs, owners, terminal, everybody, turn)
-        script = replace(script, layer=look.here(machines, needs).layer)
-        needs = replace(needs, settings=script)
-        return ReadyRun(options, script, machines.hosts, machines, needs, owners=owners)
+        needs = _with_packages(needs, machines)
+        return ReadyRun(options, needs.settings, machines.hosts, machines, needs, owners=owners)
     automatic = asks_auto(options)
     options = with_trainer(options, sync=strategies.EXACT) if automatic else options
     settings = trainer_settings(options)
@@ -140,8 +140,25 @@ def gather(options: Config, terminal: Terminal) -> Path:
 
 def problems_of(machines: OpenMachines, needs: Requirements) -> list[Problem]:
     """Everything that is wrong with machines for a run, the ways between them included."""
-    found = judge.problems(machines, needs, look.here(machines, needs))
-    return found or [*judge.ways(machines, look.ways(machines))]
+    found = judge.problems(machines, needs, look.here(needs))
+    fit = all(one.blocks is NEVER for one in found)
+    return [*found, *judge.ways(machines, look.ways(machines))] if fit else found
+
+
+def _with_packages(needs: Requirements, machines: OpenMachines) -> Requirements:
+    """The same with the layer of a script's packages for these machines. Raises UserError."""
+    script = needs.settings
+    if not isinstance(script, Script) or not script.requirements or judge.python(machines):
+        return needs
+    layer = _layer(script.requirements, machines.environment)
+    imports = tuple(sorted({*script.imports} - layer.modules()))
+    return replace(needs, settings=replace(script, layer=layer, imports=imports))
+
+
+@lru_cache(maxsize=1)
+def _layer(requirements: Path, environment: layers.Environment) -> layers.Layer:
+    """Once, however often a run that waits looks at the machines. Raises UserError."""
+    return layers.of(requirements, environment)
 
 
 def _hosts(options: Config) -> list[Host]:
@@ -184,8 +201,12 @@ def _look(
         machines.close()
         return owners.waits(owners.least)
     try:
+        try:
+            needs, problems = _with_packages(needs, machines), []
+        except UserError as error:
+            problems = [problem("script-packages", said=text) for text in error.problems]
         with waiting(terminal, "comparing the machines and the ways between them"):
-            problems = problems_of(machines, needs)
+            problems += problems_of(machines, needs)
         busy = [one for one in problems if one.blocks is BUSY and (queues or everybody)]
         # What waiting cannot fix is reported before the waiting begins.
         passed = refuse_or_warn([one for one in problems if one not in busy], options.force)

@@ -1,37 +1,30 @@
-"""The code that goes to the nodes: the tracked files of a few folders of the checkout and, for a
-script or a model of one's own that lies elsewhere, of the folder that it is in, compared by
+"""The code that goes to the nodes: the files of a few folders of the checkout and, for a script or
+a model of one's own that lies elsewhere, of the folder that it is in (files.py), compared by
 SHA-256.
 
 It is copied once, when it is first asked for. That copy is hashed, recorded and sent, so changes to
-the checkout while a run waits or starts again do not become part of the run. `loaded_by` says what
-a file imports.
+the checkout while a run waits or starts again do not become part of the run.
 """
 
 from __future__ import annotations
 
-import ast
 import atexit
-import contextlib
 import mmap
 import os
 import shutil
-import sys
 import tarfile
 import tempfile
-from collections import Counter
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 
 from contract import git
 from contract.errors import UserError
-from contract.text import read_text
 from launcher.machines.engine import MachineError, Node, talk
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
+from launcher.plan.files import Files, has_repository, list_files
 
 TRIES = 3
 SECONDS, LEAST = 60.0, 16 << 20  # for each begun LEAST bytes: eight machines may share 1 Gbit/s
@@ -54,14 +47,12 @@ FOLDERS = (
 )
 OWN = "own"  # where another folder goes in the tree
 LIBRARY = "library"  # where a script finds what it may import of ours
-# Files and bytes of another folder: who names a file of the home folder does not mean all of it.
-MOST_FILES, MOST_BYTES = 4000, 64 << 20
-MOST_SOURCE = 1 << 18  # bytes of a file that is parsed, in up to a thousand times as much memory
 
 
 @dataclass(frozen=True)
 class Code:
-    """Names relative to `tree`, a copy of the checkout's files, and the hash of that tree."""
+    """Names relative to `tree`, a copy of the files, and the hash of that tree; `files`: what is
+    sent of the folder of the user's own, if there is one, and what is not."""
 
     names: tuple[str, ...]
     sha256: str
@@ -69,56 +60,30 @@ class Code:
     git_diff: str
     tree: Path = CHECKOUT
     kind: str = FOLDER  # the folder of all versions, below node_dir
+    files: Files = field(default_factory=Files)
 
     @property
     def folder(self) -> str:
         """Of this version, below node_dir."""
         return f"{self.kind}/{self.sha256[:12]}"
 
+    def stats(self) -> dict[str, tuple[int, int]]:
+        """Size and unix time of the files of the user's own folder, as a machine gets them."""
+        found = {name: (self.tree / OWN / name).stat() for name in self.files.sent}
+        return {name: (one.st_size, int(one.st_mtime)) for name, one in found.items()}
+
 
 @dataclass(frozen=True)
 class Source:
-    """Files below `root` that go into the folder `into` of the tree; of a repository those that are
-    tracked or might be."""
+    """What is sent of `parts` of the folder `root`, into the folder `into` of the tree."""
 
     root: Path
     parts: tuple[str, ...]
     into: str = ""
 
-    def names(self) -> list[str]:
-        """The files, relative to `root`, sorted. Raises UserError for too many, and where git
-        cannot say which are ignored."""
-        names = _listed_by_git(self.root, self.parts)
-        if names is None:
-            names = [name for part in self.parts for name in _files(self.root, part)]
-        if not self.into:
-            return sorted(name for name in set(names) if self._goes(name))
-        # Of a folder with a million files no more are looked at than are too many.
-        kept = sorted(islice(filter(self._goes, dict.fromkeys(names)), MOST_FILES + 1))
-        self._check_size(kept)
-        return kept
-
-    def _goes(self, name: str) -> bool:
-        """Whether a file may leave this machine: .env and the like hold secrets, and a link leads
-        to files outside the folder. A name that is not UTF-8 could not be recorded."""
-        path = Path(name)
-        hidden = any(part.startswith(".") or part == "__pycache__" for part in path.parts)
-        linked = any((self.root / one).is_symlink() for one in (path, *path.parents[:-1]))
-        text = not any("\ud800" <= letter <= "\udfff" for letter in name)
-        return text and not hidden and not linked and (self.root / path).is_file()
-
-    def _check_size(self, names: list[str]) -> None:
-        sizes: Counter[str] = Counter()
-        for name in names:
-            sizes[name.partition("/")[0]] += (self.root / name).stat().st_size
-        if len(names) > MOST_FILES or sum(sizes.values()) > MOST_BYTES:
-            largest, size = sizes.most_common(1)[0]
-            raise UserError(
-                f"{self.root} would go to the machines, and has more than {MOST_FILES} files or "
-                f"{MOST_BYTES >> 20} MiB ({largest} has {size >> 20}): what is no code let git "
-                "ignore or put elsewhere, or give a folder that has the code alone (FOLDER=, or "
-                "the one of MODEL)."
-            )
+    def files(self) -> Files:
+        """Raises UserError."""
+        return list_files(self.root, self.parts)
 
 
 @lru_cache(maxsize=1)
@@ -140,15 +105,18 @@ def _snapshot(sources: list[Source]) -> Code:
     """A copy of the files that did not change meanwhile. Raises UserError, OSError."""
     tree = _scratch()
     for _ in range(TRIES):
-        named = [source.names() for source in sources]  # all, before any file is read
-        copied = [[n for n in some if _copied(s, n, tree)] for s, some in zip(sources, named)]
+        listed = [source.files() for source in sources]  # all, before any file is read
+        copied = [
+            [name for name in files.sent if _copied(source, name, tree)]
+            for source, files in zip(sources, listed)
+        ]
         names = [f"{s.into}/{name}".lstrip("/") for s, own in zip(sources, copied) for name in own]
         if len(sources) > 1:  # beside a folder of the user's own
             names += _library(tree)
         revision, diff = _revision()
         sha256 = tree_sha256(tree, names)
         if sha256 and all(_unchanged(s, own, tree) for s, own in zip(sources, copied)):
-            return Code(tuple(names), sha256, revision, diff, tree)
+            return Code(tuple(names), sha256, revision, diff, tree, files=listed[-1])
     folders = ", ".join([*FOLDERS, *(str(source.root) for source in sources[1:])])
     raise UserError(
         f"the files of {folders} change while they are copied: let what writes them end, then "
@@ -166,7 +134,7 @@ def _library(tree: Path) -> list[str]:
 
 def _unchanged(source: Source, names: list[str], tree: Path) -> bool:
     same = tree_sha256(source.root, names) == tree_sha256(tree / source.into, names)
-    return same and names == source.names()
+    return same and tuple(names) == source.files().sent
 
 
 def _scratch() -> Path:
@@ -187,51 +155,9 @@ def _copied(source: Source, name: str, tree: Path) -> bool:
     return True
 
 
-def _files(root: Path, part: str) -> Iterator[str]:
-    """The files of a part of a folder, relative to it; not many more than may go."""
-    if (root / part).is_file():
-        yield part
-        return
-    seen = 0
-    for folder, inner, names in os.walk(root / part):
-        inner[:] = [one for one in inner if not one.startswith(".") and one != "__pycache__"]
-        yield from (str((Path(folder) / name).relative_to(root)) for name in names)
-        seen += len(names)
-        if seen > 2 * MOST_FILES and root != CHECKOUT:
-            return
-
-
-def _listed_by_git(root: Path, parts: tuple[str, ...]) -> list[str] | None:
-    """The files that git does not ignore; None where there is no repository. Raises UserError where
-    git does not list one: what it ignores may be keys."""
-    repository = git.root_of(root.resolve())
-    if repository is None or (root == CHECKOUT and not _is_repository()):
-        return None
-    words = ("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *parts)
-    try:
-        return [name for name in git.run(root, *words).split("\0") if name]
-    except UserError as error:
-        if root == CHECKOUT:  # on NTFS, or in a container: its folders are known
-            return None
-        remedy = (
-            "do so, or give another FOLDER="
-            if "safe.directory" in str(error)
-            else f"repair it, or remove {repository}/.git where it is no repository any more"
-        )
-        raise UserError(
-            f"{root} is not sent, since git does not say what it ignores there, such as keys and "
-            f"data. git says: {error}: {remedy}."
-        ) from None
-
-
-def _is_repository() -> bool:
-    """Whether the checkout is one: an archive may have been unpacked in somebody's repository."""
-    return os.path.lexists(CHECKOUT / ".git")
-
-
 def _revision() -> tuple[str | None, str]:
     """The checkout's commit and what differs from it; None and nothing where git has no answer."""
-    if not _is_repository():
+    if not has_repository(CHECKOUT):
         return None, ""
     try:
         revision = git.run(CHECKOUT, "rev-parse", "HEAD").strip()
@@ -278,68 +204,3 @@ def packed(code: Code) -> memoryview:
                 tar.add(code.tree / name, name)
         archive.flush()
         return memoryview(mmap.mmap(archive.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """`packages`: their names, without the standard library; `texts`: the sources that were
-    read; `broken`: what is no Python in those that were not, a clause each."""
-
-    packages: set[str]
-    texts: list[str]
-    broken: list[str]
-
-
-def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
-    """What `file` imports as it is loaded, and the modules below `roots` in their turn."""
-    left, seen = [file], set[Path]()
-    packages, texts, broken = set[str](), list[str](), list[str]()
-    while left:
-        file = left.pop()
-        if file in seen or not file.is_file():
-            continue
-        seen.add(file)
-        with contextlib.suppress(OSError, ValueError):
-            try:
-                text, body = parsed(file)
-            except SyntaxError as error:
-                broken.append(f"{file.name}, line {error.lineno}: {error.msg}")
-                continue
-            texts.append(text)
-            for module in _imported(body):
-                beside = [root / module.replace(".", "/") for root in roots]
-                left += [one.with_suffix(".py") for one in beside]
-                left += [one / "__init__.py" for one in beside]
-                top = module.partition(".")[0]
-                if not any(_holds(root, top) for root in roots):
-                    packages.add(top)
-    return Loaded(packages - sys.stdlib_module_names, texts, broken)
-
-
-def _holds(root: Path, top: str) -> bool:
-    return (root / top).is_dir() or (root / f"{top}.py").is_file()
-
-
-def first_line(file: Path) -> str:
-    with file.open("rb") as start:
-        return start.readline(200).decode(errors="replace").strip()
-
-
-def parsed(file: Path) -> tuple[str, list[ast.stmt]]:
-    """The text and the statements of a Python file. Raises SyntaxError, OSError and ValueError."""
-    text = read_text(file, MOST_SOURCE)
-    try:
-        return text, ast.parse(text).body
-    except (MemoryError, RecursionError):  # of the parser's own stack
-        raise ValueError("it is nested too deeply") from None
-
-
-def _imported(body: list[ast.stmt]) -> list[str]:
-    """The modules that a source imports in any case: what it tries to import may be missing."""
-    found = []
-    for node in body:
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.append(node.module)
-    return found

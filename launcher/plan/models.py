@@ -19,7 +19,7 @@ from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Node, talk
 from launcher.machines.inventory import CHECKOUT
 from launcher.plan import code
-from launcher.plan.code import loaded_by, parsed
+from launcher.plan.sources import loaded_by, parsed
 
 TRY_SECONDS = 120.0
 
@@ -51,7 +51,7 @@ def by_path(name: str) -> str:
         raise UserError(f"MODEL={name}: there is no file {file}.")
     if not function:
         with contextlib.suppress(SyntaxError, ValueError):
-            function = next(iter(_defined(parsed(file)[1])), "")
+            function = next(iter(_defined(parsed(file))), "")
         raise UserError(
             f"MODEL={name}: name the function that returns the model, like "
             f"MODEL={path}:{function or 'function'}."
@@ -137,7 +137,7 @@ def _defined(body: list[ast.stmt]) -> list[str]:
 def _refuse_unknown(name: str, file: Path, function: str) -> None:
     """Raises UserError for a function that the file surely does not have."""
     try:
-        body = parsed(file)[1]
+        body = parsed(file)
     except SyntaxError as error:
         why = f"{file.name}, line {error.lineno}: {error.msg}: correct it."
         raise UserError(f"MODEL={name}: {why}") from None

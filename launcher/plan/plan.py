@@ -139,10 +139,11 @@ def balance(plan: Plan) -> str:
 
 def script_lines(script: dict[str, Any]) -> list[str]:
     """What is sent, and what comes back."""
-    back = ", ".join(script["outputs"]) or "nothing but records: OUTPUT= names folders"
+    back = ", ".join(script["outputs"]) or "what it writes beside its code (OUTPUT= names folders)"
     packages = ", ".join(f"{name} {version}" for name, version in script["packages"].items())
     return [
         f"script {shlex.join(script['words'])}, with {script['folder']}",
+        *script["sent"],
         f"packages: {packages or 'those of the environment'}",
         f"comes back: {back}",
     ]
@@ -319,7 +320,8 @@ def _script(
     paths = [work, f"{folder}/{code}/{LIBRARY}", layer, env.get("PYTHONPATH", "")]
     env.update(script.environment(), TANDEM_OUTPUT=output)
     env["PYTHONPATH"] = ":".join(filter(None, paths))
-    return [host.env_python, "-m", "launcher.node.prepare", "folder", sent, work]
+    made = ["folder", sent, work, *script.outputs, "--"]
+    return [host.env_python, "-m", "launcher.node.prepare", *made]
 
 
 def _bar(columns: int, label: str) -> dict[str, str]:

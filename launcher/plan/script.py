@@ -3,10 +3,11 @@ started, and what is refused of it before any machine is asked."""
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
 
@@ -16,7 +17,9 @@ from contract.options import Config, path_of
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import VARIABLES
 from launcher.plan import code
+from launcher.plan.files import Files
 from launcher.plan.layer import Layer, beside
+from launcher.plan.sources import declares, first_line, loaded_by
 
 WORK = "work"  # of a run, on a machine and here: what the script runs in, by machine
 LAST = "{last}"  # in RESUME_ARGS: the newest checkpoint in OUTPUT
@@ -31,8 +34,9 @@ SECRET = re.compile(
     r"((?:.*[-_.])?(?:token|secret|password|passwd|(?:api[-_]?)key|credentials?))(?:=(.*))?", re.I
 )
 VALUE = re.compile(r"(?!-)(?=.*\d)(?=.*[^\d.])[^\s/]{8,}")
-# A parser's declaration of the option by which torch.distributed.launch gave the local rank.
-LOCAL_RANK = re.compile(r"""add_argument\([^)]*?["'](--local[-_]rank)["']""")
+MISSING_MODULE = re.compile(r"No module named '?([\w.]+)")
+PATHS = re.compile(r"[^\s'\"`,:;()\[\]<>]*[./][^\s'\"`,:;()\[\]<>]+")
+LOCAL_RANK = ("--local_rank", "--local-rank")  # by which torch.distributed.launch gave it
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Script:
     """What SCRIPT= and its companions ask for. `words` are what launch starts, a file below
     `folder` or -m and a module; `local_rank` is the option by which the script wants its local
     rank, as it spells it; `imports` are the packages that it loads in any case, by the names that
-    they are imported by, `broken` says which of its files our Python cannot read."""
+    they are imported by, `broken` says why our Python cannot read it."""
 
     words: tuple[str, ...]
     folder: Path
@@ -50,9 +54,10 @@ class Script:
     resume_from: str | None
     local_rank: str | None
     imports: tuple[str, ...]
-    broken: tuple[str, ...] = ()
+    broken: str | None = None
     requirements: Path | None = None
     layer: Layer | None = None  # of its packages, once the machines are known
+    files: Files = field(default_factory=Files)
     # One process for each GPU, or for each machine without one.
     device: ClassVar[str] = "auto"
     parallel: ClassVar[str] = "ddp"
@@ -89,6 +94,23 @@ class Script:
             "who reads report.html. If it is secret, give it in run_env of the inventory or a file."
         )
 
+    def unsent_in(self, error: str, host: str) -> str | None:
+        """Of the files that an error on a machine names, one that is here and was not sent: what
+        to do about it."""
+        modules = [name.replace(".", "/") for name in MISSING_MODULE.findall(error)]
+        names = [*PATHS.findall(error), *modules, *(f"{name}.py" for name in modules)]
+        for name in names:
+            # As the script there names it, or as it is called here.
+            inside = name.rpartition(f"/{WORK}/{host}/")[2].removeprefix(f"{self.folder}/")
+            inside = posixpath.normpath(inside)
+            why = self.files.why_not(inside)
+            if why and (self.folder / inside).exists():
+                return (
+                    f"{inside} is here and was not sent ({why}): have it sent, or put it where all "
+                    "machines have it, and name that path in ARGS"
+                )
+        return None
+
     def document(self) -> dict[str, Any]:
         """As plan.json has it."""
         return {
@@ -97,6 +119,7 @@ class Script:
             "arguments": list(self.arguments),
             "outputs": list(self.outputs),
             "packages": self.layer.packages if self.layer else {},
+            "sent": self.files.lines(),
         }
 
 
@@ -162,13 +185,18 @@ def read(options: Config) -> Script:
     if not root.is_dir():
         raise UserError(f"FOLDER={root}: there is no such folder.")
     file = _file(root, typed)
-    sent = code.current(root)  # which refuses a large folder before any file of it is parsed
-    found = code.loaded_by(file, [file.parent, root] if len(typed) == 1 else [root])
-    inside = file.relative_to(root).as_posix()
-    if f"{code.OWN}/{inside}" not in sent.names:
+    if file.suffix == ".ipynb":
         raise UserError(
-            f"SCRIPT={options.script}: {inside} is not sent, since git ignores it, a part of its "
-            "name begins with a dot, or it is a link."
+            f"SCRIPT={options.script}: it is a notebook, and torch's launcher starts Python: "
+            f"`jupyter nbconvert --to script {file.name}` makes {file.stem}.py of it."
+        )
+    files = code.current(root).files  # which refuses a large folder before any file is parsed
+    found = loaded_by(file, [file.parent, root] if len(typed) == 1 else [root])
+    inside = file.relative_to(root).as_posix()
+    if inside not in files.sent:
+        raise UserError(
+            f"SCRIPT={options.script}: {inside} is not sent ({files.why_not(inside)}): give one "
+            "that is, or another FOLDER=."
         )
     if shell := _shell(file):
         raise UserError(
@@ -191,7 +219,6 @@ def read(options: Config) -> Script:
             f"RESUME_FROM=self: it says which file {LAST} is: give RESUME_ARGS=, like "
             f"RESUME_ARGS='--resume {LAST}'."
         )
-    declared = [LOCAL_RANK.search(text) for text in found.texts]
     return Script(
         words=(inside,) if len(typed) == 1 else tuple(typed),
         folder=root,
@@ -200,15 +227,16 @@ def read(options: Config) -> Script:
         requirements=beside(dict.fromkeys((file.parent, root)), options.requirements),
         resume=resume,
         resume_from=options.resume_from,
-        local_rank=next((match[1] for match in declared if match), None),
-        imports=tuple(sorted(found.packages - {"tandem"})),
-        broken=tuple(found.broken),
+        local_rank=declares(found.sources, LOCAL_RANK),
+        imports=tuple(sorted(found.packages - {"tandem"} - files.modules())),
+        broken=found.broken,
+        files=files,
     )
 
 
 def _shell(file: Path) -> str | None:
     """The program that another one than Python is for, by its name or its first line."""
-    first = code.first_line(file)
+    first = first_line(file)
     named = first[2:].strip() if first.startswith("#!") and "python" not in first else ""
     return named or ("a shell" if file.suffix in SHELLS else None)
 

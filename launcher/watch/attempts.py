@@ -258,7 +258,7 @@ def _fit(
     unfit: dict[str, str] = {}
     for host in machines.hosts:
         own = machines.only(host)
-        for problem in judge.problems(own, needs, look.here(own, needs)):
+        for problem in judge.problems(own, needs, look.here(needs)):
             # A run's own processes may still be leaving the cards: only another run has a machine.
             taken = problem.code == "machine-busy" and not needs.options.force
             if problem.blocks is ALWAYS or taken:

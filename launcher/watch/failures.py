@@ -6,17 +6,20 @@ first; between machines, an error that only says "a peer is gone" ranks below an
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from contract import verbs
 from contract.errors import BAD_INPUT, DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED
+from contract.records import RANK
 from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
+from launcher.watch.lines import BETWEEN, HEAD
 
 # Gaps have a limit: with `.*`, matching a line that repeats the first word takes time that grows
 # with the square of its length.
@@ -51,10 +54,10 @@ class Failure:
 
     `source`: worker (a rank failed), launch (launch failed), gone (the machine, or the connection
     to it), guard (its guard was killed, or sends what no guard does), busy (another run has the
-    machine), paused (the control machine did not run, so the lease ended), hung (a rank for which
-    the others waited until they gave up), alone (all ranks returned 0, and some have met no
-    other). `script`: the ranks run
-    a script of the user's, whose exit codes and options are not the trainer's.
+    machine), left (a rank ended in order, and others only lost it), paused (the control machine did
+    not run, so the lease ended), hung (a rank for which the others waited until they gave up),
+    alone (all ranks returned 0, and some have met no other). `script`: the ranks run a script of
+    the user's, whose exit codes and options are not the trainer's.
     """
 
     host: str
@@ -69,11 +72,23 @@ class Failure:
     last_lines: tuple[str, ...] = ()
     first_on_node: bool = True
     script: bool = False
+    unsent: str | None = None  # a file that the error names, which is here and was not sent
 
     @cached_property
     def text(self) -> str:
         """All that is known in words."""
         return "\n".join(filter(None, [self.exception, self.message, *self.last_lines]))
+
+    @cached_property
+    def evidence(self) -> str:
+        """What known errors are looked for in: the exception, the lines that belong to it and its
+        causes. The last lines only where there is no traceback: others are mere warnings."""
+        lines = [*self.last_lines]
+        if self.signal not in (None, "SIGABRT"):
+            lines = []
+        elif self.exception:
+            lines = [self.exception, *_lines_of(self.exception, lines)]
+        return "\n".join(filter(None, [self.message, *lines]))
 
     @cached_property
     def own_words(self) -> str | None:
@@ -105,6 +120,7 @@ class Failure:
             "killed": killed and killed[1],
             "source": self.source,
             "message": self.message,
+            "exception": self.exception,
             "own": self.own_words,
             "last": f"trainer: {self.own_words}" if self.own_words else last,
         }
@@ -115,6 +131,19 @@ class Failure:
             "and_error": f": {self.exception}" if self.exception else "",
         }
         return {name: value for name, value in known.items() if value is not None} | ends
+
+
+def _lines_of(exception: str, lines: list[str]) -> Iterator[str]:
+    """The exceptions that it was caused by, and the lines that its own message goes on with."""
+    lines = [RANK.sub("", line) for line in lines]
+    for line, following in zip(lines, lines[1:]):
+        if following.startswith(BETWEEN):
+            yield line
+    ends = [number for number, line in enumerate(lines) if line.startswith(exception)]
+    for line in lines[ends[-1] + 1 :] if ends else ():
+        if line.startswith(("[", HEAD, "Exception ignored")):
+            return  # as torch's "[W1127 ..." on its way out
+        yield line
 
 
 class Rank(enum.IntEnum):
@@ -154,6 +183,7 @@ class FailureKind:
     exit_code: int | None = None  # of the run; where no kind says, it is the process's own
     one_says_why: bool | None = None  # all ranks of a machine end by it, and one says why
     no_resume: str | None = None  # why the run is not to be continued from what it saved
+    known: str | None = None  # what it means: of a script it goes before the remedy, as a hint
 
 
 def _from(*sources: str) -> Callable[[Failure], bool]:
@@ -181,7 +211,7 @@ def _killed_in_launch(name: str) -> Callable[[Failure], bool]:
 
 
 def _says(pattern: str) -> Callable[[Failure], bool]:
-    return lambda failure: bool(re.search(pattern, failure.text))
+    return lambda failure: bool(re.search(pattern, failure.evidence))
 
 
 def _lost_its_peer(failure: Failure) -> bool:
@@ -227,13 +257,20 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     FailureKind(
         _says(r"No space left on device|Disk quota exceeded|Errno 28|ENOSPC"),
         sentence="{who}: its disk is full",
+        known="its disk is full",
         remedy="make room where node_dir lies (old runs: <node_dir>/runs), then continue with "
         "`make train RESUME=latest`",
         script="make room where node_dir lies (old runs: <node_dir>/runs), then start it again",
         restart=Restart.HELPS,
     ),
     *(
-        FailureKind(_says(one.pattern), None, f"{{who}}: {one.meaning}", one.remedy, one.script)
+        FailureKind(
+            _says(one.pattern),
+            sentence=f"{{who}}: {one.meaning}",
+            remedy=one.remedy,
+            script=one.script,
+            known=one.meaning,
+        )
         for one in KNOWN_ERRORS
     ),
     *(kind for name, told in SIGNALS.items() for kind in _by_signal(name, *told)),
@@ -242,8 +279,14 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="{who} ended by {signal}",
         remedy=READ_BELOW,
     ),
+    FailureKind(
+        lambda failure: failure.script and failure.source == "worker",
+        sentence="{who}: {exception}",
+        remedy=READ_BELOW,
+        reason="{who} failed: {exception}",
+    ),
     # No process says another.
-    FailureKind(_from("busy", "paused", "gone", "guard", "hung", "alone"), exit_code=1),
+    FailureKind(_from("busy", "paused", "gone", "guard", "hung", "alone", "left"), exit_code=1),
     FailureKind(
         _from("busy"),
         rank=Rank.BUSY,
@@ -267,6 +310,13 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         script="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); with "
         "RESUME_ARGS= and MAX_RESTARTS=3 a run starts again",
         reason="{who} hung",
+    ),
+    FailureKind(
+        _from("left"),
+        sentence="{who} {message}",
+        remedy="give each rank as many batches: by a DistributedSampler, drop_last=True of the "
+        "loader, or DistributedDataParallel's join()",
+        reason="{who} had ended before the others",
     ),
     FailureKind(
         _from("alone"),
@@ -361,14 +411,21 @@ def explained(failure: Failure) -> tuple[str, str]:
     """One sentence about what happened, and one about what to do; its commands keep the run's list
     of machines, for the report prints them, too."""
     words = failure.words()
-    for kind in FAILURE_KINDS:
-        if kind.sentence is not None and kind.fits(failure):
-            try:
-                remedy = (failure.script and kind.script) or kind.remedy or READ_BELOW
-                return kind.sentence.format_map(words), verbs.with_inventory(remedy)
-            except KeyError:  # a word that is not known
-                continue
+    told = [kind for kind in FAILURE_KINDS if kind.sentence is not None and kind.fits(failure)]
+    hints = [kind for kind in told if kind.known and failure.script]
+    for kind in told:
+        if kind not in hints:
+            with contextlib.suppress(KeyError):  # a word that is not known
+                sentence = str(kind.sentence).format_map(words)
+                remedy = _remedy(kind, failure)
+                if hints:
+                    remedy = f"perhaps {hints[0].known}: {_remedy(hints[0], failure)}"
+                return sentence, failure.unsent or verbs.with_inventory(remedy)
     raise AssertionError("the last kind fits every failure")
+
+
+def _remedy(kind: FailureKind, failure: Failure) -> str:
+    return (failure.script and kind.script) or kind.remedy or READ_BELOW
 
 
 def document(failure: Failure) -> dict[str, Any]:

@@ -45,7 +45,8 @@ def sync_code(plan: Plan, machines: OpenMachines, say: Callable[[str], None]) ->
     """Send the code to machines that lack this version. Raises MachineError."""
     now = code.current(plan.own_folder)
     folders = {node.host: node.cwd for node in plan.nodes}
-    _sync(now, folders, machines, lambda names: say(f"code {now.sha256[:12]} goes to {names}"))
+    own = f" ({', '.join(now.files.lines()[:1])})" if plan.script else ""
+    _sync(now, folders, machines, lambda names: say(f"code {now.sha256[:12]}{own} goes to {names}"))
 
 
 def sync_layer(layer: Layer, machines: OpenMachines, say: Callable[[str], None]) -> None:

@@ -135,14 +135,20 @@ KNOWN_ERRORS = (
         "a Python package is missing in the node's environment",
         "run `make provision`; what your own model needs beside that, install with the pip of "
         "that environment",
-        "run `make provision`; what the script needs beside that, install with the pip of that "
-        "environment",
+        "name it in requirements.txt beside the script (docs/own-script.md)",
     ),
     KnownError(
         r"DataLoader worker .* (killed by signal: Bus error|is killed by signal)",
         "a loader process was killed, mostly for lack of shared memory",
         "give ARGS='--workers 0', or more /dev/shm",
         "give its DataLoader num_workers=0, or the machine more /dev/shm",
+    ),
+    KnownError(
+        r"DataLoader worker .* exited unexpectedly|before the current process has finished its boo",
+        "a loader process ended by itself",
+        "read what it printed in nodes/<host>/rank<k>.log",
+        "read what it printed in nodes/<host>/rank<k>.log; where loaders are spawned, all that the "
+        "script does has to stand below if __name__ == '__main__':",
     ),
 )
 

@@ -131,6 +131,7 @@ class Watch:
         self._failures: list[Failure] = []
         self._stage, self._since = Stage.RUNNING, now
         self._begun: set[tuple[str, int]] = set()  # processes that a guard reported
+        self._left: list[tuple[str, int, float]] = []  # ranks that ended in order, and when
         self._notice: WaitNotice | None = WaitNotice(
             logs.terminal, "starting (torch, network, data)"
         )
@@ -296,7 +297,10 @@ class Watch:
             self._fail(self._failure(host, source, message=message))
 
     def _worker_exit(self, host: str, frame: dict[str, Any]) -> None:
-        if frame["exit_code"] == 0 or self._ending:
+        if self._ending:
+            return
+        if frame["exit_code"] == 0:
+            self._left.append((host, frame["rank"], self._seconds()))
             return
         if self._asked and not frame["first"]:
             return
@@ -434,6 +438,13 @@ class Watch:
             if frame["reason"] == "alone":  # only now: the others were to end by themselves
                 finished = False
                 self._fail(self._failure(host, "alone", message=frame["message"]))
+        if self._left and self._failures and all(one.peer_lost for one in self._failures):
+            host, rank, after = self._left[0]  # only now: the other machine may have said it later
+            other = f"{self._failures[0].host}, rank {self._failures[0].rank}"
+            message = (
+                f"had ended in order after {after:.0f} s, while {other} went on and waited for it"
+            )
+            self._failures.append(self._failure(host, "left", rank=rank, message=message))
         status = "finished" if finished else "stopped" if self._asked else "failed"
         return Outcome(
             status=status,

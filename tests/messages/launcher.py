@@ -58,6 +58,7 @@ FAILURES = {
     "gone": machine("gone", message="no heartbeat for 15 s"),
     "hung": worker(source="hung", message="no step for 120 s: its process is stopped"),
     "alone": machine("alone", message="rank 1 met no other in 60 s: no group", script=True),
+    "left": worker(source="left", message="had ended in order after 9 s, while node2, rank 1 ..."),
     "guard": machine("guard", exit_code=9, message="it was killed after 7 s"),
     "diverged": worker(exit_code=errors.DIVERGED, last_lines=("trainer: the loss is NaN",)),
     "diverged without a word": worker(exit_code=errors.DIVERGED),
@@ -93,6 +94,7 @@ FAILURES = {
     "apex": printed("ModuleNotFoundError: No module named 'apex'"),
     "module": printed("ModuleNotFoundError: No module named 'timm'"),
     "loader": printed("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."),
+    "spawned": printed("RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"),
 }
 
 

@@ -98,8 +98,8 @@ READS = {
         launcher/control.py launcher/folders.py launcher/engines/ssh.py
         launcher/machines/inventory.py launcher/node/owner.py launcher/node/pairprobe.py
         launcher/node/machine_lock.py launcher/node/probe.py launcher/outputs.py
-        launcher/plan/code.py launcher/plan/layer.py
-        launcher/plan/models.py launcher/plan/requirements.py
+        launcher/plan/code.py launcher/plan/files.py launcher/plan/layer.py
+        launcher/plan/models.py launcher/plan/requirements.py launcher/plan/sources.py
         launcher/status.py launcher/top.py launcher/watch/attempts.py
         launcher/watch/records.py report/files.py tandem/compat.py
         tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py

@@ -19,7 +19,7 @@ from contract.errors import UserError
 from launcher import checkpoints, collect, outputs, owners, remote
 from launcher.machines.owned import SIGNS, Owner
 from launcher.node import owner
-from launcher.plan import code, layer, models, requirements
+from launcher.plan import layer, models, requirements, sources
 from planning import PlanError, network_netplan
 from report.comparing import read_cells
 from tests.fuzz import damaged, many, odd
@@ -203,8 +203,8 @@ def test_any_source_is_looked_through(source, function):
         (Path(name) / "helpers.py").write_bytes(source)
         path = Path(name) / "train.py"
         path.write_bytes(source)
-        found = code.loaded_by(path, [Path(name)])
-        assert all(isinstance(one, str) for one in (*found.packages, *found.texts))
+        found = sources.loaded_by(path, [Path(name)])
+        assert all(isinstance(one, str) for one in found.packages)
         for wanted in (function, "build", "made", "buildd"):
             with contextlib.suppress(UserError):
                 models._refuse_unknown("m", path, wanted)

@@ -25,7 +25,7 @@ from launcher.engines import ssh
 from launcher.machines import inventory
 from launcher.node import owner
 from launcher.node import probe as machine
-from launcher.plan import code, requirements
+from launcher.plan import requirements, sources
 from launcher.watch import records
 from launcher.watch.attempts import RECORDED
 from launcher.watch.guards import Frames
@@ -256,7 +256,7 @@ def a_list_of_packages(folder, count):
 def a_source(folder, count):
     path = folder / "train.py"
     path.write_text("import torch\n" * (count // 2))
-    return lambda: code.loaded_by(path, [folder])
+    return lambda: sources.loaded_by(path, [folder])
 
 
 def a_log(folder, count):

@@ -9,7 +9,7 @@ import pytest
 
 from contract.errors import UserError
 from launcher.engines.local import LocalNode
-from launcher.plan import code
+from launcher.plan import code, files
 from launcher.watch import guards
 from tests.unit.launcher.launcher_values import host
 
@@ -24,6 +24,7 @@ def checkout(tmp_path, monkeypatch):
         names = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
         subprocess.run(["git", *names, *argv], cwd=root, check=True)
     monkeypatch.setattr(code, "CHECKOUT", root)
+    monkeypatch.setattr(files, "CHECKOUT", root)
     code.current.cache_clear()
     yield root
     code.current.cache_clear()
@@ -156,21 +157,21 @@ def test_the_folder_of_one_s_own_model_goes_along_by_the_same_rules(checkout, ta
     one, folder = target
     code.send(now, {one.name: LocalNode(one)}, {one.name: folder})
     sent = Path(folder)
-    files = {str(path.relative_to(sent)) for path in sent.rglob("*") if path.is_file()}
-    assert files == set(now.names)
+    there = {str(path.relative_to(sent)) for path in sent.rglob("*") if path.is_file()}
+    assert there == set(now.names)
     guards.check_code(now.sha256, [one], {one.name: LocalNode(one)}, {one.name: folder})
     subprocess.run(["git", "init", "-q"], cwd=mine, check=True)
     (mine / ".gitignore").write_text("parts/\n")
     code.current.cache_clear()
-    assert code.current(mine).names[:2] == ("trainer/loop.py", "own/net.py")
+    assert code.current(mine).files.sent == (".gitignore", "net.py")
 
 
 def test_a_folder_that_holds_more_than_a_model_is_not_sent(checkout, mine, monkeypatch):
     """Whoever names a file in the home folder does not mean to send all of it."""
-    monkeypatch.setattr(code, "MOST_FILES", 3)
+    monkeypatch.setattr(files, "MOST_FILES", 3)
     for number in range(3):
         (mine / f"{number}.txt").write_text("")
-    with pytest.raises(UserError, match="or give a folder that has the code alone"):
+    with pytest.raises(UserError, match="or give the folder that has the code alone"):
         code.current(mine)
 
 

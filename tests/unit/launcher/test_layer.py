@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -20,7 +21,7 @@ from contract.options import Config
 from launcher import judge, look
 from launcher.engines.local import LocalNode
 from launcher.look import OpenMachines, Requirements
-from launcher.plan import layer
+from launcher.plan import checks, layer
 from launcher.plan.layer import Environment
 from launcher.plan.script import Script
 from launcher.watch import guards
@@ -232,12 +233,16 @@ def test_machines_get_the_same_files_once(index, asks, tmp_path):
 def judged(script, *environments):
     known = {f"node{n}": facts(n, **one) for n, one in enumerate(environments, 1)}
     machines = OpenMachines([host(n) for n, _ in enumerate(known, 1)], {}, known)
-    asked = Requirements(Config(data=""), script)
-    return judge.problems(machines, asked, look.here(machines, asked))
+    asked = checks._with_packages(Requirements(Config(data=""), script), machines)
+    with mock.patch.object(layer, "of", side_effect=AssertionError("a look makes no layer")):
+        for _ in range(2):
+            checks._with_packages(asked, machines)
+            wrong = judge.problems(machines, asked, look.here(asked))
+    return wrong
 
 
 def test_environments_that_differ_get_no_layer(index, asks):
-    script = Script(("train.py",), Path(), (), (), (), None, None, ("tool",), (), asks("tool"))
+    script = Script(("train.py",), Path(), (), (), (), None, None, ("tool",), None, asks("tool"))
     same = {"distributions": THERE}
     assert judged(script, same, same) == []
     lacks = {"distributions": {**THERE, "base": "1.1"}}

@@ -76,16 +76,29 @@ def test_the_folders_that_were_named_come_from_every_machine(nodes, there, run):
     wrote(there, "node2", "secret.txt")
     Path(there["node1"], "work/node1/out/linked").symlink_to(Path(there["node2"], "work"))
     Path(there["node1"], "work/node1/out/link.txt").symlink_to("deep/a.txt")
-    said = outputs.bring(nodes, there, ("out", "missing"), run, 1 << 20)
+    said = outputs.bring(nodes, there, ("out", "missing"), run, 1 << 20, {})
     assert here(run) == ["work/node1/out/deep/a.txt", "work/node2/out/a name with spaces.txt"]
     assert (run / "work/node1/out/deep/a.txt").read_text() == "one"
     assert said == ["node1: 1 file in work/node1", "node2: 1 file in work/node2"]
 
 
+def test_without_a_name_all_that_is_new_or_changed_comes_once(nodes, there, run):
+    sent = {"train.py": (1, 5), "notes.txt": (1, 5)}
+    for name in there:
+        wrote(there, name, "train.py", at=5)
+        wrote(there, name, "notes.txt", at=6)
+        wrote(there, name, "__pycache__/train.pyc")
+        wrote(there, name, "a/result.txt", name)
+    said = outputs.bring(nodes, there, (), run, 1 << 20, sent)
+    names = ("a/result.txt", "notes.txt")
+    assert here(run) == [*(f"work/node1/{name}" for name in names), "work/node2/a/result.txt"]
+    assert said[-1].startswith("node2: 1 file equal")
+
+
 def test_a_machine_brings_so_many_bytes_the_newest_first(nodes, there, run):
     wrote(there, "node1", "out/old.pt", "o" * 600, at=1)
     wrote(there, "node1", "out/new.pt", "n" * 600, at=2)
-    said = outputs.bring(nodes, there, ("out",), run, 1000)
+    said = outputs.bring(nodes, there, ("out",), run, 1000, {})
     assert here(run) == ["work/node1/out/new.pt"]
     assert any("out/old.pt was not collected: with it this machine's files" in one for one in said)
 
@@ -111,7 +124,7 @@ def test_a_name_that_leads_elsewhere_is_no_file(nodes, there, run, name):
     liar.names = (name.replace("\x1b", "\\033"), "b", "b/c", "good.txt")
     wrote(there, "node1", "out/b/c")
     wrote(there, "node1", "out/good.txt")
-    outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000)
+    outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000, {})
     assert here(run) == ["work/node1/out/good.txt"]
 
 
@@ -119,11 +132,11 @@ def test_a_name_that_leads_elsewhere_is_no_file(nodes, there, run, name):
 def test_what_was_a_file_and_is_a_folder_is_that_file_s_trouble(nodes, there, run, before, after):
     """Of a run that goes on; not a disk that is full, by which nothing more would be brought."""
     wrote(there, "node1", f"out/{before}")
-    outputs.bring(nodes, there, ("out",), run, 1 << 20)
+    outputs.bring(nodes, there, ("out",), run, 1 << 20, {})
     shutil.rmtree(Path(there["node1"], "work/node1/out"))
     wrote(there, "node1", f"out/{after}", at=2)
     wrote(there, "node1", "out/c.txt", at=1)
-    said = outputs.bring(nodes, there, ("out",), run, 1 << 20)
+    said = outputs.bring(nodes, there, ("out",), run, 1 << 20, {})
     assert here(run) == [f"work/node1/out/{before}", "work/node1/out/c.txt"]
     assert any(f"out/{after} was not collected: here something else has its na" in s for s in said)
 
@@ -148,10 +161,10 @@ def test_whatever_a_reader_of_one_machine_raises_the_other_s_files_come(
     calls = []
     monkeypatch.setattr(outputs, reader, once)
     wrote(there, "node1", "out/a.pt")
-    wrote(there, "node2", "out/a.pt")
-    said = outputs.bring(nodes, {"node1": there["node1"]}, ("out",), run, 1 << 20)
+    wrote(there, "node2", "out/a.pt", "another")
+    said = outputs.bring(nodes, {"node1": there["node1"]}, ("out",), run, 1 << 20, {})
     assert "not collected: " in said[0] and "ZeroDivisionError: planted" in said[0]
-    outputs.bring(nodes, there, ("out",), run, 1 << 20)
+    outputs.bring(nodes, there, ("out",), run, 1 << 20, {})
     assert here(run) == ["work/node1/out/a.pt", "work/node2/out/a.pt"]
     calls.clear()
     assert checkpoints.held_by(nodes, there, ("out",))["node2"]
@@ -161,7 +174,7 @@ def test_more_files_than_a_run_takes_are_counted(nodes, there, run, monkeypatch)
     monkeypatch.setattr(outputs, "MOST_FILES", 2)
     for number in range(4):
         wrote(there, "node1", f"out/{number}", at=number)
-    told = outputs.bring(nodes, there, ("out",), run, 1000)
+    told = outputs.bring(nodes, there, ("out",), run, 1000, {})
     assert here(run) == ["work/node1/out/2", "work/node1/out/3"]
     assert any("2 older files stay there" in one for one in told)
 

@@ -13,10 +13,11 @@ import pytest
 from contract.errors import OUT_OF_MEMORY, STOPPED, UserError
 from contract.options import Config
 from launcher import cli, look, options
-from launcher.look import Control, OpenMachines, Requirements
+from launcher.look import OpenMachines, Requirements
 from launcher.machines import inventory
 from launcher.node import prepare, supervisor
 from launcher.plan import checks, code, plan, script
+from launcher.problems import refuse_or_warn
 from launcher.terminal import Terminal
 from launcher.watch import failures
 from report.rerun import train_line
@@ -101,7 +102,8 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
         (["--script", "train.py", "--resume-from", "self"], "give RESUME_ARGS="),
         (["--script", "train.py", "--resume-from", "node1"], "choose self, or leave it out"),
         (["--script", "train.py", "--max-restarts", "2"], "RESUME_ARGS='--resume {last}'"),
-        (["--script", ".hidden.py"], "is not sent"),
+        (["--script", ".tools/train.py", "--folder", "."], "is not sent (hidden"),
+        (["--script", "train.ipynb"], "it is a notebook"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_any_machine_is_asked(
@@ -110,7 +112,9 @@ def test_what_cannot_be_meant_is_refused_before_any_machine_is_asked(
     def ask(*_):
         raise AssertionError("a machine was asked")
 
-    (project / ".hidden.py").write_text("")
+    (project / ".tools").mkdir()
+    (project / ".tools/train.py").write_text("")
+    (project / "train.ipynb").write_text('{"cells": [null]}')
     (project / "run.sh").write_text("#!/bin/sh\ntrue\n")
     (project / "other.sh").write_text("true\n")
     monkeypatch.chdir(project)
@@ -162,20 +166,57 @@ def test_the_local_rank_is_given_where_the_parser_has_it_as_it_spells_it(project
     assert supervisor.arguments(given, None, 0) == given
 
 
+OTHERS = """
+import argparse
+{}
+
+def parse():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int)
+    return parser.parse_args()
+
+def evaluate():
+    return 1
+
+if __name__ == "__main__":
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("own", "helpers", "wants"),
+    [
+        ("# parser.add_argument('--local_rank')\n'add_argument(\"--local_rank\")'", "", False),
+        ("from helpers import evaluate\ndef parse(): pass", OTHERS.format("", "parse()"), False),
+        ("import helpers", "if __name__ == '__main__': p.add_argument('--local_rank')", False),
+        ("from helpers import parse", OTHERS.format("", "pass"), True),
+        ("import helpers\nhelpers.parse()", OTHERS.format("", "pass"), True),
+        ("from helpers import args", OTHERS.format("args = None", "pass") + "args = parse()", True),
+        ("from helpers import Own", "class Base:\n  def a(p): p.add_argument('--local_rank')\n"
+         "class Own(Base): pass", True),
+        ("if __name__ == '__main__':\n  p.add_argument('-l', '--local_rank', default=0)", "", True),
+    ],
+)  # fmt: skip
+def test_the_local_rank_is_given_to_no_other_program_s_parser(project, own, helpers, wants):
+    (project / "train.py").write_text(own)
+    (project / "helpers.py").write_text(helpers)
+    assert (read(project).local_rank == "--local_rank") == wants
+
+
 def test_what_it_imports_is_asked_of_every_machine_and_named(project):
     found = read(project)
     assert found.imports == ("pandas", "torch", "yaml")  # neither its own modules nor wandb
     hosts = [host(1), host(2)]
     needs = Requirements(asked(project), found)
     assert look.question(hosts[0], hosts, needs)["packages"] == ["pandas", "torch", "yaml"]
-    control = Control(1 << 40, imports=found.imports)
-    (problem,) = problems(hosts, [facts(1), facts(2, missing=["pandas"])], needs, control)
+    (problem,) = problems(hosts, [facts(1), facts(2, missing=["pandas"])], needs)
     assert (problem.code, problem.labels) == ("script-imports", ("node2 (192.0.2.2)",))
+    assert refuse_or_warn([problem], force=False) == [problem.text]  # it may find them all the same
 
 
 def test_what_no_machine_can_read_is_named_before_the_run(project):
-    """A module of its own, too. A machine whose Python is newer may know what ours does not."""
-    (project / "helpers.py").write_text("import yaml\ndef f(:\n")
+    """A machine whose Python is newer may know what ours does not."""
+    (project / "train.py").write_text("import yaml\ndef f(:\n")
     found, hosts = read(project), [host(1), host(2)]
     for ours, wrong in (("9.9.1", 0), ("3.9.2", 1)):
         there = [facts(1, versions={**VERSIONS, "python": "9.9.1"})]
@@ -220,9 +261,9 @@ def test_each_run_has_its_own_copy_which_keeps_what_it_wrote(tmp_path):
     assert (work / "parts/a.py").read_text() == "2"
     assert (work / "out/last.pt").read_text() == "saved"
     argv = [sys.executable, "-m", "launcher.node.prepare", "folder", str(sent), str(work)]
-    show = [sys.executable, "-c", "import os; print(os.getcwd())"]
-    done = subprocess.run([*argv, *show], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{work}\n"
+    show = [sys.executable, "-c", "import os; print(os.getcwd(), os.listdir('saved'))", "--"]
+    done = subprocess.run([*argv, "saved/a", "--", *show], capture_output=True, text=True)
+    assert done.stdout == f"{work} ['a']\n", done.stderr
 
 
 def test_a_folder_of_30_gb_is_refused_before_anything_is_read(project, monkeypatch):
@@ -231,7 +272,7 @@ def test_a_folder_of_30_gb_is_refused_before_anything_is_read(project, monkeypat
         with (project / f"data/{number}.bin").open("wb") as file:
             file.truncate(1 << 30)
     monkeypatch.setattr(code.shutil, "copy2", lambda *_: pytest.fail("a file was read"))
-    with pytest.raises(UserError, match=r"64 MiB \(data has 30720\): what is no code let git ign"):
+    with pytest.raises(UserError, match=r"1.07 GB \(data has 32.2 GB\): let git ignore what is no"):
         read(project)
 
 

@@ -249,6 +249,28 @@ end("failed")
 """
 
 
+LEFT = """
+say(type="worker_exit", rank=1, first=True, exit_code=0, signal=None, exception=None)
+end("finished")
+"""
+
+
+@pytest.mark.parametrize(
+    ("exception", "source"),
+    [
+        ("RuntimeError: [gloo/x.cc] Connection closed by peer [192.0.2.2]:1", "left"),
+        ("ValueError: of its own", "worker"),
+    ],
+)
+def test_a_rank_that_left_in_order_is_why_another_lost_it(tmp_path, monkeypatch, exception, source):
+    """As where ranks have unequal numbers of batches; whichever is heard of first."""
+    monkeypatch.setattr("launcher.watch.watch.SETTLE", 5)
+    for later in ("", "time.sleep(0.3)"):
+        outcome, _ = watch(tmp_path, [GIVES_UP % (0, exception), later + LEFT])
+        who = ("node2", 1) if source == "left" else ("node1", 0)
+        assert (outcome.cause.source, outcome.cause.host, outcome.cause.rank) == (source, *who)
+
+
 @pytest.mark.parametrize(
     ("exception", "source"),
     [

@@ -1,0 +1,222 @@
+"""Which files of a folder are sent to the machines: each is, or there is a reason why not. What git
+ignores is git's own word, of each repository in the folder by its own rules."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+from contract import git
+from contract.errors import UserError
+from contract.text import counted, size
+from launcher.machines.inventory import CHECKOUT
+
+MOST_FILES, MOST_BYTES = 50_000, 1 << 30
+# By these names a file is never sent, tracked or not. (id_rsa is one, id_mapping.py is none.)
+SECRETS = re.compile(
+    r"\.env.*|.*\.(pem|key|p12|pfx|ppk|jks|kdbx|ovpn)|id_\w+|[._]netrc|\.\w+_history|\.pgpass"
+    r"|\.git-credentials|\.pypirc|\.npmrc|\.s3cfg|\.boto|\.my\.cnf|\.htpasswd|\.[XI]\w*authority"
+    r"|credentials(\.json)?|client_secret.*\.json|kaggle\.json",
+    re.IGNORECASE,
+)
+CACHES = {"__pycache__", ".ipynb_checkpoints", ".mypy_cache", ".pytest_cache", ".ruff_cache"}
+ENVIRONMENTS = re.compile(r"(.+)/(pyvenv\.cfg|conda-meta/history)", re.DOTALL)
+MOST_NAMES = 5  # that are shown for a reason
+
+
+@dataclass(frozen=True)
+class Files:
+    """Names below a folder: of the files that are sent, and why others are not. A name there that
+    ends in a slash stands for all that is in a folder."""
+
+    sent: tuple[str, ...] = ()
+    unsent: tuple[tuple[str, str], ...] = ()
+    size: int = 0
+
+    def lines(self) -> list[str]:
+        """For people: what is sent, and a line for each reason."""
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.unsent:
+            reasons.setdefault(reason, []).append(name)
+        lines = [f"sent: {counted(len(self.sent), 'file')}, {size(self.size)}"]
+        for reason, names in reasons.items():
+            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            lines.append(f"not sent, {reason}: {', '.join(names[:MOST_NAMES])}{more}")
+        return lines
+
+    def modules(self) -> set[str]:
+        """What one of these files, or a folder of them, could be imported as from somewhere."""
+        return {part.partition(".")[0] for name in self.sent for part in PurePosixPath(name).parts}
+
+    def why_not(self, name: str) -> str | None:
+        """Why the file or folder of this name is not sent; None where that is not known."""
+        return next((why for one, why in self.unsent if _is_in(name, one.rstrip("/"))), None)
+
+
+def list_files(root: Path, parts: tuple[str, ...] = (".",)) -> Files:
+    """What of these parts of a folder is sent. Raises UserError where git does not say what it
+    ignores, and for too much."""
+    unsent: dict[str, str] = {}
+    # Of a folder with a million files no more are looked at than are too many.
+    those = dict(islice(_candidates(root, "", parts, unsent), 4 * MOST_FILES))
+    environments = {match[1] for name in those if (match := ENVIRONMENTS.fullmatch(name))}
+    sent, links = dict[str, int](), list[str]()
+    for name, tracked in those.items():
+        path = root / name
+        if stays := _stays(name, tracked, environments):
+            unsent.update([stays])
+        elif path.is_symlink():
+            links.append(name)
+        elif path.is_file() and os.access(path, os.R_OK):
+            sent[name] = path.stat().st_size
+        elif os.path.lexists(path):  # git lists what was removed, too
+            unsent[name] = "not to be read"
+    # The deepest first, for a link may lead to a folder with others in it.
+    for name in sorted(links, key=lambda name: -name.count("/")):
+        target = _target_of(root, name)
+        leads = {one: count for one, count in sent.items() if target and _is_in(one, target)}
+        if target is None:
+            unsent[name] = "links that lead out"
+        elif not leads or _is_in(name, target):
+            unsent[name] = "links to what is not sent, or to where they are"
+        else:
+            sent.update({name + one[len(target) :]: count for one, count in leads.items()})
+    if len(sent) > MOST_FILES or sum(sent.values()) > MOST_BYTES:
+        raise _too_much(root, sent)
+    printable = {os.fsencode(n).decode(errors="backslashreplace"): w for n, w in unsent.items()}
+    return Files(tuple(sorted(sent)), tuple(sorted(printable.items())), sum(sent.values()))
+
+
+def _candidates(
+    root: Path, below: str, parts: tuple[str, ...], unsent: dict[str, str]
+) -> Iterator[tuple[str, bool]]:
+    """The files in a folder below the root, and whether git tracks them. What is in none of its
+    repositories, or ignored in one, goes to `unsent`. Raises UserError."""
+    folder = root / below
+    if not has_repository(folder):
+        for part in parts:
+            yield from _walk(root, below + part, unsent)
+        return
+    others = ("--others", "--exclude-standard")
+    ignored = _listed(folder, below, parts, *others, "--ignored", "--directory")
+    unsent |= dict.fromkeys(ignored, "ignored by git")
+    for words in (("--cached",), others):
+        for name in dict.fromkeys(_listed(folder, below, parts, *words)):
+            inner = root / name
+            if inner.is_symlink() or not inner.is_dir():
+                yield name, words != others
+            elif os.path.lexists(inner / ".git"):
+                yield from _candidates(root, name.rstrip("/") + "/", (".",), unsent)
+            else:
+                unsent[f"{name}/"] = "submodules without their files (git submodule update --init)"
+
+
+def has_repository(folder: Path) -> bool:
+    """Whether a folder is in one. Tandem's own may have been unpacked in somebody else's, or lie
+    where git does not read it (NTFS, a container); what is sent of it is known without."""
+    if folder != CHECKOUT:
+        return git.root_of(folder.resolve()) is not None
+    try:
+        return os.path.lexists(folder / ".git") and bool(git.run(folder, "rev-parse", "HEAD"))
+    except UserError:
+        return False
+
+
+def _listed(folder: Path, below: str, parts: tuple[str, ...], *words: str) -> list[str]:
+    """Names that git lists. Raises UserError where it does not: what it ignores may be keys."""
+    try:
+        said = git.run(folder, "ls-files", "-z", *words, "--", *parts)
+    except UserError as error:
+        remedy = (
+            "Do so, or give another FOLDER="
+            if "safe.directory" in str(error)
+            else f"Repair it, or remove {git.root_of(folder.resolve())}/.git where it is no "
+            "repository any more"
+        )
+        raise UserError(
+            f"{folder} is not sent, since git does not say what it ignores there, such as keys and "
+            f"data. git says: {error}\n{remedy}."
+        ) from None
+    return [below + name for name in said.split("\0") if name]
+
+
+def _walk(root: Path, part: str, unsent: dict[str, str]) -> Iterator[tuple[str, bool]]:
+    """The same where there is no repository, or only below. Raises UserError."""
+    if _holds_home(root / part):
+        raise UserError(
+            f"{root} is your home, or your home is in it, and all of it would go to the machines: "
+            "put what you mean into a folder of its own."
+        )
+    if (root / part).is_file():
+        yield part, False
+
+    def name_of(path: str) -> str:
+        return Path(path).relative_to(root).as_posix()
+
+    def keep(error: OSError) -> None:
+        unsent[f"{name_of(error.filename)}/"] = "not to be read"
+
+    for place, inner, names in os.walk(root / part, onerror=keep):
+        paths = [Path(place) / name for name in sorted(inner)]
+        links = [path for path in paths if path.is_symlink()]
+        repositories = [path for path in paths if os.path.lexists(path / ".git")]
+        inner[:] = [path.name for path in paths if path not in links + repositories]
+        for path in repositories:
+            yield from _candidates(root, f"{name_of(str(path))}/", (".",), unsent)
+        for name in [*names, *(path.name for path in links)]:
+            yield name_of(f"{place}/{name}"), False
+
+
+def _holds_home(folder: Path) -> bool:
+    try:
+        return Path.home().resolve().is_relative_to(folder.resolve())
+    except RuntimeError:  # a container's user may have none
+        return False
+
+
+def _stays(name: str, tracked: bool, environments: set[str]) -> tuple[str, str] | None:
+    """Why a file stays here, by its name and those of its folders, and which of them it is."""
+    path = PurePosixPath(name)
+    for folder in list(map(str, path.parents))[-2::-1]:
+        last = PurePosixPath(folder).name
+        if last in CACHES:
+            return f"{folder}/", "caches"
+        if folder in environments:
+            return f"{folder}/", "environments of Python"
+        if last.startswith(".") and not tracked:
+            return f"{folder}/", "hidden folders that git does not track"
+    if SECRETS.fullmatch(path.name):
+        return name, "secrets by their names"
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
+        return name, "no UTF-8 in their names"
+    return None
+
+
+def _target_of(root: Path, name: str) -> str | None:
+    """Where a link leads, by its name below the root; None for a place outside."""
+    try:
+        target, real = (root / name).resolve(), root.resolve()
+    except (OSError, RuntimeError):  # it leads to itself
+        return name
+    return target.relative_to(real).as_posix() if target.is_relative_to(real) else None
+
+
+def _is_in(name: str, folder: str) -> bool:
+    return folder == "." or name == folder or name.startswith(f"{folder}/")
+
+
+def _too_much(root: Path, sizes: dict[str, int]) -> UserError:
+    largest: Counter[str] = Counter()
+    for name, count in sizes.items():
+        largest[name.partition("/")[0]] += count
+    name, count = largest.most_common(1)[0]
+    return UserError(
+        f"{root} would go to the machines, and has more than {MOST_FILES} files or "
+        f"{size(MOST_BYTES)} ({name} has {size(count)}): let git ignore what is no code, put it "
+        "elsewhere, or give the folder that has the code alone (FOLDER=, or the one of MODEL)."
+    )

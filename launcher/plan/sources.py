@@ -1,0 +1,126 @@
+"""What a Python file imports, and which options it declares, as far as reading it says."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from contract.text import read_text
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+MOST_SOURCE = 1 << 18  # bytes of a file that is parsed, in up to a thousand times as much memory
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """`packages`: their names, without the standard library; `sources`: the statements of the file
+    and of its modules; `broken`: why the file itself is no Python, a clause."""
+
+    packages: set[str]
+    sources: list[list[ast.stmt]]
+    broken: str | None
+
+
+def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
+    """What `file` imports as it is loaded, and the modules below `roots` in their turn."""
+    start, left, seen = file, [file], set[Path]()
+    packages, sources, broken = set[str](), list[list[ast.stmt]](), None
+    while left:
+        file = left.pop()
+        if file in seen or not file.is_file():
+            continue
+        seen.add(file)
+        with contextlib.suppress(OSError, ValueError):
+            try:
+                body = parsed(file)
+            except SyntaxError as error:
+                if file == start:  # of several others of one name another may be the right one
+                    broken = f"{file.name}, line {error.lineno}: {error.msg}"
+                continue
+            sources.append(body)
+            for module in _imported(body):
+                beside = [root / module.replace(".", "/") for root in roots]
+                left += [one.with_suffix(".py") for one in beside]
+                left += [one / "__init__.py" for one in beside]
+                top = module.partition(".")[0]
+                if not any(_holds(root, top) for root in roots):
+                    packages.add(top)
+    return Loaded(packages - sys.stdlib_module_names, sources, broken)
+
+
+def _holds(root: Path, top: str) -> bool:
+    return (root / top).is_dir() or (root / f"{top}.py").is_file()
+
+
+def first_line(file: Path) -> str:
+    with file.open("rb") as start:
+        return start.readline(200).decode(errors="replace").strip()
+
+
+def parsed(file: Path) -> list[ast.stmt]:
+    """The statements of a Python file. Raises SyntaxError, OSError and ValueError."""
+    text = read_text(file, MOST_SOURCE)
+    try:
+        return ast.parse(text).body
+    except (MemoryError, RecursionError):  # of the parser's own stack
+        raise ValueError("it is nested too deeply") from None
+
+
+def _imported(body: list[ast.stmt]) -> list[str]:
+    """The modules that a source imports in any case: what it tries to import may be missing."""
+    found = []
+    for node in body:
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.append(node.module)
+    return found
+
+
+def declares(sources: Sequence[list[ast.stmt]], options: Sequence[str]) -> str | None:
+    """Which of these options a parser of the first source has. One in another source counts where
+    it is made on import, or by what the others name of it: it may be another program's."""
+    for body in sources:
+        others = (one for one in sources if one is not body)
+        reached = body if body is sources[0] else _reached(body, others)
+        for node in (node for statement in reached for node in ast.walk(statement)):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+                for text in texts:
+                    if isinstance(text, str) and text in options:
+                        return text
+    return None
+
+
+def _reached(body: list[ast.stmt], others: Iterable[list[ast.stmt]]) -> list[ast.stmt]:
+    """The statements that run where others import this source, and use what they name of it."""
+    own = {node.name: node for node in body if isinstance(node, DEFINITIONS)}
+    reached = [node for node in body if not isinstance(node, DEFINITIONS) and not _is_main(node)]
+    left = {name for statement in reached for name in _names(statement)}
+    for other in others:
+        theirs = {node.name for node in other if isinstance(node, DEFINITIONS)}
+        left |= {name for node in other for name in _names(node)} - theirs
+    while names := left & {*own}:
+        nodes = [own.pop(name) for name in names]
+        reached += nodes
+        left |= {name for node in nodes for name in _names(node)}
+    return reached
+
+
+def _names(statement: ast.AST) -> Iterator[str]:
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield node.name
+
+
+def _is_main(statement: ast.stmt) -> bool:
+    """Whether it runs only where the source is the program."""
+    return isinstance(statement, ast.If) and "__name__" in _names(statement.test)

@@ -1,0 +1,176 @@
+"""Scripts in the shapes that people have them: what is sent, what comes back, how failures are
+told. Each is a few lines, on two nodes of this machine."""
+
+import json
+import subprocess
+
+import pytest
+
+from tests.train.script_runs import CHECKOUT, train
+
+pytest.importorskip("fabric", reason="a run needs the control machine's environment")
+
+# Ranks that meet once, as all that trains together does.
+MEET = """
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+rank = dist.get_rank()
+"""
+
+
+def write(folder, files):
+    """{name: text}; returns the path of train.py."""
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder / "train.py"
+
+
+def git(folder, *words):
+    who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+
+
+def cause_of(run):
+    return json.loads((run / "attempts.json").read_text())["attempts"][-1]["first_cause"]
+
+
+def came(run):
+    work = run / "work"
+    return sorted(str(path.relative_to(work)) for path in work.rglob("*") if path.is_file())
+
+
+def test_a_folder_as_people_have_it_trains_and_what_is_new_comes_back(tmp_path):
+    """Packages by a helper's path, by a nested clone and by a link; a tracked marker and an empty
+    folder; results beside the code."""
+    script = (
+        "import paths, config, cloned.net, linked.net, absent_everywhere_but_here\n" + MEET +
+        "import pathlib\n"
+        "assert pathlib.Path('.project-root').exists()\n"
+        "pathlib.Path('saved/model.txt').write_text('same')\n"
+        "pathlib.Path(f'result-{rank}.txt').write_text(str(rank))\n"
+        "pathlib.Path('notes.txt').write_text('changed')\n"
+    )  # fmt: skip
+    helper = (
+        "import sys, os\n"
+        "sys.path.insert(0, os.path.join(os.path.dirname(__file__), '../lib'))\n"
+        "sys.modules['absent_everywhere_but_here'] = sys\n"
+    )
+    files = {"tools/train.py": script, "tools/paths.py": helper, "saved/.gitkeep": ""}
+    files |= dict.fromkeys(("lib/config.py", "cloned/net.py", ".project-root", "notes.txt"), "")
+    write(tmp_path, {**files, ".gitignore": "keys.txt\n", "keys.txt": "secret"})
+    (tmp_path / "linked").symlink_to("cloned")
+    for folder in (tmp_path / "cloned", tmp_path):
+        git(folder, "init", "-q")
+        git(folder, "add", ".")
+        git(folder, "commit", "-qm", "begun")
+    said, code, run = train(tmp_path / "tools/train.py")
+    assert code == 0, said
+    assert "imports absent_everywhere_but_here" in said and "config" not in said.split("attempt")[0]
+    assert came(run) == [
+        *("node1/notes.txt", "node1/result-0.txt", "node1/saved/model.txt"),
+        "node2/result-1.txt",
+    ]
+
+
+@pytest.mark.long
+def test_an_output_folder_is_there_before_the_script_starts(tmp_path):
+    own = MEET + "open(f'checkpoints/deep/{rank}.txt', 'w').write('1')\nopen('x', 'w')\n"
+    said, code, run = train(write(tmp_path, {"train.py": own}), "--output=checkpoints/deep")
+    assert code == 0, said
+    assert came(run) == ["node1/checkpoints/deep/0.txt", "node2/checkpoints/deep/1.txt"]
+
+
+def test_the_sentence_is_the_exception_s_whatever_was_printed_above(tmp_path):
+    """And another attempt is not explained by it."""
+    own = MEET + (
+        "import sys\n"
+        "print('No module named triton; Permission denied; No space left on device')\n"
+        "print('OSError: [Errno 28] No space left on device', file=sys.stderr, flush=True)\n"
+        "if rank == 1:\n    raise ValueError('the labels are wrong')\n"
+        "dist.barrier()\n"
+    )
+    said, code, run = train(write(tmp_path, {"train.py": own}))
+    assert code == 1, said
+    cause = cause_of(run)
+    assert cause["message"] == "node2, rank 1: ValueError: the labels are wrong"
+    assert "space" not in cause["remedy"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("body", "names"),
+    [
+        ("open('./data/train.csv')", "data/train.csv"),
+        ("import hidden.module", "hidden/module.py"),
+        ("open(__file__.replace('train.py', 'data/train.csv'))", "data/train.csv"),
+    ],
+)
+def test_a_failure_for_want_of_a_file_that_was_not_sent_says_so(tmp_path, body, names):
+    files = {"train.py": MEET + body, "data/train.csv": "1", "hidden/module.py": ""}
+    write(tmp_path, {**files, ".gitignore": "data\nhidden\n"})
+    git(tmp_path, "init", "-q")
+    said, code, run = train(tmp_path / "train.py")
+    assert code == 1, said
+    assert cause_of(run)["remedy"].startswith(f"{names} is here and was not sent (ignored by git)")
+
+
+@pytest.mark.long
+def test_a_rank_with_fewer_batches_is_the_first_cause(tmp_path):
+    own = (
+        MEET + "import torch\n"
+        "for _ in range(5 + 5 * rank): dist.all_reduce(torch.ones(1))\n"
+        "if rank == 1: dist.all_reduce(torch.ones(1))\n"
+    )
+    said, code, run = train(write(tmp_path, {"train.py": own}))
+    cause = cause_of(run)
+    assert (code, cause["host"], cause["rank"]) == (1, "node1", 0), said
+    assert "had ended in order" in cause["message"]
+
+
+@pytest.mark.long
+def test_seventy_mebibytes_are_sent(tmp_path):
+    own = MEET + "assert len(open('a.bin', 'rb').read()) == 70 << 20"
+    path = write(tmp_path, {"train.py": own})
+    with (tmp_path / "a.bin").open("wb") as file:
+        file.truncate(70 << 20)
+    said, code, _ = train(path)
+    assert code == 0, said
+    assert "73.4 MB) goes to" in said
+
+
+@pytest.mark.long
+def test_no_option_is_given_that_the_script_s_own_parser_has_not(tmp_path):
+    own = MEET + (
+        "# parser.add_argument('--local_rank')\nimport argparse, other\n"
+        "argparse.ArgumentParser().parse_args()\n"
+    )
+    other = (
+        "import argparse\ndef main():\n    p = argparse.ArgumentParser()\n"
+        "    p.add_argument('--local_rank')\n"
+    )
+    said, code, _ = train(write(tmp_path, {"train.py": own, "other.py": other}))
+    assert code == 0, said
+
+
+@pytest.mark.long
+def test_loaders_that_are_spawned_without_a_guard_are_explained(tmp_path):
+    own = (
+        "import torch.utils.data as data\n"
+        "for _ in data.DataLoader([1, 2], num_workers=1, multiprocessing_context='spawn'): pass\n"
+    )
+    said, code, run = train(write(tmp_path, {"train.py": own}))
+    assert code == 1, said
+    assert "__main__" in cause_of(run)["remedy"]
+
+
+@pytest.mark.long
+def test_a_checkout_that_git_refuses_sends_nothing(tmp_path):
+    path = write(tmp_path, {"train.py": MEET})
+    git(tmp_path, "init", "-q")
+    (tmp_path / ".git/config").write_text("[core\n")
+    said, code, run = train(path)
+    assert (code, run) == (2, None), said
+    assert "bad config" in said
+    assert not list(CHECKOUT.glob("runs/*train.py*"))

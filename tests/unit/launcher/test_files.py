@@ -1,0 +1,117 @@
+"""What is sent of a folder: each file is, or has a reason."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from contract.errors import UserError
+from launcher.plan import files
+
+
+def write(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x = 1\n")
+
+
+def git(folder, *words):
+    who = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    more = ("-c", "protocol.file.allow=always")
+    subprocess.run(["git", *who, *more, *words], cwd=folder, check=True, capture_output=True)
+
+
+def commit(folder):
+    git(folder, "add", "-f", ".")
+    git(folder, "commit", "-qm", "begun")
+
+
+def test_every_file_of_a_repository_is_sent_or_has_a_reason(tmp_path):
+    """Those of a submodule and of a clone in it by their own rules."""
+    other, root = tmp_path / "other", tmp_path / "project"
+    for folder in (other, root):
+        folder.mkdir()
+        git(folder, "init", "-q")
+    write(other, "net.py", ".marker")
+    commit(other)
+    write(root, ".project-root", "checkpoints/.gitkeep", "train.py", "keys/server.pem", "id_rsa")
+    write(root, "id_map.py", ".github/workflows/a.yml", "__pycache__/old.pyc", "lib/pkg/a.py")
+    links = {"pkg": "lib/pkg", "lib/pkg/train.py": "../../main.py", "lib/up": "..", "ids": "data"}
+    for name, target in {**links, "out": "../other", "key.py": "id_rsa"}.items():
+        (root / name).symlink_to(target)
+    (root / ".gitignore").write_text("data/\n*.log\n")
+    commit(root)
+    git(root, "submodule", "add", "-q", str(other), "sub")
+    write(root, "data/big.bin", "a.log", ".venv/lib/x.py", ".idea/a", "env/pyvenv.cfg", "env/b.py")
+    write(root, "new.py", ".env", ".style", "sub/data/own.py", "sub/.env.local")
+    git(root, "clone", "-q", str(other), "cloned")
+    write(root, "cloned/a.log", "cloned/mine.txt")
+    (root / "cloned/.gitignore").write_text("mine.txt\n")
+    (root / "train.py").rename(root / "main.py")  # git still lists the old name
+    found = files.list_files(root)
+    mine = {".github/workflows/a.yml", ".gitignore", ".gitmodules", ".project-root", ".style"}
+    mine |= {"checkpoints/.gitkeep", "id_map.py", "lib/pkg/a.py", "lib/pkg/train.py", "main.py"}
+    mine |= {"new.py", "pkg/a.py", "pkg/train.py"}
+    sub = {"sub/.marker", "sub/net.py", "sub/data/own.py"}
+    cloned = {"cloned/.gitignore", "cloned/.marker", "cloned/net.py", "cloned/a.log"}
+    assert {*found.sent} == mine | sub | cloned
+    reasons = dict(found.unsent)
+    assert {*reasons} == {
+        *("data/", "a.log", "ids", "cloned/mine.txt", "keys/server.pem", "id_rsa", ".env"),
+        *("sub/.env.local", "__pycache__/", "env/", ".venv/", ".idea/", "out", "key.py", "lib/up"),
+    }
+    assert found.why_not("data/sub/x.csv") == reasons["data/"] == "ignored by git"
+    assert found.why_not("new.py") is None
+    assert found.size == sum((root / name).stat().st_size for name in found.sent)
+
+
+def test_a_folder_that_a_repository_above_ignores_has_that_reason(tmp_path):
+    """As in a home whose own repository ignores all but a few dot files."""
+    git(tmp_path, "init", "-q")
+    write(tmp_path, "project/train.py", "project/deep/a.py")
+    (tmp_path / ".gitignore").write_text("*\n")
+    found = files.list_files(tmp_path / "project")
+    assert (found.sent, found.why_not("train.py")) == ((), "ignored by git")
+
+
+def test_without_git_all_is_sent_but_for_the_same_reasons(tmp_path):
+    root = tmp_path / "project"
+    write(root, "train.py", ".project-root", "a/b.py", ".cache/x", "__pycache__/x.pyc", ".env")
+    write(root, "venv/pyvenv.cfg", "venv/lib/a.py", "cloned/a.py", "cloned/b.py")
+    git(root / "cloned", "init", "-q")
+    (root / "cloned/.gitignore").write_text("b.py\n")
+    (root / "near").symlink_to("a")
+    found = files.list_files(root)
+    own = (".project-root", "a/b.py", "cloned/.gitignore", "cloned/a.py", "near/b.py", "train.py")
+    assert found.sent == own
+    unsent = {".cache/", ".env", "__pycache__/", "cloned/b.py", "venv/"}
+    assert {name for name, _ in found.unsent} == unsent
+
+
+def test_a_home_and_more_than_a_gibibyte_are_not_sent(tmp_path, monkeypatch):
+    write(tmp_path, "train.py", "a/b.py")
+    for home in (tmp_path, tmp_path / "a"):
+        monkeypatch.setenv("HOME", str(home))
+        with pytest.raises(UserError, match="your home"):
+            files.list_files(tmp_path)
+    monkeypatch.setenv("HOME", "/root")
+    assert files.list_files(Path(tmp_path)).sent == ("a/b.py", "train.py")
+    with (tmp_path / "a/big.bin").open("wb") as file:
+        file.truncate(files.MOST_BYTES)
+    with pytest.raises(UserError, match=r"a has 1\.07 GB"):
+        files.list_files(tmp_path)
+
+
+def test_a_submodule_without_its_files_is_named(tmp_path):
+    """As after a clone without --recurse-submodules."""
+    other, root = tmp_path / "other", tmp_path / "project"
+    for folder in (other, root):
+        write(folder, "a.py")
+        git(folder, "init", "-q")
+        commit(folder)
+    git(root, "submodule", "add", "-q", str(other), "sub")
+    commit(root)
+    git(tmp_path, "clone", "-q", str(root), "again")
+    found = files.list_files(tmp_path / "again")
+    assert found.sent == (".gitmodules", "a.py")
+    assert found.why_not("sub/a.py").startswith("submodules without their files")
