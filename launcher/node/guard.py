@@ -202,7 +202,7 @@ class Guard:
             self.end("failed", cause_of(error))
             return
         self.stage = Stage.RUNNING
-        self.meet_by = time.monotonic() + self.task.meet_within if self.task.port else None
+        self.meet_by = time.monotonic() + self.task.meet_within if self.task.peers else None
         self.next_record = time.monotonic() + INTERVAL
         self.output.poll()
         self.frames.send("started", pid=self.launch.pid, mono_start=self.mono_start)
@@ -295,9 +295,9 @@ class Guard:
         """Note which ranks meet the others: a script may never ask for a process group."""
         if self.meet_by is None:
             return
-        port = self.task.port
         left = [one for one in self.workers.running() if one.rank not in self.met]
-        self.met.update(one.rank for one in left if sockets.is_connected(one.pid, port))
+        met = [one for one in left if sockets.is_connected(one.pid, self.task.peers)]
+        self.met.update(one.rank for one in met)
         told = self.alone()
         if told:
             self.trouble("group", told)
@@ -313,8 +313,8 @@ class Guard:
         if not alone or time.monotonic() < self.meet_by:
             return None
         ranks = "rank{} {}".format("s" * (len(alone) > 1), ", ".join(map(str, alone)))
-        told = "{} met no other in {:.0f} s: a script that never calls "
-        told += "torch.distributed.init_process_group trains on each GPU by itself"
+        told = "{} met no other in {:.0f} s: a script that never calls torch.distributed."
+        told += "init_process_group, or starts ranks of its own, trains on each machine by itself"
         return told.format(ranks, self.task.meet_within)
 
     def worker_ended(self, worker):

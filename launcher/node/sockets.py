@@ -104,41 +104,48 @@ class Peers:
         return {peer: dict(one) for peer, one in self.sums.items()}
 
 
-# proc(5): number, own address:port, the peer's, state, two queues, timer, retransmits, user,
-# timeout, inode.
+# proc(5): number, own address:port, the peer's, state (1: established), two queues, timer,
+# retransmits, user, timeout, inode.
 LINE = re.compile(
-    r"^\s*\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:([0-9A-F]{4}) ([0-9A-F]{2})"
+    r"^\s*\d+: ([0-9A-F]+):([0-9A-F]{4}) ([0-9A-F]+):([0-9A-F]{4}) 01"
     r" \S+ \S+ \S+ +\d+ +\d+ (\d+)",
     re.M,
 )
 
 
-def sockets(port):
-    """The inodes of this machine's connections from or to the port, as links in /proc name them."""
-    found = set()
-    for name in ("tcp", "tcp6"):
+def established():
+    """{(own address, port, the peer's address, port): how /proc names its socket} of this machine's
+    connections."""
+    found = {}
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         try:
             text = (PROC / "net" / name).read_text()
         except OSError:
             continue
-        for own, peer, state, inode in LINE.findall(text):
-            if state == "01" and port in (int(own, 16), int(peer, 16)):
-                found.add("socket:[{}]".format(inode))
+        for own, own_port, peer, peer_port, inode in LINE.findall(text):
+            ends = [(own, own_port), (peer, peer_port)]
+            key = [(address(family, raw_address(one)), int(port, 16)) for one, port in ends]
+            found[key[0] + key[1]] = "socket:[{}]".format(inode)
     return found
 
 
-def is_connected(pid, port):
-    """Whether this process, or one that it started, has a connection from or to the port."""
-    wanted = sockets(port)
+def raw_address(digits):
+    """The kernel prints an address as numbers of 32 bits in its own order."""
+    words = [digits[at : at + 8] for at in range(0, len(digits), 8)]
+    return b"".join(struct.pack("=L", int(word, 16)) for word in words).ljust(16, b"\0")
+
+
+def is_connected(pid, addresses):
+    """Whether this process, or one that it started, has a connection to one of these addresses
+    whose other end is none of theirs."""
+    ends = established()
+    wanted = {key: link for key, link in ends.items() if key[2] in addresses}
+    held = set()
     for one in [pid, *descendants(pid)] if wanted else []:
         try:
-            held = list((PROC / str(one) / "fd").iterdir())
+            for path in (PROC / str(one) / "fd").iterdir():
+                held.add(os.readlink(str(path)))  # noqa: PTH115 (Path.readlink needs Python 3.9)
         except OSError:
             continue
-        for path in held:
-            try:
-                if os.readlink(str(path)) in wanted:  # noqa: PTH115 (Path.readlink needs Python 3.9)
-                    return True
-            except OSError:
-                continue
-    return False
+    others = [key for key, link in wanted.items() if link in held]
+    return any(ends.get(key[2:] + key[:2]) not in held for key in others)

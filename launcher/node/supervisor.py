@@ -92,6 +92,11 @@ def main():
     local_rank = int(os.environ["LOCAL_RANK"])
     python = os.environ.pop("TANDEM_WORKER_PYTHON")
     option = os.environ.pop("TANDEM_LOCAL_RANK", None)
+    port = os.environ.pop("TANDEM_SCRIPT_PORT", None)
+    if port:
+        # With launch's store a script that names a port of its own waits there for nobody.
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+        os.environ["MASTER_PORT"] = port
     for name in ("PYTHON_EXEC", "TANDEM_GUARD_PYTHON"):
         del os.environ[name]
     let_rank_answer(os.environ, os.environ.pop("TANDEM_STACKS_FOLDER"), os.environ["RANK"])

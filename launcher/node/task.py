@@ -22,7 +22,7 @@ FIELDS = {
     "holder": (str, "somebody"),  # who started the run, for others who ask
     "interface": (str, ""),  # whose counters are recorded; "": that of the default route
     "shared": (bool, False),  # start although another run has the machine
-    "port": (int, 0),  # at which ranks are expected to meet; 0: nobody looks whether they do
+    "peers": (list, []),  # addresses of ranks, with which each is to connect; []: nobody looks
     "meet_within": (float, 60.0),  # seconds, after which `trouble` names ranks that have not
     "ask_after": (
         float,

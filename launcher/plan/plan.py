@@ -196,6 +196,9 @@ def build(hosts: list[Host], facts: dict[str, Facts], request: Request) -> Plan:
         raise Refused(wrong)
     if isinstance(settings, Script):
         known = _of_script(settings)
+        known["script"]["port"] = script_port(
+            facts[hosts[0].name], options.port, request.used_ports
+        )
     else:
         check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
         known = _of_trainer(settings, request)
@@ -287,7 +290,8 @@ def _node(
         figures = f"{output}/nodes/{host.name}/links.json"
         before = [host.env_python, "-m", "launcher.node.prepare", "links", figures]
     if isinstance(settings, Script):
-        before = _script(settings, host, folder, code, output, env)
+        assert plan.script
+        before = _script(settings, host, folder, code, output, plan.script["port"], env)
     if request.bar and rank == 0:
         env.update(_bar(request.bar, f"[{host.name} {plan.world_size - 1}] "))
     command = [host.env_python, *launch(*place, plan.unit)]
@@ -312,13 +316,13 @@ def _node(
 
 
 def _script(
-    script: Script, host: Host, folder: str, code: str, output: str, env: dict[str, str]
+    script: Script, host: Host, folder: str, code: str, output: str, port: int, env: dict[str, str]
 ) -> list[str]:
     """The words before the launch of a script of one's own, and to `env` what it finds there."""
     work, sent = f"{output}/{WORK}/{host.name}", f"{folder}/{code}/{OWN}"
     layer = f"{folder}/{FOLDER}/{script.layer.key}" if script.layer else ""
     paths = [work, f"{folder}/{code}/{LIBRARY}", layer, env.get("PYTHONPATH", "")]
-    env.update(script.environment(), TANDEM_OUTPUT=output)
+    env.update(script.environment(), TANDEM_OUTPUT=output, TANDEM_SCRIPT_PORT=str(port))
     env["PYTHONPATH"] = ":".join(filter(None, paths))
     made = ["folder", sent, work, *script.outputs, "--"]
     return [host.env_python, "-m", "launcher.node.prepare", *made]
@@ -403,6 +407,14 @@ def choose_port(facts: Facts, wanted: int | None, avoid: Collection[int]) -> int
         last = FIRST_PORT + PORTS - 1
         raise Refused([problem("no-port", name=facts.host, first=FIRST_PORT, last=last)])
     return wanted if wanted is not None and wanted not in avoid else free[0]
+
+
+def script_port(facts: Facts, wanted: int | None, used: Collection[int]) -> int:
+    """The port at which a script's ranks meet, beside launch's own. Each attempt, which has used
+    one more of these, takes another: a machine that thaws must not find it. Raises Refused."""
+    own = choose_port(facts, wanted, used)
+    free = [port for port in facts.free_ports if port not in {*used, own}]
+    return free[-1 - len(used) % len(free)] if free else choose_port(facts, None, {*used, own})
 
 
 def interface(host: Host, facts: Facts) -> str | None:

@@ -151,11 +151,18 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "interface": node.interface,
         "holder": f"{who()[0]}@{socket.gethostname()}",
         "shared": plan.options.force,
-        # Our trainer always makes a process group.
-        "port": plan.master_port if plan.script and plan.world_size > 1 else 0,
+        "peers": peers_of(plan, node),
         "owner_signs": list(node.owner_signs),
         "away_dir": node.away_dir,
     }
+
+
+def peers_of(plan: Plan, node: NodePlan) -> list[str]:
+    """Where a script's ranks are found; our trainer's always make a process group."""
+    if plan.script is None or plan.world_size == 1:
+        return []
+    near = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
+    return [*{other.address: None for other in plan.nodes}, *near]
 
 
 class Guarded:

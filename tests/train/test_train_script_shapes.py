@@ -116,6 +116,40 @@ def test_a_failure_for_want_of_a_file_that_was_not_sent_says_so(tmp_path, body, 
     assert cause_of(run)["remedy"].startswith(f"{names} is here and was not sent (ignored by git)")
 
 
+OWN_PORT = """
+import os, torch, torch.distributed as dist, torch.multiprocessing as mp
+def work(rank, world):
+    {}
+    total = torch.tensor([rank + 1.0])
+    dist.all_reduce(total)
+    assert total.item() == world * (world + 1) / 2, total
+if __name__ == "__main__":
+    {}
+"""
+BY_NAME = (
+    'os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29777")\n    dist.init_process_group'
+)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("nodes", "joins", "starts"),
+    [
+        (2, BY_NAME + "('gloo')", "work(int(os.environ['RANK']), 2)"),
+        (
+            2,
+            "dist.init_process_group('gloo', 'tcp://127.0.0.1:29778', rank=rank, world_size=world)",
+            "work(int(os.environ['RANK']), 2)",
+        ),
+        (1, BY_NAME + "('gloo', rank=rank, world_size=world)", "mp.spawn(work, (2,), 2)"),
+    ],
+)
+def test_a_script_with_a_port_of_its_own_trains(tmp_path, nodes, joins, starts):
+    own = OWN_PORT.format(joins, starts)
+    said, code, _ = train(write(tmp_path, {"train.py": own}), f"--nodes={nodes}")
+    assert code == 0, said
+
+
 @pytest.mark.long
 def test_a_rank_with_fewer_batches_is_the_first_cause(tmp_path):
     own = (

@@ -157,8 +157,11 @@ def test_a_folder_that_cannot_be_written_is_reported_and_ends_nothing(guards, tm
     assert guard.output[0, "stdout"] == b"trained\n"
 
 
+AT_HOME = {"peers": ["127.0.0.1"]}
 MEETS = """
 import os, socket, time
+own = socket.create_server(("127.0.0.1", 0))  # as wandb has one, with a process of its own
+inside = socket.create_connection(own.getsockname()), own.accept()
 if os.environ["RANK"] == "0":
     held = socket.create_connection(("127.0.0.1", int(os.environ["PORT"])))
 print("ready", flush=True)
@@ -170,7 +173,7 @@ def test_ranks_that_meet_no_other_are_named_after_a_while(guards, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         guard = guards()
-        options = {"env": {"PORT": str(port)}, "port": port, "meet_within": 0.6, "beat": 0.1}
+        options = {"env": {"PORT": str(port)}, **AT_HOME, "meet_within": 0.6, "beat": 0.1}
         guard.start(tmp_path, workers(MEETS, 2), ranks=[0, 1], **options)
         told = guard.wait_for("trouble", what="group")["message"]
     assert told.startswith("rank 1 met no other in 1 s")
@@ -186,7 +189,7 @@ def test_ranks_that_all_return_0_and_met_no_other_have_not_finished(
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         guard = guards()
-        options = {"env": {"PORT": str(port)}, "port": port, "meet_within": 0.5, "beat": 0.1}
+        options = {"env": {"PORT": str(port)}, **AT_HOME, "meet_within": 0.5, "beat": 0.1}
         guard.start(tmp_path, workers(source), record=True, **options)
         assert guard.wait_for("exit")["reason"] == reason
     (file,) = tmp_path.glob("nodes/*/machine.*.jsonl")

@@ -141,11 +141,21 @@ def test_the_processes_are_started_as_torchrun_starts_them(project):
     assert "--master_addr=192.0.2.1" in node.argv
     assert node.env["PYTHONPATH"] == f"{work}:{node.cwd}/library"
     assert "TANDEM_LOCAL_RANK" not in node.env
+    assert node.env["TANDEM_SCRIPT_PORT"] not in ("", str(made.master_port))
     other = planned(found, (host(1, env={"PYTHONPATH": "/opt/more"}),)).nodes[0]
     assert other.env["PYTHONPATH"].endswith("/library:/opt/more")
     told = plan.render(made)
     assert f"script train.py, with {project}" in told
     assert "precision" not in told
+
+
+def test_each_attempt_has_two_ports_that_no_other_had():
+    """At the old ones a machine that thaws would meet the run."""
+    there, used, ports = facts(1, free_ports=list(range(29500, 29532))), set(), []
+    for _ in range(8):
+        ports += [plan.choose_port(there, None, used), plan.script_port(there, None, used)]
+        used.add(ports[-2])
+    assert len({*ports}) == 16
 
 
 def test_a_module_starts_as_a_module(project):
