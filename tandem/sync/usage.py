@@ -73,15 +73,15 @@ class Usage:
 
     def _zeroed(self) -> Set[torch.Tensor]:
         """Whose last sum is gone; reads the device only where gradients were changed in place."""
-        there = [one for one in self._versions if one not in self._gone]
-        gone = {one for one in there if one.grad is None}
-        changed = [
-            one
-            for one in there
-            if one.grad is not None and one.grad._version != self._versions[one][1]
-        ]
+        grads = {one: one.grad for one in self._versions if one not in self._gone}
+        gone = {one for one, grad in grads.items() if grad is None}
+        changed = {
+            one: grad.detach()
+            for one, grad in grads.items()
+            if grad is not None and grad._version != self._versions[one][1]
+        }
         if changed:
-            some = torch.stack([one.grad.detach().any() for one in changed]).tolist()
+            some = torch.stack([grad.any() for grad in changed.values()]).tolist()
             gone |= {one for one, kept in zip(changed, some) if not kept}
         return gone
 
