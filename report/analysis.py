@@ -104,7 +104,10 @@ def analyse(folder: Path) -> Analysis:
         line=time_line(run),
         spans=step_spans(run),
         hundred_epochs=hundred_epochs(run, accounting),
-        notes=missing_notes(run, uses.gpus),
+        notes=[
+            *missing_notes(run, uses.gpus),
+            *([step.contradiction] if step and step.contradiction else []),
+        ],
     )
 
 

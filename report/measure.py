@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
-from contract.text import seconds
+from contract.text import link, seconds, size
 from report import formulas
 from report.files import Entry
 from report.network import NetworkUse
@@ -20,6 +20,8 @@ from report.ways import SCRIPT, TRAINER, Ways
 # what the run met.
 LEAST_STEPS, SETTLED_STEPS = 20, 200
 AGREEMENT = 0.15  # of the shorter step, by which the halves' mean steps may differ
+# Of what a part may be of its whole: the two are not read at the same moment.
+MOST_OF_WHOLE = 1.02
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Step:
     phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
     length: float | None = None  # steps that the run was meant to have
     own_script: bool = False  # of the user's own, in the place of our trainer
+    contradiction: str | None = None  # a figure that cannot be, and was left out
 
     @property
     def ways(self) -> Ways:
@@ -160,7 +163,26 @@ def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
         shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
         own_script=bool(run.plan.get("script")),
     )
+    step = without_contradiction(step, statistics.fmean(r.clock / steps_of(r) for r in records))
     return replace(step, rate=real_rate(step, used))
+
+
+def without_contradiction(step: Step, loop: float) -> Step:
+    """The step without what a card cannot have sent in it. `loop`: seconds of a step with all that
+    was beside it, such as evaluation."""
+    if step.bytes_sent is None or step.link_mbit is None:
+        return step
+    least = step.bytes_sent / formulas.line_rate(step.link_mbit)
+    if least <= MOST_OF_WHOLE * loop:
+        return step
+    return replace(
+        step,
+        bytes_sent=None,
+        contradiction=f"By the counters each node sent {size(step.bytes_sent)} per step, which "
+        f"takes {seconds(least)} at {link(step.link_mbit)}, and a step took {seconds(loop)} with "
+        "all that was beside it: they are wrong, or Tandem is (please tell us), so they are left "
+        "out.",
+    )
 
 
 def step_of_ranks(records: list[RankRecord]) -> Step:

@@ -181,9 +181,7 @@ def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
     step = statistics.fmean(sum(steady_seconds(record, later).values()) for record in records)
     warm = statistics.fmean(map(warm_steps, records)) if later else 0
     warming = warm * (warm_step(records) - step) if warm else 0.0
-    beside = statistics.fmean(
-        record.clock - sum(record.steps.total) - record.steps.beyond for record in records
-    )
+    beside = statistics.fmean(record.clock - sum(record.steps.total) for record in records)
     attempts = max(1, len({time.attempt for time in accounting.ranks}))
     once = warming + accounting.seconds["start_stop"] / attempts
     return 100 * (per_epoch * step + beside / epochs) + once

@@ -11,9 +11,10 @@ import math
 import re
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from contract.errors import UserError
 from contract.records import CATEGORIES
@@ -36,9 +37,10 @@ from report.files import (
     time_of,
 )
 
-# Of all ranks together, lines of steps that are kept (116 bytes each), and of each rank in an
-# attempt, lines beside its steps. All times are summed up to the last line whatever their number.
-MOST_STEPS, MOST_BESIDE, MOST_RECORDS = 1_000_000, 4000, 4096
+# Of all ranks together, lines of steps (116 bytes each): of more, neighbours are joined; of each
+# rank in an attempt FEWEST are left in any case. Of each, lines beside its steps: the newest.
+MOST_STEPS, FEWEST, MOST_BESIDE, MOST_RECORDS = 1_000_000, 8, 4000, 4096
+FARTHEST = 1 << 60  # a multiple of steps beyond those of any run
 RECENT_LINES = 100  # of a machine, for whoever asks how it is now
 TIMED = tuple(name for name in CATEGORIES if name != "start_stop")  # in the loop
 
@@ -47,11 +49,24 @@ def doubles() -> array[float]:
     return array("d")
 
 
+def newest() -> deque[Any]:
+    return deque(maxlen=MOST_BESIDE)
+
+
+def join(values: array[Any], spans: list[slice], by: Callable[..., Any]) -> None:
+    """Put one value for those of each span."""
+    values[:] = array(values.typecode, [by(values[span]) for span in spans])
+
+
+def last_number(values: array[Any]) -> Any:
+    return next((value for value in reversed(values) if value == value), math.nan)
+
+
 @dataclass
 class StepColumns:
-    """Lines of steps of one rank in one attempt, in the order written, up to `most` of them: how
-    many steps each is of, the number of the last, and the sums of their figures. The first step has
-    a line to itself. `beyond`: seconds of the lines that followed."""
+    """Lines of steps of one rank in one attempt, in the order written: how many steps each is of,
+    the number of the last, and the sums of their figures. The first step has a line to itself. Of
+    more than `most` lines neighbours are joined: sums stay those of all steps."""
 
     count: array[int] = field(default_factory=lambda: array("q"))
     step: array[int] = field(default_factory=lambda: array("q"))
@@ -64,7 +79,7 @@ class StepColumns:
         default_factory=lambda: {name: doubles() for name in TIMED}
     )
     most: int = MOST_STEPS
-    beyond: float = 0.0
+    stride: int = 1  # a joined line ends at a multiple of so many steps
 
     def __len__(self) -> int:
         return len(self.count)
@@ -82,6 +97,36 @@ class StepColumns:
             self, **{name: getattr(self, name)[place:] for name in plain}, seconds=seconds
         )
 
+    def thin(self, most: int) -> None:
+        """Keep at most so many lines; of more, half as many, so that this is rare. Those of all
+        ranks go on ending at the same steps, so that waits can be matched."""
+        self.most = most
+        if len(self) <= most:
+            return
+        self._join()
+        while len(self) > most // 2 and self.stride < FARTHEST:
+            self.stride *= 2
+            self._join()
+
+    def _join(self) -> None:
+        """Make one line of all between two multiples of `stride` whose sums are alike exact."""
+        alike = self.stride < FARTHEST  # else numbers are none of steps
+        keys = [
+            ((step - 1) // self.stride, exact) if alike else (0, 0)
+            for step, exact in zip(self.step, self.exact)
+        ]
+        final = len(keys) - 1
+        ends = [at for at in range(len(keys)) if at in (0, final) or keys[at] != keys[at + 1]]
+        spans = [slice(begin, end + 1) for begin, end in zip([0, *(e + 1 for e in ends)], ends)]
+        summed: list[array[Any]] = [self.count, self.samples, *self.seconds.values()]
+        for values in summed:
+            join(values, spans, sum)
+        join(self.longest, spans, max)
+        join(self.exact, spans, max)
+        join(self.step, spans, last_number)
+        join(self.clock, spans, last_number)
+        join(self.loss, spans, last_number)
+
 
 @dataclass
 class RankRecord:
@@ -96,10 +141,10 @@ class RankRecord:
     steps: StepColumns = field(default_factory=StepColumns)
     evaluations: list[Entry] = field(default_factory=list)
     # Lines that are no steps: the loop's clock at their end, seconds by category.
-    beside: list[tuple[float, dict[str, float]]] = field(default_factory=list)
+    beside: deque[tuple[float, dict[str, float]]] = field(default_factory=newest)
     stall: Entry = field(default_factory=dict)  # where it stands, if that is its last line
     stands: bool = False  # its time has not come yet
-    stalls: list[tuple[float, float]] = field(default_factory=list)  # since when, how long
+    stalls: deque[tuple[float, float]] = field(default_factory=newest)  # since when, how long
     unix: float = field(default=0.0, repr=False)  # when the file here grew, by this machine's clock
     epoch: int | None = None  # of the last step, from 0
     loss: float | None = None  # of the last log point, and its top-1
@@ -118,7 +163,7 @@ class RankRecord:
         while place and sum(self.steps.count[place + 1 :]) < least:
             place -= 1
         since = min(since, self.steps.clock[place]) if len(self.steps) else since
-        beside = [(clock, spent) for clock, spent in self.beside if clock >= since]
+        beside = deque((clock, spent) for clock, spent in self.beside if clock >= since)
         steps = self.steps.since(place)
         spent: dict[str, float] = {name: sum(values) for name, values in steps.seconds.items()}
         for _, part in beside:
@@ -211,6 +256,7 @@ class Reader:
         self._exits: dict[tuple[str, int], Entry] = {}
         self._faults: dict[str, str] = {}  # what could not be read of whom, a sentence each
         self._share = MOST_STEPS  # of a rank in all attempts
+        self._more: set[tuple[int, int, str]] = set()  # ranks and attempts beyond MOST_RECORDS
 
     def read(self, recent: bool = False) -> Run:
         """All that is there by now. `recent`: the newest lines of machines are kept, too. Raises
@@ -229,7 +275,10 @@ class Reader:
             )
         known = only(PLAN, plan)
         files = files_of_hosts(nodes)
-        self._share = MOST_STEPS // max(1, len(ranks_of(files)))
+        share = MOST_STEPS // max(1, len(ranks_of(files)))
+        if share != self._share:
+            self._share = share
+            self._thin(self._ranks.values())
         for host, paths in files.items():
             try:
                 self._of_host(host, paths, recent)
@@ -268,16 +317,18 @@ class Reader:
         for line in self._files.setdefault(path, Growing(path)).lines():
             if key not in self._ranks:
                 if len(self._ranks) == MOST_RECORDS:
+                    self._more.add(key)
                     return
-                columns = StepColumns(most=max(0, self._share - self._lines_of_rank(host, rank)))
-                self._ranks[key] = RankRecord(host, rank, attempt, steps=columns)
+                self._ranks[key] = RankRecord(host, rank, attempt)
+                self._thin(r for (_, *own), r in self._ranks.items() if own == [rank, host])
             fold(self._ranks[key], line)
             self._ranks[key].unix = grown
 
-    def _lines_of_rank(self, host: str, rank: int) -> int:
-        """Lines of steps of a rank in all attempts."""
-        own = (record for (_, *whose), record in self._ranks.items() if whose == [rank, host])
-        return sum(len(record.steps) for record in own)
+    def _thin(self, records: Iterable[RankRecord]) -> None:
+        """Give each record its part of a rank's share of lines."""
+        attempts = len({attempt for attempt, *_ in self._ranks})
+        for record in records:
+            record.steps.thin(max(FEWEST, self._share // attempts))
 
     def _machine(self, host: str, attempt: int, path: Path, recent: bool) -> None:
         machine = self._machines.setdefault(host, Machine(host))
@@ -301,13 +352,8 @@ class Reader:
             if file.bad:
                 name = "/".join(path.parts[-2:])
                 yield f"{name}: {file.bad:,} lines are no records and were left out."
-        for record in self._ranks.values():
-            if record.steps.beyond:
-                steps = f"{sum(record.steps.count):,} steps"
-                yield (
-                    f"{record.host}, rank {record.rank}: the mean step and the charts are of its "
-                    f"first {steps}; the times of all of them are counted."
-                )
+        if self._more:
+            yield (f"{len(self._more):,} ranks and attempts beyond {MOST_RECORDS:,} are left out.")
 
 
 def ranks_of(files: Mapping[str, list[Path]]) -> set[tuple[str, str]]:
@@ -347,8 +393,7 @@ def fold(record: RankRecord, line: Entry) -> None:
     if kind == "step":
         fold_step(record, line, seconds)
         return
-    if len(record.beside) < MOST_BESIDE:
-        record.beside.append((record.clock, seconds))
+    record.beside.append((record.clock, seconds))
     if kind == "evaluate":
         scores = {**dict.fromkeys(EVALUATION), **only(EVALUATION, line)}
         if scores["epoch"] is not None:
@@ -361,7 +406,7 @@ def fold(record: RankRecord, line: Entry) -> None:
 def fold_stall(record: RankRecord, kind: object, longest: float | None, spent: float) -> None:
     """Adds a stall once a line has its time: steps that ended before it may come first."""
     length = spent if longest is None else longest
-    if length >= STALLED and kind in ("step", "end") and len(record.stalls) < MOST_BESIDE:
+    if length >= STALLED and kind in ("step", "end"):
         record.stalls.append((record.clock - length, length))
     record.stands = length < STALLED and kind == "step"
 
@@ -375,9 +420,6 @@ def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> Non
     record.loss = record.loss if loss is None else loss
     record.top1 = record.top1 if top1 is None else top1
     record.epoch = natural_number(line.get("epoch"))
-    if len(columns) >= columns.most:
-        columns.beyond += sum(seconds.values())
-        return
     steps = count(line.get("steps"), MOST_STEPS) or 1
     columns.count.append(steps)
     columns.step.append(natural_number(line.get("step")) or 0)
@@ -389,6 +431,7 @@ def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> Non
     columns.exact.append(int(line.get("exact") is True))
     for name, values in columns.seconds.items():
         values.append(seconds.get(name, 0.0))
+    columns.thin(columns.most)
 
 
 def clean_seconds(value: object) -> dict[str, float]:

@@ -131,15 +131,16 @@ def traffic(step: Step) -> list[str]:
     if step.bytes_sent is None:
         moved = step.strategy and step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
         by_formula = f"; by formula each node sends {size(moved)} per step" if moved else ""
-        return [f"The card's counters are missing{by_formula}."]
+        missing = step.contradiction or "The card's counters are missing."
+        return [missing.removesuffix(".") + f"{by_formula}."]
     sentence = f"Each node sent {size(step.bytes_sent)} per step"
     if step.link_mbit is None:
         return [f"{sentence}; the link's speed is not known."]
     floor = step.bytes_sent / formulas.line_rate(step.link_mbit)
-    return [
-        f"{sentence}; at {link(step.link_mbit)} that alone takes {seconds(floor)} "
-        f"of the step's {seconds(step.seconds)}."
-    ]
+    of = f"of the step's {seconds(step.seconds)}"
+    if floor > step.seconds:  # the card's counters are of the whole loop
+        of = f"and a step {seconds(step.seconds)}: some of it was sent beside steps"
+    return [f"{sentence}; at {link(step.link_mbit)} that alone takes {seconds(floor)} {of}."]
 
 
 def link_differs(step: Step) -> list[str]:

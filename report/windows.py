@@ -49,8 +49,9 @@ def loop_windows(run: Run) -> dict[str, list[Window]]:
         end = record.end.get("mono")
         end = start + sum(record.seconds.values()) if end is None else end
         if end > start:
-            columns, lines = record.steps, sum(record.steps.exact)
-            warm = sum(columns.count[:lines])  # a warm-up is at the beginning
+            columns = record.steps
+            lines = next((at for at, exact in enumerate(columns.exact) if not exact), len(columns))
+            warm = sum(columns.count[:lines])
             warm_end = start + columns.clock[lines - 1] if lines else start
             window = Window(record.attempt, start, end, sum(columns.count), warm, warm_end)
             windows.setdefault(record.host, []).append(window)

@@ -375,17 +375,44 @@ def test_a_document_that_is_too_large_is_left_out_with_a_sentence(tmp_path):
     assert "attempts.json has 10 MiB; up to 8 are read" in (run / "report.txt").read_text()
 
 
-def test_more_steps_than_are_kept_are_counted_and_said(tmp_path, monkeypatch):
-    run = RunBuilder(tmp_path / "run").write()
-    assert main([str(run)]) == 0
-    summary = json.loads((run / "summary.json").read_text())
-    monkeypatch.setattr(read, "MOST_STEPS", 40)
-    assert main([str(run)]) == 0
-    assert [len(one.steps) for one in read.read_run(run).ranks] == [10] * 4
-    shorter = json.loads((run / "summary.json").read_text())
-    assert shorter["seconds"] == summary["seconds"]
-    assert shorter["images_per_second"] == pytest.approx(summary["images_per_second"])
-    assert "of its first 10 steps" in " ".join((run / "report.txt").read_text().split())
+def slower_later(line):
+    return {**line, "seconds": {**line["seconds"], "sync_exposed": 0.5}, "longest": 0.6}
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_of_more_steps_than_are_kept_all_figures_are_those_of_all_steps(
+    tmp_path, monkeypatch, attempts
+):
+    made = RunBuilder(tmp_path / "run", sync="ef:5", exact=30, exact_step={"sync_exposed": 0.1})
+    run = made.write()
+    for path in run.glob("nodes/*/rank*.jsonl"):
+        change_lines(path, lambda line: slower_later(line) if line.get("step", 0) > 150 else None)
+        if attempts == 2:
+            path.with_name(path.name.replace(".1.", ".2.")).write_bytes(path.read_bytes())
+    whole, live = analyse(run), Follower(run).look()
+    monkeypatch.setattr(read, "MOST_STEPS", 100)
+    thinned, still = analyse(run), Follower(run).look()
+    assert all(4 < len(one.steps) <= 25 for one in thinned.run.ranks)
+    for name in ("seconds", "steps", "bytes_sent_per_step", "bottleneck"):
+        assert thinned.summary[name] == whole.summary[name], name
+    pairs = (
+        (thinned.summary["images_per_second"], whole.summary["images_per_second"]),
+        (thinned.hundred_epochs, whole.hundred_epochs),
+        (thinned.step.network, whole.step.network),
+        (thinned.step.seconds, whole.step.seconds),
+        (still.images_per_second, live.images_per_second),
+    )
+    for ours, theirs in pairs:
+        assert ours == pytest.approx(theirs)
+    assert (thinned.step.steps, thinned.step.warm_steps) == (240, 30)
+    assert still.step == live.step == 240
+
+
+def test_bytes_that_no_card_can_have_sent_are_left_out_and_said(tmp_path):
+    run = RunBuilder(tmp_path / "run", speed_mbit=1000, sent=2e9).write()
+    made = analyse(run)
+    assert made.summary["bytes_sent_per_step"] is None
+    assert [note for note in made.notes if note == made.step.contradiction]
 
 
 @pytest.mark.parametrize("limit", ["MOST_MEMORY = 96 << 20", "MOST_SECONDS = 1"])
