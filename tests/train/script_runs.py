@@ -1,15 +1,39 @@
 """Runs of a script of one's own on two nodes of this machine, as `make train SCRIPT=...` starts
 them."""
 
+import atexit
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-CHECKOUT = Path(__file__).resolve().parents[2]
-EXAMPLE = CHECKOUT / "examples/own_script/train.py"
+OURS = Path(__file__).resolve().parents[2]
+EXAMPLE = OURS / "examples/own_script/train.py"
+
+
+def copy_of_checkout():
+    """For the tests of this process, which leave the user's runs/ as it was."""
+    parent = tempfile.mkdtemp(prefix="tandem-tests-")
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    copy = Path(parent, "checkout")
+    kept = {path.name for path in OURS.iterdir() if not path.name.startswith(".")}
+    kept -= {"data", "runs", "bundle"}
+
+    def ignored(folder, names):
+        return {"__pycache__"} if Path(folder) != OURS else {*names} - kept
+
+    shutil.copytree(OURS, copy, ignore=ignored)
+    for name in (".venv", "data"):
+        if (OURS / name).exists():
+            (copy / name).symlink_to(OURS / name)
+    return copy
+
+
+CHECKOUT = copy_of_checkout()
 # QUEUE: somebody may try the demo on this machine.
 TRAIN = [sys.executable, "-m", "launcher", "train", "--inventory", "examples/demo.ini", "--queue"]
 STARTED = []

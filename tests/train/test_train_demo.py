@@ -4,14 +4,13 @@ import json
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests import run_directory
+from tests.train.script_runs import CHECKOUT
 
 pytest.importorskip("fabric", reason="the demo needs the control machine's environment")
-CHECKOUT = Path(__file__).resolve().parents[2]
 LIMITS = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
 
@@ -26,6 +25,7 @@ def test_the_demo_learns_the_digits_with_the_instructions_of_an_old_cpu():
     assert run_directory.problems(run) == []
     summary = json.loads((run / "summary.json").read_text())
     assert (summary["status"], summary["nodes"], summary["world_size"]) == ("finished", 4, 4)
+    assert "too short to judge" not in (run / "report.txt").read_text()  # on any PC
     assert summary["final_top1"] >= 0.98
     # Of rank 0, in the trainer's last line, and of all ranks.
     said = float(re.findall(r"top-1 [\d.]+%  (\d+) images/s", done.stdout)[-1])
