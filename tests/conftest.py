@@ -1,7 +1,11 @@
 """Settings that all tests share."""
 
 import os
+import shutil
 import signal
+from collections import Counter
+
+import pytest
 
 from contract import interrupts
 
@@ -15,6 +19,35 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # The programs, which tests import, let Ctrl-C end them until their main begins: not this process.
 interrupts.heard()
+
+# What a PC may lack: each value of the mark `needs`, whether it is here, and how to get it.
+ROOT = os.geteuid() == 0
+NEEDS = {
+    "root": (ROOT, "sudo make test"),
+    "chromium": (bool(shutil.which("chromium")), "sudo apt install chromium"),
+}
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that need what this PC lacks are left out, but not by root or CI, where `make test`
+    installs it."""
+    installed = ROOT or os.environ.get("CI") == "true"
+    for item in items:
+        for mark in item.iter_markers("needs"):
+            (name,) = mark.args
+            here, remedy = NEEDS[name]
+            if not here and (name == "root" or not installed):
+                item.add_marker(pytest.mark.skip(reason=f"need {name}: {remedy}"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Names what was left out."""
+    reasons = [str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ())]
+    lacks = [why.removeprefix("Skipped: ") for why in reasons]
+    for why, count in Counter(why for why in lacks if why.startswith("need ")).items():
+        tests = "1 test needs" if count == 1 else f"{count} tests need"
+        terminalreporter.write_line(f"tandem: {tests}{why.removeprefix('need')}")
+
 
 # A shell's `&` in a script starts children with SIGINT ignored; they and theirs would keep it so,
 # and tests that interrupt a program would wait for ever.

@@ -33,15 +33,11 @@ chosen() { # the tests that ONLY= names: files below tests/, or folders below te
     done
 }
 
-setup() { # with the Debian packages of these lists
+setup() { # with the Debian packages of these lists; without, tests are left out and named (tests/conftest.py)
     if [ "$(id -u)" = 0 ]; then
         tools/apt.sh "$@"
-    else
-        missing=
-        for pair in ssh:openssh-client rsync:rsync iostat:sysstat chromium:chromium; do
-            command -v "${pair%:*}" >/dev/null || missing="$missing ${pair#*:}"
-        done
-        if [ -n "$missing" ]; then refuse "the tests need: sudo apt install$missing"; fi
+    elif [ "${CI:-}" = true ]; then
+        sudo --non-interactive tools/apt.sh "$@"
     fi
     tools/venv.sh dev
     python examples/digits.py data/digits
@@ -50,7 +46,7 @@ setup() { # with the Debian packages of these lists
 tests() { # a title, then words of pytest
     echo "== $1 ($(df --output=avail -BG . | tail -n 1 | tr -d ' G') GB free)"
     shift
-    python -m pytest --quiet --durations=15 --durations-min=2 "$@"
+    ${last:-} python -m pytest --quiet --durations=15 --durations-min=2 "$@"
 }
 
 lab() { # three processes, since the tests mostly wait for machines; tests/lab/conftest.py says which files go together
@@ -81,10 +77,10 @@ if [ "$tier" = test ]; then
     wait $gpus || failed=$?
     cat "$log"
     if [ $failed != 0 ]; then exit $failed; fi
-    # One more process than cores, since some tests wait for guards or ranks. worksteal: neighbours stay in one process, so
-    # that fixtures that they share are made once.
-    tests "unit tests" -m "not long" --numprocesses=$(($(nproc) + 1)) --dist=worksteal tests/unit tests/messages
     tests "training" -m "not long" --numprocesses=2 --dist=loadscope tests/train
+    # The last, so that what was left out stands at the end. One more process than cores, since some tests wait for guards
+    # or ranks. worksteal: neighbours stay in one process, so that fixtures that they share are made once.
+    tests "unit tests" -m "not long" --numprocesses=$(($(nproc) + 1)) --dist=worksteal tests/unit tests/messages
     exit
 fi
 
@@ -92,6 +88,7 @@ if [ "$(id -u)" != 0 ]; then refuse "the lab boots machines, which needs root: s
 if [ -n "$only" ]; then files=$(chosen lab); fi
 setup tools/test-packages.txt lab/packages.txt
 if [ -n "$only" ]; then
+    last=exec # what ends this script ends them, and is waited for while they take their machines down
     # shellcheck disable=SC2086  # names of files
     tests "$only" -o faulthandler_timeout=3600 -m "not long" $files
     exit
@@ -108,12 +105,14 @@ if [ "$(df --output=avail -BG . | tail -n 1 | tr -d ' G')" -ge 40 ]; then # all 
     for file in tests/lab/test_*.py; do
         case " tests/lab/test_site.py $beside " in *" $file "*) ;; *) others="$others $file" ;; esac
     done
+    last=exec
     # shellcheck disable=SC2086  # names of files
     lab "the lab" --no-loadscope-reorder tests/lab/test_site.py $beside $others
 else
     # shellcheck disable=SC2086
     lab "the lab with the CUDA 10.2 stack" --no-loadscope-reorder $beside
     spare runs .tandem bundle/wheels/cu102-* /var/cache/tandem-lab/envs/bullseye
+    last=exec
     # shellcheck disable=SC2046,SC2086
     lab "the lab" $(printf -- '--ignore=%s ' $beside) tests/lab
 fi

@@ -65,7 +65,7 @@ def test_a_listener_that_takes_no_connection_is_not_waited_for():
             machine_lock.claim_alone("a")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
+@pytest.mark.needs("root")  # to be a second user
 def test_another_user_is_not_believed_to_be_a_guard_of_the_same_run():
     reader, writer = os.pipe()
     other = os.fork()

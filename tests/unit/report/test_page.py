@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -69,9 +67,7 @@ page.srcdoc = {page};
 </script>"""
 
 
-@pytest.mark.skipif(
-    not shutil.which("chromium") and "CI" not in os.environ, reason="apt install chromium"
-)
+@pytest.mark.needs("chromium")
 def test_a_narrow_window_does_not_scroll_sideways(tmp_path):
     settings = {**BOTTLENECKS["slow_link"], "model": "a_module.of_mine:" + "a_long_name_" * 5}
     page = page_of(analyse(RunBuilder(tmp_path / "run", gpu=True, **settings).write()))
