@@ -58,7 +58,8 @@ def parser() -> argparse.ArgumentParser:
     shape = verb("shape", "limit the cables, or that of node N, to RATE in both directions")
     shape.add_argument("rate", help="1gbit, 100mbit, unshaped")
     shape.add_argument("node", type=int, nargs="?", metavar="N")
-    verb("down", "end the lab and leave nothing behind")
+    down = verb("down", "end the lab and leave nothing behind")
+    down.add_argument("--all", action="store_true", help="all labs of this checkout")
     verb("doctor", "say what this machine lacks")
     return top
 
@@ -144,9 +145,10 @@ def act(args: argparse.Namespace, command: list[str]) -> None:
         life.up(lab)
         return
     if args.verb == "down":
-        if not life.exists(name):
-            print(f"lab: there is no lab {name}: nothing to end", file=sys.stderr)
-        life.down(name)
+        for each in life.names_of(CHECKOUT) if args.all else [name]:
+            if not life.exists(each):
+                print(f"lab: there is no lab {each}: nothing to end", file=sys.stderr)
+            life.down(each)
         return
     on_lab(life.load(name), args, command)
 

@@ -109,6 +109,12 @@ def down(name: str) -> None:
             shared.rmdir()
 
 
+def names_of(checkout: Path) -> list[str]:
+    """The labs of a checkout."""
+    names = sorted(path.parent.name for path in STATE.glob("*/lab.json"))
+    return [name for name in names if load(name).checkout == checkout]
+
+
 def exists(name: str) -> bool:
     """Whether anything of a lab exists, complete or not."""
     folders = (STATE / name, DISKS / name, cgroup.of(name))

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import re
+import signal
 import subprocess
 import sys
 import uuid
@@ -14,6 +16,7 @@ from tests.by_group import ByGroup
 from tests.lab import chaos_standin
 from tests.lab.control_machine import Controller
 from tests.lab.site_plays import draw_digits, gather_bundle
+from tests.unit.launcher.guard_client import lives
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # Not the name of a lab that somebody runs by hand, nor of another checkout's tests.
@@ -56,6 +59,36 @@ SHARED = {
     "test_site_verify.py": "bare",
     "test_train.py": "bare",
 }
+
+
+def pytest_sessionstart(session):
+    """What ends the tests is Ctrl-C to them, so that they take their machines down: a closed
+    terminal and SIGTERM, too."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    take_down_orphans(session.config)
+
+
+def interrupt(*_):
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # once is enough
+    raise KeyboardInterrupt
+
+
+def pytest_unconfigure(config):
+    take_down_orphans(config)
+
+
+def take_down_orphans(config):
+    """Ends the labs of tests whose process is gone: it was killed, perhaps by pytest itself, which
+    does not wait for processes of its own for long."""
+    if hasattr(config, "workerinput") or os.geteuid():
+        return
+    for path in Path("/run/tandem-lab").glob("test-*"):
+        made_by = re.match(r"test-(\d+)-", path.name)
+        if made_by and not lives(int(made_by[1])):
+            argv = [sys.executable, "-m", "lab", "down", "--name", path.name]
+            subprocess.run(argv, cwd=CHECKOUT, stdout=subprocess.DEVNULL, check=False)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,5 +1,6 @@
 """What the command line understands, and what it says when it cannot."""
 
+import json
 import os
 
 import pytest
@@ -51,3 +52,15 @@ def test_bad_input_is_a_sentence(as_root, monkeypatch, tmp_path, capsys, argv, s
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+def test_down_all_ends_the_labs_of_this_checkout_alone(as_root, monkeypatch, tmp_path):
+    monkeypatch.setattr(life, "STATE", tmp_path)
+    for name, checkout in (("a", cli.CHECKOUT), ("b", tmp_path), ("c", cli.CHECKOUT)):
+        (tmp_path / name).mkdir()
+        saved = json.dumps({"name": name, "checkout": str(checkout), "count": 1})
+        (tmp_path / name / "lab.json").write_text(saved)
+    ended = []
+    monkeypatch.setattr(life, "down", ended.append)
+    assert cli.main(["down", "--all"]) == 0
+    assert ended == ["a", "c"]
