@@ -103,7 +103,7 @@ def test_the_sentence_is_the_exception_s_whatever_was_printed_above(tmp_path):
     ("body", "names"),
     [
         ("open('./data/train.csv')", "data/train.csv"),
-        ("import hidden.module", "hidden/module.py"),
+        ("import hidden.module", "hidden"),
         ("open(__file__.replace('train.py', 'data/train.csv'))", "data/train.csv"),
     ],
 )
