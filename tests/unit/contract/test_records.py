@@ -174,6 +174,7 @@ def tasks(made):
         "beat",
         "fail_grace",
         "meet_within",
+        "ask_after",
         "record",
     }  # these are the guard's own
     taken = vars(read_task(written))

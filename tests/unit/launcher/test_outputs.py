@@ -307,6 +307,7 @@ def test_what_a_rank_keeps_for_its_sums_is_no_checkpoint(nodes, there, run):
     kept = attach.Attached.__new__(attach.Attached)
     topology = SimpleNamespace(nodes=[0, 1])
     sync = SimpleNamespace(topology=topology, state_dict=lambda: {"error": torch.zeros(9)})
+    sync.settle, kept.usage = lambda unused: None, None
     model = SimpleNamespace(module=None)
     sync.common_state, kept._model = lambda _: {}, lambda: model
     kept.scaled, kept.steps, kept.sync = "ef:3:peak", 3, sync

@@ -147,11 +147,13 @@ def first_steps(settles):
     attached = loop.sync.attach(ddp, SPEC)
     if settles:
         attached.settle(lambda: ddp(torch.ones(2, 300)).sum().backward())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     found, expected = [], 0
     for step in range(4):
         net.zero_grad()
         torch.manual_seed(10 * step + attached.sync.topology.rank)
         ddp(torch.randn(4, 300)).pow(2).mean().backward()
+        optimizer.step()
         named = attached.state_dict()["common"]["squares"]
         ours = torch.cat([named[name] for name, _ in net.named_parameters()])
         expected = 0.95 * expected + flat(net).square()
