@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,26 +84,40 @@ def _imported(body: list[ast.stmt]) -> list[str]:
 def declares(sources: Sequence[list[ast.stmt]], options: Sequence[str]) -> str | None:
     """Which of these options a parser of the first source has. One in another source counts where
     it is made on import, or by what the others name of it: it may be another program's."""
-    for body in sources:
-        others = (one for one in sources if one is not body)
-        reached = body if body is sources[0] else _reached(body, others)
-        for node in (node for statement in reached for node in ast.walk(statement)):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-                texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
-                for text in texts:
-                    if isinstance(text, str) and text in options:
-                        return text
+    candidates = [number for number, body in enumerate(sources) if _option_of(body, options)]
+    # Of hundreds of modules each is walked once, not once for each of the others.
+    uses = [_foreign_names(body) for body in sources] if any(candidates) else []
+    for number in candidates:
+        body = sources[number]
+        if number:
+            body = _reached(body, set().union(*uses[:number], *uses[number + 1 :]))
+        if option := _option_of(body, options):
+            return option
     return None
 
 
-def _reached(body: list[ast.stmt], others: Iterable[list[ast.stmt]]) -> list[ast.stmt]:
-    """The statements that run where others import this source, and use what they name of it."""
+def _option_of(body: list[ast.stmt], options: Sequence[str]) -> str | None:
+    """The first of these options that a call of add_argument names."""
+    for node in (node for statement in body for node in ast.walk(statement)):
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+            texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+            for text in texts:
+                if isinstance(text, str) and text in options:
+                    return text
+    return None
+
+
+def _foreign_names(body: list[ast.stmt]) -> set[str]:
+    """What a source names and does not define."""
+    defined = {node.name for node in body if isinstance(node, DEFINITIONS)}
+    return {name for node in body for name in _names(node)} - defined
+
+
+def _reached(body: list[ast.stmt], named: set[str]) -> list[ast.stmt]:
+    """The statements that run where others import this source, and use these names of it."""
     own = {node.name: node for node in body if isinstance(node, DEFINITIONS)}
     reached = [node for node in body if not isinstance(node, DEFINITIONS) and not _is_main(node)]
-    left = {name for statement in reached for name in _names(statement)}
-    for other in others:
-        theirs = {node.name for node in other if isinstance(node, DEFINITIONS)}
-        left |= {name for node in other for name in _names(node)} - theirs
+    left = named.union(name for statement in reached for name in _names(statement))
     while names := left & {*own}:
         nodes = [own.pop(name) for name in names]
         reached += nodes
