@@ -149,6 +149,7 @@ class RankRecord:
     epoch: int | None = None  # of the last step, from 0
     loss: float | None = None  # of the last log point, and its top-1
     top1: float | None = None
+    unsummed: int = 0  # steps in a row whose gradients no sum was made of, at most
 
     @property
     def clock(self) -> float:
@@ -420,6 +421,7 @@ def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> Non
     record.loss = record.loss if loss is None else loss
     record.top1 = record.top1 if top1 is None else top1
     record.epoch = natural_number(line.get("epoch"))
+    record.unsummed = max(record.unsummed, count(line.get("unsummed"), MOST_STEPS) or 0)
     steps = count(line.get("steps"), MOST_STEPS) or 1
     columns.count.append(steps)
     columns.step.append(natural_number(line.get("step")) or 0)

@@ -181,8 +181,10 @@ def verdict_section(analysis: Analysis) -> Section:
         )
         items += [Log(list(map(str, cause["last_lines"])))] if cause.get("last_lines") else []
         items += [Say(f"{line[:1].upper()}{line[1:]}.") for line in analysis.silent_ranks]
-        if analysis.step is None and not analysis.run.untimed:
-            return Section("Verdict", items)
+    if unsummed := max((record.unsummed for record in analysis.run.ranks), default=0):
+        items.append(Say(not_summed(unsummed), "headline"))
+    if analysis.failure and analysis.step is None and not analysis.run.untimed:
+        return Section("Verdict", items)
     if short:
         items.append(Say(short.headline, "headline"))
     if short and not analysis.failure:
@@ -191,6 +193,15 @@ def verdict_section(analysis: Analysis) -> Section:
         items.append(Say(verdict.headline, "headline"))
         items += [Say(sentence) for sentence in verdict.because]
     return Section("Verdict", items)
+
+
+def not_summed(steps: int) -> str:
+    """A sentence on copies of a model that trained apart."""
+    return (
+        f"DDP summed no gradients in {steps:,} steps in a row: unless the script sums them itself, "
+        "each rank trained a model of its own. Call the DDP model and not model.module, and make "
+        "the last forward of a step outside no_sync()."
+    )
 
 
 def advice_section(analysis: Analysis) -> Section:

@@ -60,6 +60,12 @@ def on_any_step(call: Callable[[Any], None]) -> Any:
     return None if register is None else register(lambda optimizer, *_: call(optimizer))
 
 
+def ddp_iterations(model: DistributedDataParallel) -> int:
+    """How many forwards DDP prepared a sum for, as it logged last; 0 where torch does not say."""
+    log: Callable[[], Any] = getattr(model, "_get_ddp_logging_data", dict)
+    return int(log().get("iteration", 0))
+
+
 def autocast_type(device: torch.device) -> Optional[torch.dtype]:
     """What operations are cast to here; None where autocast is off. Since 2.4 by kind of device."""
     kind = device.type

@@ -34,6 +34,7 @@ from contract.strategies import EXACT, MIB
 from .compat import autocast_type, cpu_capability
 from .place import Place, cores, host_name, place
 from .sync.attach import attached_to
+from .sync.unsummed import UnsummedSteps, watch_steps
 
 
 class Lap(NamedTuple):
@@ -393,6 +394,7 @@ class Timings:
         self.lines = Lines(os.environ.get("TANDEM_OUTPUT"), self.host, self.place.rank, self.clock)
         self._models: List[Callable[[], Any]] = []
         self._sums: List[int] = []  # of each model: backwards that sum its gradients, in a step
+        self._unsummed: List[UnsummedSteps] = []  # steps of each DDP model
         self._counting: List[Any] = []  # hooks of parameters, until the first step is over
         self._begun = False  # whether the `start` line is written
         self._loader: Any = None
@@ -407,6 +409,10 @@ class Timings:
             return
         self._models.append(weakref.ref(model))
         self._sums.append(0)
+        steps = watch_steps(model)
+        if steps is not None:
+            self._unsummed.append(steps)
+            model.register_forward_pre_hook(steps.note_forward)
         model.register_forward_pre_hook(self._forward)
         model.register_forward_hook(self._wait_for_backward)
         if not self._begun:
@@ -451,6 +457,9 @@ class Timings:
         fields: Dict[str, Any] = {"step": self._steps, "epoch": self._epochs, "samples": count}
         if self._warming():
             fields["exact"] = True
+        unsummed = max((steps.count for steps in self._unsummed), default=0)
+        if unsummed:
+            fields["unsummed"] = unsummed
         self._samples = []
         self.clock.enter("other")
         self.lines.add("step", **fields)

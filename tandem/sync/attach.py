@@ -36,6 +36,7 @@ from ..place import host_name, numbered, place
 from .base import NONE, Sync, Topology, Unused, sum_over_ranks
 from .carrier import PeerLost
 from .kinds import carried_out, family_of, make
+from .unsummed import UnsummedSteps, watch_steps
 from .usage import Usage
 
 # What torch says where a sum has failed for want of a peer.
@@ -90,6 +91,7 @@ class Attached:
         self._ordered = False  # whether a backward has told DDP the order of its buckets
         self._settling = False
         self._model: Callable[[], Any] = lambda: None
+        self._unsummed: Optional[UnsummedSteps] = None  # of a model that is known
         self._end: Optional[Callable[[], Any]] = None  # from `connect` to `detach`
 
     def __reduce__(self) -> Tuple[Any, ...]:
@@ -135,6 +137,7 @@ class Attached:
         self._end = ends
         if model is not None:
             self._model = weakref.ref(model)
+            self._unsummed = watch_steps(model)
             if self.scaler is not None:
                 model.register_forward_pre_hook(self._before_forward)
 
@@ -156,6 +159,8 @@ class Attached:
         """Begin to sum a bucket over all ranks. DDP averages, a strategy sums."""
         buffer = bucket.buffer()
         if bucket.index() == 0:
+            if self._unsummed is not None:
+                self._unsummed.reset()
             self._begin(buffer.device)
         if self.usage is not None:
             self.usage.watch(bucket.parameters())

@@ -208,3 +208,22 @@ def test_a_checkout_that_git_refuses_sends_nothing(tmp_path):
     assert (code, run) == (2, None), said
     assert "bad config" in said
     assert not list(CHECKOUT.glob("runs/*train.py*"))
+
+
+@pytest.mark.long
+def test_ranks_that_train_apart_are_told_so(tmp_path):
+    own = """
+import torch, torch.distributed as dist
+from tandem import timings
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for batch in timings.timed([torch.randn(4, 2)] * 8, model):
+    model.module(batch).sum().backward()
+    optimizer.step()
+    timings.step()
+"""
+    said, code, run = train(write(tmp_path, {"train.py": own}))
+    assert code == 0, said
+    assert said.split("attempt 1")[1].count("DDP summed none") == 1
+    assert "DDP summed no gradients in 8 steps" in (run / "report.txt").read_text()

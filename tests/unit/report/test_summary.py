@@ -172,6 +172,14 @@ def test_a_run_is_found_by_the_path_of_its_report(tmp_path, monkeypatch):
         assert main([name]) == 0, name
 
 
+def test_steps_whose_gradients_nobody_summed_are_the_first_sentence(tmp_path):
+    run = RunBuilder(tmp_path / "run").write()
+    assert "no gradients" not in text_of(analyse(run))
+    path = run / "nodes/node2/rank1.1.steps.jsonl"
+    change_lines(path, lambda line: line["kind"] == "step" and {**line, "unsummed": line["step"]})
+    assert "VERDICT\n  DDP summed no gradients in 240 steps" in text_of(analyse(run))
+
+
 def test_a_script_that_timed_no_steps_has_its_machines_and_a_sentence(tmp_path):
     run = RunBuilder(tmp_path / "run", gpu=True, mounts=1.0).write()
     for path in run.glob("nodes/*/*.steps.jsonl"):
