@@ -268,8 +268,8 @@ class Run:
             self.owners.ended()
         cause = outcome.cause
         if self.script and cause:
-            unsent = self.script.unsent_in(cause.evidence, cause.host)
-            outcome = dataclasses.replace(outcome, cause=dataclasses.replace(cause, unsent=unsent))
+            hint = self.script.file_hint(cause.evidence, cause.host)
+            outcome = dataclasses.replace(outcome, cause=dataclasses.replace(cause, file_hint=hint))
         self.attempts.end(outcome)
         return outcome
 

@@ -53,6 +53,14 @@ class Files:
         """What one of these files, or a folder of them, could be imported as from somewhere."""
         return {part.partition(".")[0] for name in self.sent for part in PurePosixPath(name).parts}
 
+    def folder_of(self, module: str) -> str | None:
+        """The folder below the first one that a module, or a package, of this name is sent in."""
+        for path in map(PurePosixPath, self.sent):
+            name = path.with_suffix("") if path.parent.name != module else path.parent
+            if path.suffix == ".py" and name.name == module and name.parent.name:
+                return str(name.parent)
+        return None
+
     def why_not(self, name: str) -> str | None:
         """Why the file or folder of this name is not sent; None where that is not known."""
         return next((why for one, why in self.unsent if _is_in(name, one.rstrip("/"))), None)

@@ -94,9 +94,9 @@ class Script:
             "who reads report.html. If it is secret, give it in run_env of the inventory or a file."
         )
 
-    def unsent_in(self, error: str, host: str) -> str | None:
-        """Of the files that an error on a machine names, one that is here and was not sent: what
-        to do about it."""
+    def file_hint(self, error: str, host: str) -> str | None:
+        """Of the files and modules that an error on a machine names, one that is here and was not
+        sent, or that Python did not find where it lies: what to do about it."""
         modules = [name.replace(".", "/") for name in MISSING_MODULE.findall(error)]
         names = [*PATHS.findall(error), *modules, *(f"{name}.py" for name in modules)]
         for name in names:
@@ -108,6 +108,13 @@ class Script:
                 return (
                     f"{inside} is here and was not sent ({why}): have it sent, or put it where all "
                     "machines have it, and name that path in ARGS"
+                )
+        for module in (name.partition("/")[0] for name in modules):
+            if folder := self.files.folder_of(module):
+                return (
+                    f"{module} was sent, in {folder}, where Python does not look: put that folder "
+                    f"on sys.path, or PYTHONPATH={folder} into run_env of the inventory; if a "
+                    "package of that name is meant, name it in requirements.txt"
                 )
         return None
 

@@ -72,7 +72,7 @@ class Failure:
     last_lines: tuple[str, ...] = ()
     first_on_node: bool = True
     script: bool = False
-    unsent: str | None = None  # a file that the error names, which is here and was not sent
+    file_hint: str | None = None  # on a file that the error names and that is here
 
     @cached_property
     def text(self) -> str:
@@ -420,7 +420,7 @@ def explained(failure: Failure) -> tuple[str, str]:
                 remedy = _remedy(kind, failure)
                 if hints:
                     remedy = f"perhaps {hints[0].known}: {_remedy(hints[0], failure)}"
-                return sentence, failure.unsent or verbs.with_inventory(remedy)
+                return sentence, failure.file_hint or verbs.with_inventory(remedy)
     raise AssertionError("the last kind fits every failure")
 
 

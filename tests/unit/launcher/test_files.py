@@ -115,3 +115,10 @@ def test_a_submodule_without_its_files_is_named(tmp_path):
     found = files.list_files(tmp_path / "again")
     assert found.sent == (".gitmodules", "a.py")
     assert found.why_not("sub/a.py").startswith("submodules without their files")
+
+
+def test_a_module_that_python_does_not_find_is_found_in_its_folder():
+    names = ("src/own/net.py", "src/flat.py", "top.py", "config/yaml.yaml", "here/__init__.py")
+    sent = files.Files(sent=names)
+    modules = ("own", "flat", "top", "yaml", "here", "net")
+    assert [sent.folder_of(name) for name in modules] == ["src", "src", None, None, None, "src/own"]
