@@ -227,3 +227,18 @@ for batch in timings.timed([torch.randn(4, 2)] * 8, model):
     assert code == 0, said
     assert said.split("attempt 1")[1].count("DDP summed none") == 1
     assert "DDP summed no gradients in 8 steps" in (run / "report.txt").read_text()
+
+
+@pytest.mark.long
+def test_a_module_of_a_src_layout_trains_and_results_from_a_folder_it_goes_to_come_back(tmp_path):
+    own = (
+        "import os\nfrom ..settings import WIDTH\n" + MEET +
+        "os.makedirs('outputs/12-30', exist_ok=True)\nos.chdir('outputs/12-30')\n"
+        "open(f'{rank}.log', 'w').write(str(WIDTH))\n"
+    )  # fmt: skip
+    files = dict.fromkeys(("setup.py", "src/own/__init__.py", "src/own/cli/__init__.py"), "")
+    files |= {"src/own/settings.py": "WIDTH = 4\n", "src/own/cli/train.py": own}
+    write(tmp_path, files)
+    said, code, run = train("-m own.cli.train", f"--folder={tmp_path}/src")
+    assert code == 0, said
+    assert came(run) == ["node1/outputs/12-30/0.log", "node2/outputs/12-30/1.log"]
