@@ -174,6 +174,13 @@ def is_plain(value: Any) -> bool:
     return value.numel() * value.element_size() <= stored.nbytes()
 
 
+# What of torch's own stands in such a file beside storages and types, as tandem/pickles.py has it.
+REBUILT = (
+    *(("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_parameter")),
+    *(("torch", "Size"), ("torch", "device")),
+)
+
+
 class _TensorsOnly(pickle.Unpickler):
     """What torch 1.12, which lacks `weights_only`, may load: tensors and plain containers."""
 
@@ -181,7 +188,8 @@ class _TensorsOnly(pickle.Unpickler):
         if (module, name) == ("collections", "OrderedDict"):
             return collections.OrderedDict
         storage = module == "torch" and name.endswith("Storage") and "." not in name
-        if storage or (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
+        number = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if storage or number or (module, name) in REBUILT:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
 

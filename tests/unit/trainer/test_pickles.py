@@ -175,10 +175,13 @@ def test_torch_1_12_takes_tensors_and_plain_values_alone(harmful, monkeypatch):
     with pytest.raises(compat.pickle.UnpicklingError, match="does not belong into a checkpoint"):
         compat.load_tensors(io.BytesIO(file.read_bytes()))
     assert not made.exists()
-    whole = io.BytesIO()
-    torch.save(TENSORS, whole)
+    whole, parameter = io.BytesIO(), torch.nn.Parameter(torch.ones(2))
+    plain = {"parameter": parameter, "size": parameter.shape, "type": torch.float16}
+    torch.save({**TENSORS, **plain}, whole)
     whole.seek(0)
-    assert compat.load_tensors(whole)["model"]["weight"].tolist() == [1, 1]
+    loaded = compat.load_tensors(whole)
+    assert loaded["model"]["weight"].tolist() == loaded["parameter"].tolist() == [1, 1]
+    assert (loaded["size"], loaded["type"]) == (parameter.shape, torch.float16)
 
 
 def test_one_file_of_the_trainer_loads_pickles():
