@@ -61,6 +61,7 @@ STUDENT = {
     "ansible_password": "lab",
     "ansible_become_password": "lab",
     "access_user": "tandem",
+    "access_key": "{{ lookup('file', '~/.ssh/id_ed25519.pub') }}",
     "access_admin": "tandem-admin",
     "access_sudo": "nopasswd",
 }

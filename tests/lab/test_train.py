@@ -98,8 +98,9 @@ def test_an_unreachable_machine_is_named_and_nothing_begins(provisioned):
 
 def test_an_unknown_host_key_is_refused(provisioned, tmp_path):
     """The user's key is good, but nobody has confirmed the machines' keys."""
-    copy = f"mkdir -m 700 {tmp_path}/.ssh && cp ~/.ssh/id_* {tmp_path}/.ssh/"
-    line = f"{copy} && HOME={tmp_path} python -m launcher dry-run --nodes 1"
+    # Like ssh, the launcher looks where passwd says that the home is, whatever HOME says.
+    copy = f"cp ~/.ssh/id_* {tmp_path} && mount --bind {tmp_path} ~/.ssh"
+    line = f"{copy} && python -m launcher dry-run --nodes 1"
     done = provisioned.control("sh", "-c", line, check=False)
     assert done.returncode == 2
     assert "node1" in done.stderr and "its host key is unknown" in done.stderr
