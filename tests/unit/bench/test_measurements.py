@@ -6,11 +6,8 @@ import pytest
 import torch
 
 from bench import (
-    codec,
     gpu,
-    gpu_codec,
     gpu_peers,
-    mutants,
     test_bench_launcher,
     test_bench_records,
 )
@@ -51,44 +48,3 @@ def test_gpu_measures_ours_beside_others(tmp_path):
     rows = list(gpu.beside(setting, SimpleNamespace(rounds=1, seconds=0.0)))
     assert [row[1] for row in rows] == [one.name for one in gpu_peers.contenders()]
     assert all(float(row[2]) > 0 for row in rows)
-
-
-def test_one_failed_compilation_leaves_the_other_tables(monkeypatch):
-    def beside(setting, scale):
-        if setting == "compiled":
-            raise RecursionError("no | kernel\nfor this")
-        yield [setting, "tandem", "7", "1.00", ""]
-
-    def loader_alone(*_):
-        yield ["loader", "9 images/s"]
-        raise RuntimeError("CUDA out of memory")
-
-    monkeypatch.setattr(gpu, "photographs", lambda *_: None)
-    monkeypatch.setattr(gpu_codec, "MIB", 2**12)
-    monkeypatch.setattr(gpu, "settings", lambda *_: ["compiled", "plain"])
-    monkeypatch.setattr(gpu, "beside", beside)
-    monkeypatch.setattr(gpu, "loader_alone", loader_alone)
-    monkeypatch.setattr(gpu, "fed", lambda *_: iter(()))
-    monkeypatch.setattr(gpu, "parts", lambda *_: iter([["clock", "1 s"]]))
-    scale = gpu.Scale(CPU)
-    scale.repeats = scale.steps = 1
-    scale.models = [("resnet18", 32, 2)]
-    text = gpu.measured(CPU, scale)
-    assert "| compiled | failed: RecursionError: no / kernel for this |" in text
-    assert "| plain | 7 |" in text
-    assert "| loader | 9 images/s |" in text and "| clock | 1 s |" in text
-    assert "| loader_alone | does not fit into memory |" in text
-    coded = [line.split(",")[0] for line in text.splitlines() if ", a bucket of " in line]
-    assert coded == [f"| {spec}" for spec in codec.SHOWN]
-    assert " 1 Gbit/s played by sleep | " in text
-
-
-def test_drawn_mutants_are_distinct_and_compile(monkeypatch):
-    monkeypatch.setattr(mutants, "ROOMS", ("contract",))
-    drawn = mutants.draw(mutants.ROOT)
-    assert len({one.key for one in drawn}) == mutants.COUNT
-    for one in drawn:
-        text = (mutants.ROOT / one.file).read_bytes()
-        old = one.old.encode()
-        assert text[one.start :].startswith(old)
-        compile(text[: one.start] + one.new.encode() + text[one.start + len(old) :], "", "exec")

@@ -94,36 +94,3 @@ def test_the_lab_has_every_file_once(called, free, count):
         listed = words.count(name)
         assert listed == 1 if count == 1 else listed == words.count(f"--ignore={name}"), name
     assert words.count("tests/lab") == count - 1
-
-
-@pytest.mark.parametrize(
-    ("only", "chosen"),
-    [
-        ("launcher", ["tests/unit/launcher"]),
-        ("gpu train", ["--device=cpu", "tests/gpu", "tests/train"]),
-        ("tests/unit/tools/test_tiers.py::test_x", ["tests/unit/tools/test_tiers.py::test_x"]),
-    ],
-)
-def test_only_names_a_package_or_a_file(called, only, chosen):
-    done, (words,) = called("test", f"--only={only}")
-    assert done.returncode == 0
-    assert words.split("not long ")[1].split() == chosen
-
-
-@pytest.mark.parametrize("only", ["lancher", "tests/unit/no.py", "/etc", "../x"])
-def test_only_of_nothing_is_refused(called, only):
-    done, calls = called("test", f"--only={only}")
-    assert (done.returncode, calls) == (2, [])
-    assert f"ONLY={only}: no such tests" in done.stderr
-
-
-def test_a_make_within_a_test_has_none_of_the_tier_s_words_and_compiles_modules_once(
-    tmp_path, monkeypatch
-):
-    (tmp_path / "Makefile").write_text("all: ; @echo '$(ONLY)' $$PYTHONDONTWRITEBYTECODE\n")
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.setenv("MAKEFLAGS", " -- ONLY=lab")
-    monkeypatch.setenv("ONLY", "lab")
-    with (tmp_path / "log").open("w") as log:
-        assert all_tests.run(Part("inner", ("make", "-s", "-C", str(tmp_path))), log) == 0
-    assert (tmp_path / "log").read_text() == "\n"

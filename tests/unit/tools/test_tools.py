@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -107,12 +106,6 @@ def test_torch_is_a_layer_of_its_own_which_comes_once_and_says_its_size_before(i
     assert installed("torch") == ("", had)
 
 
-def test_what_tests_need_holds_all_layers(installed):
-    _, had = installed("dev")
-    assert had == [["dev.txt", ""]]
-    assert all(installed(layer) == ("", had) for layer in ("control", "torch", "imagenet", "dev"))
-
-
 @pytest.mark.parametrize("own", ["", "https://pypi.example.org/simple"])
 def test_a_mirror_counts_from_the_first_command_on(installed, own):
     settings = installed.checkout / "group_vars/all.yml"
@@ -120,11 +113,3 @@ def test_a_mirror_counts_from_the_first_command_on(installed, own):
     said, had = installed("control", PIP_INDEX_URL=own)
     assert had == [["control.txt", own or "https://pypi.tuna.tsinghua.edu.cn/simple"]]
     assert f"from {had[0][1]}\n" in said
-
-
-def test_a_job_in_the_background_of_a_script_can_be_interrupted():
-    """Its shell starts it with SIGINT ignored, and all that it starts."""
-    asks = "import tests.conftest, signal; print(signal.getsignal(signal.SIGINT))"
-    argv = ["sh", "-c", '"$0" -c "$1" & wait', sys.executable, asks]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "default_int_handler" in done.stdout, done.stdout

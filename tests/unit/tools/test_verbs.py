@@ -376,62 +376,6 @@ def test_an_old_python_reads_the_table():
             assert old.stdout == verbs.list_verbs() + "\n", old.stderr
 
 
-NEW = """
-    # model
-    echo: {kind} = opt({default}, "say this", {bounds}make="ECHO")
-"""
-# What the trainer does with the new option.
-USE = r"\1\2\n\1print('ECHO is', options.echo)\n\1raise SystemExit\n"
-
-
-@pytest.fixture
-def tree(checkout):
-    """(A function that adds an option to a copy of the rooms, this copy); with the real Python."""
-    shutil.rmtree(checkout / "contract")
-    for room in ("contract", "launcher", "report", "tandem", "trainer", "examples", "recipes"):
-        shutil.copytree(ROOT / room, checkout / room, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.rmtree(checkout / ".venv")
-    (checkout / ".venv").symlink_to(sys.prefix)
-    for name in ("train/0/a", "train/1/b", "val/0/c", "val/1/d"):  # listed, and read by nobody
-        image = checkout / f"data/digits/{name}.png"
-        image.parent.mkdir(parents=True)
-        image.touch()
-
-    def add(**values):
-        table = checkout / "contract/options.py"
-        text = table.read_text()
-        assert text.count("\n    # model\n") == 1
-        table.write_text(text.replace("\n    # model\n", NEW.format(**values)))
-        main = checkout / "trainer/__main__.py"
-        used = re.subn(r"( +)(options = parse\(.*)\n", USE, main.read_text())
-        assert used[1] == 1
-        main.write_text(used[0])
-
-    return add, checkout
-
-
-def test_an_option_from_make_to_the_trainer_is_one_entry(tree):
-    """The entry, and the place where the trainer uses it, in a copy of the tree."""
-    add, copy = tree
-    assert "ECHO" not in make(copy, "help", "train")[0]
-    add(kind="int", default=0, bounds="most=3, ")
-    for verb in ("train", "demo"):
-        assert re.search(r"^  ECHO +say this$", make(copy, "help", verb)[0], re.M)
-    demo = "INVENTORY=examples/demo.ini"
-    said, code, _ = make(copy, "train", demo, "ECHO=4")
-    assert "ECHO=4: must be at most 3." in said and code
-    said, code, _ = make(copy, "slurm", demo, "ECHO=2")
-    assert code == 0, said
-    (script,) = (copy / "runs").glob("*.sbatch")
-    job = json.loads(*shlex.split(re.search(r"TANDEM_JOB=(.*)", script.read_text())[1]))
-    read = f"import json; from launcher.options import *; config = read({job['options']!r}); "
-    read += "print(json.dumps({'data': 'd', **for_trainer(config)}), end='')"
-    sent = subprocess.check_output([sys.executable, "-c", read], cwd=copy, text=True)
-    argv = [sys.executable, "-m", "trainer", "--config", sent]
-    done = subprocess.run(argv, cwd=copy, capture_output=True, text=True, check=True)
-    assert done.stdout == "ECHO is 2\n"
-
-
 def test_the_table_and_the_makefile_have_the_same_verbs():
     text = (ROOT / "Makefile").read_text()
     rules = re.findall(r"^([a-z][a-z/ -]*):(?!=)", text, re.M)
