@@ -29,7 +29,6 @@ LONG = {
     "test_frozen_disk.py",
     "test_guard_orphans.py",
     "test_lab_leftovers.py",
-    "test_many.py",
     "test_plan.py",
     "test_poweroff.py",
     "test_records.py",

@@ -15,11 +15,9 @@ import pytest
 
 from tests.lab import chaos_standin
 from tests.lab.chaos_run import CHECKOUT, PATIENCE, ended
-from tests.lab.control_machine import CTRL_Q, CTRL_S
 
 NODES = 2
 LAUNCHER = ("python", "-m", "launcher")
-LONGER_THAN_THE_LEASE = 20
 
 
 def names():
@@ -52,34 +50,6 @@ def test_a_second_run_is_refused_by_name_or_waits(machines, start):
         assert f"tandem: node{node}: clean: " in done.stdout
     assert third.end() == 0, third.said()
     assert third.name != first.name
-
-
-HOLD = """
-import socket
-mark = socket.socket(socket.AF_UNIX)
-mark.bind("\\0tandem-alone")
-mark.listen()
-print("held", flush=True)
-input()
-"""
-
-
-@pytest.mark.long
-def test_of_two_that_looked_in_the_same_second_one_begins(machines, start):
-    """The race of two launchers: the machine was free when it was checked, and is taken now."""
-    argv = machines.argv("ssh", "2", "--", f"python3 -c {shlex.quote(HOLD)}")
-    with subprocess.Popen(
-        argv, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as first:
-        assert first.stdout.readline() == "held\n"
-        refused = start(1)
-        assert refused.end() == 2
-        assert "tandem: node2: it is in use by process " in refused.said()
-        assert "Traceback" not in refused.said() and refused.processes() == []
-        waits = start(1, "--queue")
-        waits.wait_for("tandem: waiting: node2: it is in use by process ")
-        first.communicate("\n")
-    assert waits.end() == 0, waits.said()
 
 
 def test_a_detached_run_is_shown_without_losing_a_line(machines, tmp_path):
@@ -137,19 +107,6 @@ def test_a_window_that_is_closed_ends_a_run_in_order(start):
     kept = (folder / "controller.log").read_text()
     assert kept.count("] saved\n") == NODES and f"make train RESUME={folder.name}" in kept
     assert run.processes() == []
-
-
-@pytest.mark.long
-def test_a_terminal_that_is_stopped_ends_nothing(start):
-    run = start(25, terminal=True)
-    run.wait_for(r"\] step 3\n", NODES)
-    run.press(CTRL_S)
-    time.sleep(LONGER_THAN_THE_LEASE)
-    run.press(CTRL_Q)
-    assert run.end() == 0, run.said()
-    kept = (run.folder / "controller.log").read_text()
-    assert "lines not shown" not in run.said()
-    assert run.said().count("] step ") == kept.count("] step ") == NODES * 25 * 13
 
 
 @pytest.mark.long

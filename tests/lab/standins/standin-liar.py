@@ -16,17 +16,13 @@ PYTHON, HONEST = "/usr/bin/python3.11", "/opt/standin/honest"
 LIE = pathlib.Path("/opt/standin/lie").read_text().strip()
 PRECIOUS = pathlib.Path("/opt/standin/precious")  # names a file of the control machine
 ESCAPES = "\x1b]0;owned\x07\x1b]52;c;cm0gLXJm\x1b\\\x1b[2J\x9b6n\x1b[31mred"
-WORKER = {"exit_code": 1, "signal": None, "exception": "E: x"}
 EXIT = {
     "type": "exit", "reason": "finished", "message": None, "exit_code": 0, "signal": None,
     "mono_start": 0.0, "mono_end": 1.0, "workers": {}, "ended": [], "left": [],
 }  # fmt: skip
-# Python can read it, but not look through it by recursion.
-NESTED = "[" * 600 + '"\\ud800"' + "]" * 600
 OVER = threading.Event()  # the control machine has hung up
 TURN = threading.Lock()  # a frame is written as a whole
-STEPS, SAMPLES = "rank1.1.steps.jsonl", "machine.1.jsonl"
-ENDLESS = float("inf")
+STEPS = "rank1.1.steps.jsonl"
 
 
 def out(data):
@@ -60,13 +56,6 @@ def odd_lines(_):
     os._exit(0)
 
 
-def long_output(_):
-    """15 MiB of lines, then a frame that there is not."""
-    for _ in range(256):
-        log(b"the same line again and again and again and again and again\n" * 1024)
-    say(type="upgrade")
-
-
 def escapes(_):
     """Text for a terminal to obey, in all that is shown."""
     log(f"said {ESCAPES}\n".encode())
@@ -82,81 +71,12 @@ def record(task, data, name=STEPS, skipped=0):
     say(data, type="record", file=name, offset=at, bytes=len(data))
 
 
-def lines(*documents):
-    return b"".join(json.dumps(one).encode() + b"\n" for one in documents)
-
-
-def odd_records(task):
-    """Starts, steps, scores and samples that no rank and no guard writes, and then the end: as
-    deep as Python reads, of any size, of other kinds."""
-    deep = b"[" * 975 + b"]" * 975
-    for value in (0, -1, 10**17, 1e308, None, "x", [], {"a": [{}]}):
-        start = {"kind": "start", "attempt": 1, "world_size": value, "epochs": value}
-        start.update(dict.fromkeys(("global_batch", "steps_per_epoch", "parameters"), value))
-        step = {"kind": "step", "step": value, "steps": value, "samples": value, "epoch": value}
-        step["seconds"] = {"data": value, "forward": value, "sync_exposed": value}
-        score = {"kind": "evaluate", "epoch": value, "seconds": value}
-        record(task, lines(start, step, step, score, {**score, "top1": value}))
-        sample = dict.fromkeys(("mono", "cores", "cpu_busy", "memory_total", "disks"), value)
-        sample.update(kind="sample", gpus=[value], card={"tx_bytes": value}, peers=value)
-        record(task, lines(sample, sample), SAMPLES)
-    for name in (STEPS, SAMPLES):
-        record(
-            task, b'{"kind": "start", "model": ' + deep + b', "attempt": 1}\n["start"]\n\0\n', name
-        )
-    say(**{**EXIT, "reason": "failed", "exit_code": 1})
-    os._exit(0)
-
-
-def write(task, data):
-    """Into the file that its rank writes, which the real guard sends."""
-    with (task["nodes"] / STEPS).open("ab", 0) as file:
-        file.write(data)
-
-
-def half_a_line(task):
-    """Without end, while the real guard says what it says."""
-
-    def go_on():
-        while not OVER.wait(0.05):
-            write(task, b"x" * 4096)
-
-    threading.Thread(target=go_on, daemon=True).start()
-
-
-def step(number, **more):
-    spent = {"kind": "step", "step": number, "epoch": 0, "samples": 4, "seconds": {"backward": 0.1}}
-    return lines({**spent, **more})
-
-
-def begun(**fields):
-    told = {"kind": "start", "attempt": 1, "mono": 1.0, "mono_process": 0.0, "world_size": 2}
-    return lines({**told, **fields})
-
-
-# What its rank writes beside its own lines.
-BESIDE = {
-    "half a line for ever": half_a_line,
-    "steps without numbers": lambda task: write(
-        task, step(4, samples=-ENDLESS, loss=ENDLESS - ENDLESS, seconds={"backward": ENDLESS})
-    ),
-    "a rank that is another": lambda task: write(task, begun(host="node1", rank=0) + step(1)),
-}
-
 # What comes after the third step.
 AT_STEP = {
-    **BESIDE,
     "a path for a record": lambda task: record(task, b"x\n", "../../../../.bashrc"),
     "a piece that comes twice": lambda task: [record(task, b"x\n", skipped=n) for n in (0, -2)],
-    "records of any kind": odd_records,
     "lines that are no frames": odd_lines,
     "a path for a rank": lambda _: log(b"x\n", rank="../../../../.bashrc"),
-    "another node's failure": lambda _: say(type="worker_exit", rank=0, first=True, **WORKER),
-    "an exit of another host": lambda _: say(
-        **{**EXIT, "reason": "failed", "host": "node1", "workers": {"0": WORKER}, "exit_code": 1}
-    ),
-    "finished while it trains": lambda _: say(**EXIT),
-    "output without end": long_output,
     "escapes": escapes,
     # Files are planted, and the attempt fails by a worker's end.
     "links": lambda task: (links(task), os.kill(task["worker"], 9)),
@@ -188,29 +108,8 @@ def specials(task):
     put(task["nodes"], rank, lambda path: subprocess.run([*make, path, "c", "1", "5"]))
 
 
-def foreign(task):
-    """Names of others, of none, and of no character set."""
-    names = [b"nodes/node1/machine.1.jsonl", b"nodes/node1/rank0.1.steps.jsonl"]
-    names += [b"samples/rank0.1.csv"]
-    names += [b"nodes/node2/extra", b"nodes/node2/rank7.1.steps.jsonl", b"attempts.json"]
-    names += [b"plan.json", b"checkpoints/node2/\xff\xfe.pt", b"checkpoints/node2/step-9\n.pt"]
-    put(task["output"], map(os.fsdecode, names), lambda path: path.write_text("false"))
-
-
-def odd_files(task):
-    """Whole files of the right names, with the wrong things in them."""
-    odd = '["start"]\n{"kind": "start", "attempt": "one"}\n' + "[" * 100_000 + "\nnull\n\x00\n"
-    odd += '{"kind": "start", "attempt": ' + NESTED + "}\n"
-    names = ("machine.1.jsonl", "rank1.1.steps.jsonl")
-    put(task["nodes"], names, lambda path: path.write_text(odd))
-
-
 # What becomes of its files when its part has ended well.
-AT_END = {
-    "specials": specials,
-    "names of others": foreign,
-    "records that are none": odd_files,
-}
+AT_END = {"specials": specials}
 
 
 def changed(**fields):
@@ -272,7 +171,7 @@ def guard(words):
         before, printed = printed, (printed + data)[-1000:]
         if b"step 3\n" in before + data and b"step 3\n" not in before and LIE in AT_STEP:
             AT_STEP[LIE](task)
-            if LIE != "links" and LIE not in BESIDE:
+            if LIE != "links":
                 break
     real.stdout.read()
 
