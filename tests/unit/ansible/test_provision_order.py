@@ -109,12 +109,3 @@ def test_only_what_apt_planned_is_recorded_as_ours():
     assert driver["vars"]["new"] == "{{ came | intersect(driver_by_plan.stdout_lines) }}"
     names = yaml.safe_load((ROLES / "packages/vars/main.yml").read_text())
     assert "packages_simulated.stdout | tandem_packages_planned" in names["packages_new"]
-
-
-def test_what_an_installer_is_named_for_is_fetched_before_it_is_run():
-    block, *_ = yaml.safe_load((ROLES / "driver/tasks/prepare.yml").read_text())
-    (fetched,) = [row for row in block["block"] if "ansible.builtin.get_url" in row]
-    checksum = fetched["ansible.builtin.get_url"]["checksum"]
-    assert checksum == "sha256:{{ driver_planned.sha256 }}"
-    first, *_ = yaml.safe_load((ROLES / "driver/tasks/act.yml").read_text())[0]["block"]
-    assert first["ansible.builtin.include_tasks"] == "prepare.yml"

@@ -165,12 +165,6 @@ def test_what_a_playbook_refuses_is_its_sentence_alone(tmp_path):
     assert max(map(len, refusal.splitlines())) <= 80
 
 
-@pytest.mark.long
-def test_what_a_playbook_refuses_is_shown_with_all_of_it_by_v(tmp_path):
-    done = ansible_playbook(tmp_path, REFUSING, "-v", "--inventory", "pc1,", ANSIBLE_NOCOLOR="1")
-    assert "fatal: [pc1]: FAILED! => " in done.stdout.rpartition("...ignoring")[2]
-
-
 @pytest.mark.parametrize("script", ["check", "bootstrap", "dry_provision", "wake", "bundle"])
 def test_ctrl_c_ends_a_program_without_a_traceback(tmp_path, script):
     """The program itself, whose first step (to read its arguments) is interrupted."""

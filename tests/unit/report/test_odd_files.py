@@ -3,7 +3,6 @@ and memory, and nothing of them reaches the terminal but printable text."""
 
 import contextlib
 import io
-import itertools
 import json
 import math
 import os
@@ -131,16 +130,6 @@ def changed(documents, field, value):
     """All lines of a kind with another value of one field."""
     kind, key = field
     return [{**one, key: value} if one.get("kind") == kind else one for one in documents]
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_run_is_read_whatever_a_field_is(whole, name):
-    path = whole / name
-    with borrowed(path) as (_, documents):
-        for field, value in itertools.product(fields_of(documents), (7, "x")):
-            write_lines(path, changed(documents, field, value))
-            found = read.read_run(whole)
-            assert "records cannot be read" not in str(found.missing)  # other lines count
 
 
 @pytest.mark.hypothesis
@@ -321,30 +310,6 @@ LONG = (
     ("machine.1.jsonl", {"kind": "sample", "mono": 120.0, "disks": {"sda": {}, "sdb": {}}}),
     ("rank0.1.steps.jsonl", {"kind": "step", "step": 1, "samples": 1, "seconds": {"data": 1e-6}}),
 )
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("name", "line"), LONG)
-def test_a_large_file_takes_little_memory(tmp_path, name, line):
-    """A day or two of a machine: 300 MiB at most."""
-    run = RunBuilder(tmp_path / "run").write()
-    path = run / "nodes/node1" / name
-    with path.open("a") as file:
-        file.writelines((json.dumps(line) + "\n") * (1 << 12) for _ in range(100))
-    assert path.stat().st_size > 24 << 20
-    argv = [sys.executable, "-c", MEASURED, str(run)]
-    done = subprocess.run(argv, cwd=ROOT, stdout=-3, stderr=-1, text=True, check=True)
-    assert float(done.stderr) < 300 << 10
-
-
-# The report, then the most memory that it had, in KiB.
-MEASURED = """
-import re, sys
-from report.__main__ import run_limited
-code = run_limited(sys.argv[1:])
-print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
-sys.exit(code)
-"""
 
 
 def bytes_read():

@@ -12,7 +12,7 @@ from report.__main__ import main
 from report.analysis import analyse
 from report.overtime import charts_of, marks_of
 from report.run_view import restarts
-from report.view import Bar, Bars, Curve, Key, Line
+from report.view import Curve, Line
 from tests.unit.report.report_runs import (
     BOTTLENECKS,
     RunBuilder,
@@ -97,17 +97,6 @@ def test_what_the_page_says_beside_the_text(tmp_path):
     demo = page_of(analyse(local.write()))
     assert "The 4 machines of this run are processes of one PC" in demo
     assert "<h2>Network</h2>" not in demo and "SYNC=" not in demo
-
-
-def test_bars_add_up_to_the_width_of_a_chart_and_ticks_are_round_and_few():
-    parts = [("data", 3.0), ("gap", 1.0)]
-    drawn = charts.bars(Bars("x", [Bar("all", parts, "")], "s", [Key("data", "images")]))
-    widths = [float(width) for width in re.findall(r'<rect[^>]* width="([\d.]+)"', drawn)]
-    assert widths[0] == pytest.approx(3 * widths[1], rel=0.01)
-    assert sum(widths) == pytest.approx(charts.WIDTH - charts.RIGHT - 120, abs=0.2)
-    for end, count in ((1, 6), (7, 8), (100, 6), (53.5, 6), (0.03, 7)):
-        ticks = charts.ticks(end)
-        assert (len(ticks), ticks[0]) == (count, 0) and ticks[-1] <= end
 
 
 def words_of(drawn):
