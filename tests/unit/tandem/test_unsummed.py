@@ -1,6 +1,7 @@
 """Steps whose gradients nobody summed are said and recorded; those that were are not."""
 
 import contextlib
+import importlib
 import io
 import os
 
@@ -12,8 +13,9 @@ from tandem import sync, timings
 from tests.trainer_ranks import lines, run_ranks
 from tests.unit.tandem import loop
 
+HOOKS = "register_optimizer_step_post_hook"
 pytestmark = pytest.mark.skipif(
-    not hasattr(torch.optim.optimizer, "register_optimizer_step_post_hook"),
+    not hasattr(importlib.import_module("torch.optim.optimizer"), HOOKS),
     reason="torch before 2.0 does not tell of steps",
 )
 
