@@ -98,6 +98,8 @@ WHOLE_EXIT = GOOD[-1]
         ('{"type": "log", "rank": 2, "stream": "stdout", "bytes": 99999999999}', "bytes"),
         ('{"type": "log", "rank": 2, "stream": "stdin", "bytes": 3}', "stream"),
         ('{"type": "trouble", "what": "x", "message": {"a": 1}}', "message"),
+        (json.dumps({**GOOD[1], "rank": 7}), "rank"),
+        (json.dumps({**GOOD[6], "rank": 7}), "rank"),
         (json.dumps({**GOOD[6], "exit_code": "1"}), "exit_code"),
         (json.dumps({**WHOLE_EXIT, "left": ["x"]}), "left"),
         (json.dumps({**WHOLE_EXIT, "reason": "because"}), "reason"),
