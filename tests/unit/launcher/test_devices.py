@@ -1,14 +1,13 @@
 """Which GPUs a node's processes get, what decides that, and the precision for all."""
 
 import io
-import json
 from dataclasses import replace
 
 import pytest
 
 from contract.errors import UserError
 from contract.options import Config
-from launcher import look, run
+from launcher import look
 from launcher.look import OpenMachines, Requirements
 from launcher.node import probe as cards_of
 from launcher.plan import checks, devices
@@ -23,7 +22,6 @@ from tests.unit.launcher.launcher_values import (
     facts,
     gpus,
     host,
-    planned,
     refused,
     sent_to_trainer,
 )
@@ -204,28 +202,6 @@ def test_a_run_that_goes_on_keeps_its_level_and_names_who_lacks_it():
     assert codes(problems([host(1)], [facts(1)], begun=True, **settings)) == ["no-gpu"]
     later = build([host(2)], [new], settings={**settings, "precision": "fp32"}, attempt=2)
     assert later.precision == "fp32"
-
-
-def resumed(plan, folder, monkeypatch, **changes):
-    """The options with which a run is resumed whose plan.json says this."""
-    (folder / "plan.json").write_text(json.dumps(plan))
-    asked = []
-    monkeypatch.setattr(run.folders, "find", lambda _name: folder)
-    monkeypatch.setattr(run, "check_machines", lambda options, *_: asked.append(options) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        run.resume("r", changes)
-    return asked[0]
-
-
-def test_a_resumed_run_asks_for_the_precision_that_it_began_with(tmp_path, monkeypatch):
-    """Also one whose recipe said bf16 when it began, and says `auto` now."""
-    plan = planned(precision="bf16", args=["--seed", "3"])
-    assert resumed(plan, tmp_path, monkeypatch).trainer["precision"] == "bf16"
-    assert resumed(plan, tmp_path, monkeypatch, precision="auto").trainer["precision"] == "bf16"
-    with pytest.raises(UserError, match=r"leave out PRECISION=O1 \(the run has bf16\)"):
-        resumed(plan, tmp_path, monkeypatch, precision="O1")
-    with pytest.raises(UserError, match=r"leave out PRECISION=fp32 \(the run has bf16\)"):
-        resumed(plan, tmp_path, monkeypatch, args=["--precision=fp32"])
 
 
 def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):

@@ -134,6 +134,7 @@ def stopped(tmp_path, monkeypatch):
         (["--model", "resnet50"], "leave out MODEL=resnet50 (the run has resnet18)"),
         (["--data", "imagenet"], "leave out DATA=imagenet (the run has digits), or start"),
         (["--precision", "bf16"], "leave out PRECISION=bf16 (the run has fp32)"),
+        (["--", "--precision=bf16"], "leave out PRECISION=bf16 (the run has fp32)"),
     ],
 )
 def test_a_run_is_not_resumed_with_options_by_which_it_would_learn_otherwise(
@@ -160,9 +161,9 @@ def test_a_run_is_not_resumed_with_options_by_which_it_would_learn_otherwise(
 def test_a_run_is_resumed_with_what_computes_the_same(stopped, words):
     with pytest.raises(SystemExit) as asked:
         cli.main(["train", "--resume", "r", *words])
-    # What was given to the trainer before is kept.
-    assert "'lr': 0.4" in str(asked.value)
-    assert "'sync': 'ef:15'" in str(asked.value)
+    # What was given to the trainer before is kept, and what was decided by itself.
+    for kept in ("'lr': 0.4", "'sync': 'ef:15'", "'precision': 'fp32'"):
+        assert kept in str(asked.value)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
