@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.lab.chaos_run import CHECKOUT, Running
 
-CTRL_Q, CTRL_S = b"\x11", b"\x13"
-
 
 class Controller(Running):
     """One `python -m launcher train` of a shell that did `before`. `terminal`: on one of its own,
@@ -53,9 +51,6 @@ class Controller(Running):
                 return
             self.output.write(data.decode(errors="replace"))
             self.output.flush()
-
-    def press(self, key: bytes) -> None:
-        os.write(self.keys, key)
 
     def hang_up(self) -> None:
         """Close the window."""

@@ -52,6 +52,34 @@ def test_a_second_run_is_refused_by_name_or_waits(machines, start):
     assert third.name != first.name
 
 
+HOLD = """
+import socket
+mark = socket.socket(socket.AF_UNIX)
+mark.bind("\\0tandem-alone")
+mark.listen()
+print("held", flush=True)
+input()
+"""
+
+
+@pytest.mark.long
+def test_of_two_that_looked_in_the_same_second_one_begins(machines, start):
+    """The race of two launchers: the machine was free when it was checked, and is taken now."""
+    argv = machines.argv("ssh", "2", "--", f"python3 -c {shlex.quote(HOLD)}")
+    with subprocess.Popen(
+        argv, cwd=CHECKOUT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as first:
+        assert first.stdout.readline() == "held\n"
+        refused = start(1)
+        assert refused.end() == 2
+        assert "tandem: node2: it is in use by process " in refused.said()
+        assert "Traceback" not in refused.said() and refused.processes() == []
+        waits = start(1, "--queue")
+        waits.wait_for("tandem: waiting: node2: it is in use by process ")
+        first.communicate("\n")
+    assert waits.end() == 0, waits.said()
+
+
 def test_a_detached_run_is_shown_without_losing_a_line(machines, tmp_path):
     lab, mark = machines, f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
     file = chaos_standin.inventory(tmp_path, NODES, mark, step_seconds=0.1)

@@ -53,6 +53,8 @@ ATTEMPTS = [
     Lie("a path for a record", sent(r"a record '\.\./\.\./.*\.bashrc', which is none of its own")),
     Lie("a piece that comes twice", sent(r"byte \d+ of rank1\.1\.steps\.jsonl after byte \d+")),
     Lie("a path for a rank", sent(r"log frame\.rank is .*, and .* was expected\.")),
+    Lie("an exit of another host", "tandem: node2 could not run torch.distributed.launch"),
+    Lie("finished while it trains", SILENT),
     Lie("escapes", "tandem: node2 could not run torch.distributed.launch: launch \x1b\\[31mred"),
     Lie("specials", LEFT_OUT.format(MACHINE) + "it is not a regular file there", 0),
 ]

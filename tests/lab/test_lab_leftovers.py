@@ -1,6 +1,7 @@
 """Nothing is left behind, however a lab ends."""
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -153,6 +154,28 @@ def test_up_that_fails_says_why_and_leaves_nothing(before, new_lab, tmp_path):
     assert failed.returncode == 1
     assert failed.stderr.endswith(": the kernel has no token bucket\n")
     assert failed.stderr.count("\n") == 1
+    assert before.left() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_making_the_base_that_is_ended_leaves_nothing(before, new_lab, tmp_path_factory, number):
+    """A base with other contents is another base, so it has to be made first. The lab's checkout
+    is needed until the session ends."""
+    checkout = tmp_path_factory.mktemp("checkout")
+    lab = new_lab("ends", checkout=checkout)
+    shutil.copytree(CHECKOUT / "lab", checkout / "lab")
+    (checkout / "ansible").mkdir()
+    shutil.copy(CHECKOUT / "ansible/releases.yml", checkout / "ansible")
+    recipe = checkout / "lab/base.py"
+    recipe.write_text(
+        recipe.read_text().replace("apt-get clean\n", f"apt-get clean # {lab.name}\n")
+    )
+
+    def downloading():
+        return any(BASES.glob(f"*.{lab.name}.unfinished/var/cache/apt/archives/partial"))
+
+    code, _ = interrupt(lab, number, downloading)
+    assert code == (130 if number == signal.SIGINT else -number)
     assert before.left() == []
 
 

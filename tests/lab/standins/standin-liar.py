@@ -16,6 +16,7 @@ PYTHON, HONEST = "/usr/bin/python3.11", "/opt/standin/honest"
 LIE = pathlib.Path("/opt/standin/lie").read_text().strip()
 PRECIOUS = pathlib.Path("/opt/standin/precious")  # names a file of the control machine
 ESCAPES = "\x1b]0;owned\x07\x1b]52;c;cm0gLXJm\x1b\\\x1b[2J\x9b6n\x1b[31mred"
+WORKER = {"exit_code": 1, "signal": None, "exception": "E: x"}
 EXIT = {
     "type": "exit", "reason": "finished", "message": None, "exit_code": 0, "signal": None,
     "mono_start": 0.0, "mono_end": 1.0, "workers": {}, "ended": [], "left": [],
@@ -77,6 +78,10 @@ AT_STEP = {
     "a piece that comes twice": lambda task: [record(task, b"x\n", skipped=n) for n in (0, -2)],
     "lines that are no frames": odd_lines,
     "a path for a rank": lambda _: log(b"x\n", rank="../../../../.bashrc"),
+    "an exit of another host": lambda _: say(
+        **{**EXIT, "reason": "failed", "host": "node1", "workers": {"0": WORKER}, "exit_code": 1}
+    ),
+    "finished while it trains": lambda _: say(**EXIT),
     "escapes": escapes,
     # Files are planted, and the attempt fails by a worker's end.
     "links": lambda task: (links(task), os.kill(task["worker"], 9)),

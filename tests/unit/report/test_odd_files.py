@@ -312,6 +312,30 @@ LONG = (
 )
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "line"), LONG)
+def test_a_large_file_takes_little_memory(tmp_path, name, line):
+    """A day or two of a machine: 300 MiB at most."""
+    run = RunBuilder(tmp_path / "run").write()
+    path = run / "nodes/node1" / name
+    with path.open("a") as file:
+        file.writelines((json.dumps(line) + "\n") * (1 << 12) for _ in range(100))
+    assert path.stat().st_size > 24 << 20
+    argv = [sys.executable, "-c", MEASURED, str(run)]
+    done = subprocess.run(argv, cwd=ROOT, stdout=-3, stderr=-1, text=True, check=True)
+    assert float(done.stderr) < 300 << 10
+
+
+# The report, then the most memory that it had, in KiB.
+MEASURED = """
+import re, sys
+from report.__main__ import run_limited
+code = run_limited(sys.argv[1:])
+print(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1], file=sys.stderr)
+sys.exit(code)
+"""
+
+
 def bytes_read():
     return int(Path("/proc/self/io").read_text().split()[1])
 
