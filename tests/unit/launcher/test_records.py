@@ -19,8 +19,8 @@ from launcher.engines.local import LocalNode, LocalProcess
 from launcher.node.link import FrameWriter
 from launcher.node.records import BEHIND, Tail
 from launcher.watch import failures, records
-from launcher.watch.guards import Frames
-from launcher.watch.lines import RunLogs
+from launcher.watch.guards import Frames, Guarded
+from launcher.watch.lines import RankLog, RunLogs
 from launcher.watch.watch import Watch
 from tests.fuzz import many
 from tests.unit.launcher.launcher_values import host
@@ -238,7 +238,7 @@ PLANTED = (
     "{more}; time.sleep(0.1); end('killed')"
 )
 FAILED = "say(type='worker_exit', rank=0, exit_code=1, signal=None, exception=None, first=True)"
-# Where what one machine sends is read in the loop, and whether a call is about node1's.
+# Where the loop has to do with one machine, and whether a call is about node1.
 READERS = {
     "its process": (LocalProcess, "read", lambda process: "'abcd'" in process._process.args[-1]),
     "its frames": (Frames, "feed", lambda frames, _: 0 in frames._shapes["worker"]["rank"].values),
@@ -247,6 +247,8 @@ READERS = {
     "its troubles": (Watch, "_of_machine", lambda _, host, *rest: host == "node1"),
     "its failure": (failures, "_answer", lambda failure, _: failure.source == "worker"),
     "its end": (LocalProcess, "wait", lambda process, *_: "'abcd'" in process._process.args[-1]),
+    "what it is sent": (Guarded, "send", lambda guard, *_: guard.node.host == "node1"),
+    "its lease": (Guarded, "renew", lambda guard: guard.node.host == "node1"),
 }
 
 
@@ -264,7 +266,19 @@ def test_the_loop_goes_on_whatever_a_reader_of_one_machine_raises(name, tmp_path
         return real(*given)
 
     monkeypatch.setattr(owner, attribute, plant)
+    monkeypatch.setattr("launcher.watch.watch.RENEW_EVERY", 0.05)
     script = PLANTED.replace("{more}", FAILED if name == "its failure" else "pass")
     outcome, _ = watch(tmp_path, [script, OBEYS])
     assert planted and outcome.cause.host == "node1" and "planted" in outcome.cause.message
     assert "node2" in outcome.exits
+
+
+def test_a_defect_in_a_machines_last_lines_ends_no_run(tmp_path, monkeypatch):
+    close = RankLog.close
+    lines_of = {"node1": lambda log: 1 / 0}
+    monkeypatch.setattr(RankLog, "close", lambda log: lines_of.get(log._label[1:6], close)(log))
+    say = "say(type='log', rank=task['ranks'][0], stream='stdout', bytes=1)\n"
+    say += "print('x', end='', flush=True)\nend('finished')"
+    outcome, _ = watch(tmp_path, [say, say])
+    assert outcome.status == "finished"
+    assert (tmp_path / "nodes/node2/rank1.log").read_text() == "x\n"
