@@ -130,6 +130,18 @@ def test_before_a_guard_has_said_hello_all_is_text():
     assert frames.rest().endswith('{"x')
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_frames_do_not_depend_on_the_pieces(size):
+    payload, frames, found = b'{"a": 1}\nxy\n', Frames(RANKS), []
+    log = json.dumps({**GOOD[2], "bytes": len(payload)}).encode() + b"\n" + payload
+    data = b"welcome to node1\n" + wire(HELLO) + log + wire(GOOD[4])
+    for start in range(0, len(data), size):
+        found += frames.feed(data[start : start + size])
+    kinds = ["hello", "log", "beat"]
+    assert [(frame["type"], rest) for frame, rest in found] == list(zip(kinds, (b"", payload, b"")))
+    assert frames.rest() == "welcome to node1"
+
+
 def test_what_no_shape_has_is_left_out_and_every_text_can_be_written():
     more = '{"type": "trouble", "what": "disk", "message": "full \\ud800", "x": HERE}\n'
     (_, (frame, _)) = read(wire(HELLO) + more.replace("HERE", NESTED).encode())

@@ -7,11 +7,14 @@ import pytest
 
 from contract import prices
 from contract.runs import prediction_path, run_id
-from contract.strategies import Payload, parse, usual
+from contract.strategies import Payload, Phases, parse, usual
+from launcher import cli
 from launcher.options import new_config
 from report import formulas, published_speeds
 from report.__main__ import main
 from report.analysis import analyse
+from report.measurements import on_paper as paper
+from report.predict import fastest, predict
 from tests.unit.report.report_runs import GRADIENTS, RunBuilder
 
 # Measured over links shaped to 1 Gbit/s: ResNet-50's gradients, four ranks on two cores. A step
@@ -209,3 +212,32 @@ def test_no_column_of_the_table_is_cut(tmp_path, capsys, monkeypatch):
     rows = [line for line in lines if line.split()[:1] in (["1"], ["4"])]
     assert all(line.endswith((" h", " min")) and len(line) == len(head) for line in rows)
     assert any(" experim. " in line for line in rows) and any(" samples " in x for x in rows)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "level"), [("1080ti", "fp32"), ("titanv", "O1"), ("2080ti", "O1"), ("3090", "bf16")]
+)
+def test_its_precision_is_that_of_make_train_unless_another_is_asked_for(gpu, level):
+    assert paper(gpu, "resnet50", None).precision == level
+    assert paper(gpu, "resnet50", "fp32").precision == "fp32"
+
+
+def test_the_fastest_is_who_has_all_reduces_accuracy_first(monkeypatch):
+    """ef:3 has more images/s there; here it takes 1.25 times as many."""
+    real, costs = prices.price_of, prices.Price(9, -1.0, -1.5, -0.5, 1.25)
+    monkeypatch.setattr(
+        prices, "price_of", lambda one, *more: costs if one.spec == "ef:3" else real(one, *more)
+    )
+    basis, rate = paper("2080ti", "resnet50", None), formulas.goodput(1000)
+    rows = predict(basis, 4, lambda _: rate, parse("allreduce"), Phases(90))
+    thin = next(row for row in rows if (row.sync, row.nodes) == ("ef:3", 4))
+    assert fastest(rows).sync == "ef:5"
+    assert fastest(rows).run_images_per_second < thin.run_images_per_second
+
+
+@pytest.mark.parametrize(("optimizer", "sync"), [("sgd", "ef:15"), ("adamw", "ef:5")])
+def test_it_recommends_nothing_that_loses_with_the_runs_optimizer(capsys, optimizer, sync):
+    """ef:15 is safe with SGD alone."""
+    words = ["plan", "--gpu", "3090", "--link", "10gbit", "--", "--optimizer", optimizer]
+    assert cli.main(words) == 0
+    assert f"Best (*): 4 nodes with sync {sync}" in " ".join(capsys.readouterr().out.split())
