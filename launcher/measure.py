@@ -6,10 +6,12 @@ each machine trains for some seconds by itself.
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.options import RESULTS, trainer_settings, with_trainer
 from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, Turn, check_machines, make_plan, new_id, select
-from launcher.plan.plan import Plan, interface
+from launcher.plan.plan import Plan, choose_port, interface
 from launcher.problems import BUSY_REMEDY
 from launcher.run import in_turn
 from launcher.terminal import Stopper, Terminal, waiting
@@ -121,13 +123,10 @@ class Measurement:
         without = dict.fromkeys(("weights", *RESULTS))
         options = with_trainer(checked.options, trial=SECONDS, **without)
         tables = timetables(self.machines.hosts, self.machines.facts)
-        self.plan: Plan = make_plan(
-            dataclasses.replace(checked, options=options),
-            self.machines,
-            run=self.folder.name,
-            independent=True,
-            timetables=tables,
+        together = make_plan(
+            dataclasses.replace(checked, options=options), self.machines, run=self.folder.name
         )
+        self.plan = apart(together, self.machines.facts, tables)
         self.linked = bool(tables)
 
     def carry_out(self) -> Path:
@@ -188,6 +187,29 @@ class Measurement:
             raise UserError(not_copied(self.folder, error)) from None
         if said:
             raise UserError(*said)
+
+
+def apart(plan: Plan, facts: dict[str, Facts], tables: dict[str, dict[str, Any]]) -> Plan:
+    """The plan with each machine a world of its own, which measures its links beforehand."""
+    nodes, taken = [], defaultdict[str, set[int]](set)  # ports, by machine
+    for node in plan.nodes:
+        own = facts[node.host]
+        port = choose_port(own, None, taken[own.machine])
+        taken[own.machine].add(port)
+        world = {
+            **{"--nnodes": 1, "--node_rank": 0},
+            **{"--master_addr": node.address, "--master_port": port},
+        }
+        names = [word.partition("=")[0] for word in node.argv]
+        argv = [f"{n}={world[n]}" if n in world else w for n, w in zip(names, node.argv)]
+        env = dict(node.env)
+        if node.host in tables:
+            env["TANDEM_LINKS"] = json.dumps(tables[node.host])
+            figures = f"{node.output}/nodes/{node.host}/links.json"
+            argv = [argv[0], "-m", "launcher.node.prepare", "links", figures, *argv]
+        ranks = tuple(range(len(node.ranks)))
+        nodes.append(dataclasses.replace(node, ranks=ranks, argv=tuple(argv), env=env))
+    return dataclasses.replace(plan, nodes=tuple(nodes))
 
 
 STREAM = {"seconds": 1.0}  # how long each stream lasts

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -61,7 +61,7 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """One attempt of a run, or of a measurement, in which each machine is a run of its own.
+    """One attempt of a run, or of a measurement (measure.py).
     `balance`: each machine's weight, where a step's images are not divided equally. Of a `script`
     (Script.document) nothing is known of what concerns the trainer."""
 
@@ -164,8 +164,7 @@ class Request:
     --weights, where it is sent.
 
     `bar` is the width of the control terminal, 0 where there is none; `predicted` is what `make
-    plan` said; `extra_env` goes into each rank's environment. `independent`: each machine is a
-    world of its own, and `timetables` (measure.py) say how it measures its links beforehand.
+    plan` said; `extra_env` goes into each rank's environment.
     """
 
     run: str
@@ -181,8 +180,6 @@ class Request:
     precision_why: str = AS_ASKED
     sync_why: str = AS_ASKED
     balance: Balance = field(default_factory=Balance)
-    independent: bool = False
-    timetables: dict[str, dict[str, Any]] = field(default_factory=dict)
     last: str | None = None
     weights: Code | None = None
 
@@ -202,7 +199,7 @@ def build(hosts: list[Host], facts: dict[str, Facts], request: Request) -> Plan:
     else:
         check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
         known = _of_trainer(settings, request)
-    weights = () if request.independent else request.balance.of(hosts)
+    weights = request.balance.of(hosts)
     plan = Plan(
         run=request.run,
         attempt=request.attempt,
@@ -248,23 +245,18 @@ def _nodes(
     request: Request,
     parts: dict[str, NodeDevices],
 ) -> Iterator[NodePlan]:
-    """The machines' parts of a plan. In a measurement each is a world of its own, with a port of
-    its own."""
+    """The machines' parts of a plan."""
     on_machine: Counter[str] = Counter()  # several nodes may share a machine, and so its cores
     for host in hosts:
         on_machine[facts[host.name].machine] += parts[host.name].processes
-    first, taken = 0, defaultdict[str, set[int]](set)  # ports, by machine
+    first = 0
     for rank, host in enumerate(hosts):
         own, part = facts[host.name], parts[host.name]
         place = (len(hosts), rank, part.processes, plan.master_addr, plan.master_port)
-        if request.independent:
-            port = choose_port(own, None, taken[own.machine])
-            taken[own.machine].add(port)
-            place = (1, 0, part.processes, host.address, port)
         threads = max(1, own.cores // on_machine[own.machine])
         env = _environment(host, interface(host, own), threads)
         yield _node(host, own, part, plan, request, rank, first, place, env)
-        first += 0 if request.independent else part.processes
+        first += part.processes
 
 
 def _node(
@@ -285,10 +277,6 @@ def _node(
         env["TANDEM_MODEL_FOLDER"] = OWN
     env.update({**request.extra_env, **host.env, **part.environment(host.env)})
     before = []
-    if host.name in request.timetables:
-        env["TANDEM_LINKS"] = json.dumps(request.timetables[host.name])
-        figures = f"{output}/nodes/{host.name}/links.json"
-        before = [host.env_python, "-m", "launcher.node.prepare", "links", figures]
     if isinstance(settings, Script):
         assert plan.script
         before = _script(settings, host, folder, code, output, plan.script["port"], env)

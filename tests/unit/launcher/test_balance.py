@@ -100,10 +100,7 @@ def test_without_one_machine_the_others_keep_their_weights(ready):
     assert weights(checks.make_plan(checked, left, run="r", attempt=2)) == [[500, 990]] * 2
 
 
-def test_a_measurement_trains_on_whole_batches_and_equal_parts_are_said_to_nobody(ready):
-    checked, _ = ready()
-    made = checks.make_plan(checked, checked.machines, run="r", independent=True)
-    assert weights(made) == [None] * 3 and made.balance == {}
+def test_equal_parts_are_said_to_nobody(ready):
     checked, said = ready(balance="off")
     made = checks.make_plan(checked, checked.machines, run="r")
     assert weights(made) == [None] * 3 and "images a step" not in said
