@@ -150,15 +150,11 @@ def trainer_help() -> str:
             "" if row.default in (None, False) else f" (default: {str(row.default).strip('()')})"
         )
         metavar = "|".join(row.choices) or METAVARS.get(row.kind, "[true|false]")
-        lines += entry(f"--{name} {metavar}", row.help + default)
+        text = textwrap.wrap(row.help + default, WIDTH - 24)
+        head = f"  --{name} {metavar}"
+        lines.append(f"{head:<23} {text.pop(0)}" if len(head) < 24 else head)
+        lines += [" " * 24 + line for line in text]
     return "\n".join([*lines, "", *textwrap.wrap(EPILOG, WIDTH)])
-
-
-def entry(name: str, text: str) -> List[str]:
-    """An option and what it is, as lines of --help."""
-    lines = textwrap.wrap(text, WIDTH - 24)
-    first = f"  {name:<21} {lines.pop(0)}" if len(name) < 22 else f"  {name}"
-    return [first, *(" " * 24 + line for line in lines)]
 
 
 def verb_words(
@@ -174,7 +170,7 @@ def verb_words(
     left, values = list(words), {}  # type: List[str], Dict[str, Any]
     while left and left[0] != "--":
         if left[0] in ("-h", "--help"):
-            show(verb_help(row, program))
+            show(verbs.help_text(program, row))
         option, name, text = _word(left, verb, variables, rest, program)
         if text and option.kind == "words" and name != option.make:
             values[option.key] = [*values.get(option.key, []), text]
@@ -208,15 +204,3 @@ def _word(
         after = ": options of the trainer come after `--`" if rest else ""
         raise UserError(f"{word!r} is no option{after}. See `{program} --help`.")
     return rest, word if rest.kind == "words" else rest.make, word
-
-
-def verb_help(row: verbs.Verb, program: str) -> str:
-    lines = [f"usage: {program} [options]", "", f"{row.help[0].upper()}{row.help[1:]}.", ""]
-    for option in row.variables.values():
-        name = f"{option.word} {option.make}"
-        if option.kind == "switch":
-            name = option.word
-        elif option.kind == "run":
-            name = option.make
-        lines += entry(name, (option.make_help or option.help).replace("1: ", "", 1))
-    return "\n".join(lines)

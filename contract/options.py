@@ -2,23 +2,19 @@
 its row in verbs.py, with type, default, bounds, help, its variable of make, whether a run keeps it
 and whether one that is resumed may change it. command_line.py reads what is typed.
 
-Python >= 3.6, standard library: `make` checks what was typed before there is an environment.
+Standard library: `make` checks what was typed before there is an environment.
 """
 
 import math
 import os
 import re
 import shlex
-import sys
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, get_type_hints
 
 from contract import prices, strategies
 from contract.errors import UserError
-from contract.frozen import dataclass, field
-
-# Python 3.9 has no keyword-only dataclasses; options are always given by keyword there too.
-KW_ONLY: Dict[str, Any] = {"kw_only": True} if sys.version_info >= (3, 10) else {}
 
 # The first option of each group in --help.
 GROUPS = {
@@ -83,7 +79,7 @@ class Option(NamedTuple):
 
     help: str
     choices: Tuple[str, ...] = ()
-    kind: str = "text"
+    kind: str = ""
     name: str = ""
     default: Any = None
     least: float = 0
@@ -114,8 +110,10 @@ class Option(NamedTuple):
         if self.kind == "switch":
             if text.lower() in ON + OFF:
                 return text.lower() in ON
-            on, off = (f"{as_typed(name, words[name[:2] == '--' and 3])}" for words in (ON, OFF))
-            raise UserError(f"{as_typed(name, text)}: {on} means on, {off} off.")
+            on, off = ("true", "false") if name.startswith("--") else ("1", "0")
+            raise UserError(
+                f"{as_typed(name, text)}: {as_typed(name, on)} means on, {as_typed(name, off)} off."
+            )
         if self.kind == "words":
             try:
                 return shlex.split(text)
@@ -205,23 +203,22 @@ def resumable(default: Any, text: str, choices: Tuple[str, ...] = (), **entry: A
     return opt(default, text, choices, resumable=True, **entry)
 
 
-KINDS = {"int": "number", "float": "float", "bool": "switch", "str": "text"}
+# The kind of an option by the type of its field, where its entry says no other.
+KINDS = {int: "number", float: "float", bool: "switch", str: "text", Tuple[int, ...]: "numbers"}
+KINDS.update({Optional[one]: kind for one, kind in [*KINDS.items()]})
 
 
 def rows(table: Any) -> Dict[str, Option]:
-    """{name: its Option} of a class whose fields are options, the types being those of the
-    fields."""
-    found = {}
-    for name, one in table.__dataclass_fields__.items():
-        if "option" in (one.metadata or ()):
-            row, text = one.metadata["option"], str(table.__annotations__[name])
-            plain = next(kind for word, kind in KINDS.items() if re.search(rf"\b{word}\b", text))
-            kind = "numbers" if "Tuple" in text else plain
-            found[name] = row._replace(name=name, kind=kind if row.kind == "text" else row.kind)
-    return found
+    """{name: its Option} of a class whose fields are options."""
+    types = get_type_hints(table)
+    options = {one.name: one.metadata["option"] for one in fields(table) if one.metadata}
+    return {
+        name: row._replace(name=name, kind=row.kind or KINDS[types[name]])
+        for name, row in options.items()
+    }
 
 
-@dataclass(frozen=True, **KW_ONLY)
+@dataclass(frozen=True)
 class Options:
     # run
     config: Optional[str] = resumable(None, "YAML file with any of these options, or JSON of them")
@@ -459,7 +456,7 @@ class Options:
 ENTRIES = rows(Options)
 
 
-@dataclass(frozen=True, **KW_ONLY)
+@dataclass(frozen=True)
 class Config:
     """What a person asked for: a run, on which machines and how. `trainer` has what was given to
     the trainer, by its names; with a `script`, whose `words` are its own, the trainer has no part

@@ -8,10 +8,10 @@ Units: bytes and steps; `world` is the number of participants in an exchange: ra
 """
 
 import math
+from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Tuple
 
 from contract.errors import UserError
-from contract.frozen import dataclass
 
 # DistributedDataParallel's own bucket_cap_mb.
 BUCKET_MB = 25

@@ -1,7 +1,6 @@
 """The verbs that a person types after `make`, each with its options: the only such table. `make
-help`, the launcher's command line and whatever prints a command have them from here.
-
-Python >= 3.6, standard library, as options.py.
+help`, the launcher's command line and whatever prints a command have them from here. Standard
+library, as options.py.
 """
 
 import difflib
@@ -31,7 +30,7 @@ class Verb(NamedTuple):
         return {option.make: option for option in self.options}
 
 
-def _row(make: str, text: str, kind: str = "text", flag: str = "", **more: Any) -> Option:
+def _row(make: str, text: str, kind: str = "", flag: str = "", **more: Any) -> Option:
     return Option(text, make=make, flag=flag, kind=kind, **more)
 
 
@@ -381,16 +380,12 @@ def list_verbs(develop: bool = False) -> str:
     return "\n".join(["make VERB NAME=value ...", *lines])
 
 
-def help_text(verb: str, width: int = 80) -> str:
-    """What `make help VERB` prints."""
-    row = VERBS[verb]
-    assert row is not None
-    lines = [f"make {verb}: {row.help}"]
-    for name, option in variables_of(verb).items():
-        indent = " " * 17
-        lines += textwrap.wrap(
-            f"  {name:<14} {option.make_help or option.help}", width, subsequent_indent=indent
-        )
+def help_text(command: str, row: Verb) -> str:
+    """What a command takes, as `make help VERB` prints it."""
+    lines = [f"{command}: {row.help}"]
+    for name, option in row.variables.items():
+        text = f"  {name:<14} {option.make_help or option.help}"
+        lines += textwrap.wrap(text, 80, subsequent_indent=" " * 17)
     return "\n".join([*lines, f"For example: {row.example}"] if row.example else lines)
 
 

@@ -53,9 +53,8 @@ def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """The verb, and {key: value} of what was typed for it. Raises UserError."""
     verb = argv[0] if argv else ""
     if verb in ("-h", "--help"):
-        lines = [f"usage: {PROGRAM} VERB [options]", ""]
-        lines += [line for name in ROWS for line in command_line.entry(name, ROWS[name].help)]
-        command_line.show("\n".join(lines))
+        lines = [f"  {name:<14} {row.help}" for name, row in ROWS.items()]
+        command_line.show("\n".join([f"{PROGRAM} VERB NAME=value ...", *lines]))
     if verb not in ROWS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""

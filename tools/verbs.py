@@ -5,7 +5,7 @@ the options that the variables stand for. Our own programs are given the words a
 The Makefile passes what was typed in the environment, so that no shell ever expands a value:
 TANDEM_VERBS (the words after `make`), TANDEM_GIVEN (the names before a =), and each variable.
 
-Standard library only, Python >= 3.6: it runs before there is an environment.
+Standard library only: it runs before there is an environment.
 """
 
 import json
@@ -13,6 +13,9 @@ import os
 import shlex
 import shutil
 import sys
+
+if sys.version_info < (3, 7):  # noqa: UP036 (this file alone is read by Python 3.6)
+    sys.exit("tandem: python3 is too old here: put one of at least 3.7 first on PATH.")
 
 from contract import verbs
 from contract.command_line import verb_words
@@ -92,8 +95,8 @@ def main(argv):
         ignored = check(typed, names, os.environ)
         if argv[0] == "help":
             wanted = [verb for verb in typed if verb in verbs.names() and verb != "help"]
-            develop = "develop" in typed
-            print("\n\n".join(map(verbs.help_text, wanted)) or verbs.list_verbs(develop))
+            texts = [verbs.help_text(f"make {verb}", verbs.VERBS[verb]) for verb in wanted]
+            print("\n\n".join(texts) or verbs.list_verbs("develop" in typed))
         else:
             for sentence in ignored:
                 say(sentence)
