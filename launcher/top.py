@@ -23,10 +23,10 @@ from contract.text import clean, counted
 from launcher import control, folders, remote
 from launcher.machines import engine, inventory
 from launcher.machines.engine import Host, Node, Process
-from report import live, status
+from report import status
 from report.files import last_of, object_in
 from report.read import Machine
-from report.status import STALE, Figures, Follower
+from report.status import STALE, Figures, Follower, Progress
 from report.text import section_lines
 from report.view import Section
 
@@ -143,9 +143,17 @@ def run_lines(folder: Path, follower: Follower, width: int) -> tuple[list[str], 
     if progress is None:
         return [*found, "  nothing was told of its steps yet"], set()
     found += section_lines(status.section_of(progress, running), width)
-    blocks = (sys.stdout.encoding or "").lower().startswith("utf")
-    found += live.wide_lines(progress, follower.machines, width, blocks) if running else []
-    return found, live.slow_hosts(progress) if running else set()
+    return found, slow_hosts(progress) if running else set()
+
+
+def slow_hosts(progress: Progress) -> set[str]:
+    """The machines that the others wait for."""
+    ruling = progress.ruling
+    if progress.hang is not None:
+        return {host for host, _ in progress.hang.ranks}
+    if ruling is None or ruling.slower is None:
+        return set()
+    return {rank.host for rank in ruling.step.ranks if rank.rank == ruling.slower}
 
 
 def tail(folder: Path, count: int) -> list[str]:

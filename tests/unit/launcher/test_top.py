@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import pty
-import re
 import select
 import subprocess
 import sys
@@ -50,19 +49,12 @@ def test_what_is_under_way_is_shown_without_a_name(run, monkeypatch):
     held.close()
 
 
-@pytest.mark.parametrize(("width", "drawn"), [(160, True), (80, False)])
-def test_a_wide_screen_draws_the_step_and_the_machines_and_the_slow_row_stands_out(
-    run, monkeypatch, width, drawn
-):
+def test_the_row_of_a_machine_that_others_wait_for_stands_out(run, monkeypatch):
     RunBuilder(run, **BOTTLENECKS["straggler"]).write()
     held = folders.lock(run)
     view = Top(run.name, "inventory.ini")
-    found = view.lines(width, 60)
+    found = view.lines(80, 60)
     held.close()
-    assert max(map(len, found)) <= width
-    bars = [line for line in found if re.fullmatch(r"  [a-z ]+ +[<\d]+ %  [█@]+", line)]
-    sparks = [line for line in found if re.fullmatch(r"  node\d +([▁-█ ]|[ .:=+*#@-])+", line)]
-    assert (len(bars) >= 2, len(sparks) == 4) == (drawn, drawn)
     monkeypatch.delenv("NO_COLOR", raising=False)
     coloured = {line.split()[0] for line in found if view.coloured(line) != line}
     assert coloured == view._slow and len(coloured) == 1
