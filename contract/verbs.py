@@ -227,9 +227,8 @@ VERBS: Dict[str, Optional[Verb]] = {
         (
             _row("SWEEP", "NAME=value,value ... (in ARGS with | between)"),
             *WHAT,
-            _row("ROUNDS", "how often each one runs (default: 2)", "number", least=1),
+            _row("ROUNDS", "how often each one runs (default: 2)", "number", least=1, most=1000),
             _row("RESUME", "go on with a sweep: its name, or latest"),
-            _row("FORCE", "1: though it takes more than a day", "switch"),
             ARGS,
         ),
         'make sweep INVENTORY=examples/demo.ini SWEEP="BATCH=32,64" EPOCHS=2',

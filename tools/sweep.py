@@ -36,15 +36,13 @@ SWEPT = ("NODES", "MODEL", "DATA", "EPOCHS", "BATCH", "PRECISION", "SYNC", "ARGS
 # Of steps in a run without EPOCHS: the report judges from 20 steps on (report/measure.py), each of
 # which may take 1.9 s.
 SECONDS = 40
-AROUND = 30  # seconds of a run beside its steps, until the first one was timed
-DAY = 86400
 TRIAL = ("--trial", str(SECONDS), "--sync_warmup", "0")
 
 # What is read of sweep.json and of a run's attempts.json.
 LOG = Match(r"\d{1,9}-\d{1,9}-\d{1,9}\.log")
 RUN = {"round": NATURAL, "cell": NATURAL, "log": LOG, "run": (None, str), "cause": (None, str)}
 SWEEP: dict[str, object] = {
-    **{"sweep": str, "rounds": One(range(1, DAY))},
+    **{"sweep": str, "rounds": One(range(1, 1001))},
     **{"cells": [{"name": str, "argv": [str], "command": str}], "runs": [RUN]},
     "seal": Maybe(str),
 }
@@ -60,7 +58,7 @@ def main(argv: list[str]) -> int:
         words = verb_words("sweep", argv, "make sweep")
         folder = sweep_to_resume(words) if "resume" in words else new_sweep(words)
         with alone(folder):
-            return carry_out(folder, words.get("force", False))
+            return carry_out(folder)
     except UserError as error:
         say(str(error))
         return UserError.code
@@ -78,7 +76,6 @@ def new_sweep(options: Mapping[str, Any]) -> Path:
         base["ARGS"] = shlex.join(options["args"])
     rounds = options.get("rounds", 2)
     cells = [cell(base, words) for words in grid(options["sweep"], base)]
-    refuse_long(len(cells) * rounds, SECONDS + AROUND, options.get("force", False))
     folder = SWEEPS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     try:
         folder.mkdir(parents=True)
@@ -142,20 +139,9 @@ def cell(base: Words, words: Words) -> dict[str, Any]:
     return {"name": name, "argv": argv, "command": command}
 
 
-def refuse_long(runs: int, seconds: float, force: bool, folder: Path | None = None) -> None:
-    """Raises UserError for what would take more than a day."""
-    if runs * seconds <= DAY or force:
-        return
-    how = f"RESUME={folder.name} " if folder else ""
-    raise UserError(
-        f"{runs} runs of {seconds:.0f} s take {runs * seconds / 3600:.0f} hours, more than a day: "
-        f"leave values out, or give {how}FORCE=1."
-    )
-
-
 def sweep_to_resume(words: Mapping[str, Any]) -> Path:
     """The folder of a sweep that goes on. Raises UserError."""
-    other = [key for key in words if key not in ("resume", "force")]
+    other = [key for key in words if key != "resume"]
     if other:
         raise UserError(f"RESUME goes on with a sweep as it began: leave {other[0].upper()} out.")
     names = sorted(path.parent.name for path in SWEEPS.glob("*/sweep.json"))
@@ -184,12 +170,12 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def carry_out(folder: Path, force: bool) -> int:
+def carry_out(folder: Path) -> int:
     """Runs what has no result yet, then compares. Returns the exit code."""
     state = read(folder)
     state["runs"] = [adopt(folder, run) for run in state["runs"]]
     state["runs"] = [run for run in state["runs"] if run["run"]]  # what failed is tried again
-    cells, took = state["cells"], []
+    cells = state["cells"]
     order = [(turn, at) for turn in range(state["rounds"]) for at in range(len(cells))]
     finished = {(run["round"], run["cell"]) for run in state["runs"]}
     pending = [place for place in order if place not in finished]
@@ -203,17 +189,12 @@ def carry_out(folder: Path, force: bool) -> int:
             if any(run["cell"] == at and not run["run"] for run in state["runs"]):
                 continue  # it failed in an earlier round
             print(f"{index + 1}/{len(pending)}  {cells[at]['name']}", flush=True)
-            began = time.monotonic()
             run, code = run_cell(folder, state, turn, at, stop)
             if stop.requested or code in (STOPPED, INTERRUPTED):
                 hint = f"`make sweep RESUME={folder.name}` goes on"
                 say(f"stopped, {counted(len(pending) - index, 'run')} left: {hint}")
                 return STOPPED
             print(f"     {run['run'] or run['cause']}", flush=True)
-            if run["run"]:
-                took.append(time.monotonic() - began)
-                mean = sum(took) / len(took)
-                refuse_long(len(pending) - index - 1, mean, force, folder)
     return subprocess.call([sys.executable, "-m", "report", "sweep", str(folder)])
 
 
