@@ -255,7 +255,7 @@ def merge(old, new):
 
 
 def onto_page(table):
-    path = DOCS / "slow-networks.md"
+    path = Path(__file__).with_name("slow-links.md")
     text = path.read_text()
     whole = run_sentences(json.loads(RECORD.read_text()).get("whole", []))
     parts = {BEGIN: page(table), AGREEMENT: sentences(table), WHOLE: whole}

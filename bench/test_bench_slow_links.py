@@ -1,6 +1,6 @@
 """How fast each --sync is over slow links: four machines of the lab, the real trainer, a stand-in
-for ResNet-50 on a GPU. Writes tables of docs/slow-networks.md, docs/slow-links.json and the picture
-there; 65 minutes, or less with BENCH_GROUPS="coded two"."""
+for ResNet-50 on a GPU. Writes bench/slow-links.md, docs/slow-links.json and its picture;
+65 minutes, or less with BENCH_GROUPS="coded two"."""
 
 import os
 import subprocess
