@@ -1,7 +1,7 @@
 """`make find`: the ssh servers of this machine's own network, as lines for the list of machines.
 
 It asks port 22 of the addresses that were named, and nothing else of any machine; names come from
-known_hosts and, where avahi is installed, by mDNS. Only with WRITE=1 is anything written, and what
+known_hosts. Only with WRITE=1 is anything written, and what
 the list has stays. No other verb needs it.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import socket
 import stat
 import subprocess
@@ -121,18 +120,6 @@ def names_of(server: Server) -> list[str] | None:
     return [name for one in mine for name in one.entry.hostnames]
 
 
-def mdns(address: IPv4Address) -> str:
-    """The name by which a machine calls itself in the LAN; "" where nobody says."""
-    tool = shutil.which("avahi-resolve")
-    if tool is None:
-        return ""
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        argv = [tool, "--address", str(address)]
-        done = subprocess.run(argv, capture_output=True, timeout=SECONDS, check=False)
-        return done.stdout.decode(errors="replace").partition("\t")[2].strip()
-    return ""
-
-
 def name_for(names: Iterable[str], address: IPv4Address, taken: Collection[str]) -> str:
     short = (name.removesuffix(".local") for name in names)
     fit = (name for name in short if NAME.fullmatch(name) and name not in taken)
@@ -143,7 +130,7 @@ def name_for(names: Iterable[str], address: IPv4Address, taken: Collection[str])
 def proposal(server: Server, taken: Collection[str]) -> tuple[str, str]:
     """A machine's name, and its line for the list: a stranger's is a comment."""
     known = names_of(server)
-    name = name_for([*(known or []), mdns(server.address)], server.address, taken)
+    name = name_for(known or [], server.address, taken)
     line = f"{name} ansible_host={server.address}"
     if known is not None:
         return name, f"{line}  # ours, by its host key; {server.program}"

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -51,11 +50,7 @@ def lines(text: str, width: int) -> list[str]:
     text = clean(verbs.with_inventory(text))
     if not width or text.startswith(" ") or "\n" in text:
         return (NAME + text).split("\n")
-    held = re.sub(r"`[^`]+`", lambda match: match[0].replace(" ", "\0"), NAME + text)
-    wrapped = textwrap.wrap(
-        held, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
-    return [line.replace("\0", " ") for line in wrapped]
+    return verbs.wrapped(NAME + text, width).split("\n")
 
 
 class Terminal:

@@ -12,7 +12,6 @@ import select
 import shutil
 import sys
 import termios
-import textwrap
 import time
 import tty
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from report import status
 from report.files import last_of, object_in
 from report.read import Machine
 from report.status import STALE, Figures, Follower, Progress
-from report.text import section_lines
+from report.text import section_lines, wrap
 from report.view import Section
 
 EVERY = 1.0  # seconds
@@ -103,7 +102,7 @@ class Machines:
             if why := one.why or (f"silent for {silent:.0f} s" if silent > STALE else ""):
                 found.append(f"  {one.host.name}: {why}")
         for name in sorted(self.failures):
-            found += wrapped(self.failures[name], width)
+            found += wrap(self.failures[name], "    ", "  ", max(24, width))
         return found
 
     @contextlib.contextmanager
@@ -210,11 +209,6 @@ class Top:
 
     def close(self) -> None:
         self._leave_machines()
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    first, *rest = textwrap.wrap(text, max(20, width - 4), break_on_hyphens=False) or [""]
-    return [f"  {first}", *(f"    {line}" for line in rest)]
 
 
 def fitting(lines: list[str], width: int, height: int) -> list[str]:

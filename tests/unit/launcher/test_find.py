@@ -77,7 +77,6 @@ def lan(tmp_path, monkeypatch):
     monkeypatch.setattr(find, "PORT", port)
     monkeypatch.setattr(find, "SECONDS", 0.5)
     monkeypatch.setattr(find, "KEY_SECONDS", 20.0)
-    monkeypatch.setattr(find, "mdns", lambda _address: "")
     monkeypatch.setattr(inventory, "read", read)
     monkeypatch.setattr(find, "own_interfaces", lambda: [IPv4Interface("127.18.0.4/24")])
     ssh.known_hosts.cache_clear()
