@@ -36,3 +36,21 @@ def ended(main: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("\ntandem: interrupted; the same command can be typed again", file=sys.stderr)
         return 128 + signal.SIGINT  # as a shell reports it
+
+
+def printed(program: str, main: Callable[[], int]) -> int:
+    """The exit code of a program's main() whose output may find no taker."""
+    try:
+        code = main()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has read enough
+        code = 0
+    except OSError as error:
+        if error.filename is not None:  # it concerns a file: a defect, which needs its traceback
+            raise
+        print(f"{program}: the output cannot be printed: {error.strerror}", file=sys.stderr)
+        code = 2
+    # The interpreter would try again as it exits.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code

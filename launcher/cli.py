@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from contract import command_line, verbs
+from contract import command_line, interrupts, verbs
 from contract.errors import UserError
 from contract.options import DEFAULT_INVENTORY
 from launcher import terminal
@@ -142,29 +141,12 @@ def _train(verb: str, given: dict[str, Any], argv: list[str]) -> int:
     return run.train(config)
 
 
-def _drop_output() -> None:
-    """Discards what could not be printed: the interpreter would try again as it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def main(argv: list[str]) -> int:
     try:
-        verb, given = parse(argv)
-        code = _carry_out(verb, given, argv)
-        sys.stdout.flush()
-        return code
+        return interrupts.printed("tandem", lambda: _carry_out(*parse(argv), argv))
     except UserError as error:
         for problem in error.problems:
             terminal.show(problem, sys.stderr)
-        return USAGE_ERROR
-    except BrokenPipeError:  # `| head` has seen enough
-        _drop_output()
-        return 0
-    except OSError as error:
-        if error.filename is not None:  # it concerns a file: a defect, which needs its traceback
-            raise
-        _drop_output()
-        print(f"tandem: the output cannot be printed: {error.strerror}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("tandem: interrupted; `make runs` shows what was begun", file=sys.stderr)

@@ -36,20 +36,11 @@ WOULD = "would be needed for these files: remove what is too large below nodes/ 
 def main(argv: list[str]) -> int:
     """Returns 0 when the report was made, 2 when the user has to put something right, and 3 when a
     plan has nothing to start from."""
+    verb = OTHERS.get(argv[0] if argv else "", report_main)
     try:
-        verb = OTHERS.get(argv[0] if argv else "", report_main)
-        code = verb(argv[1:] if verb is not report_main else argv)
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # `| head` has read enough; the files are written
-        drop_output()
-        return 0
-    except OSError as error:
-        if error.filename is not None:  # it concerns a file: a defect, which needs its traceback
-            raise
-        drop_output()
-        print(f"report: what it says could not be printed: {error.strerror}", file=sys.stderr)
-        return 2
+        return interrupts.printed(
+            "report", lambda: verb(argv[1:] if verb is not report_main else argv)
+        )
     except KeyboardInterrupt:
         print("report: interrupted; the run is as it was", file=sys.stderr)
         return 130
@@ -59,11 +50,6 @@ def main(argv: list[str]) -> int:
 
 
 OTHERS = {"plan": plan_main, "compare": compare_main, "sweep": sweep_main}
-
-
-def drop_output() -> None:
-    """Discards what could not be printed: the interpreter would try again as it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report_main(argv: list[str]) -> int:

@@ -57,5 +57,5 @@ def test_what_cannot_be_printed_is_said(tmp_path):
         )
     assert done.returncode == 2
     said = done.stderr.decode()
-    assert said == "report: what it says could not be printed: No space left on device\n"
+    assert said == "report: the output cannot be printed: No space left on device\n"
     assert (tmp_path / "report.html").exists()
