@@ -164,7 +164,6 @@ def verb_words(
     or --name value, and after `--` what ARGS= has. Raises UserError, and SystemExit after
     --help."""
     row = table or verbs.VERBS[verb]
-    assert row is not None  # as a heading is
     variables = row.variables
     rest = next((row for row in variables.values() if row.kind in ("run", "words")), None)
     left, values = list(words), {}  # type: List[str], Dict[str, Any]

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import textwrap
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 from contract.options import ENTRIES, RUN_OPTIONS, Option
 
@@ -71,9 +71,17 @@ DEVICES = ("cuda", "cpu")
 PACKAGES = tuple(RUN_OPTIONS[name] for name in ("script", "folder", "requirements"))
 SCRIPT = (*PACKAGES, *(RUN_OPTIONS[name] for name in ("output", "resume_args", "resume_from")))
 
-# In the order of `make help`, by what one wants; None begins a group.
-VERBS: Dict[str, Optional[Verb]] = {
-    "First": None,
+# The first verb of each group in `make help`.
+GROUPS = {
+    "help": "First",
+    "find": "Machines",
+    "imagenet": "Train",
+    "top": "Watch",
+    "report": "Compare",
+    "wake": "Office",
+    "test": "Develop",
+}
+VERBS: Dict[str, Verb] = {
     "help": Verb("print this list; `make help VERB` says what VERB takes", (), "make help train"),
     "env": Verb("install what this machine needs (torch: once it trains here)", (), "make env"),
     "demo": Verb(
@@ -81,7 +89,6 @@ VERBS: Dict[str, Optional[Verb]] = {
         (*WHAT[1:], *START, ARGS),
         "make demo EPOCHS=3",
     ),
-    "Machines": None,
     "find": Verb(
         "look for machines in this LAN: lines for inventory.ini",
         (
@@ -151,7 +158,6 @@ VERBS: Dict[str, Optional[Verb]] = {
         ),
         "make bundle FORCE=1",
     ),
-    "Train": None,
     "imagenet": Verb(
         "make class folders from the archives of ILSVRC2012",
         (
@@ -195,7 +201,6 @@ VERBS: Dict[str, Optional[Verb]] = {
         (*WHAT, ARGS),
         "make slurm INVENTORY=examples/demo.ini NODES=2",
     ),
-    "Watch": None,
     "top": Verb(
         "show a run on a live screen; between runs, how the machines are",
         (INVENTORY, _row("RUN", "a run (default: the one under way, if any)")),
@@ -208,7 +213,6 @@ VERBS: Dict[str, Optional[Verb]] = {
     ),
     "attach": Verb("show a run that is under way", (RUN,), "make attach RUN=latest"),
     "runs": Verb("list all runs, newest first", (), "make runs"),
-    "Compare": None,
     "report": Verb(
         "make the report of a run from its files",
         (RUN, _row("JSON", "1: print summary.json instead", "switch")),
@@ -238,7 +242,6 @@ VERBS: Dict[str, Optional[Verb]] = {
         (RUN,),
         "make tensorboard RUN=latest",
     ),
-    "Office": None,
     "wake": Verb(
         "switch machines on over the network (wake_on_lan: true)",
         (INVENTORY, LIMIT),
@@ -255,7 +258,6 @@ VERBS: Dict[str, Optional[Verb]] = {
         ),
         "make poweroff LIMIT=node2,node3",
     ),
-    "Develop": None,
     "test": Verb(
         "run linters, unit tests and some training: minutes, no root",
         (ONLY,),
@@ -298,14 +300,12 @@ IN_INVENTORY = {
 
 
 def names() -> List[str]:
-    return [name for name, verb in VERBS.items() if verb is not None]
+    return [*VERBS]
 
 
 def variables_of(verb: str) -> Dict[str, Option]:
     """{NAME: Option} of a verb."""
-    row = VERBS[verb]
-    assert row is not None  # as a heading is
-    return row.variables
+    return VERBS[verb].variables
 
 
 def did_you_mean(word: str, known: Any) -> str:
@@ -321,7 +321,7 @@ def refusal_of(name: str, value: str, verbs: List[str], variables: Dict[str, Opt
     if "ARGS" in variables and name.lower() in ENTRIES:
         words = shlex.quote(f"--{name.lower()} {value}")
         return f"{name}={value} is an option of the trainer: ARGS={words}"
-    every = {option.make for verb in VERBS.values() if verb for option in verb.options}
+    every = {option.make for row in VERBS.values() for option in row.options}
     verb = " ".join(verbs)
     if name in every:
         others = " ".join(variables) or "no variable"
@@ -357,7 +357,7 @@ def with_inventory(text: str) -> str:
     needing = [
         words[0]
         for words in map(str.split, commands(text) if machines else [])
-        if VERBS.get(words[0]) and "INVENTORY" in variables_of(words[0])
+        if words[0] in VERBS and "INVENTORY" in variables_of(words[0])
         if not any(word.startswith(("INVENTORY=", "RESUME=")) for word in words)
     ]
     if not machines or not needing:
@@ -368,12 +368,12 @@ def with_inventory(text: str) -> str:
 
 def list_verbs(develop: bool = False) -> str:
     """What `make help` prints, and `make help develop`: the verbs of those who change Tandem."""
-    lines, shown = [], False
+    lines, group = [], ""
     for name, row in VERBS.items():
-        if row is None:
-            shown = (name == "Develop") is develop
-        if shown:
-            lines += ["", f"{name}:"] if row is None else [f"  {name:<14} {row.help}"]
+        group = GROUPS.get(name, group)
+        if (group == "Develop") is develop:
+            lines += ["", f"{group}:"] if name in GROUPS else []
+            lines.append(f"  {name:<14} {row.help}")
     lines += ["", "make help VERB: what VERB takes, for example make help train"]
     lines += [] if develop else ["make help develop: the verbs of those who change Tandem"]
     return "\n".join(["make VERB NAME=value ...", *lines])

@@ -19,7 +19,7 @@ PROGRAM = "python -m launcher"
 # The verbs of make that this program carries out, and two that only the Makefile types.
 VERBS = ("find", "plan", "train", "dry-run", "slurm", "status", "top", "attach", "stop", "runs")
 ROWS: dict[str, verbs.Verb] = {
-    **{name: row for name in VERBS if (row := verbs.VERBS[name])},
+    **{name: verbs.VERBS[name] for name in VERBS},
     "inventory": verbs.Verb(
         "refuse a list of machines that cannot be used", (verbs.INVENTORY, verbs.LIMIT)
     ),

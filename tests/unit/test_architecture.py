@@ -117,7 +117,7 @@ READS = {
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py contract/interrupts.py
         contract/locks.py
-        launcher/background.py launcher/cli.py launcher/node/supervisor.py report/__main__.py
+        launcher/background.py launcher/node/supervisor.py
         launcher/node/startup/sitecustomize.py
         report/cli.py report/measurements.py tools/tensorboard.py trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
