@@ -360,6 +360,11 @@ def training_totals(records: Sequence[RankRecord], first: int = 0) -> tuple[floa
     return images, seconds
 
 
+def unsummed_steps(records: Sequence[RankRecord]) -> int:
+    """The steps in a row, at most, whose gradients no rank got from another."""
+    return max((record.unsummed for record in records), default=0)
+
+
 def images_per_second(records: Sequence[RankRecord]) -> float | None:
     """Training images of all ranks over the time of their steps, a strategy's warm-up included. The
     first line of each rank and attempt is left out: its step also warms up the device, the loader

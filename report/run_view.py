@@ -21,10 +21,10 @@ from report.machine_view import (
     memory_section,
     network_section,
 )
-from report.measure import Step, own_speeds, slowest
+from report.measure import Step, own_speeds, slowest, unsummed_steps
 from report.overtime import charts_of
 from report.rerun import train_line
-from report.verdict import step_words
+from report.verdict import not_summed, step_words
 from report.view import (
     Bar,
     Bars,
@@ -181,7 +181,7 @@ def verdict_section(analysis: Analysis) -> Section:
         )
         items += [Log(list(map(str, cause["last_lines"])))] if cause.get("last_lines") else []
         items += [Say(f"{line[:1].upper()}{line[1:]}.") for line in analysis.silent_ranks]
-    if unsummed := max((record.unsummed for record in analysis.run.ranks), default=0):
+    if unsummed := unsummed_steps(analysis.run.ranks):
         items.append(Say(not_summed(unsummed), "headline"))
     if analysis.failure and analysis.step is None and not analysis.run.untimed:
         return Section("Verdict", items)
@@ -193,15 +193,6 @@ def verdict_section(analysis: Analysis) -> Section:
         items.append(Say(verdict.headline, "headline"))
         items += [Say(sentence) for sentence in verdict.because]
     return Section("Verdict", items)
-
-
-def not_summed(steps: int) -> str:
-    """A sentence on copies of a model that trained apart."""
-    return (
-        f"DDP summed no gradients in {steps:,} steps in a row: unless the script sums them itself, "
-        "each rank trained a model of its own. Call the DDP model and not model.module, and make "
-        "the last forward of a step outside no_sync()."
-    )
 
 
 def advice_section(analysis: Analysis) -> Section:

@@ -25,12 +25,13 @@ from report.measure import (
     mean_or_none,
     slowest,
     step_of_ranks,
+    unsummed_steps,
 )
 from report.network import grown, one_machine
 from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Machine, RankRecord, Reader
 from report.stacks import Standing, by_place, standings
-from report.verdict import READ_FROM_DISK, step_words, wait_words
+from report.verdict import READ_FROM_DISK, not_summed, step_words, wait_words
 from report.view import Column, Item, Say, Section, table
 from report.waits import WORDS, most_in_excess, ruling_cause, slower_rank
 from report.ways import in_samples
@@ -112,6 +113,7 @@ class Progress:
     machines: list[Figures]
     stands: Sequence[Standing] = ()  # where silent ranks stand, unless steps come
     leaving: bool = False  # a rank has ended its records
+    unsummed: int = 0  # steps in a row whose gradients DDP did not sum, where they are many
     script: bool = False  # of the user's own, which has samples and no images
 
     @property
@@ -180,6 +182,7 @@ class Follower:
             machines=machines,
             stands=standings(run.machines.values(), attempt) if hang or not stepped else (),
             leaving=any(record.end for record in records),
+            unsummed=unsummed_steps(records),
             script=bool(run.plan.get("script")),
         )
 
@@ -299,6 +302,7 @@ def section_of(progress: Progress, running: bool) -> Section:
     """Progress, bottleneck and machines of a run; without current figures where it is over."""
     place, figures = place_of(progress, running), figures_of(progress, running)
     lines = [*(", ".join(part) for part in (place, figures) if part), verdict(progress, running)]
+    lines += [not_summed(progress.unsummed)] if progress.unsummed else []
     lines += by_place(progress.stands).values() if running else []
     section = Section("", [Say(line) for line in lines] + machines_of(progress.machines, running))
     return in_samples(section) if progress.script else section

@@ -359,6 +359,15 @@ def spread(step: Step, evidence: Uses) -> Finding:
     return "There is no single bottleneck: the time is spread.", [f"The largest parts: {named}."]
 
 
+def not_summed(steps: int) -> str:
+    """A sentence on copies of a model that trained apart."""
+    return (
+        f"DDP summed no gradients in {steps:,} steps in a row: unless the script sums them itself, "
+        "each rank trained a model of its own. Call the DDP model and not model.module, and make "
+        "the last forward of a step outside no_sync()."
+    )
+
+
 def page_cache(cause: str, step: Step, evidence: Uses) -> list[str]:
     """A sentence on an idle disk, which is often taken for the cause, or was not needed yet."""
     read = max((use.read for use in evidence.disks), default=0.0)

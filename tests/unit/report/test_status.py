@@ -76,6 +76,13 @@ def test_a_script_has_samples_and_who_met_no_other_is_named(folder, words):
     assert "node1: ranks 0, 7 met no other" in said
 
 
+@pytest.mark.parametrize("unsummed", [0, 30])
+def test_steps_whose_gradients_nobody_summed_are_shown(folder, unsummed):
+    write(folder, HOSTS[0], steps(0, 1), [START, {**step(30, 0.5, 0.0), "unsummed": unsummed}])
+    said = " ".join(section_lines(status.section_of(Follower(folder).look(), True)))
+    assert ("30 steps in a row" in said) == bool(unsummed)
+
+
 def test_a_fault_of_the_last_40_seconds_is_the_verdict(folder):
     """Not what an hour before was like."""
     follower = Follower(folder)
