@@ -449,8 +449,12 @@ def restart(failure: Failure) -> Restart:
 
 def reason(failure: Failure, divisor: int) -> str:
     """Why another attempt begins, whose micro-batches are 1/`divisor` of what was asked for."""
-    template: str = _answer(failure, "reason")
-    return template.format_map({"message": None, **failure.words(), "divisor": divisor})
+    words = {"message": None, **failure.words(), "divisor": divisor}
+    for kind in FAILURE_KINDS:
+        if kind.reason is not None and kind.fits(failure):
+            with contextlib.suppress(KeyError):  # a word that is not known
+                return kind.reason.format_map(words)
+    raise AssertionError("the last kind fits every failure")
 
 
 def exit_code(failure: Failure) -> int:

@@ -20,10 +20,11 @@ def ended(status="failed", **cause):
     return Outcome(status, failure if status == "failed" else None, 1.0, [], {})
 
 
-def test_a_failed_run_uses_up_what_was_allowed():
-    limits, reason = attempts.decide(ended(signal="SIGKILL"), Limits(1, 3))
+@pytest.mark.parametrize("script", [False, True])
+def test_a_failed_run_uses_up_what_was_allowed(script):
+    limits, reason = attempts.decide(ended(signal="SIGKILL", script=script), Limits(1, 3))
     assert (limits.restarts, reason) == (0, "node3, rank 2 failed: SIGKILL")
-    assert attempts.decide(ended(signal="SIGKILL"), limits) is None
+    assert attempts.decide(ended(signal="SIGKILL", script=script), limits) is None
 
 
 @pytest.mark.parametrize(
