@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 OURS = Path(__file__).resolve().parents[2]
@@ -49,22 +48,30 @@ def start(script, *words, arguments=()):
     return STARTED[-1]
 
 
-@contextmanager
-def in_time(process):
-    """A process that never says or ends what is expected of it is a failure, not a hang: the tests
-    after it would wait for its machines."""
-    clock = threading.Timer(PATIENCE, process.kill)
-    clock.start()
+def lines_of(process):
+    """Its lines as they come. A process that never says, or ends, what is expected of it is a
+    failure and no hang: the tests after it would wait for its machines."""
+
+    def start_clock():
+        clock = threading.Timer(PATIENCE, process.kill)
+        clock.start()
+        return clock
+
+    clock = start_clock()
     try:
-        yield
+        for line in process.stdout:
+            if line.startswith("tandem: waiting"):  # for machines that somebody else's run has
+                clock.cancel()
+                clock = start_clock()
+            yield line
+        process.wait()
     finally:
         clock.cancel()
 
 
 def ended(process):
     """What it said, its exit code and its folder; None where no run began."""
-    with in_time(process):
-        said, _ = process.communicate()
+    said = "".join(lines_of(process))
     begun = re.search(r"^tandem: run (\S+), attempt", said, re.M)
     return said, process.returncode, begun and CHECKOUT / "runs" / begun[1]
 
@@ -76,11 +83,10 @@ def train(script, *words, **more):
 def until_it_says(process, words):
     """Read its lines up to one that has these words."""
     said = []
-    with in_time(process):
-        for line in process.stdout:
-            said.append(line)
-            if words in line:
-                return line
+    for line in lines_of(process):
+        said.append(line)
+        if words in line:
+            return line
     raise AssertionError(f"it ended without saying {words!r}: {''.join(said)}")
 
 
