@@ -138,4 +138,7 @@ START: Fields = {
 END: Fields = {"mono": time_of, "status": text, "peak_memory_bytes": number, "bad_images": number}
 STALL: Fields = {"category": category, "step": natural_number, "idle": time_of}
 EVALUATION: Fields = dict.fromkeys(("epoch", "top1", "top5", "loss", "train_loss"), number)
-EXIT: Fields = {"mono_start": time_of, "mono_end": time_of, "peak_memory_bytes": peaks}
+EXIT: Fields = {
+    **dict.fromkeys(("mono_start", "mono_end"), time_of),
+    **{"peak_memory_bytes": peaks, "only_received": positive},
+}

@@ -23,8 +23,9 @@ from report.machine_view import (
 )
 from report.measure import Step, own_speeds, slowest, unsummed_steps
 from report.overtime import charts_of
+from report.read import Run
 from report.rerun import train_line
-from report.verdict import not_summed, step_words
+from report.verdict import not_summed, only_received, step_words
 from report.view import (
     Bar,
     Bars,
@@ -181,8 +182,8 @@ def verdict_section(analysis: Analysis) -> Section:
         )
         items += [Log(list(map(str, cause["last_lines"])))] if cause.get("last_lines") else []
         items += [Say(f"{line[:1].upper()}{line[1:]}.") for line in analysis.silent_ranks]
-    if unsummed := unsummed_steps(analysis.run.ranks):
-        items.append(Say(not_summed(unsummed), "headline"))
+    if apart := ranks_apart(analysis.run):
+        items.append(Say(apart, "headline"))
     if analysis.failure and analysis.step is None and not analysis.run.untimed:
         return Section("Verdict", items)
     if short:
@@ -193,6 +194,17 @@ def verdict_section(analysis: Analysis) -> Section:
         items.append(Say(verdict.headline, "headline"))
         items += [Say(sentence) for sentence in verdict.because]
     return Section("Verdict", items)
+
+
+def ranks_apart(run: Run) -> str | None:
+    """A sentence where the ranks trained each a model of its own, as far as is seen."""
+    if steps := unsummed_steps(run.ranks):
+        return not_summed(steps)
+    last = max((attempt for _, attempt in run.exits), default=0)
+    for (host, attempt), end in run.exits.items():
+        if attempt == last and end.get("only_received"):
+            return f"{host}: {only_received(end['only_received'])}"
+    return None
 
 
 def advice_section(analysis: Analysis) -> Section:

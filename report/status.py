@@ -31,7 +31,7 @@ from report.network import grown, one_machine
 from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Machine, RankRecord, Reader
 from report.stacks import Standing, by_place, standings
-from report.verdict import READ_FROM_DISK, not_summed, step_words, wait_words
+from report.verdict import READ_FROM_DISK, not_summed, only_received, step_words, wait_words
 from report.view import Column, Item, Say, Section, table
 from report.waits import WORDS, most_in_excess, ruling_cause, slower_rank
 from report.ways import in_samples
@@ -67,6 +67,7 @@ class Figures:
     again: float | None = None  # TCP segments a second that were sent again
     dropped: float | None = None  # packets a second
     alone: list[int] = field(default_factory=list)  # ranks of a script that have met no other
+    only_received: float | None = None  # bytes, where its ranks sent the others nothing of the kind
     gpus: list[list[Any]] = field(
         default_factory=list
     )  # index, percent, bytes, Celsius, watts, MHz
@@ -222,7 +223,7 @@ CARD = ("tx_bytes", "rx_bytes", "tcp_retransmits", "tx_dropped", "rx_dropped")
 GPU = ("utilization", "memory_used", "temperature", "power", "clock_sm")
 SAMPLE: Fields = {
     **dict.fromkeys(("mono", "cpu_busy", "swap_total", "swap_free", "temperature"), number),
-    **dict.fromkeys(("memory_available", "disk_free"), number),
+    **dict.fromkeys(("memory_available", "disk_free", "only_received"), number),
     **{"memory_total": positive, "cores": count, "gpus": dicts, "disks": rates_of},
 }
 
@@ -270,6 +271,7 @@ def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
         received=rate("rx_bytes"),
         again=rate("tcp_retransmits"),
         alone=numbers_of_ranks(last.get("alone")),
+        only_received=last.get("only_received"),
         dropped=None if lost == (None, None) else sum(value or 0.0 for value in lost),
         gpus=[
             [natural_number(card.get("index")), *(number(card.get(name)) for name in GPU)]
@@ -444,6 +446,8 @@ def troubles(machine: Figures, running: bool = True) -> list[str]:
         problems.append(
             f"{named_ranks(machine.alone)} met no other: no process group was made there"
         )
+    if running and machine.only_received:
+        problems.append(only_received(machine.only_received))
     hot = most(machine.gpus, 3)
     if hot is not None and hot >= HOT_GPU:
         problems.append(f"a GPU has {hot:.0f} C and may slow down: clean fans, give it air")

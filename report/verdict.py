@@ -368,6 +368,15 @@ def not_summed(steps: int) -> str:
     )
 
 
+def only_received(received: float) -> str:
+    """On a machine whose ranks sent the others nothing of a model's size."""
+    return (
+        f"its ranks received {size(received)} of the others, and sent them no gradients: unless "
+        "these are to be summed later, each machine trains a model of its own. Call the DDP model "
+        "and not model.module, and make the last forward of a step outside no_sync()."
+    )
+
+
 def page_cache(cause: str, step: Step, evidence: Uses) -> list[str]:
     """A sentence on an idle disk, which is often taken for the cause, or was not needed yet."""
     read = max((use.read for use in evidence.disks), default=0.0)

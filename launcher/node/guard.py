@@ -52,7 +52,7 @@ class Guard:
         self.troubles, self.signals = set(), set()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = Stage.WAITING, None
-        self.meet_by, self.met = None, set()
+        self.traffic, self.meet_by, self.next_look = None, None, 0.0
         self.next_beat = self.next_record = self.mono_start
         self.selector = selectors.DefaultSelector()
 
@@ -202,7 +202,8 @@ class Guard:
             self.end("failed", cause_of(error))
             return
         self.stage = Stage.RUNNING
-        self.meet_by = time.monotonic() + self.task.meet_within if self.task.peers else None
+        self.traffic = sockets.RankTraffic(self.task.peers) if self.task.peers else None
+        self.meet_by = time.monotonic() + self.task.meet_within
         self.next_record = time.monotonic() + INTERVAL
         self.output.poll()
         self.frames.send("started", pid=self.launch.pid, mono_start=self.mono_start)
@@ -292,30 +293,49 @@ class Guard:
             self.frames.send("trouble", what=what, message=message)
 
     def look_for_group(self):
-        """Note which ranks meet the others: a script may never ask for a process group."""
-        if self.meet_by is None:
+        """Note which ranks meet the others, and whether they send them anything: a script may never
+        ask for a process group, or go round its sums."""
+        now = time.monotonic()
+        if self.traffic is None or now < self.next_look:
             return
-        left = [one for one in self.workers.running() if one.rank not in self.met]
-        met = [one for one in left if sockets.is_connected(one.pid, self.task.peers)]
-        self.met.update(one.rank for one in met)
-        told = self.alone()
-        if told:
-            self.trouble("group", told)
+        try:
+            self.traffic.look(self.workers.pids())
+        except OSError:  # this kernel does not say who is connected to whom
+            self.traffic = None
+            return
+        if not self.not_met():  # what is left to see is what they send
+            self.next_look = now + self.task.meet_within / 6
+        signs, alone = {}, self.alone()
+        if alone:
+            signs["alone"] = self.not_met()
+            self.trouble("group", alone)
+        received = self.traffic.only_received(self.task.meet_within)
+        if received:
+            signs["only_received"] = received
+            self.trouble("sums", self.apart(received))
         if self.recorder is not None:
-            self.recorder.sampler.alone = self.not_met() if told else []
+            self.recorder.sampler.signs = signs
 
     def not_met(self):
-        return [one.rank for one in self.workers.members if one.rank not in self.met]
+        """The ranks that have met no other; none where that is not known."""
+        met = self.traffic.met if self.traffic is not None else set(self.task.ranks)
+        return [rank for rank in self.task.ranks if rank not in met]
 
     def alone(self):
         """What is said of ranks that have met no other for long; None where all have."""
-        alone = self.not_met() if self.meet_by is not None else []
+        alone = self.not_met()
         if not alone or time.monotonic() < self.meet_by:
             return None
-        ranks = "rank{} {}".format("s" * (len(alone) > 1), ", ".join(map(str, alone)))
         told = "{} met no other in {:.0f} s: a script that never calls torch.distributed."
         told += "init_process_group, or starts ranks of its own, trains on each machine by itself"
+        ranks = "rank{} {}".format("s" * (len(alone) > 1), ", ".join(map(str, alone)))
         return told.format(ranks, self.task.meet_within)
+
+    def apart(self, received):
+        said = "its ranks received {:.1f} MB of the others, and in {:.0f} s since then sent them "
+        said += "less than {} kB: no gradients were summed so far. Unless the first step is yet to "
+        said += "come, or gradients are to be summed later, each machine trains a model of its own"
+        return said.format(received / 1e6, self.task.meet_within, sockets.SENT_MOST >> 10)
 
     def worker_ended(self, worker):
         """Report it; the first failure starts the clock for the rest of the node."""

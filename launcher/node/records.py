@@ -112,7 +112,7 @@ class Sampler:
         self.folder, self.pids = folder, pids
         self.trouble = trouble or (lambda what, why: None)
         self.gpus, self.peers, self.schedules = Gpus(), Peers(), {}
-        self.alone = []  # ranks that have met no other
+        self.signs = {}  # that the ranks train apart, as fields of a line
         self.disks = (time.monotonic(), read_disks())
         self.parts = {
             "processors": self.processors,
@@ -170,8 +170,7 @@ class Sampler:
             schedule.look()
             ran, waited = round(schedule.ran, 3), round(schedule.waited, 3)
             ranks[str(rank)] = {"ran": ran, "waited": waited, "state": schedule.state()}
-        alone = {"alone": self.alone} if self.alone else {}
-        return dict(alone, ranks=ranks) if ranks else {}
+        return dict(self.signs, ranks=ranks) if ranks else {}
 
     def card(self):
         dev, snmp = text_of("/proc/net/dev"), text_of("/proc/net/snmp")
@@ -280,7 +279,8 @@ class Recorder:
         each worker had at most."""
         self.write(self.sampler.sample())
         self.sampler.gpus.stop()
-        self.write(dict({"kind": "exit"}, **entry, peak_memory_bytes=peaks))
+        signs = self.sampler.signs
+        self.write(dict({"kind": "exit"}, **entry, peak_memory_bytes=peaks, **signs))
 
     def spare(self):
         """Processes that belong to the recorder and not to the run."""

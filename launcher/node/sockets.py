@@ -1,14 +1,15 @@
 """The machine's TCP connections: what was sent to whom and for how long, from the kernel's socket
-diagnostics, as `ss -ti` reads; and whether a process takes part in the run, seen from outside.
+diagnostics, as `ss -ti` reads; and whether ranks take part in the run, seen from outside.
 
 The formats are those of linux/netlink.h, linux/inet_diag.h and struct tcp_info of linux/tcp.h. They
 grow at the end only; bytes and times of sending are there since Linux 4.10.
 """
 
+import collections
 import os
-import re
 import socket
 import struct
+import time
 
 from launcher.node.processes import PROC, descendants
 
@@ -16,16 +17,22 @@ NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, DONE, ERROR = 4, 20, 3, 2
 REQUEST_DUMP, WITH_INFO, INFO, ESTABLISHED = 0x301, 1 << 1, 2, 1 << 1
 HEADER, ATTRIBUTE = struct.Struct("=LHHLL"), struct.Struct("=HH")
 REQUEST = struct.Struct("=BBBBL48x")
-# Family, ports, source, destination, interface, cookie; then expires, two queues, user, inode.
-MESSAGE = struct.Struct("=B3xHH16s16sL8s20x")
-BYTES_ACKED, BUSY_TIME, RECEIVER_LIMITED = 120, 168, 176  # offsets in struct tcp_info
-MOST_SOCKETS, MOST_PEERS = 4096, 64
+# Family, source's port, destination's (both most significant byte first), source, destination,
+# interface, cookie; then expires, two queues and user, which are skipped; inode.
+MESSAGE = struct.Struct("=B3x2s2s16s16sL8s16xL")
+# Offsets in struct tcp_info.
+BYTES_ACKED, BYTES_RECEIVED, BUSY_TIME, RECEIVER_LIMITED = 120, 128, 168, 176
+MOST_SOCKETS, MOST_PEERS = 1 << 16, 64
+
+# `ends`: own address and port, the peer's address and port; `link`: how /proc names the socket;
+# bytes that arrived there and here; seconds in which there was something to send and the peer had
+# room for it. These three are None where an older kernel does not say them.
+Connection = collections.namedtuple("Connection", "cookie ends link sent received busy")
 
 
 def connections():
-    """[(cookie, own address, peer's address, bytes that arrived there, seconds)] of this network
-    namespace's connections to other machines. The seconds are those in which there was something to
-    send and the peer had room for it. Raises OSError where the kernel has no such diagnostics."""
+    """The Connections of this network namespace. Raises OSError where the kernel has no such
+    diagnostics."""
     found = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as link:
         link.settimeout(1.0)
@@ -50,29 +57,29 @@ def take(data, found):
             )
         if kind == DONE or size < HEADER.size:
             return False
-        one = connection(data[at + HEADER.size : at + size])
-        if one is not None and len(found) < MOST_SOCKETS:
-            found.append(one)
+        if len(found) < MOST_SOCKETS:
+            found.append(connection(data[at + HEADER.size : at + size]))
         at += size + -size % 4
     return True
 
 
 def connection(message):
-    """One connection; None of one to this machine itself, or where the kernel says too little."""
-    family, _, _, source, destination, _, cookie = MESSAGE.unpack_from(message)
-    own, peer = address(family, source), address(family, destination)
+    family, source_port, port, source, destination, _, cookie, inode = MESSAGE.unpack_from(message)
+    ports = [int.from_bytes(raw, "big") for raw in (source_port, port)]
+    ends = address(family, source), ports[0], address(family, destination), ports[1]
+    figures = None, None, None
     at = MESSAGE.size
     while at + ATTRIBUTE.size <= len(message):
         size, kind = ATTRIBUTE.unpack_from(message, at)
         info = message[at + ATTRIBUTE.size : at + size]
-        if kind == INFO and len(info) >= RECEIVER_LIMITED + 8 and own != peer:
-            sent, busy, limited = (
+        if kind == INFO and len(info) >= RECEIVER_LIMITED + 8:
+            sent, received, busy, limited = (
                 struct.unpack_from("=Q", info, offset)[0]
-                for offset in (BYTES_ACKED, BUSY_TIME, RECEIVER_LIMITED)
+                for offset in (BYTES_ACKED, BYTES_RECEIVED, BUSY_TIME, RECEIVER_LIMITED)
             )
-            return cookie, own, peer, sent, max(0, busy - limited) / 1e6
+            figures = sent, received, max(0, busy - limited) / 1e6
         at += max(ATTRIBUTE.size, size + -size % 4)
-    return None
+    return Connection(cookie, ends, "socket:[{}]".format(inode), *figures)
 
 
 def address(family, raw):
@@ -92,7 +99,9 @@ class Peers:
         """{peer's address: {"from": own address, "sent": bytes, "busy": seconds}} since the first
         look, of the MOST_PEERS that most was sent to. Raises OSError."""
         now = {}
-        for cookie, own, peer, sent, busy in connections():
+        for cookie, (own, _, peer, _), _, sent, _, busy in connections():
+            if own == peer or sent is None:  # this machine to itself
+                continue
             now[cookie] = sent, busy
             before = self.sockets.get(cookie, (0, 0.0))
             one = self.sums.setdefault(peer, {"from": own, "sent": 0, "busy": 0.0})
@@ -104,48 +113,55 @@ class Peers:
         return {peer: dict(one) for peer, one in self.sums.items()}
 
 
-# proc(5): number, own address:port, the peer's, state (1: established), two queues, timer,
-# retransmits, user, timeout, inode.
-LINE = re.compile(
-    r"^\s*\d+: ([0-9A-F]+):([0-9A-F]{4}) ([0-9A-F]+):([0-9A-F]{4}) 01"
-    r" \S+ \S+ \S+ +\d+ +\d+ (\d+)",
-    re.M,
-)
+RECEIVED_LEAST, SENT_MOST = 1 << 20, 1 << 16  # bytes: of a model, of anything but its gradients
 
 
-def established():
-    """{(own address, port, the peer's address, port): how /proc names its socket} of this machine's
-    connections."""
-    found = {}
-    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
-        try:
-            text = (PROC / "net" / name).read_text()
-        except OSError:
-            continue
-        for own, own_port, peer, peer_port, inode in LINE.findall(text):
-            ends = [(own, own_port), (peer, peer_port)]
-            key = [(address(family, raw_address(one)), int(port, 16)) for one, port in ends]
-            found[key[0] + key[1]] = "socket:[{}]".format(inode)
-    return found
+class RankTraffic:
+    """What the ranks of this machine exchange with others of the run. `addresses`: theirs."""
+
+    def __init__(self, addresses):
+        self.addresses = addresses
+        self.met = set()  # ranks that have had a connection whose other end is none of theirs
+        self.bytes = {}  # by connection: sent and received, those that have ended included
+        self.received_since = None  # when RECEIVED_LEAST had come
+
+    def look(self, pids):
+        """`pids` of the ranks that live. Raises OSError where the kernel has no diagnostics."""
+        every = {one.link: one for one in connections()}
+        held = {rank: every.keys() & sockets_of(pid) for rank, pid in pids.items()}
+        ours = {every[link].ends for links in held.values() for link in links}
+        for rank, links in held.items():
+            own = {every[link].ends for link in links}
+            for one in (every[link] for link in links):
+                other_end = one.ends[2:] + one.ends[:2]
+                if one.ends[2] in self.addresses and other_end not in own:
+                    self.met.add(rank)
+                    if other_end not in ours and one.sent is not None:
+                        self.bytes[one.cookie] = one.sent, one.received
+        if self.received_since is None and self.total()[1] >= RECEIVED_LEAST:
+            self.received_since = time.monotonic()
+
+    def total(self):
+        """Bytes sent and received."""
+        return [sum(one[end] for one in self.bytes.values()) for end in (0, 1)]
+
+    def only_received(self, seconds):
+        """Bytes received, where a model's worth has come and for so long nothing of that size went
+        out: its copies were made equal and no gradient was summed; else None. By machine, since of
+        one that has two ranks in a ring the first receives and the second sends."""
+        sent, received = self.total()
+        if self.received_since is None or sent > SENT_MOST:
+            return None
+        return received if time.monotonic() >= self.received_since + seconds else None
 
 
-def raw_address(digits):
-    """The kernel prints an address as numbers of 32 bits in its own order."""
-    words = [digits[at : at + 8] for at in range(0, len(digits), 8)]
-    return b"".join(struct.pack("=L", int(word, 16)) for word in words).ljust(16, b"\0")
-
-
-def is_connected(pid, addresses):
-    """Whether this process, or one that it started, has a connection to one of these addresses
-    whose other end is none of theirs."""
-    ends = established()
-    wanted = {key: link for key, link in ends.items() if key[2] in addresses}
-    held = set()
-    for one in [pid, *descendants(pid)] if wanted else []:
+def sockets_of(pid):
+    """How /proc names the sockets of this process and of those that it started."""
+    links = set()
+    for one in [pid, *descendants(pid)]:
         try:
             for path in (PROC / str(one) / "fd").iterdir():
-                held.add(os.readlink(str(path)))  # noqa: PTH115 (Path.readlink needs Python 3.9)
+                links.add(os.readlink(str(path)))  # noqa: PTH115 (Path.readlink needs Python 3.9)
         except OSError:
             continue
-    others = [key for key, link in wanted.items() if link in held]
-    return any(ends.get(key[2:] + key[:2]) not in held for key in others)
+    return links

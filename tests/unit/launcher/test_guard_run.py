@@ -173,10 +173,40 @@ def test_ranks_that_meet_no_other_are_named_after_a_while(guards, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as store:
         port = store.getsockname()[1]
         guard = guards()
-        options = {"env": {"PORT": str(port)}, **AT_HOME, "meet_within": 0.6, "beat": 0.1}
+        options = {"env": {"PORT": str(port)}, **AT_HOME, "meet_within": 2.0, "beat": 0.1}
         guard.start(tmp_path, workers(MEETS, 2), ranks=[0, 1], **options)
         told = guard.wait_for("trouble", what="group")["message"]
-    assert told.startswith("rank 1 met no other in 1 s")
+    assert told.startswith("rank 1 met no other in 2 s")
+
+
+RECEIVES = """
+import os, socket, time
+with socket.create_connection(("127.0.0.1", int(os.environ["PORT"]))) as held:
+    for _ in range(1500):
+        held.recv(1000, socket.MSG_WAITALL)
+    held.sendall(bytes({}))
+    time.sleep(1.2)
+"""
+
+
+@pytest.mark.parametrize("sent", [1000, 100_000])
+def test_ranks_that_get_a_model_and_send_no_gradients_are_said_to_train_apart(
+    guards, tmp_path, sent
+):
+    """But by their own words they have finished: they may sum later, or on purpose not at all."""
+    with socket.create_server(("127.0.0.1", 0)) as store:
+        guard, env = guards(), {"PORT": str(store.getsockname()[1])}
+        options = {"env": env, **AT_HOME, "meet_within": 0.3, "beat": 0.1}
+        guard.start(tmp_path, workers(RECEIVES.format(sent)), record=True, **options)
+        peer, _ = store.accept()
+        with peer:
+            peer.sendall(bytes(1_500_000))
+            while peer.recv(1 << 16):
+                pass
+        assert guard.wait_for("exit")["reason"] == "finished"
+    (file,) = tmp_path.glob("nodes/*/machine.*.jsonl")
+    end = json.loads(file.read_text().splitlines()[-1])
+    assert ("only_received" in end) == (sent == 1000)
 
 
 @pytest.mark.parametrize(("meets", "reason"), [("0", "finished"), ("none", "alone")])

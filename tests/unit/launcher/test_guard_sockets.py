@@ -43,7 +43,7 @@ def test_time_in_which_the_receiver_has_no_room_is_not_the_link_s():
         client.settimeout(0.7)
         with contextlib.suppress(socket.timeout):
             client.sendall(bytes(64 << 20))  # more than both buffers
-        busy = {peer: seconds for _, _, peer, _, seconds in sockets.connections()}[PEER]
+        busy = {one.ends[2]: one.busy for one in sockets.connections()}[PEER]
     assert busy < 0.3
 
 
@@ -56,8 +56,11 @@ def test_addresses_are_written_as_people_do():
 
 def test_an_older_kernel_says_less_and_an_error_is_one():
     short = struct.pack("=HH", 4 + 100, sockets.INFO) + bytes(100)
-    head = sockets.MESSAGE.pack(socket.AF_INET, 1, 2, bytes(16), b"\1" * 16, 0, bytes(8))
-    assert sockets.connection(head + short) is None
+    ports = b"\0\1", b"\1\0"
+    head = sockets.MESSAGE.pack(socket.AF_INET, *ports, bytes(16), b"\1" * 16, 0, bytes(8), 7)
+    found = sockets.connection(head + short)
+    assert (found.ends, found.link) == (("0.0.0.0", 1, "1.1.1.1", 256), "socket:[7]")
+    assert found.sent is found.received is found.busy is None
     answer = sockets.HEADER.pack(36, sockets.ERROR, 0, 0, 0) + struct.pack("=l", -2) + bytes(16)
     with pytest.raises(OSError, match="socket diagnostics"):
         sockets.take(answer, [])

@@ -69,11 +69,17 @@ def test_a_run_is_told_from_its_last_lines(folder):
 def test_a_script_has_samples_and_who_met_no_other_is_named(folder, words):
     (folder / "plan.json").write_text(json.dumps({"script": words and {"words": words}}))
     train(folder, 0, [(0.5, 0.0)] * 99)
-    write(folder, HOSTS[0], machine(1), [sample(100.0 + n, alone=[0, 7]) for n in range(9)])
+    write(
+        folder,
+        HOSTS[0],
+        machine(1),
+        [sample(100.0 + n, alone=[0, 7], only_received=4 << 20) for n in range(9)],
+    )
     found = Follower(folder).look()
     said = " ".join(section_lines(status.section_of(found, True)))
     assert [word in said for word in ("samples/s", "images/s")] == [bool(words), not words]
     assert "node1: ranks 0, 7 met no other" in said
+    assert "node1: its ranks received 4.19 MB of the others, and sent them no gradients" in said
 
 
 @pytest.mark.parametrize("unsummed", [0, 30])

@@ -178,6 +178,11 @@ def test_steps_whose_gradients_nobody_summed_are_the_first_sentence(tmp_path):
     path = run / "nodes/node2/rank1.1.steps.jsonl"
     change_lines(path, lambda line: line["kind"] == "step" and {**line, "unsummed": line["step"]})
     assert "VERDICT\n  DDP summed no gradients in 240 steps" in text_of(analyse(run))
+    change_lines(path, lambda line: {**line, "unsummed": 0})
+    end = {"only_received": 46_800_000}
+    machine = run / "nodes/node2/machine.1.jsonl"
+    change_lines(machine, lambda line: line["kind"] == "exit" and {**line, **end})
+    assert "VERDICT\n  node2: its ranks received 46.8 MB" in text_of(analyse(run))
 
 
 def test_a_script_that_timed_no_steps_has_its_machines_and_a_sentence(tmp_path):
