@@ -290,7 +290,7 @@ class Run:
         with waiting(self.terminal, f"giving the newest checkpoint to {first.host}"):
             left = look.at(hosts, self.checked.needs, without_missing=True)
             try:
-                return outputs.hand_on(left.nodes, self._folders(left), self.folder, give)
+                return collect.hand_on(left.nodes, self._folders(left), self.folder, give)
             except collect.Unwritable as error:
                 raise UserError(not_copied(self.folder, error)) from None
             finally:
@@ -340,7 +340,7 @@ class Run:
                     said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]
                 if self.attempts.status == "finished" and not self.script:
                     first, files = attempts[-1]["nodes"][0], results(self.checked.options)
-                    more, whole = outputs.bring_results(nodes, there, first, files, self.folder)
+                    more, whole = collect.bring_results(nodes, there, first, files, self.folder)
                     said += more
             except collect.Unwritable as error:
                 said, whole = [not_copied(self.folder, error)], False

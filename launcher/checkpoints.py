@@ -48,6 +48,14 @@ class Checkpoint:
     files: tuple[Written, ...]
     unix: int
 
+    @property
+    def is_folder(self) -> bool:
+        return self.files[0].name != self.name
+
+    @property
+    def stem(self) -> str:
+        return self.name if self.is_folder else str(PurePosixPath(self.name).with_suffix(""))
+
 
 def held_by(
     nodes: dict[str, Node], there: dict[str, str], folders: tuple[str, ...]
@@ -55,19 +63,18 @@ def held_by(
     """Each machine's checkpoints, the newest first, in the order of `there`: clocks of machines are
     not compared. Of two that have one name but for their ends, the one that runs no code when it is
     loaded comes first."""
-    found = {}
+    held = {}
     for host, folder in there.items():
         try:
             files = listing(nodes[host], folder, folders)
         except NotHere:
             files = []
-        kept = _whole(list(_checkpoints(files, folders)))
-        times: dict[str, int] = {}
-        for one in kept:
-            times[_stem(one)] = max(one.unix, times.get(_stem(one), 0))
-        kept.sort(key=lambda one: (-times[_stem(one)], not one.name.endswith(SAFE)))
-        found[host] = kept
-    return found
+        whole = _whole(list(_checkpoints(files, folders)))
+        newest: dict[str, int] = {}
+        for checkpoint in whole:
+            newest[checkpoint.stem] = max(checkpoint.unix, newest.get(checkpoint.stem, 0))
+        held[host] = sorted(whole, key=lambda one: (-newest[one.stem], not one.name.endswith(SAFE)))
+    return held
 
 
 def _checkpoints(files: list[Written], folders: tuple[str, ...]) -> Iterator[Checkpoint]:
@@ -84,69 +91,54 @@ def _checkpoints(files: list[Written], folders: tuple[str, ...]) -> Iterator[Che
 
 def _place(name: str, folders: tuple[str, ...], inside: set[str]) -> str:
     """The outermost folder that is a checkpoint with this file in it, or the file itself."""
-    above = [str(one) for one in PurePosixPath(name).parents][-2::-1]  # without "."
-    own = (one for one in above if one in inside or (_below(one, folders) and _named(one)))
-    return next(own, name)
+    above = [str(parent) for parent in PurePosixPath(name).parents][-2::-1]  # without "."
 
+    def is_checkpoint(folder: str) -> bool:
+        below = any(folder.startswith(f"{output}/") for output in folders)
+        return folder in inside or (below and FOLDER.fullmatch(_last(folder)) is not None)
 
-def _below(name: str, folders: tuple[str, ...]) -> bool:
-    return any(name.startswith(f"{one}/") for one in folders)
-
-
-def _named(name: str) -> bool:
-    return FOLDER.fullmatch(_last(name)) is not None
+    return next(filter(is_checkpoint, above), name)
 
 
 def _last(name: str) -> str:
     return PurePosixPath(name).name
 
 
-def _whole(found: list[Checkpoint]) -> list[Checkpoint]:
+def _whole(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
     """Without folders that have fewer files than the one before them: a rank that was killed has
     not written the rest."""
-    ordered = sorted(found, key=lambda one: -one.unix)
-
-    def lacks(one: Checkpoint, older: list[Checkpoint]) -> bool:
-        parent = PurePosixPath(one.name).parent
-        alike = (p for p in older if PurePosixPath(p.name).parent == parent and is_folder(p))
-        return is_folder(one) and len(one.files) < len(next(alike, one).files)
-
-    return [one for n, one in enumerate(ordered) if not lacks(one, ordered[n + 1 :])]
-
-
-def is_folder(one: Checkpoint) -> bool:
-    return one.files[0].name != one.name
+    least: dict[PurePosixPath, int] = {}  # the files of the newest older folder beside it
+    whole = []
+    for checkpoint in sorted(checkpoints, key=lambda one: -one.unix)[::-1]:
+        parent, count = PurePosixPath(checkpoint.name).parent, len(checkpoint.files)
+        if not checkpoint.is_folder or count >= least.get(parent, 0):
+            whole.append(checkpoint)
+        if checkpoint.is_folder:
+            least[parent] = count
+    return whole[::-1]
 
 
-def _stem(one: Checkpoint) -> str:
-    return one.name if is_folder(one) else str(PurePosixPath(one.name).with_suffix(""))
-
-
+@dataclass(frozen=True)
 class Candidates:
     """The checkpoints that machines hold, those last from which an attempt went on that made no
     step. `held`: of each machine, `there` their folders of the run, `folder` the run's own here."""
 
-    def __init__(
-        self,
-        held: dict[str, list[Checkpoint]],
-        nodes: dict[str, Node],
-        there: dict[str, str],
-        folder: Path,
-        say: Callable[[str], None],
-        unfit: Collection[str] = (),
-    ):
-        self._held, self._nodes, self._there = held, nodes, there
-        self._folder, self._say, self._unfit = folder, say, unfit
+    held: dict[str, list[Checkpoint]]
+    nodes: dict[str, Node]
+    there: dict[str, str]
+    folder: Path
+    say: Callable[[str], None]
+    unfit: Collection[str] = ()
 
     def own(self) -> str | None:
         """The newest intact checkpoint that every machine has of its own; None where none has any.
         Raises UserError, Unwritable."""
-        hosts = list(self._held)
+        hosts = list(self.held)
         for name in self._names():
             if all(self._of(host, name) and self._intact(host, name) for host in hosts):
                 return name
-        if any(self._held.values()):
-            lack = [host for host, files in self._held.items() if not files]
+        if any(self.held.values()):
+            lack = [host for host, files in self.held.items() if not files]
             why = f"{', '.join(lack)} has none" if lack else "no intact one is on all machines"
             raise UserError(
                 f"RESUME_FROM=self: each machine goes on from a checkpoint of its own, and {why}: "
@@ -160,57 +152,57 @@ class Candidates:
         arrive here, to all machines. Returns its name, None where none arrived. Raises UserError,
         Unwritable."""
         for name in self._names():
-            for host in self._held:
+            for host in self.held:
                 one = self._of(host, name)
                 if one and self._intact(host, name) and self._give(host, one, room):
                     return name
         return None
 
     def _names(self) -> list[str]:
-        every = dict.fromkeys(one.name for some in self._held.values() for one in some)
-        return sorted(every, key=lambda name: name in self._unfit)[:MOST_TRIES]
+        every = dict.fromkeys(one.name for some in self.held.values() for one in some)
+        return sorted(every, key=lambda name: name in self.unfit)[:MOST_TRIES]
 
     def _of(self, host: str, name: str) -> Checkpoint | None:
-        return next((one for one in self._held[host] if one.name == name), None)
+        return next((one for one in self.held[host] if one.name == name), None)
 
     def _source(self, host: str, name: str) -> str:
-        return f"{self._there[host]}/{WORK}/{host}/{name}"
+        return f"{self.there[host]}/{WORK}/{host}/{name}"
 
     def _intact(self, host: str, name: str) -> bool:
         one = self._of(host, name)
         for file in one.files if one else ():
-            with staging(self._folder) as scratch:
+            with staging(self.folder) as scratch:
                 try:
-                    wrong = flaw(self._nodes[host], self._source(host, file.name), file, scratch)
+                    wrong = flaw(self.nodes[host], self._source(host, file.name), file, scratch)
                 except NotHere:
                     return False
             if wrong == ATTACHED and file.name != name:  # beside others, of a rank
                 continue
             if wrong:
                 if wrong != ATTACHED:
-                    self._say(f"{host}: {file.name} is passed over: {wrong}")
+                    self.say(f"{host}: {file.name} is passed over: {wrong}")
                 return False
         return one is not None
 
     def _give(self, source: str, one: Checkpoint, room: int) -> bool:
         """Whether it arrived, and all others have it."""
-        with staging(self._folder) as scratch:
+        with staging(self.folder) as scratch:
             fresh: dict[str, tuple[int, Path]] = {}
             for number, file in enumerate(one.files):
                 (scratch / str(number)).mkdir()
                 path = scratch / str(number) / _last(file.name)
                 left = room - sum(size for size, _ in fresh.values())
                 try:
-                    size = receive(self._nodes[source], self._source(source, file.name), path, left)
+                    size = receive(self.nodes[source], self._source(source, file.name), path, left)
                 except NotHere:
                     return False
-                if size is None or size > left or not (size or is_folder(one)):
+                if size is None or size > left or not (size or one.is_folder):
                     return False
                 fresh[file.name] = size, path
-            others = [host for host in self._there if host != source]
+            others = [host for host in self.there if host != source]
             for host in others:
                 for name, (size, path) in fresh.items():
-                    put(self._nodes[host], path, size, self._source(host, name))
+                    put(self.nodes[host], path, size, self._source(host, name))
         return True
 
 

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from contract import records
 from contract.errors import UserError
 from launcher.background import MIB
+from launcher.folders import disk_free, relative
 from launcher.machines.engine import Late, Node, Process, close_all, pieces, place_of, talk
 
 T = TypeVar("T")
@@ -304,6 +305,51 @@ def best_and_last(
     if no_room and not paths:
         raise Unwritable(str(no_room[-1]))
     return paths, problems
+
+
+def bring_results(
+    nodes: dict[str, Node], there: Mapping[str, str], host: str, names: list[str], folder: Path
+) -> tuple[list[str], bool]:
+    """Bring what the trainer wrote on `host` for --predict and --extract. Returns sentences on
+    what came and what did not, and whether all came. Raises Unwritable."""
+    came: list[Path] = []
+
+    def work(name: str) -> list[str]:
+        if host not in nodes:
+            raise Lost("the machine does not answer")
+        fresh = whole_file(nodes[host], f"{there[host]}/{name}", folder, folder / name)
+        if not fresh:
+            raise NotHere("it is gone")
+        came.extend(fresh)
+        return []
+
+    problems = one_by_one(host, names, work)
+    return [*problems, *(f"results {relative(path)}" for path in came)], not problems
+
+
+def hand_on(
+    left: dict[str, Node],
+    there: Mapping[str, str],
+    folder: Path,
+    give: Callable[[Path, int, str], None],
+) -> bool:
+    """Bring the trainer's newest checkpoint here from one of the machines `left`, and `give` it,
+    with its size and its name. `there`: each one's folder of the run. Returns whether one arrived.
+    Raises Unwritable."""
+    held = checkpoints(left, there)
+    tips = {host: tip for host, names in held.items() if (tip := newest(names))}
+    for host in sorted(tips, key=lambda host: tips[host], reverse=True):
+        name, room = tips[host][1], max(0, disk_free() - DISK_LEFT)
+        with staging(folder) as scratch:
+            fresh = scratch / "file"
+            try:
+                size = receive(left[host], f"{there[host]}/checkpoints/{host}/{name}", fresh, room)
+            except NotHere:
+                continue
+            if size and size <= room:
+                give(fresh, size, name)
+                return True
+    return False
 
 
 def whole_file(node: Node, source: str, folder: Path, target: Path) -> list[Path]:

@@ -1,5 +1,4 @@
-"""What a script of the user's wrote, brought here at the end; and the trainer's newest checkpoint,
-handed on to a machine that had no part.
+"""What a script of the user's wrote, brought here at the end.
 
 Here the names come from the machines, too. So they are checked as what they send is (collect.py):
 a name leads nowhere but below the machine's own part of the run's folder, and files have a number
@@ -11,34 +10,28 @@ from __future__ import annotations
 import filecmp
 import mmap
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from contract.errors import UserError
 from contract.text import counted
 from launcher.collect import (
-    DISK_LEFT,
     LEAST,
     SECONDS,
     Lost,
     NotHere,
-    checkpoints,
     move_in,
     of_each,
     one_by_one,
     receive,
     staging,
-    whole_file,
 )
-from launcher.collect import newest as newest_step
-from launcher.folders import disk_free, relative
 from launcher.machines.engine import Node, place_of, talk
 from launcher.plan.files import CACHES
 from launcher.plan.script import WORK
 
 MOST_FILES = 2000  # of a machine
-EVERYWHERE = (".",)
 DEEPEST = 16  # folders
 LIST = (
     'cd "$1" 2>/dev/null || exit 0; shift; for one; do test ! -d "./$one" || '
@@ -108,10 +101,34 @@ def bring(
     machine, the newest files first; `there` are the machines' folders of the run. Returns sentences
     on what came and what did not. Raises Unwritable."""
 
-    def work(host: str) -> list[str]:
-        return _bring_all(nodes[host], there[host], folders or EVERYWHERE, folder, limit, sent)
+    def bring_from(host: str) -> list[str]:
+        node, place = nodes[host], f"{WORK}/{host}"
+        try:
+            every = listing(node, there[host], folders or (".",))
+        except NotHere as error:
+            return [f"{host}: what the script wrote was not collected: {error}."]
+        names = [
+            f"{place}/{file.name}"
+            for file in every
+            if (file.size, file.unix) != sent.get(file.name)
+            and not CACHES & {*file.name.split("/")}
+        ]
+        sizes: list[int] = []
 
-    return [*of_each(there, work, nodes), *_once(folder, list(there))]
+        def bring_file(name: str) -> list[str]:
+            sizes.append(_bring(node, f"{there[host]}/{name}", folder, name, limit - sum(sizes)))
+            return []
+
+        problems = one_by_one(host, names[:MOST_FILES], bring_file)
+        said = [f"{host}: {counted(len(sizes), 'file')} in {place}"] if sizes else []
+        if len(names) > MOST_FILES:
+            said.append(
+                f"{host}: {len(names) - MOST_FILES} older files stay there, in "
+                f"{there[host]}/{place}: a run brings {MOST_FILES} of a machine."
+            )
+        return [*said, *problems]
+
+    return [*of_each(there, bring_from, nodes), *_once(folder, list(there))]
 
 
 def _once(folder: Path, hosts: list[str]) -> list[str]:
@@ -121,51 +138,13 @@ def _once(folder: Path, hosts: list[str]) -> list[str]:
     for host in hosts:
         alike = 0
         for path in sorted((folder / WORK / host).rglob("*")):
-            own = path.relative_to(folder / WORK / host)
-            other = first.setdefault(own, path)
+            other = first.setdefault(path.relative_to(folder / WORK / host), path)
             if other is not path and path.is_file() and filecmp.cmp(path, other, shallow=False):
                 path.unlink()
                 alike += 1
         if alike:
             said.append(f"{host}: {counted(alike, 'file')} equal to another machine's, kept once")
     return said
-
-
-def _bring_all(
-    node: Node,
-    there: str,
-    folders: tuple[str, ...],
-    folder: Path,
-    limit: int,
-    sent: Mapping[str, tuple[int, int]],
-) -> list[str]:
-    host = node.host.name
-    try:
-        every = listing(node, there, folders)
-    except NotHere as error:
-        return [f"{host}: what the script wrote was not collected: {error}."]
-    files = [
-        file
-        for file in every
-        if (file.size, file.unix) != sent.get(file.name) and not CACHES & {*file.name.split("/")}
-    ]
-    came, left = 0, limit
-
-    def work(name: str) -> list[str]:
-        nonlocal came, left
-        left -= _bring(node, f"{there}/{name}", folder, name, left)
-        came += 1
-        return []
-
-    names = [f"{WORK}/{host}/{file.name}" for file in files[:MOST_FILES]]
-    problems = one_by_one(host, names, work)
-    said = [f"{host}: {counted(came, 'file')} in {WORK}/{host}"] if came else []
-    if len(files) > MOST_FILES:
-        said.append(
-            f"{host}: {len(files) - MOST_FILES} older files stay there, in {there}/{WORK}/{host}: "
-            f"a run brings {MOST_FILES} of a machine."
-        )
-    return [*said, *problems]
 
 
 def _bring(node: Node, source: str, folder: Path, name: str, limit: int) -> int:
@@ -181,51 +160,6 @@ def _bring(node: Node, source: str, folder: Path, name: str, limit: int) -> int:
             )
         move_in(scratch / "file", folder / name)
     return size
-
-
-def bring_results(
-    nodes: dict[str, Node], there: Mapping[str, str], host: str, names: list[str], folder: Path
-) -> tuple[list[str], bool]:
-    """Bring what the trainer wrote on `host` for --predict and --extract. Returns sentences on
-    what came and what did not, and whether all came. Raises Unwritable."""
-    came: list[Path] = []
-
-    def work(name: str) -> list[str]:
-        if host not in nodes:
-            raise Lost("the machine does not answer")
-        fresh = whole_file(nodes[host], f"{there[host]}/{name}", folder, folder / name)
-        if not fresh:
-            raise NotHere("it is gone")
-        came.extend(fresh)
-        return []
-
-    problems = one_by_one(host, names, work)
-    return [*problems, *(f"results {relative(path)}" for path in came)], not problems
-
-
-def hand_on(
-    left: dict[str, Node],
-    there: Mapping[str, str],
-    folder: Path,
-    give: Callable[[Path, int, str], None],
-) -> bool:
-    """Bring the trainer's newest checkpoint here from one of the machines `left`, and `give` it,
-    with its size and its name. `there`: each one's folder of the run. Returns whether one arrived.
-    Raises Unwritable."""
-    held = checkpoints(left, there)
-    tips = {host: tip for host, names in held.items() if (tip := newest_step(names))}
-    for host in sorted(tips, key=lambda one: tips[one], reverse=True):
-        name, room = tips[host][1], max(0, disk_free() - DISK_LEFT)
-        with staging(folder) as scratch:
-            fresh = scratch / "file"
-            try:
-                size = receive(left[host], f"{there[host]}/checkpoints/{host}/{name}", fresh, room)
-            except NotHere:
-                continue
-            if size and size <= room:
-                give(fresh, size, name)
-                return True
-    return False
 
 
 def put(node: Node, source: Path, size: int, target: str) -> None:

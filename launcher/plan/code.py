@@ -69,8 +69,8 @@ class Code:
 
     def stats(self) -> dict[str, tuple[int, int]]:
         """Size and unix time of the files of the user's own folder, as a machine gets them."""
-        found = {name: (self.tree / OWN / name).stat() for name in self.files.sent}
-        return {name: (one.st_size, int(one.st_mtime)) for name, one in found.items()}
+        stats = {name: (self.tree / OWN / name).stat() for name in self.files.sent}
+        return {name: (stat.st_size, int(stat.st_mtime)) for name, stat in stats.items()}
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,18 @@ class Source:
     def files(self) -> Files:
         """Raises UserError."""
         return list_files(self.root, self.parts)
+
+    def copy(self, names: tuple[str, ...], tree: Path) -> bool:
+        """Returns whether nothing changed meanwhile. Raises UserError, OSError."""
+        for name in names:
+            target = tree / self.into / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                shutil.copy2(self.root / name, target)
+            except FileNotFoundError:  # it has just been removed
+                return False
+        same = tree_sha256(self.root, names) == tree_sha256(tree / self.into, names)
+        return same and names == self.files().sent
 
 
 @lru_cache(maxsize=1)
@@ -102,57 +114,29 @@ def current(own: Path | None = None) -> Code:
 
 
 def _snapshot(sources: list[Source]) -> Code:
-    """A copy of the files that did not change meanwhile. Raises UserError, OSError."""
-    tree = _scratch()
+    """A copy, as long as this process exists, of files that did not change meanwhile. Raises
+    UserError, OSError."""
+    scratch = tempfile.TemporaryDirectory(prefix="tandem-code-")
+    atexit.register(scratch.cleanup)
+    tree = Path(scratch.name) / "code"
     for _ in range(TRIES):
         listed = [source.files() for source in sources]  # all, before any file is read
-        copied = [
-            [name for name in files.sent if _copied(source, name, tree)]
-            for source, files in zip(sources, listed)
-        ]
-        names = [f"{s.into}/{name}".lstrip("/") for s, own in zip(sources, copied) for name in own]
+        if not all(source.copy(files.sent, tree) for source, files in zip(sources, listed)):
+            continue
+        names = [Path(s.into, name).as_posix() for s, f in zip(sources, listed) for name in f.sent]
         if len(sources) > 1:  # beside a folder of the user's own
-            names += _library(tree)
+            from tandem import standalone  # which no run of our own trainer needs
+
+            standalone.write(tree / LIBRARY)
+            names += [f"{LIBRARY}/{name}" for name in standalone.files()]
         revision, diff = _revision()
-        sha256 = tree_sha256(tree, names)
-        if sha256 and all(_unchanged(s, own, tree) for s, own in zip(sources, copied)):
+        if sha256 := tree_sha256(tree, names):
             return Code(tuple(names), sha256, revision, diff, tree, files=listed[-1])
     folders = ", ".join([*FOLDERS, *(str(source.root) for source in sources[1:])])
     raise UserError(
         f"the files of {folders} change while they are copied: let what writes them end, then "
         "start again."
     )
-
-
-def _library(tree: Path) -> list[str]:
-    """Write tandem/ as a script imports it; the names of its files in the tree."""
-    from tandem import standalone  # which no run of our own trainer needs
-
-    standalone.write(tree / LIBRARY)
-    return [f"{LIBRARY}/{name}" for name in standalone.files()]
-
-
-def _unchanged(source: Source, names: list[str], tree: Path) -> bool:
-    same = tree_sha256(source.root, names) == tree_sha256(tree / source.into, names)
-    return same and tuple(names) == source.files().sent
-
-
-def _scratch() -> Path:
-    """A temporary folder that exists as long as this process."""
-    folder = tempfile.TemporaryDirectory(prefix="tandem-code-")
-    atexit.register(folder.cleanup)
-    return Path(folder.name) / "code"
-
-
-def _copied(source: Source, name: str, tree: Path) -> bool:
-    """Copy one file; False when it has just been removed."""
-    to = tree / source.into / name
-    to.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        shutil.copy2(source.root / name, to)
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _revision() -> tuple[str | None, str]:
@@ -172,7 +156,7 @@ def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
     archive = packed(code)
     seconds = SECONDS * (1 + len(archive) // LEAST)
 
-    def one(node: Node) -> str | None:
+    def unpack(node: Node) -> str | None:
         folder = folders[node.host.name]
         try:
             _, said, status = talk(node.start(["sh", "-c", UNPACK, "sh", folder]), archive, seconds)
@@ -182,14 +166,14 @@ def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
             said, status = str(error), None
         if status == 0:
             return None
-        said = said or f"no answer within {seconds:.0f} s"
         return (
-            f"{node.host.label()}: {folder} could not be written: {said}: make room "
-            "there or give the folder to your user."
+            f"{node.host.label()}: {folder} could not be written: "
+            f"{said or f'no answer within {seconds:.0f} s'}: make room there or give the folder to "
+            "your user."
         )
 
     with ThreadPoolExecutor(max_workers=8) as pool:
-        results = zip(nodes, pool.map(one, nodes.values()))
+        results = zip(nodes, pool.map(unpack, nodes.values()))
         problems = {name: problem for name, problem in results if problem}
     if problems:
         raise MachineError([*problems], *problems.values())

@@ -126,26 +126,22 @@ def key_of(requirements: Path, environment: Environment) -> str:
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
-def of(requirements: Path, environment: Environment) -> Layer:
-    """The layer, made if it is neither kept here already nor in the bundle. Raises UserError."""
-    key = key_of(requirements, environment)
+def of(requirements: Path, environment: Environment, folder: Path | None = None) -> Layer:
+    """The layer, made in `folder` (the cache) if it is kept neither there nor in the bundle.
+    Raises UserError."""
+    key, folder = key_of(requirements, environment), folder or CACHE
     with _alone():
-        kept = _kept(BUNDLE / key) or _kept(CACHE / key)
-        if kept is None:
-            kept = _make(requirements, environment, CACHE / key)
-        if kept.tree.is_relative_to(CACHE):
-            os.utime(kept.tree.parent)
+        layer = _kept(BUNDLE / key) or _kept(folder / key)
+        layer = layer or _make(requirements, environment, folder / key)
+        if layer.tree.is_relative_to(CACHE):
+            os.utime(layer.tree.parent)
         throw_away(CACHE)
-    return kept
+    return layer
 
 
 def bundle(requirements: Path, environment: Environment) -> Path:
     """The layer's folder in the bundle, for a day without internet. Raises UserError."""
-    folder = BUNDLE / key_of(requirements, environment)
-    with _alone():
-        if _kept(folder) is None:
-            _make(requirements, environment, folder)
-    return folder
+    return of(requirements, environment, BUNDLE).tree.parent
 
 
 @contextlib.contextmanager

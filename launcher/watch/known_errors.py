@@ -105,16 +105,6 @@ KNOWN_ERRORS = (
         "close other programs there, or give the script a smaller batch or fewer loader processes",
     ),
     KnownError(
-        r"unrecognized arguments: --local[-_]rank",
-        "the program does not know the option by which launch gives the local rank",
-        "read LOCAL_RANK from the environment instead",
-    ),
-    KnownError(
-        r"Permission denied|Errno 13",
-        "the run user may not use a file",
-        "give that path to the run user, or choose another data folder",
-    ),
-    KnownError(
         r"libcud\w+\.so[.\d]*: cannot open|libnccl\S*: cannot open|undefined symbol",
         "a CUDA library is missing or of another version than torch was built for",
         "run `make provision`; remove LD_LIBRARY_PATH from run_env in the inventory",

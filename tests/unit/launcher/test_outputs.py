@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from contract.errors import UserError
-from launcher import checkpoints, outputs
+from launcher import checkpoints, collect, outputs
 from launcher.engines.local import LocalNode
 from tests.unit.launcher.launcher_values import host
 
@@ -345,14 +345,14 @@ def test_the_newest_that_arrives_is_handed_on(tmp_path, nodes, run, monkeypatch)
     def give(file, size, name):
         given.append((file.read_text(), size, name))
 
-    assert outputs.hand_on(nodes, where, run, give)
+    assert collect.hand_on(nodes, where, run, give)
     newest.unlink()
     newest.mkdir()
-    assert outputs.hand_on(nodes, where, run, give)
+    assert collect.hand_on(nodes, where, run, give)
     assert given == [
         ("node1 9", 7, "step-00000009.pt"),
         ("node2 7", 7, "step-00000007.pt"),
     ]
-    assert not outputs.hand_on({}, where, run, give)
-    monkeypatch.setattr(outputs, "disk_free", lambda: outputs.DISK_LEFT + 6)
-    assert not outputs.hand_on(nodes, where, run, give) and len(given) == 2  # no room here
+    assert not collect.hand_on({}, where, run, give)
+    monkeypatch.setattr(collect, "disk_free", lambda: collect.DISK_LEFT + 6)
+    assert not collect.hand_on(nodes, where, run, give) and len(given) == 2  # no room here
