@@ -59,10 +59,10 @@ class Checkpoint:
 
 def held_by(
     nodes: dict[str, Node], there: dict[str, str], folders: tuple[str, ...]
-) -> dict[str, list[Checkpoint]]:
-    """Each machine's checkpoints, the newest first, in the order of `there`: clocks of machines are
-    not compared. Of two that have one name but for their ends, the one that runs no code when it is
-    loaded comes first."""
+) -> dict[str, dict[str, Checkpoint]]:
+    """Each machine's checkpoints by name, the newest first, in the order of `there`: clocks of
+    machines are not compared. Of two that have one name but for their ends, the one that runs no
+    code when it is loaded comes first."""
     held = {}
     for host, folder in there.items():
         try:
@@ -73,7 +73,8 @@ def held_by(
         newest: dict[str, int] = {}
         for checkpoint in whole:
             newest[checkpoint.stem] = max(checkpoint.unix, newest.get(checkpoint.stem, 0))
-        held[host] = sorted(whole, key=lambda one: (-newest[one.stem], not one.name.endswith(SAFE)))
+        whole.sort(key=lambda one: (-newest[one.stem], not one.name.endswith(SAFE)))
+        held[host] = {checkpoint.name: checkpoint for checkpoint in whole}
     return held
 
 
@@ -123,7 +124,7 @@ class Candidates:
     """The checkpoints that machines hold, those last from which an attempt went on that made no
     step. `held`: of each machine, `there` their folders of the run, `folder` the run's own here."""
 
-    held: dict[str, list[Checkpoint]]
+    held: dict[str, dict[str, Checkpoint]]
     nodes: dict[str, Node]
     there: dict[str, str]
     folder: Path
@@ -133,9 +134,8 @@ class Candidates:
     def own(self) -> str | None:
         """The newest intact checkpoint that every machine has of its own; None where none has any.
         Raises UserError, Unwritable."""
-        hosts = list(self.held)
         for name in self._names():
-            if all(self._of(host, name) and self._intact(host, name) for host in hosts):
+            if all(name in kept and self._intact(h, kept[name]) for h, kept in self.held.items()):
                 return name
         if any(self.held.values()):
             lack = [host for host, files in self.held.items() if not files]
@@ -152,55 +152,49 @@ class Candidates:
         arrive here, to all machines. Returns its name, None where none arrived. Raises UserError,
         Unwritable."""
         for name in self._names():
-            for host in self.held:
-                one = self._of(host, name)
-                if one and self._intact(host, name) and self._give(host, one, room):
+            for host, kept in self.held.items():
+                newest = kept.get(name)
+                if newest and self._intact(host, newest) and self._give(host, newest, room):
                     return name
         return None
 
     def _names(self) -> list[str]:
-        every = dict.fromkeys(one.name for some in self.held.values() for one in some)
-        return sorted(every, key=lambda name: name in self.unfit)[:MOST_TRIES]
-
-    def _of(self, host: str, name: str) -> Checkpoint | None:
-        return next((one for one in self.held[host] if one.name == name), None)
+        names = dict.fromkeys(name for kept in self.held.values() for name in kept)
+        return sorted(names, key=lambda name: name in self.unfit)[:MOST_TRIES]
 
     def _source(self, host: str, name: str) -> str:
         return f"{self.there[host]}/{WORK}/{host}/{name}"
 
-    def _intact(self, host: str, name: str) -> bool:
-        one = self._of(host, name)
-        for file in one.files if one else ():
+    def _intact(self, host: str, checkpoint: Checkpoint) -> bool:
+        for file in checkpoint.files:
             with staging(self.folder) as scratch:
                 try:
                     wrong = flaw(self.nodes[host], self._source(host, file.name), file, scratch)
                 except NotHere:
                     return False
-            if wrong == ATTACHED and file.name != name:  # beside others, of a rank
+            if wrong == ATTACHED and checkpoint.is_folder:  # beside others, of a rank
                 continue
             if wrong:
                 if wrong != ATTACHED:
                     self.say(f"{host}: {file.name} is passed over: {wrong}")
                 return False
-        return one is not None
+        return True
 
-    def _give(self, source: str, one: Checkpoint, room: int) -> bool:
+    def _give(self, source: str, checkpoint: Checkpoint, room: int) -> bool:
         """Whether it arrived, and all others have it."""
         with staging(self.folder) as scratch:
             fresh: dict[str, tuple[int, Path]] = {}
-            for number, file in enumerate(one.files):
-                (scratch / str(number)).mkdir()
-                path = scratch / str(number) / _last(file.name)
+            for number, file in enumerate(checkpoint.files):
+                path = scratch / str(number)
                 left = room - sum(size for size, _ in fresh.values())
                 try:
                     size = receive(self.nodes[source], self._source(source, file.name), path, left)
                 except NotHere:
                     return False
-                if size is None or size > left or not (size or one.is_folder):
+                if size is None or size > left or not (size or checkpoint.is_folder):
                     return False
                 fresh[file.name] = size, path
-            others = [host for host in self.there if host != source]
-            for host in others:
+            for host in (host for host in self.there if host != source):
                 for name, (size, path) in fresh.items():
                     put(self.nodes[host], path, size, self._source(host, name))
         return True

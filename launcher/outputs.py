@@ -68,11 +68,11 @@ def listing(node: Node, there: str, folders: tuple[str, ...]) -> list[Written]:
 
 
 def _listed(said: bytes, folders: tuple[str, ...]) -> list[Written]:
-    found = [one for word in said.split(b"\0") if (one := _read(word, folders))]
-    named = {one.name for one in found}
+    files = [file for word in said.split(b"\0") if (file := _read(word, folders))]
+    names = {file.name for file in files}
     # No file can be a folder, too, however it is called.
-    real = [one for one in found if not named & set(map(str, PurePosixPath(one.name).parents))]
-    return sorted({one.name: one for one in real}.values(), key=lambda one: -one.unix)
+    real = [file for file in files if not names & {*map(str, PurePosixPath(file.name).parents)}]
+    return sorted({file.name: file for file in real}.values(), key=lambda file: -file.unix)
 
 
 def _read(word: bytes, folders: tuple[str, ...]) -> Written | None:

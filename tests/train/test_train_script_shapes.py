@@ -151,6 +151,27 @@ def test_a_script_with_a_port_of_its_own_trains(tmp_path, nodes, joins, starts):
 
 
 @pytest.mark.long
+def test_a_script_with_a_port_of_its_own_goes_on_after_a_rank_was_killed(tmp_path):
+    own = """
+import os, sys, torch, torch.distributed as dist
+os.environ["MASTER_PORT"] = "29779"
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    torch.save({"epoch": 1}, "out/1.pt")
+dist.barrier()
+if dist.get_rank() == 1 and not sys.argv[1:]:
+    os.kill(os.getpid(), 9)
+dist.barrier()
+assert torch.load(sys.argv[2])["epoch"] == 1
+"""
+    goes_on = ("--output=out", "--resume-args=--resume {last}", "--max-restarts=1")
+    said, code, run = train(write(tmp_path, {"train.py": own}), *goes_on)
+    assert code == 0, said
+    failed, _ = json.loads((run / "attempts.json").read_text())["attempts"]
+    assert (failed["first_cause"]["host"], failed["first_cause"]["signal"]) == ("node2", "SIGKILL")
+
+
+@pytest.mark.long
 def test_a_rank_with_fewer_batches_is_the_first_cause(tmp_path):
     own = (
         MEET + "import torch\n"

@@ -107,8 +107,8 @@ READS = {
     "the checkout's own files": """
         ansible/bundling/debs.py ansible/bundling/table.py ansible/planning/offline.py
         ansible/stacks_page.py contract/prices.py contract/seal.py launcher/plan/devices.py
-        launcher/problems.py
-        launcher/remote.py tandem/standalone.py tools/all_tests.py""",
+        launcher/problems.py launcher/remote.py launcher/watch/known_errors.py
+        tandem/standalone.py tools/all_tests.py""",
     "the kernel's files": """
         contract/card.py launcher/node/processes.py launcher/node/records.py
         launcher/node/sockets.py launcher/node/stacks.py tandem/timings.py""",

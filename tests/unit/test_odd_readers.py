@@ -72,13 +72,12 @@ def test_of_any_listing_files_below_its_folders_are_taken(said, wrong):
             own = checkpoints.Candidates(held, nodes, there, folder, print).own()
         except UserError:
             own = None
-    for files in held.values():
-        names = [Path(file.name) for file in files]
-        assert len(set(names)) == len(names)
+    for kept in held.values():
+        names = [*map(Path, kept)]
         for name in names:
             assert name.parts[0] == "out" and ".." not in name.parts and str(name).isprintable()
             assert not set(name.parents) & set(names)
-    assert own is None or all(own in [f.name for f in files] for files in held.values())
+    assert own is None or all(own in kept for kept in held.values())
 
 
 def test_of_a_file_no_more_is_kept_than_was_asked_for(tmp_path, monkeypatch):

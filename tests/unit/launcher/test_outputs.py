@@ -52,7 +52,7 @@ def here(run):
 
 def names(nodes, there):
     held = checkpoints.held_by(nodes, there, ("out",))
-    return {host: [file.name for file in files] for host, files in held.items()}
+    return {host: list(kept) for host, kept in held.items()}
 
 
 def candidates(nodes, there, run, say=lambda said: None, unfit=()):
