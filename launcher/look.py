@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ from launcher.machines.engine import (
     MachineError,
     Node,
     Process,
+    of_each,
     pieces,
     place_of,
     talk,
@@ -291,13 +291,12 @@ def ask_all(
 ) -> tuple[dict[str, Facts], dict[str, Problem]]:
     """Facts by host name, and a problem for each host that gave none."""
     facts, failures = {}, {}
-    with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
-        answers = pool.map(lambda name: _asked(nodes[name], questions[name]), nodes)
-        for name, answer in zip(nodes, answers):
-            if isinstance(answer, Facts):
-                facts[name] = answer
-            else:
-                failures[name] = answer
+    answers = of_each(lambda name: _asked(nodes[name], questions[name]), nodes)
+    for name, answer in zip(nodes, answers):
+        if isinstance(answer, Facts):
+            facts[name] = answer
+        else:
+            failures[name] = answer
     return facts, failures
 
 
@@ -392,13 +391,12 @@ def ways(machines: OpenMachines) -> dict[str, list[Unreached] | str]:
         source = program("launcher.node.reach", call)
         return machines.nodes[host.name].start([host.env_python, "-IB", "-c", source])
 
-    with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
-        processes = list(pool.map(start, range(len(hosts))))
-        try:
-            answers = list(pool.map(lambda process: _answer(process, addresses), processes))
-        finally:  # only now: others may still have to reach a machine that has answered
-            for process in processes:
-                process.close()
+    processes = of_each(start, range(len(hosts)))
+    try:
+        answers = of_each(lambda process: _answer(process, addresses), processes)
+    finally:  # only now: others may still have to reach a machine that has answered
+        for process in processes:
+            process.close()
     return {host.name: answer for host, answer in zip(hosts, answers)}
 
 

@@ -13,7 +13,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -335,8 +334,7 @@ class Owners:
 def ask(nodes: dict[str, Node]) -> dict[str, str | None]:
     """By their names the sign of somebody's use of each of these machines; None where there is
     none, and a word that is no sign where no answer came."""
-    with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
-        return dict(zip(nodes, pool.map(_ask, nodes.values())))
+    return dict(zip(nodes, engine.of_each(_ask, nodes.values())))
 
 
 def _ask(node: Node) -> str | None:

@@ -12,16 +12,19 @@ import importlib
 import resource
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from contract.errors import UserError
 from launcher.machines.owned import Owner
 from launcher.machines.route import Route
+
+Thing = TypeVar("Thing")
+Answer = TypeVar("Answer")
 
 
 class MachineError(UserError):
@@ -198,14 +201,18 @@ def open_all(hosts: list[Host]) -> tuple[dict[str, Node], dict[str, str]]:
         except MachineError as error:
             failures[node.host.name] = str(error)
 
-    with ThreadPoolExecutor(max_workers=min(64, len(hosts) or 1)) as pool:
-        list(pool.map(attempt, nodes.values()))
+    of_each(attempt, nodes.values())
     return {name: nodes[name] for name in nodes if name not in failures}, failures
 
 
 def close_all(nodes: dict[str, Node]) -> None:
-    with ThreadPoolExecutor(max_workers=min(64, len(nodes) or 1)) as pool:
-        list(pool.map(lambda one: one.close(), nodes.values()))
+    of_each(lambda node: node.close(), nodes.values())
+
+
+def of_each(ask: Callable[[Thing], Answer], things: Collection[Thing]) -> list[Answer]:
+    """What becomes of each, in their order; all are asked at once, up to 64."""
+    with ThreadPoolExecutor(max_workers=min(64, len(things) or 1)) as pool:
+        return list(pool.map(ask, things))
 
 
 def place_of(error: Exception) -> str:

@@ -23,17 +23,21 @@ class Choice(NamedTuple):
     why: str
 
 
-def prediction(settings: TrainerOptions, hosts: list[Host]) -> runs.Prediction | None:
-    """What `make plan` predicted for such a run on these machines, if it was asked: images/s over
-    the whole run, its warm-up included."""
-    asked = runs.Setting(
+def setting(settings: TrainerOptions, hosts: Sequence[Host]) -> runs.Setting:
+    """By which predictions and measurements of such a run are found."""
+    return runs.Setting(
         settings.model,
         settings.per_node_batch_size,
         settings.image_size,
         settings.precision,
         tuple(host.name for host in hosts),
     )
-    found = runs.read_prediction(folders.RUNS, asked, len(hosts))
+
+
+def prediction(settings: TrainerOptions, hosts: list[Host]) -> runs.Prediction | None:
+    """What `make plan` predicted for such a run on these machines, if it was asked: images/s over
+    the whole run, its warm-up included."""
+    found = runs.read_prediction(folders.RUNS, setting(settings, hosts), len(hosts))
     return found and replace(found, speeds=over_a_run(found.speeds, settings))
 
 
@@ -62,17 +66,9 @@ def foreseen(settings: TrainerOptions, hosts: list[Host]) -> runs.Prediction | N
 
 def own_speeds(settings: TrainerOptions, hosts: Sequence[Host]) -> dict[str, float]:
     """Images/s of each machine by itself, of those that `make plan` or a run has measured."""
-    names = tuple(host.name for host in hosts)
-    asked = runs.Setting(
-        settings.model,
-        settings.per_node_batch_size,
-        settings.image_size,
-        settings.precision,
-        names,
-    )
     from report import measurements  # which no run with equal parts asks for
 
-    return measurements.newest_speeds(folders.RUNS, asked)
+    return measurements.newest_speeds(folders.RUNS, setting(settings, hosts))
 
 
 def over_a_run(

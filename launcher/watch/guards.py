@@ -8,7 +8,6 @@ import json
 import reprlib
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from contract import validate
@@ -76,9 +75,9 @@ def _sync(
     """Send files to the machines that do not hold them, see that they came, and throw away there
     what was long not used beside them."""
     nodes = machines.nodes
-    with ThreadPoolExecutor(max_workers=min(64, len(machines.hosts))) as pool:
-        held = pool.map(lambda host: _holds(sent.sha256, nodes[host.name], folders), machines.hosts)
-        lacking = [host for host, there in zip(machines.hosts, held) if not there]
+    hosts = machines.hosts
+    held = engine.of_each(lambda host: _holds(sent.sha256, nodes[host.name], folders), hosts)
+    lacking = [host for host, there in zip(hosts, held) if not there]
     if lacking:
         say(", ".join(host.name for host in lacking))
         code.send(sent, {host.name: nodes[host.name] for host in lacking}, folders)
@@ -113,9 +112,8 @@ def check_code(
             "nothing else writes there and that its disk is not full, then start again."
         )
 
-    with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
-        results = zip(hosts, pool.map(one, hosts))
-        problems = {host.name: problem for host, problem in results if problem}
+    results = zip(hosts, engine.of_each(one, hosts))
+    problems = {host.name: problem for host, problem in results if problem}
     if problems:
         raise MachineError([*problems], *problems.values())
 
@@ -130,8 +128,7 @@ def start_guards(plan: Plan, machines: OpenMachines) -> dict[str, Process]:
     def one(node: NodePlan) -> Process:
         return machines.nodes[node.host].start(guard_argv(plan, node))
 
-    with ThreadPoolExecutor(max_workers=min(64, len(plan.nodes))) as pool:
-        return dict(zip([node.host for node in plan.nodes], pool.map(one, plan.nodes)))
+    return dict(zip([node.host for node in plan.nodes], engine.of_each(one, plan.nodes)))
 
 
 def task(plan: Plan, node: NodePlan) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 from contract.errors import UserError
 from contract.options import Options
 from launcher import look, remote
+from launcher.machines import engine
 from launcher.node import machine_lock
 from tests.unit.launcher.launcher_values import host
 from trainer.data.folder import ImageFolder
@@ -67,7 +68,7 @@ def test_whatever_the_answer_of_one_machine_raises_the_others_have_theirs(monkey
         return real(*given)
 
     monkeypatch.setattr(look, reader, once)
-    monkeypatch.setattr(look.ThreadPoolExecutor, "map", lambda pool, *given: map(*given))
+    monkeypatch.setattr(engine.ThreadPoolExecutor, "map", lambda pool, *given: map(*given))
     hosts = [host(n, connection="local", env_python=sys.executable) for n in (1, 2)]
     nodes = {one.name: one.engine.node(one) for one in hosts}
     facts, failures = look.ask_all(nodes, dict.fromkeys(nodes, ASKED))
