@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 OURS = Path(__file__).resolve().parents[2]
@@ -48,25 +49,33 @@ def start(script, *words, arguments=()):
     return STARTED[-1]
 
 
-def lines_of(process):
-    """Its lines as they come. A process that never says, or ends, what is expected of it is a
-    failure and no hang: the tests after it would wait for its machines."""
+@contextmanager
+def in_time(process):
+    """A process that never says or ends what is expected of it is a failure, not a hang: the tests
+    after it would wait for its machines. Gives a function that begins the time anew."""
+    clocks = []
 
-    def start_clock():
-        clock = threading.Timer(PATIENCE, process.kill)
-        clock.start()
-        return clock
+    def begin():
+        while clocks:
+            clocks.pop().cancel()
+        clocks.append(threading.Timer(PATIENCE, process.kill))
+        clocks[0].start()
 
-    clock = start_clock()
+    begin()
     try:
+        yield begin
+    finally:
+        clocks[0].cancel()
+
+
+def lines_of(process):
+    """Its lines as they come."""
+    with in_time(process) as begin_anew:
         for line in process.stdout:
             if line.startswith("tandem: waiting"):  # for machines that somebody else's run has
-                clock.cancel()
-                clock = start_clock()
+                begin_anew()
             yield line
         process.wait()
-    finally:
-        clock.cancel()
 
 
 def ended(process):
