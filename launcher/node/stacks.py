@@ -1,5 +1,6 @@
 """Where silent ranks stand: the guard asks each by a signal, on which its Python's faulthandler
-writes the stacks of all threads into a file (startup/sitecustomize.py). Nothing of the rank has to
+writes the stack of the main thread, which the kernel gives it to, into a file
+(startup/sitecustomize.py). Nothing of the rank has to
 run for that, not even its main thread, which may wait in a collective; only a stopped process
 cannot answer, and its state says why."""
 
@@ -15,9 +16,8 @@ ANSWER = 5.0  # seconds that an answer may take on a busy machine
 # Real-time signals: the others have meanings of their own, to Slurm, trainers and launchers.
 SIGNAL = signal.SIGRTMIN + 9
 MOST_BYTES = 1 << 17  # of an answer that are read
-MOST_THREADS, MOST_FRAMES, LONGEST = 8, 30, 200
+MOST_FRAMES, LONGEST = 30, 200
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-THREAD = re.compile(r"(Current thread|Thread) 0x")
 STARTUP = str(pathlib.Path(__file__).resolve().parent / "startup")
 
 
@@ -43,17 +43,10 @@ def catches(pid, number):
 
 
 def parse_stacks(text):
-    """The frames [file, line, function] of each thread, deepest first; the main thread, which
-    faulthandler writes last, comes first."""
-    threads = []
-    for line in text.splitlines():
-        if THREAD.match(line):
-            threads.append([])
-        match = FRAME.match(line)
-        if match and threads and len(threads[-1]) < MOST_FRAMES:
-            path, number, function = match.groups()
-            threads[-1].append([path[-LONGEST:], int(number), function[:LONGEST]])
-    return threads[::-1][:MOST_THREADS]
+    """The stack: [its frames [file, line, function], deepest first]; [] where there is none."""
+    found = [match.groups() for match in map(FRAME.match, text.splitlines()) if match]
+    frames = [[path[-LONGEST:], int(number), name[:LONGEST]] for path, number, name in found]
+    return [frames[:MOST_FRAMES]] if frames else []
 
 
 class Question:

@@ -1,5 +1,5 @@
 """What a rank's Python runs before its script: when its guard asks by a signal, faulthandler writes
-where each of its threads stands (launcher/node/stacks.py). It runs in whatever Python a script has,
+where its main thread stands (launcher/node/stacks.py). It runs in whatever Python a script has,
 so it imports next to nothing, and then gives way to the environment's own sitecustomize."""
 
 import os
@@ -16,7 +16,8 @@ def answer_signal():
         import faulthandler
 
         SELF.file = open(path, "ab", 0)  # noqa: PTH123, SIM115 (open for as long as the process)
-        faulthandler.register(int(number), SELF.file, all_threads=True)
+        # Not of all threads: walking through the frames of one that runs meanwhile is a SIGSEGV.
+        faulthandler.register(int(number), SELF.file, all_threads=False)
 
 
 def hide_folder():

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 
 from launcher.node import stacks
 from report.stacks import place_of
@@ -62,6 +63,39 @@ def newest_stacks(client):
     lines = map(json.loads, client.records.get("machine.1.jsonl", b"").splitlines())
     stacks_of_ranks = [line["ranks"] for line in lines if line["kind"] == "stacks"]
     return stacks_of_ranks[-1] if stacks_of_ranks else {}
+
+
+THREADED = """
+import os, threading
+
+def deep(n):
+    return deep(n - 1) if n else 0
+
+def work():
+    while True:
+        deep(300)
+
+threading.Thread(target=work, daemon=True).start()
+print("begun", flush=True)
+os.read(0, 1)
+os._exit(0)
+"""
+
+
+def test_a_question_harms_no_rank_of_which_another_thread_runs(tmp_path):
+    environment = dict(os.environ)
+    stacks.let_rank_answer(environment, tmp_path, 0)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    argv = [sys.executable, "-c", THREADED]
+    with subprocess.Popen(argv, env=environment, **pipes) as rank:
+        rank.stdout.readline()
+        for _ in range(400):  # its thread died of it after some tens
+            os.kill(rank.pid, stacks.SIGNAL)
+            time.sleep(0.0005)
+        rank.stdin.close()
+        assert rank.wait(30) == 0
+    (frames,) = stacks.parse_stacks(stacks.stacks_file(tmp_path, 0).read_text())
+    assert frames[0][2] == "<module>"
 
 
 def test_the_environments_own_sitecustomize_runs_and_nothing_else_sees_ours(tmp_path):
