@@ -76,7 +76,8 @@ class Environment:
         # A machine may tell any name; of these files are made here.
         real = {name: version for name, version in packages.items() if NAME.fullmatch(name)}
         named = sorted((canonical(name), version) for name, version in real.items())
-        return cls(minor, max([GLIBCS[-1], *(one for one in GLIBCS if one <= glibc)]), tuple(named))
+        suitable = max([GLIBCS[-1], *(wheels for wheels in GLIBCS if wheels <= glibc)])
+        return cls(minor, suitable, tuple(named))
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def canonical(name: str) -> str:
 def key_of(requirements: Path, environment: Environment) -> str:
     """It depends on the file, on those that it names and on what decides which wheels fit; the
     stack's own packages stand for all of the environment. Raises UserError."""
-    stacks = [one for one in environment.packages if STACKS.fullmatch(one[0])]
+    stacks = [package for package in environment.packages if STACKS.fullmatch(package[0])]
     text, *others = texts(requirements)
     asked = [text, environment.python, environment.glibc, stacks, *others]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
@@ -169,8 +170,8 @@ def throw_away(cache: Path) -> None:
 
 def _kept(folder: Path) -> Layer | None:
     try:
-        found = json.loads((folder / "layer.json").read_text(encoding="utf-8"))
-        layer = Layer(folder / "tree", **validate.check(found, RECORD, "layer"))
+        record = json.loads((folder / "layer.json").read_text(encoding="utf-8"))
+        layer = Layer(folder / "tree", **validate.check(record, RECORD, "layer"))
     except (OSError, ValueError, Invalid):
         return None
     return layer if tree_sha256(layer.tree) == layer.sha256 else None
@@ -197,8 +198,8 @@ def _make(requirements: Path, environment: Environment, target: Path) -> Layer:
                 f"the packages of the script have {size >> 20} MiB, and a layer has up to "
                 f"{MOST_BYTES >> 20}: ask for fewer."
             )
-        there = importlib.metadata.distributions(path=[str(tree)])
-        packages = {canonical(one.metadata["Name"]): one.version for one in there}
+        unpacked = importlib.metadata.distributions(path=[str(tree)])
+        packages = {canonical(package.metadata["Name"]): package.version for package in unpacked}
         named = [canonical(name) for text in texts(requirements) for name in NAMES.findall(text)]
         # Those that the file names come first.
         packages = {name: packages[name] for name in (*named, *packages) if name in packages}
@@ -234,9 +235,10 @@ def _locked(
         if STACKS.fullmatch(package):
             wrong.append(f"{package} {version}".rstrip())
     if wrong:
+        stack = ", ".join(f"{name} {there[name]}" for name in ("apex", "torch") if name in there)
         raise UserError(
             f"{relative(requirements)} would bring {', '.join(wrong)}, and torch and CUDA are the "
-            f"stack's alone ({_stack(environment)}): ask for packages that use what it has."
+            f"stack's alone ({stack}): ask for packages that use what it has."
         )
     return wanted, provided
 
@@ -328,12 +330,6 @@ def _why(said: str, asked: Path) -> str:
         "gathers it beforehand); torch and CUDA are the stack's, and never touched."
     )
     return f"{relative(asked)}: {why.rstrip('.')}: {remedy}"
-
-
-def _stack(environment: Environment) -> str:
-    return ", ".join(
-        f"{name} {version}" for name, version in environment.packages if name in ("torch", "apex")
-    )
 
 
 def beside(script: Iterable[Path], named: str | None) -> Path | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,33 +26,29 @@ class Loaded:
 
 def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
     """What `file` imports as it is loaded, and the modules below `roots` in their turn."""
-    start, left, seen = file, [file], set[Path]()
+    waiting, seen = [file], set[Path]()
     packages, sources, broken = set[str](), list[list[ast.stmt]](), None
-    while left:
-        file = left.pop()
-        if file in seen or not file.is_file():
+    while waiting:
+        path = waiting.pop()
+        if path in seen or not path.is_file():
             continue
-        seen.add(file)
-        with contextlib.suppress(OSError, ValueError):
-            try:
-                body = parsed(file)
-            except SyntaxError as error:
-                if file == start:  # of several others of one name another may be the right one
-                    broken = f"{file.name}, line {error.lineno}: {error.msg}"
-                continue
-            sources.append(body)
-            for module in _imported(body):
-                beside = [root / module.replace(".", "/") for root in roots]
-                left += [one.with_suffix(".py") for one in beside]
-                left += [one / "__init__.py" for one in beside]
-                top = module.partition(".")[0]
-                if not any(_holds(root, top) for root in roots):
-                    packages.add(top)
+        seen.add(path)
+        try:
+            sources.append(parsed(path))
+        except SyntaxError as error:
+            if path == file:  # of several others of one name another may be the right one
+                broken = f"{path.name}, line {error.lineno}: {error.msg}"
+            continue
+        except (OSError, ValueError):
+            continue
+        for module in _imported(sources[-1]):
+            for root in roots:
+                stem = root / module.replace(".", "/")
+                waiting += [stem.with_suffix(".py"), stem / "__init__.py"]
+            top = module.partition(".")[0]
+            if not any((root / top).is_dir() or (root / f"{top}.py").is_file() for root in roots):
+                packages.add(top)
     return Loaded(packages - sys.stdlib_module_names, sources, broken)
-
-
-def _holds(root: Path, top: str) -> bool:
-    return (root / top).is_dir() or (root / f"{top}.py").is_file()
 
 
 def first_line(file: Path) -> str:
@@ -72,13 +67,13 @@ def parsed(file: Path) -> list[ast.stmt]:
 
 def _imported(body: list[ast.stmt]) -> list[str]:
     """The modules that a source imports in any case: what it tries to import may be missing."""
-    found = []
+    modules = []
     for node in body:
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.append(node.module)
-    return found
+            modules.append(node.module)
+    return modules
 
 
 def declares(sources: Sequence[list[ast.stmt]], options: Sequence[str]) -> str | None:

@@ -81,8 +81,9 @@ def lines_of(process):
 def ended(process):
     """What it said, its exit code and its folder; None where no run began."""
     said = "".join(lines_of(process))
-    begun = re.search(r"^tandem: run (\S+), attempt", said, re.M)
-    return said, process.returncode, begun and CHECKOUT / "runs" / begun[1]
+    # Of a run that found its machines taken in the same second nothing is left: it began again.
+    names = re.findall(r"^tandem: run (\S+), attempt", said, re.M)
+    return said, process.returncode, CHECKOUT / "runs" / names[-1] if names else None
 
 
 def train(script, *words, **more):
