@@ -1,18 +1,32 @@
 """What a data set is: ROOT/{train,val}/<class>/<image>, by the names of files and folders alone.
 
-The layout is defined only here. The trainer lists its images with this module, and
-launcher/remote.py sends its source to machines that have neither the code nor any package
-yet. So it imports only the standard library, nothing from the trainer, and runs on Python >= 3.6.
+The layout is defined only here. The trainer lists its images with this module; launcher/remote.py
+and the role share_client send its source to machines that have neither the code nor any package
+yet. So it imports only the standard library, and runs on Python >= 3.6. Read `read_split` first.
 """
 
 import contextlib
 import errno
+import hashlib
+import json
 import os
+import shlex
+import stat
+import unicodedata
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Optional
 
 SPLITS = ("train", "val")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"),
+    *(".ppm", ".pgm"),
+)
+# What file servers, desktops and archives leave among one's folders; so do hidden ones.
+SYSTEM_FOLDERS = (
+    *("@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "lost+found"),
+    *("$RECYCLE.BIN", "System Volume Information", "__MACOSX"),
+)
+KINDS_SHOWN, NOTE = 6, 1000  # and characters
 LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
 
 
@@ -64,23 +78,76 @@ def readable() -> Iterator[None]:
         ) from error
 
 
-@readable()
-def images_by_class(root: Path, split: str) -> Dict[str, List[str]]:
-    """The images of one split for each class of train, in the order of the class numbers.
+class Split:
+    """One split, as it was read.
 
-    Paths are relative to `root`, with slashes, and sorted. A class that is missing from val has an
-    empty list there. Raises LayoutError.
+    `images`: of each class of train, in the order of the class numbers, by paths from the root with
+    slashes, sorted; of a class that val lacks, none. `folders`: when each last changed. `unread`:
+    how many there are of each kind that is left out.
     """
-    known = dict.fromkeys(class_names(root, "train"))
-    here = known if split == "train" else dict.fromkeys(class_names(root, split))
-    for name in here:
-        if name not in known:
-            raise LayoutError(f"{root / split / name} is a class that {root / 'train'} lacks.")
-    return {name: images(root, split, name) if name in here else [] for name in known}
+
+    def __init__(self) -> None:
+        self.images = {}  # type: Dict[str, List[str]]
+        self.folders = {}  # type: Dict[str, int]
+        self.unread = {}  # type: Dict[str, int]
+        self.broken_links = []  # type: List[str]
+        self.alike = ""
+
+    def entries(self, folder: str) -> List["os.DirEntry[str]"]:
+        """What a folder has, but for system folders and links that cannot be followed."""
+        self.folders[folder] = Path(folder).stat().st_mtime_ns  # before: so later changes are seen
+        entries = []
+        with os.scandir(folder) as found:
+            for entry in found:
+                if entry.is_symlink() and not _leads_on(entry):
+                    self.broken_links.append(entry.path)
+                elif (entry.name[0] == "." or entry.name in SYSTEM_FOLDERS) and entry.is_dir():
+                    self.leave_out("in " + entry.name, _count(entry.path))
+                else:
+                    entries.append(entry)
+        return entries
+
+    def leave_out(self, kind: str, count: int = 1) -> None:
+        self.unread[kind] = self.unread.get(kind, 0) + count
+
+    def add(self, other: "Split") -> None:
+        self.images.update(other.images)
+        self.folders.update(other.folders)
+        self.broken_links += other.broken_links
+        for kind, count in other.unread.items():
+            self.leave_out(kind, count)
+
+    def left_out(self) -> str:
+        """`40 .avif, 12 in @eaDir`, or nothing."""
+        kinds = sorted(self.unread.items(), key=lambda kind: (-kind[1], kind[0]))
+        kinds = [("links that cannot be followed", len(self.broken_links)), *kinds]
+        texts = [f"{count} {kind}" for kind, count in kinds if count]
+        if texts[KINDS_SHOWN:]:
+            texts[KINDS_SHOWN:] = [f"{len(texts) - KINDS_SHOWN} more kinds"]
+        return printable(", ".join(texts))
+
+    def note(self, split: str) -> str:
+        """What people should know of it: `not read in train: 40 .avif`; or nothing."""
+        left_out = self.left_out() and f"not read in {split}: {self.left_out()}"
+        return "; ".join(text for text in (left_out, self.alike) if text)[:NOTE]
 
 
 @readable()
-def class_names(root: Path, split: str) -> List[str]:
+def read_split(root: Path, split: str) -> Split:
+    """The images of one split, and what else lies there. Raises LayoutError."""
+    read = Split()
+    names = class_names(root, split, read)
+    known = names if split == "train" else class_names(root, "train", Split())
+    for name in names:
+        if name not in known:
+            raise LayoutError(_unknown_class(root / split, name, known))
+    read.images = {name: [] for name in known}
+    for name in names:
+        read.add(read_class(root, split, name))
+    return read
+
+
+def class_names(root: Path, split: str, read: Split) -> List[str]:
     """The class folders of a split, sorted. Raises LayoutError."""
     folder = root / split
     if not folder.is_dir():
@@ -89,51 +156,202 @@ def class_names(root: Path, split: str) -> List[str]:
         there = ", ".join(sorted(entry.name for entry in root.iterdir())[:5])
         what = f"it has no folder {split}, but {there}" if there else "it is an empty folder"
         raise LayoutError(f"{what}; {LAYOUT}.")
-    found = os.scandir(str(folder))
-    entries = sorted(entry.name for entry in found if not entry.name.startswith("."))
-    names = [name for name in entries if (folder / name).is_dir()]
+    entries = [entry for entry in read.entries(str(folder)) if entry.name[0] != "."]
+    for link in sorted(read.broken_links)[:1]:  # a class may be lost, unlike by one in a class
+        raise LayoutError(f"{describe_link(link)}: repair it, or remove it if it is no class.")
+    names = sorted(entry.name for entry in entries if entry.is_dir())
+    files = len(entries) - len(names)
     if not names:
-        files = {0: "is empty", 1: "has one file and no class folders"}
-        what = files.get(len(entries), f"has {len(entries)} files and no class folders")
-        raise LayoutError(f"{folder} {what}; {LAYOUT}.")
+        texts = {0: "is empty", 1: "has one file and no class folders"}
+        text = texts.get(files, f"has {files} files and no class folders")
+        raise LayoutError(f"{folder} {text}; {LAYOUT}.")
     if split == "train" and len(names) == 1:
         raise LayoutError(
             f"{folder} has one class, {names[0]}: to tell images apart takes two or more."
         )
+    if files:
+        read.leave_out("beside the classes", files)
+    read.alike = _alike(names)
     return names
 
 
 @readable()
-def images(root: Path, split: str, name: str) -> List[str]:
-    """The images of a class, at any depth, sorted; symlinks are followed. Raises LayoutError."""
-    found = []  # type: List[str]
-    for where, files in walk(str(root / split / name)):
-        below = Path(where).relative_to(root).as_posix()
-        found += [f"{below}/{file}" for file in files if is_image(file)]
-    if not found:
+def read_class(root: Path, split: str, name: str) -> Split:
+    """The images of one class, at any depth; links are followed. Raises LayoutError."""
+    read, paths = Split(), []  # type: Split, List[str]
+    begin = len(str(root / split)) - len(split)
+    folders = [str(root / split / name)]
+    while folders:
+        for entry in read.entries(folders.pop()):
+            if entry.is_dir():
+                folders.append(entry.path)
+            elif entry.name[0] != "." and entry.name.lower().endswith(SUFFIXES):
+                paths.append(entry.path[begin:])
+            else:
+                read.leave_out(_kind(entry.name))
+    if not paths:
+        there = read.left_out() and f", but {read.left_out()}"
         raise LayoutError(
-            f"{root / split / name} has no images ({', '.join(SUFFIXES)}); remove it or fill it."
+            f"{root / split / name} has no images ({', '.join(SUFFIXES)}){there}; remove it or "
+            "fill it."
         )
-    return sorted(found)
+    read.images = {name: sorted(paths)}
+    return read
 
 
-def walk(top: str) -> Iterator[Tuple[str, List[str]]]:
-    """Each folder below with its files; symlinks are followed, but not to a folder that they are
-    in: two such links would have 2**40 folders. Raises OSError."""
-    for where, folders, files in os.walk(top, followlinks=True, onerror=_fail):
-        links = [name for name in folders if (Path(where) / name).is_symlink()]
-        if links:
-            path = Path(where)
-            above = {os.path.realpath(str(one)) for one in (path, *path.parents)}
-            circles = {n for n in links if os.path.realpath(str(path / n)) in above}
-            folders[:] = [name for name in folders if name not in circles]
-        yield where, files
+def _kind(name: str) -> str:
+    """Of a file that is no image."""
+    if name[0] == ".":
+        return "hidden"
+    return Path(name).suffix.lower()[:20] or "without a suffix"
 
 
-def is_image(name: str) -> bool:
-    """Whether a file of this name belongs to the data set."""
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+def _count(folder: str) -> int:
+    """How much a folder has that is left out, without looking deeper: that of thumbnails has a
+    folder for each image."""
+    try:
+        return sum(1 for _ in Path(folder).iterdir())
+    except OSError:
+        return 0  # lost+found is root's
 
 
-def _fail(error: OSError) -> None:
-    raise error
+def _leads_on(link: "os.DirEntry[str]") -> bool:
+    """Whether a link leads to a file, or to a folder that it is not in: two links that are in
+    theirs would have 2**40 folders."""
+    try:
+        is_file = not stat.S_ISDIR(link.stat().st_mode)
+    except OSError as error:
+        if error.errno in FAILING:
+            raise
+        return False
+    above = Path(link.path).parent
+    return is_file or os.path.realpath(link.path) not in {
+        os.path.realpath(str(folder)) for folder in (above, *above.parents)
+    }
+
+
+def describe_link(path: str) -> str:
+    target = os.readlink(path)  # noqa: PTH115 - pathlib has it since Python 3.9
+    return f"{path} is a link that cannot be followed (to {target})"
+
+
+# ---- names that look the same ----
+
+
+def _seen(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def _alike(names: List[str]) -> str:
+    """Of two classes whose names look the same."""
+    known = {}  # type: Dict[str, str]
+    for name in names:
+        other = known.setdefault(_seen(name), name)
+        if other != name:
+            return f"{_quoted(other)} and {_quoted(name)} are two classes: {_differ(other, name)}"
+    return ""
+
+
+def _unknown_class(folder: Path, name: str, known: List[str]) -> str:
+    """Why a class is refused that train lacks, which may have one whose name looks the same."""
+    text = f"{folder / name} is a class that {folder.parent / 'train'} lacks"
+    for other in known:
+        if _seen(other) == _seen(name):
+            old, new = (shlex.quote(str(folder)) + "/" + _quoted(one) for one in (name, other))
+            return (
+                f"{text}, where it is {_quoted(other)}: {_differ(name, other)}. `mv -T {old} {new}`"
+            )
+    return text + "."
+
+
+def _differ(one: str, other: str) -> str:
+    if unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other):
+        return "one has its accents as characters of their own, as macOS writes them"
+    if one.split() == other.split():
+        return "they differ in blanks"
+    if one.casefold() == other.casefold():
+        return "they differ in capitals"
+    return "some of their characters only look the same"
+
+
+def _quoted(name: str) -> str:
+    """As bash reads it, with bytes for what is not ASCII: so it can be copied from any terminal."""
+    if all(" " <= letter <= "~" for letter in name):
+        return shlex.quote(name)
+    octets = [
+        chr(b) if 32 <= b < 127 and b not in b"\\'" else f"\\x{b:02x}" for b in os.fsencode(name)
+    ]
+    return "$'{}'".format("".join(octets))
+
+
+# ---- data sets that are compared ----
+
+
+def data_sets(folder: Path) -> List[str]:
+    """The names of the data sets in a folder. Raises OSError."""
+    return sorted(path.name for path in folder.iterdir() if (path / "train").is_dir())
+
+
+def print_listings(folder: Path, node_dir: Path) -> None:
+    """One line of JSON: of each data set its listings, or what is wrong with it."""
+    found = {}  # type: Dict[str, Any]
+    for name in data_sets(folder):
+        try:
+            found[name] = listings(folder / name, node_dir)
+        except LayoutError as error:
+            found[name] = str(error)
+    print(json.dumps(found))
+
+
+@readable()
+def listings(root: Path, node_dir: Path) -> Dict[str, Dict[str, Any]]:
+    """Classes, images and a hash of names and sizes of each split, made again only when one of its
+    folders has changed. Raises LayoutError."""
+    real = root.resolve()
+    cache = node_dir / "manifests" / hashlib.sha256(os.fsencode(str(real))).hexdigest()[:16]
+    key = [str(real), *SUFFIXES, *SYSTEM_FOLDERS]
+    try:
+        cached = json.loads(cache.read_text())
+        known = cached["folders"]
+        if cached["key"] == key and all(Path(f).stat().st_mtime_ns == t for f, t in known.items()):
+            return dict(cached["splits"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    read = {split: read_split(real, split) for split in SPLITS}
+    found = {split: _listing(real, split, read[split]) for split in SPLITS}
+    folders = {name: time for one in read.values() for name, time in one.folders.items()}
+    keep({"key": key, "folders": folders, "splits": found}, cache)
+    return found
+
+
+def _listing(root: Path, split: str, read: Split) -> Dict[str, Any]:
+    total, images = hashlib.sha256(), 0
+    for paths in read.images.values():
+        images += len(paths)
+        for path in paths:
+            total.update(os.fsencode(f"{path}\0{_size(f'{root}/{path}')}\n"))
+    return {
+        "classes": sum(bool(paths) for paths in read.images.values()),
+        "images": images,
+        "sha256": total.hexdigest(),
+        "note": read.note(split),
+    }
+
+
+def _size(path: str) -> Optional[int]:
+    """In bytes; None for a file that cannot be reached, a bad image in training."""
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - a million of them
+    except OSError:
+        return None
+
+
+def keep(value: Dict[str, Any], path: Path) -> None:
+    """Write a cache, if it can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(value))
+        temporary.replace(path)
+    except OSError:
+        pass  # a full disk is reported elsewhere; it is only made again

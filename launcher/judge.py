@@ -15,7 +15,15 @@ from contract.machines import CLOCK_TOLERANCE
 from contract.options import Options as TrainerOptions
 from contract.split import refuse_batch
 from contract.text import counted, seconds
-from launcher.look import Control, Facts, OpenMachines, Requirements, Unreached
+from launcher.look import (
+    Control,
+    Facts,
+    Listing,
+    OpenMachines,
+    Requirements,
+    Source,
+    Unreached,
+)
 from launcher.machines.engine import Host
 from launcher.options import in_words_of_make
 from launcher.plan import devices, models
@@ -47,6 +55,7 @@ def problems(machines: OpenMachines, needs: Requirements, control: Control) -> l
     if isinstance(settings, Script):
         return [*wrong, *_script(machines, settings)]
     wrong += [*model(machines, settings.model, control), *same_data(machines)]
+    wrong += together([*missing_data(machines, control.sources)])
     wrong += _batch(machines, settings)
     if not any(one.blocks is ALWAYS for one in wrong):
         wrong += _refusal("precision", lambda: devices.precision(parts, machines, needs))
@@ -118,6 +127,9 @@ def data(host: Host, facts: Facts, needs: Requirements) -> Iterator[Problem]:
         yield problem("data-missing", host, folder=folder, others=others, remedy=remedy)
     elif folder and seen.problem:
         yield problem("data-unfit", host, folder=folder, why=seen.problem)
+    for listing in seen.splits.values():
+        if listing.note:
+            yield problem("data-note", host, note=listing.note)
 
 
 def _data_remedy(host: Host, name: str) -> str:
@@ -276,14 +288,30 @@ def same_data(machines: OpenMachines) -> list[Problem]:
         values = {}
         for host in machines.hosts:
             if listing := machines.facts[host.name].data.splits.get(split):
-                images, classes = (
-                    counted(listing.images, "image"),
-                    counted(listing.classes, "class"),
-                )
-                values[host.name] = f"{images} in {classes}, {listing.sha256[:8]}"
+                values[host.name] = f"{_size(listing)}, {listing.sha256[:8]}"
         if differing := _differing(values):
             wrong.append(problem("data-differs", split=split, values=differing))
     return wrong
+
+
+def _size(listing: Listing) -> str:
+    return f"{counted(listing.images, 'image')} in {counted(listing.classes, 'class')}"
+
+
+def missing_data(machines: OpenMachines, sources: Mapping[str, Source]) -> Iterator[Problem]:
+    """Less than what the data were copied from has, or the machine that shares them."""
+    for host in machines.hosts:
+        if (source := sources.get(host.name)) is None:
+            continue
+        for split, whole in source.splits.items():
+            # It has none where it is no data set, which is a problem of its own.
+            own = machines.facts[host.name].data.splits.get(split, whole)
+            less = own.images < whole.images or own.classes < whole.classes
+            if less or own.sha256 != whole.sha256:
+                kind = "copy" if source.is_copied else "share"
+                values = {"own": _size(own), "whole": _size(whole), "source": source.name}
+                code = f"{kind}-lacks" if less else f"{kind}-differs"
+                yield problem(code, host, split=split, **values)
 
 
 def ways(

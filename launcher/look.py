@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated, Any
 
-from contract import levels, validate
+from contract import layout, levels, validate
 from contract.errors import UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
@@ -32,7 +33,7 @@ from launcher.plan import code, models
 from launcher.plan.layer import Environment
 from launcher.plan.script import Script
 from launcher.problems import Problem, Refused, problem
-from launcher.remote import MARK, SECONDS, marked, program
+from launcher.remote import MARK, SECONDS, ask, marked, program
 
 FIRST_PORT, PORTS = 29500, 32
 MOST_PACKAGES = 5000  # of a machine
@@ -101,11 +102,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Listing:
-    """One split of a data set; `sha256` is of its names and sizes."""
+    """One split of a data set; `sha256` is of its names and sizes, `note` what is not read."""
 
     classes: Count
     images: Count
     sha256: Annotated[str, Match("[0-9a-f]{64}")]
+    note: Annotated[str, Match(rf"[^\x00-\x1f]{{0,{layout.NOTE}}}")]
 
 
 @dataclass(frozen=True)
@@ -213,13 +215,23 @@ class OpenMachines:
 
 
 @dataclass(frozen=True)
+class Source:
+    """What machines have copies of, or read over a share: `name` for people."""
+
+    name: str
+    is_copied: bool
+    splits: dict[str, Listing]
+
+
+@dataclass(frozen=True)
 class Control:
-    """What this machine knows itself: the bytes free for runs/, and of a model the files that are
-    sent and what these import."""
+    """What this machine knows itself: the bytes free for runs/, of a model the files that are sent
+    and what these import, and of machines by name what their data come from."""
 
     disk_free: int
     sent: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    sources: Mapping[str, Source] = field(default_factory=dict)
 
 
 def here(needs: Requirements) -> Control:
@@ -352,6 +364,50 @@ def read_facts(line: str, question: Mapping[str, Any]) -> Facts:
         interfaces={peer: facts.interfaces[peer] for peer in question["peers"]},
         free_ports=[port for port in question["ports"] if port in free],
     )
+
+
+def data_sources(machines: OpenMachines, needs: Requirements) -> dict[str, Source]:
+    """By machine, what its data come from, where that can be read. A server that takes part is
+    compared as all machines are."""
+    known: dict[str, Source | None] = {host.name: None for host in machines.hosts}
+    sources = {}
+    for host in machines.hosts:
+        folder = host.data_path(needs.options.data)
+        inside = folder.startswith(f"{host.data_root}/")
+        copied = host.copied.get(folder[len(host.data_root) + 1 :])
+        name = copied or host.data_server
+        if not inside or not name:
+            continue
+        if name not in known:
+            known[name] = _read_copied(name) if copied else _read_shared(name, needs.options)
+        if source := known[name]:
+            sources[host.name] = source
+    return sources
+
+
+def _read_copied(folder: str) -> Source | None:
+    try:
+        found = layout.listings(Path(folder), inventory.CHECKOUT / ".tandem")
+    except layout.LayoutError:  # it may be gone since; the copies are still good
+        return None
+    return Source(f"{folder} here", True, validate.check(found, Each(Listing), "listing"))
+
+
+def _read_shared(name: str, options: Config) -> Source | None:
+    """From a machine of the inventory that takes no part."""
+    servers = [host for host in inventory.load(Path(options.inventory)) if host.name == name]
+    nodes, _ = engine.open_all(servers)
+    try:
+        for host in servers:
+            folder = host.data_path(options.data)
+            call = f"show_data({folder!r}, {host.node_dir!r}, {MARK!r})"
+            answer: DataSet = ask(nodes[name], "launcher.node.probe", call, DataSet)
+            return Source(name, False, answer.splits) if answer.splits else None
+    except (KeyError, OSError, UserError, Invalid):  # the machines of the run read it nevertheless
+        pass
+    finally:
+        engine.close_all(nodes)
+    return None
 
 
 def skew(unix: float, start: float, end: float) -> float:

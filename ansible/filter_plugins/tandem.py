@@ -73,6 +73,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
         boot.linux_again,
         border.proven,
         *(clock.clock_server, clock.clock_servers_fault),
+        data.copy_failure,
         data.data_refusal,
         *(driver.driver_plan, driver.driver_wanted),
         driver_power.power_plan,
@@ -90,8 +91,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
         *(offline.bundle_needed, offline.bundle_order),
         *(packages.locked, packages.packages_planned),
         *(preflight.blocking, preflight.not_collected, preflight.problems),
-        *(share.share_disk, share.share_failure, share.share_missing, share.share_options),
-        *(share.share_refusal, share.share_source, share.share_unit),
+        *(share.share_disk, share.share_failure, share.share_loss, share.share_missing),
+        *(share.share_options, share.share_refusal, share.share_source, share.share_unit),
         toolkit.toolkit_plan,
         *(wake.wake_fault, wake.wake_record, wake.wake_verdict),
     )

@@ -1,4 +1,7 @@
-"""Whether rsync may copy a data set as it would: a pure function of rsync's output."""
+"""Whether rsync may copy a data set as it would, and why it cannot: pure functions of what programs
+print."""
+
+import re
 
 # A few files may go, as when bad images were removed at the source.
 FEW = 100
@@ -19,4 +22,29 @@ def data_refusal(name, changes, there, allowed):
         f"are there, and a copy would delete them; the first: "
         f"{deletions[0].partition('*deleting')[2].strip()}. Is its disk mounted? If they are to "
         "go: make provision DELETE=1"
+    )
+
+
+def copy_failure(host, said, trace):
+    """Say why rsync could not compare a data set.
+
+    said: its own words; trace: what `bash -x` prints where it starts as for rsync's ssh, with
+    `+ file:line: command` for each command.
+    """
+    if "is your shell clean" not in said:
+        return f"{host}: {said}"
+    before = ""
+    for line in trace:
+        if not line.startswith("+"):
+            break
+        before = line
+    else:
+        before = ""
+    match = re.match(r"\++ (/[^:]*):([0-9]+): (.*)", before)
+    where = "a start-up file of that user's shell (.zshenv, .cshrc, config.fish, .bashrc)"
+    if match:
+        where = f"line {match.group(2)} of {match.group(1)} ({match.group(3)})"
+    return (
+        f"{host}: {where} prints whenever a program comes by ssh, and rsync takes that for an "
+        "answer. Move it below a line `[ -t 1 ] || return`, which ends the file where nobody reads."
     )

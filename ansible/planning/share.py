@@ -201,6 +201,30 @@ def share_unit(path: str) -> str:
     return name
 
 
+def share_loss(listing: str, whole: str, host: str, server: str) -> str:
+    """Say what a client does not see of the data sets as their server does, or nothing.
+
+    listing, whole: what contract/layout.py prints on the client, and on the server.
+    """
+    there, here = (border.parsed(text, "the listing of data sets") for text in (whole, listing))
+    for name, split in ((name, split) for name in there for split in ("train", "val")):
+        own, theirs = (_amount(sets.get(name), split) for sets in (here, there))
+        if own != theirs:
+            return (
+                f"{name}/{split} of the data: {host} sees {own}, and {server}, which shares it, "
+                f"{theirs}. Links that lead out of the share are lost, and so are names that it "
+                "cannot carry: docs/shares.md"
+            )
+    return ""
+
+
+def _amount(listings: Any, split: str) -> str:
+    if not isinstance(listings, dict):
+        return str(listings or "nothing")
+    own = listings[split]
+    return f"{own['images']} images in {own['classes']} classes ({own['sha256'][:8]})"
+
+
 def share_failure(protocol: str, journal: str, error: str) -> str:
     """Say in a sentence why a share could not be read.
 

@@ -123,7 +123,8 @@ class Host:
     Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
     home folder of the run user. `user` is the run user: train_user, or ansible_user where that is
     not set (group_vars/all.yml has the same rule, run_user). On this machine it is whoever starts
-    the run. `route` is how ssh gets there.
+    the run. `route` is how ssh gets there. `copied`: of each data set that provision copies there,
+    the folder of the control machine; `data_server`: the machine that shares data_root with it.
     """
 
     name: str
@@ -140,6 +141,8 @@ class Host:
     env: dict[str, str] = field(default_factory=dict)
     owner: Owner = field(default_factory=Owner)
     route: Route = field(default_factory=Route)
+    copied: dict[str, str] = field(default_factory=dict)
+    data_server: str = ""
 
     @property
     def engine(self) -> Engine:

@@ -232,6 +232,20 @@ class Variables:
                 )
         return texts
 
+    def copied(self) -> dict[str, str]:
+        """The folders here of the data sets that it has copies of, where plain values say so."""
+        names, folder = self.values.get("data_sets"), self.values.get("data_source")
+        if not isinstance(names, list) or self.connection() != "ssh" or self.is_shared():
+            return {}
+        return {str(name): f"{folder or CHECKOUT / 'data'}/{name}" for name in names}
+
+    def is_shared(self) -> bool:
+        """Whether its data sets are, or may be, on a share."""
+        return self.values.get("share_protocol", "local") != "local"
+
+    def data_server(self) -> str:
+        return str(self.values.get("share_host", "")) if self.is_shared() else ""
+
     def owner(self) -> owned.Owner:
         texts = {word: text for word in owned.WORDS if (text := self.text(word)) is not None}
         found, wrong = owned.read(texts)
@@ -270,6 +284,8 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
         env=read.environment(),
         owner=read.owner(),
         route=way,
+        copied=read.copied(),
+        data_server=read.data_server(),
     )
 
 

@@ -140,7 +140,10 @@ def gather(options: Config, terminal: Terminal) -> Path:
 
 def problems_of(machines: OpenMachines, needs: Requirements) -> list[Problem]:
     """Everything that is wrong with machines for a run, the ways between them included."""
-    found = judge.problems(machines, needs, look.here(needs))
+    control = look.here(needs)
+    if not isinstance(needs.settings, Script):
+        control = replace(control, sources=look.data_sources(machines, needs))
+    found = judge.problems(machines, needs, control)
     fit = all(one.blocks is NEVER for one in found)
     return [*found, *judge.ways(machines, look.ways(machines))] if fit else found
 

@@ -3,6 +3,7 @@
 No machine of the lab can mount: test_share_mounts.py does that.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ BREAKS = {
 DISK = """
 sudo useradd somebody
 sudo mkdir -p /mnt/disk/set
-echo picture | sudo tee /mnt/disk/set/a.png
+for name in a.png 12:05.png 'a*b' dot.; do echo picture | sudo tee "/mnt/disk/set/$name"; done
 sudo chown -R somebody /mnt/disk
 sudo chmod -R go= /mnt/disk
 """
@@ -76,8 +77,15 @@ def test_a_member_reads_what_another_user_owns_and_writes_nothing(shared):
     lab, _, _, password = shared
     assert "picture" in smbclient(lab, password, "get a.png -")
     assert "NT_STATUS" in smbclient(lab, password, "put /etc/hostname b.png")
-    assert lab.ssh(1, "sudo ls /mnt/disk/set") == "a.png\n"
+    assert lab.ssh(1, "sudo ls /mnt/disk/set | wc -l") == "4\n"
     assert lab.ssh(1, "readlink /srv/tandem/data") == "/mnt/disk/set\n"
+
+
+def test_a_client_sees_names_that_windows_forbids_as_they_are(shared):
+    lab, _, _, password = shared
+    listed = smbclient(lab, password, "ls")
+    for name in ("12:05.png", "a*b", "dot."):
+        assert re.search(rf"^  {re.escape(name)} +[AN] ", listed, re.M), listed
 
 
 def test_a_wrong_password_and_a_guest_are_refused(shared):

@@ -220,12 +220,23 @@ def unread(protocol, journal):
     return partial(share.share_failure, protocol, journal, "ls: No")
 
 
+LISTINGS = [
+    {split: {"images": 10 * n, "classes": n, "sha256": 64 * str(n)} for split in ("train", "val")}
+    for n in (3, 5)
+]
 DESKTOPS = "rw,nosuid,nodev,uid=1000,gid=1000,uhelper=udisks2"
 SHARE = {
     "NTFS by NFS": partial(share.share_refusal, "nfs", "/media/win", mounted("fuseblk")),
     "NTFS by NFS, newer": partial(share.share_refusal, "nfs", "/media/win", mounted("ntfs3")),
     "share": partial(share.share_refusal, "smb", "/mnt/nas", mounted("nfs4")),
     "desktop's disk": partial(share.share_refusal, "smb", "/media/a", mounted("ntfs3", DESKTOPS)),
+    "less than on the server": partial(
+        share.share_loss,
+        json.dumps({"set": LISTINGS[0]}),
+        json.dumps({"set": LISTINGS[1]}),
+        "node2",
+        "node1",
+    ),
     "folder missing": partial(share.share_missing, "/media/disk2/images", LSBLK),
     "folder missing, no disk": partial(share.share_missing, "/x", without(2)),
     "BitLocker": disk("/dev/sdb"),
@@ -317,7 +328,13 @@ OTHERS = {
     "offline, no release": error(offline.bundle_order, HOSTS, ["new"], "cpu"),
     "offline, other release": error(offline.bundle_needed, HOSTS, ["desk"], SAID, "cpu"),
     "data, deletions": partial(data.data_refusal, "imagenet", DELETIONS, 400, False),
-    "data, no folder": partial(data_set.problem, Path("/nowhere")),
+    "data, no folder": lambda: data_set.examine(Path("/nowhere"))[0],
+    "data, a shell that prints": partial(
+        data.copy_failure,
+        "node1",
+        "protocol version mismatch -- is your shell clean?",
+        ["+ /home/ann/.bashrc:3: echo Hi", "Hi"],
+    ),
 }
 
 

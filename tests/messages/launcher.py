@@ -119,6 +119,7 @@ def data(**changes):
     return {"data": {**DATA, **changes}}
 
 
+NOTE = "not read in train: 40 .avif, 12 in @eaDir"
 HELD = [{"pid": 7, "user": "ann", "command": "python x"}]
 OTHER = {"pid": 7, "run": "20261120T120000Z-resnet18-4n", "holder": "ann@desk", "seconds": 7500}
 # Changes of node2's facts.
@@ -128,6 +129,7 @@ MACHINES = {
     "no imagenet": data(exists=False, splits={}),
     "no such data": data(exists=False, others=["digits", "mnt"], splits={}),
     "no data set": data(problem="it has no folder train but training.", splits={}),
+    "data not read": data(splits={"train": {**LISTING, "note": NOTE}, "val": LISTING}),
     "other data": data(splits={"train": {**LISTING, "images": 3}, "val": LISTING}),
     "not writable": {"writable": False},
     "little room": {"disk_free": 1 << 29},
@@ -174,6 +176,16 @@ OF_ONE = {
 OF_ALL = {
     "unreached": {"said": "node2 (tandem@192.0.2.2, port 22): cannot be reached: ..."},
     "examples": {},
+    **{
+        f"{kind}-{code}": {
+            "split": "train",
+            "source": source,
+            "own": "30 images in 3 classes",
+            "whole": "50 images in 5 classes",
+        }
+        for kind, source in (("copy", "/home/ann/tandem/data/set here"), ("share", "node1"))
+        for code in ("lacks", "differs")
+    },
     "control-disk-full": {"free": 90},
     "control-disk-low": {"free": 900},
     "gpu-named-twice": {"names": "node1, node2"},

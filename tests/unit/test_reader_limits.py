@@ -210,7 +210,7 @@ def a_data_set(folder, count):
             (folder / split / f"c{number}" / "0.png").touch()
 
     def read():
-        layout.images_by_class(folder, "train")
+        layout.read_split(folder, "train")
         assert machine.data(str(folder), folder / "node")["problem"] is None
 
     return read

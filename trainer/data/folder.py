@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional
 import numpy as np
 
 from contract.errors import RankError, UserError
-from contract.layout import LayoutError, NoAnswer, images, images_by_class, printable
+from contract.layout import LayoutError, NoAnswer, printable, read_class, read_split
 from contract.options import Options
 from contract.text import counted
 
@@ -51,12 +51,14 @@ class ImageFolder:
         self.quarantine = Quarantine(options.bad_images)
         self.options = options
         with _explain_errors(root):
-            by_class = images_by_class(self.root, split)
+            read = read_split(self.root, split)
         # As they were when the images were listed: one that is gone later keeps its name.
         self.mounts = mounts()
-        self.classes = list(by_class)
-        self.paths = [path for paths in by_class.values() for path in paths]
-        self.targets = [number for number, paths in enumerate(by_class.values()) for _ in paths]
+        if note := read.note(split):
+            log.info("%s: %s", root, note)
+        self.classes = list(read.images)
+        self.paths = [path for paths in read.images.values() for path in paths]
+        self.targets = [number for number, paths in enumerate(read.images.values()) for _ in paths]
         self.cache: Optional[ImageCache] = None
 
     def __getstate__(self) -> Dict[str, Any]:
@@ -76,10 +78,12 @@ class ImageFolder:
         sides = []
         for name in self.classes[:: len(self.classes) // 64 + 1]:
             with _explain_errors(self.root):
-                some = images(self.root, "train", name)[: 64 // len(self.classes) + 1]
-            for path in some:
+                paths = read_class(self.root, "train", name).images[name]
+            for path in paths[: 64 // len(self.classes) + 1]:
                 with contextlib.suppress(BadImage):  # it is reported when it is used
                     sides.append(min(size_of(self.root / path)))
+        if not sides:
+            log.warning("no image of those tried for their size can be read: %d is taken", USUAL)
         return median_low(sides or [USUAL])
 
     def reads_others(self, path: str) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from planning.data import data_refusal
+from planning.data import copy_failure, data_refusal
 from tests.unit.ansible.provision_machines import load
 
 data_set = load("ansible/data_set.py")
@@ -23,8 +23,8 @@ def test_more_than_a_hundred_files_and_five_percent_are_not_deleted(count, there
 
 
 def test_a_source_without_images_in_train_and_val_is_named(tmp_path):
-    assert "there is no such folder" in data_set.problem(tmp_path / "away")
-    assert "it is an empty folder" in data_set.problem(tmp_path)
+    assert "there is no such folder" in data_set.examine(tmp_path / "away")[0]
+    assert "it is an empty folder" in data_set.examine(tmp_path)[0]
     for images, said in (
         (["val/"], "it has no folder train, but val"),
         (["train/"], "train is empty"),
@@ -35,5 +35,35 @@ def test_a_source_without_images_in_train_and_val_is_named(tmp_path):
         for name in images:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).mkdir() if name[-1] == "/" else (tmp_path / name).write_bytes(b"x")
-        found = data_set.problem(tmp_path)
+        found, _ = data_set.examine(tmp_path)
         assert said in found and bool(said) == bool(found)
+
+
+def test_a_source_says_what_is_not_read_and_is_refused_for_links_that_lead_nowhere(tmp_path):
+    for name in ("train/cat/0.jpg", "train/dog/0.jpg", "train/dog/1.avif", "val/cat/0.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert data_set.examine(tmp_path) == ("", "not read in train: 1 .avif")
+    for number in range(3):
+        (tmp_path / f"val/cat/{number}.png").symlink_to(f"../../full/{number}.png")
+    problem, _ = data_set.examine(tmp_path)
+    assert "val/cat/0.png is a link" in problem and "the first of 3" in problem
+
+
+CLEAN = "rsync: protocol version mismatch -- is your shell clean?"
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (["+ /e/bashrc:7: return", "+ /home/a/.bashrc:3: echo Hi", "Hi", "+ /home/a/.bashrc:4: x"],
+         "line 3 of /home/a/.bashrc (echo Hi)"),
+        (["+ /home/a/.bashrc:1: . x", "++ /home/a/x:9: printf Hi", "Hi+ :1: :"],
+         "line 9 of /home/a/x"),
+        (["+ :1: :"], ".zshenv"),  # another shell
+        ([], ".zshenv"),
+    ],
+)  # fmt: skip
+def test_what_prints_before_rsync_is_named(trace, said):
+    assert said in copy_failure("node1", CLEAN, trace)
+    assert copy_failure("node1", "No space left", trace) == "node1: No space left"

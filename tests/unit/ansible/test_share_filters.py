@@ -3,9 +3,12 @@ readable by its owner alone, and never shown."""
 
 import json
 import pwd
+import shutil
 import subprocess
+import sys
 
 import pytest
+import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
 
 from planning import share
@@ -166,3 +169,33 @@ def test_no_folder_is_shared_as_root(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"anonuid={nobody.pw_uid},anongid={nobody.pw_gid}," in (tmp_path / "exports").read_text()
     assert "force user = nobody\n" in (tmp_path / "smb.conf").read_text() + "\n"
+
+
+def test_what_a_client_does_not_see_of_a_share_is_said(tmp_path):
+    """By the program that the role sends to both sides."""
+    for side in ("server", "client"):
+        for split in ("train", "val"):
+            for name in ("ant", "12:05"):
+                (tmp_path / side / "set" / split / name).mkdir(parents=True)
+                (tmp_path / side / "set" / split / name / "0.jpg").touch()
+
+    def listing(side):
+        tasks = yaml.safe_load((ROOT / "ansible/roles/share_client/tasks/verify.yml").read_text())
+        [task] = [t for t in tasks if t["name"].startswith("List the data sets")]
+        lines = task["ansible.builtin.command"]["stdin"].splitlines()[1:]
+        source = (ROOT / "contract/layout.py").read_text()
+        argv = [sys.executable, "-ISBc", "\n".join([source, *lines])]
+        argv += [str(tmp_path / side), str(tmp_path / "node")]
+        return subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+
+    def loss():
+        return share.share_loss(listing("client"), listing("server"), "node2", "node1")
+
+    assert loss() == ""
+    (tmp_path / "client/other/train").mkdir(parents=True)  # of the client alone: it is not lost
+    assert loss() == ""
+    (tmp_path / "client/set/val/12:05").rename(tmp_path / "client/set/val/UOWP42~0")
+    assert "set/train of the data: node2 sees" in loss() and "UOWP42~0 is a class" in loss()
+    for split in ("train", "val"):
+        shutil.rmtree(tmp_path / "client/set" / split)
+    assert "node2 sees nothing" in loss()

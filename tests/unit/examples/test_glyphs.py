@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contract.layout import images_by_class
+from contract.layout import read_split
 from trainer.data.decode import open_picture
 
 ROOT = Path(__file__).parents[3]
@@ -29,7 +29,7 @@ def test_the_trainer_reads_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(glyphs, "CLASSES", 2)
     monkeypatch.setattr(glyphs, "glyphs", lambda: two)
     assert glyphs.write(tmp_path, 3, train=2, val=1) == 6
-    found = images_by_class(tmp_path, "train")
+    found = read_split(tmp_path, "train").images
     assert list(found) == ["00", "01"]
     pixels = np.asarray(open_picture(tmp_path / found["01"][1]).pixels())
     assert (pixels == glyphs.images(two[1], 2, [3, 0, 1])[1]).all()

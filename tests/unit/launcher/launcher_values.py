@@ -25,7 +25,7 @@ VERSIONS = {
 }
 NO_GPUS = {"cards": [], "driver": None, "processes": [], "error": None, "on_bus": 0}
 CODE = Code(names=(), sha256="c0de" * 16, git_revision=None, git_diff="")
-LISTING = {"classes": 10, "images": 1442, "sha256": "ab" * 32}
+LISTING = {"classes": 10, "images": 1442, "sha256": "ab" * 32, "note": ""}
 DATA = {
     "exists": True,
     "problem": None,

@@ -1,15 +1,26 @@
 """What is wrong with machines: each problem names the machine, the cause and the remedy."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
+from contract import validate
 from contract.errors import UserError
 from contract.machines import CLOCK_TOLERANCE
 from contract.options import Config
-from launcher.look import Requirements, skew
+from launcher.look import (
+    Control,
+    Listing,
+    OpenMachines,
+    Requirements,
+    Source,
+    data_sources,
+    skew,
+)
+from launcher.machines import inventory
 from launcher.plan import checks
-from launcher.problems import Refused, problem, refuse_or_warn
+from launcher.problems import ALWAYS, NEVER, Refused, problem, refuse_or_warn
 from tests.unit.launcher import launcher_values
 from tests.unit.launcher.launcher_values import (
     DATA,
@@ -51,6 +62,74 @@ def test_a_batch_larger_than_the_data_is_refused(images, remedy):
     found = problems(facts(1, data=data), facts(2, data=data))
     said = f"BATCH=32 on 2 machines is 64 images a step, and train/ has {images}: {remedy}"
     assert [(one.code, one.text) for one in found] == ([("batch", said)] if remedy else [])
+
+
+def splits(images, classes=10, **more):
+    listing = {**LISTING, "images": images, "classes": classes, **more}
+    return {"train": listing, "val": LISTING}
+
+
+@pytest.mark.parametrize(
+    ("own", "code"),
+    [
+        (splits(1442), None),
+        (splits(1441), "lacks"),
+        (splits(1500, classes=9), "lacks"),
+        (splits(1442, sha256="cd" * 32), "differs"),
+        (splits(1443, sha256="cd" * 32), "differs"),
+    ],
+)
+@pytest.mark.parametrize("is_copied", [True, False])
+def test_less_than_its_source_has_is_refused_and_other_is_said(own, code, is_copied):
+    found = [facts(number, data={**DATA, "splits": own}) for number in (1, 2)]
+    whole = validate.check(splits(1442), validate.Each(Listing), "listing")
+    sources = dict.fromkeys(["node1", "node2"], Source("/d here", is_copied, whole))
+    hosts = [host(1), host(2)]
+    found = launcher_values.problems(hosts, found, control=Control(1 << 40, sources=sources))
+    kind = "copy" if is_copied else "share"
+    assert codes(found) == ([f"{kind}-{code}"] if code else [])
+    assert [one.blocks for one in found] == ([ALWAYS if code == "lacks" else NEVER] if code else [])
+    assert all(len(one.labels) == 2 for one in found)
+
+
+def test_the_source_of_a_copy_is_the_folder_here_and_only_of_what_is_copied(tmp_path, monkeypatch):
+    for split, name in product(("train", "val"), ("ant", "cat")):
+        (tmp_path / "set" / split / name).mkdir(parents=True)
+        (tmp_path / "set" / split / name / "0.jpg").touch()
+    monkeypatch.setattr(inventory, "CHECKOUT", tmp_path / "checkout")
+    copied = {"set": f"{tmp_path}/set", "gone": f"{tmp_path}/gone"}
+    hosts = [host(1, copied=copied), host(2)]
+
+    def sources(data):
+        return data_sources(OpenMachines(hosts, {}, {}), Requirements(Config(data=data), SETTINGS))
+
+    for data in ("set", "/srv/tandem/data/set"):
+        assert {name: one.splits["train"].images for name, one in sources(data).items()} == {
+            "node1": 2
+        }
+    for data in ("gone", "other", "/set", ""):
+        assert sources(data) == {}
+
+
+def test_the_source_of_a_share_is_its_server_if_that_takes_no_part(tmp_path):
+    for split, name in product(("train", "val"), ("ant", "cat")):
+        (tmp_path / "set" / split / name).mkdir(parents=True)
+        (tmp_path / "set" / split / name / "0.jpg").touch()
+    machines = tmp_path / "pcs.ini"
+    local = f"ansible_connection=local data_root={tmp_path} node_dir={tmp_path / 'node'}"
+    shared = "share_protocol=nfs share_host=pc1"
+    machines.write_text(f"[cluster]\npc1 {local} {shared}\npc2 {local} {shared}\n")
+    hosts = inventory.load(machines)
+    options = Config(inventory=str(machines), data="set")
+
+    def sources(hosts):
+        return data_sources(OpenMachines(hosts, {}, {}), Requirements(options, SETTINGS))
+
+    assert {name: (one.name, one.is_copied) for name, one in sources(hosts[1:]).items()} == {
+        "pc2": ("pc1", False)
+    }
+    assert sources(hosts[1:])["pc2"].splits["val"].classes == 2
+    assert sources(hosts) == {}
 
 
 def test_what_several_machines_have_in_common_is_said_once():

@@ -85,6 +85,8 @@ DATA_SETS = {
     "other files": (*USUAL, "train/ant/.1.png", "train/notes.txt", "train/ant/notes.txt"),
     "no classes": ("train/0.png", "val/ant/0.png"),
     "no train": ("training/ant/0.png", "val/ant/0.png"),
+    "folders of the system": (*USUAL, "train/@eaDir/1/a.png", "train/ant/.ipynb_checkpoints/0.png"),
+    "a formats' mix": (*USUAL, "train/ant/1.jfif", "train/ant/2.avif", "val/ant/3"),
     "an empty class": (*USUAL, "train/empty/notes.txt"),
     "a class of val alone": (*USUAL, "val/dog/0.png"),
 }
@@ -94,7 +96,7 @@ DATA_SETS = {
 def test_the_launcher_and_the_trainer_see_the_same_data_set(ask, tmp_path, names):
     """What the trainer refuses, the launcher refuses before in its words."""
     root = write(tmp_path / "data", *names)
-    (root / "val/ant/gone.png").symlink_to("nowhere.png")  # a bad image
+    (root / "val/ant/gone.png").symlink_to("nowhere.png")
     told = ask(root)
     found = {split: (one.classes, one.images) for split, one in told.splits.items()}
     assert by_hand(root) == (f"--data {root}: {told.problem}" if told.problem else found)

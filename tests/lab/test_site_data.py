@@ -1,0 +1,58 @@
+"""Data sets as they are found, copied by role data."""
+
+import json
+
+from tests.lab.site_plays import (
+    changes,
+    complaint,
+    failures,
+    play,
+    said,
+    write_inventory,
+    write_play,
+)
+
+
+def links_into(full, root):
+    """Five classes: two are links, relative and absolute, one has its images as links."""
+    for split in ("train", "val"):
+        for name in ("n1", "n2", "n3", "n4", "n5"):
+            (full / split / name).mkdir(parents=True)
+            for number in range(4):
+                (full / split / name / f"{number}.jpg").write_text(f"{split} {name} {number}")
+        (root / split / "n3").mkdir(parents=True)
+        (root / split / "n1").symlink_to(f"../../../full/{split}/n1")
+        (root / split / "n2").symlink_to(full / split / "n2")
+        for image in (full / split / "n3").iterdir():
+            (root / split / "n3" / image.name).symlink_to(image)
+        (full / split / "n4").rename(root / split / "n4")
+        (full / split / "n5").rename(root / split / "n5")
+
+
+def test_links_arrive_as_what_they_lead_to_and_a_shell_that_prints_is_named(pair, tmp_path):
+    root = tmp_path / "data/small"
+    links_into(tmp_path / "full", root)
+    hosts = write_inventory(tmp_path, {"node1": "ansible_host=192.168.56.111"})
+    given = {"data_root": "/srv/tandem/data", "data_sets": ["small"], "run_user": "tandem"}
+    given["data_source"] = str(root.parent)
+    words = ["--inventory", hosts, "-e", json.dumps(given)]
+    book = write_play(tmp_path, ["data"])
+    play(pair, book, *words)
+    listed = pair.ssh(
+        1, "cd /srv/tandem/data/small; find . -type f | wc -l; find . -type l | wc -l"
+    )
+    assert listed.split() == ["40", "0"]
+    assert pair.ssh(1, "cat /srv/tandem/data/small/train/n2/3.jpg") == "train n2 3"
+    assert changes(play(pair, book, *words)) == {"node1": 0}
+    assert complaint(pair, tmp_path, "data", *words) == ""
+    (tmp_path / "full/train/n1/0.jpg").unlink()
+    assert "differs from the control machine's data/small" in complaint(
+        pair, tmp_path, "data", *words
+    )
+    (root / "val/n4/gone.jpg").symlink_to("/mnt/gone.jpg")
+    refused = play(pair, book, *words, check=False)
+    assert failures(refused) == {"node1"} and "is a link that cannot be followed" in said(refused)
+    (root / "val/n4/gone.jpg").unlink()
+    pair.ssh(1, "echo 'echo Welcome' | cat - ~/.bashrc > new; mv new ~/.bashrc")
+    refused = play(pair, book, *words, check=False)
+    assert "line 1 of /home/tandem/.bashrc (echo Welcome) prints" in said(refused)
