@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import BinaryIO, Iterator, Optional, Tuple, Union, cast
 
-from PIL import Image
+from PIL import Image, PngImagePlugin
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import SAMPLESPERPIXEL, TiffImageFile
 
@@ -30,6 +30,10 @@ LARGEST = 280 << 20
 # opened: some start external programs (EPS starts Ghostscript). MPO files are JPEGs with several
 # pictures, as cameras and phones make them.
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
+OTHERS = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}  # by what begins at their fifth byte
+# Bytes of a text or colour profile of a PNG, unpacked: photo editors write 2 MiB of history, and
+# Pillow takes 1.
+PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")
 TILEWIDTH, TILELENGTH = 322, 323  # tags of TIFF
 ORIENTATION = 0x0112  # the EXIF tag for how the camera was held
@@ -213,8 +217,6 @@ def _explain_errors() -> Iterator[None]:
         yield
     except (BadImage, MemoryError):
         raise
-    except Image.UnidentifiedImageError as error:
-        raise BadImage("not an image") from error
     # Pillow's decoders raise many kinds: OSError, SyntaxError, ValueError, struct.error, ...
     except Exception as error:
         raise BadImage(f"damaged: {error}") from error
@@ -223,7 +225,14 @@ def _explain_errors() -> Iterator[None]:
 def _open(file: Union[BinaryIO, Path]) -> Image.Image:
     """The header of an image of one of FORMATS. Raises what Pillow raises."""
     Image.init()  # without it, formats whose plug-in is not loaded yet would raise a KeyError
-    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+    try:
+        return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
+    except Image.UnidentifiedImageError as error:
+        with file.open("rb") if isinstance(file, Path) else file as opened:
+            opened.seek(4)
+            name = OTHERS.get(opened.read(8))
+        reason = f"{name}, a format that is not read: convert it" if name else "not an image"
+        raise BadImage(reason) from error
 
 
 def _turn(image: Image.Image) -> Optional[Image.Transpose]:

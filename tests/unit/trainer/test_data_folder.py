@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from contract.errors import UserError
 from contract.options import Options
@@ -144,6 +145,7 @@ def jpeg(picture):
         (jpeg(Image.fromarray(NOISE))[:-900], "damaged: .*truncated"),
         (b"", "empty file"),
         (b"hello", "not an image"),
+        (b"\0\0\0\x1cftypavif" + bytes(99), "AVIF, a format that is not read: convert it"),
         (b"%!PS-Adobe-3.0\n%%BoundingBox: 0 0 9 9\n", "not an"),
         ("grey16", "pixels are I;16, not 8-bit"),
         ("nowhere", "cannot be read: No such file"),
@@ -160,6 +162,24 @@ def test_each_kind_of_bad_image_has_its_reason(tmp_path, kind, reason):
     if kind in (b"hello", "no file"):
         with pytest.raises(BadImage, match=reason):
             size_of(path)
+
+
+@pytest.mark.parametrize("kind", ["text", "profile", "plain text"])
+def test_a_png_with_much_beside_its_pixels_is_read(tmp_path, kind):
+    """As editors write them, who keep all their history."""
+    more, info = {}, PngInfo()
+    if kind == "profile":
+        more["icc_profile"] = bytes(3 << 20)
+    info.add_text("history", "x" * (3 << 20) * (kind != "profile"), zip=kind == "text")
+    path = make(tmp_path / "0.png", pnginfo=info, **more)
+    assert size_of(path) == (40, 30) and open_picture(path).pixels().size == (40, 30)
+
+
+def test_it_is_said_where_no_image_gives_the_size(root, caplog):
+    for path in root.glob("train/*/*.png"):
+        path.write_bytes(b"\0\0\0\x1cftypavif")
+    assert ImageFolder(root, "train", Options()).natural_size() == 224
+    assert "224 is taken" in caplog.text
 
 
 def bomb(path, side, depth, colour, *chunks):
