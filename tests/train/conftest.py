@@ -10,7 +10,7 @@ from tests.trainer_ranks import make_images
 # runs/latest.
 RUNS = (
     *("test_train_demo.py", "test_train_owners.py"),
-    "test_train_script.py",
+    *("test_train_script.py", "test_train_script_shapes.py"),
 )
 GROUPS = dict.fromkeys(RUNS, "runs")
 

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 OURS = Path(__file__).resolve().parents[2]
-EXAMPLE = OURS / "examples/own_script/train.py"
 
 
 def copy_of_checkout():
@@ -34,6 +33,7 @@ def copy_of_checkout():
 
 
 CHECKOUT = copy_of_checkout()
+EXAMPLE = CHECKOUT / "examples/own_script/train.py"  # whose folder is sent alone
 # QUEUE: somebody may try the demo on this machine.
 TRAIN = [sys.executable, "-m", "launcher", "train", "--inventory", "examples/demo.ini", "--queue"]
 STARTED = []
