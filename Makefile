@@ -20,6 +20,12 @@ ANSIBLE_ENV := .venv$(addprefix -core,$(core))
 export PATH := $(CURDIR)/$(ANSIBLE_ENV)/bin:$(CURDIR)/.venv/bin:$(PATH)
 # Ansible ends where the locale is not of UTF-8, or is not installed here, as one that ssh brought along.
 export LC_ALL := C.UTF-8
+# Its settings and plugins are this checkout's, whatever another project left in the shell, and where everybody may write
+# to this folder, too, whose ansible.cfg Ansible then ignores unless it is named. Others, such as a vault's, are the user's.
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+unexport ANSIBLE_CALLBACK_PLUGINS ANSIBLE_COLLECTIONS_PATH ANSIBLE_COLLECTIONS_PATHS ANSIBLE_FILTER_PLUGINS
+unexport ANSIBLE_HOST_KEY_CHECKING ANSIBLE_INVENTORY ANSIBLE_LIBRARY ANSIBLE_MODULE_UTILS ANSIBLE_ROLES_PATH
+unexport ANSIBLE_STDOUT_CALLBACK ANSIBLE_VARS_PLUGINS
 # It keeps files below HOME, which may be read-only.
 ifneq ($(shell test -w "$$HOME" && echo yes),yes)
 export ANSIBLE_HOME := $(CURDIR)/.tandem/ansible

@@ -338,6 +338,20 @@ def test_what_a_shell_exported_is_named_and_not_used(checkout):
     ]
 
 
+def test_ansible_has_this_checkouts_settings_and_the_users_vault(checkout):
+    """Of a folder to which everybody may write it reads no ansible.cfg that nothing names."""
+    stub = checkout / ".venv/bin/ansible-playbook"
+    stub.write_text("#!/bin/sh\nenv | grep ^ANSIBLE_ | grep -v ^ANSIBLE_HOME= > env\n")
+    foreign = ("CONFIG", "ROLES_PATH", "LIBRARY", "INVENTORY", "HOST_KEY_CHECKING")
+    shell = {f"ANSIBLE_{name}": "/srv/other" for name in (*foreign, "VAULT_PASSWORD_FILE")}
+    printed, code, _ = make(checkout, "provision", **shell)
+    assert code == 0, printed
+    assert sorted((checkout / "env").read_text().splitlines()) == [
+        f"ANSIBLE_CONFIG={checkout}/ansible.cfg",
+        "ANSIBLE_VAULT_PASSWORD_FILE=/srv/other",
+    ]
+
+
 def test_help_starts_nothing_and_lists_every_verb(checkout):
     printed, code, calls = make(checkout, "help", "train")
     assert (code, calls) == (0, [])
