@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import logging
+import re
 import shlex
 import socket
 import subprocess
@@ -40,6 +41,7 @@ TCP_THIN_LINEAR_TIMEOUTS = 16
 # a sentence.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 STATUS_SECONDS = 5.0
+UNSAFE = re.compile(rb"[^\w ./:=,@+-]")  # bytes that mean something to some shell
 PACKET = 256 << 10  # bytes; sshd sends no larger one, and the protocol asks for 35,000
 READS = 16
 
@@ -205,7 +207,7 @@ class SshNode:
             # Nothing has been asked for yet, so an honest sshd has sent nothing.
             channel.in_buffer = Window(channel.in_window_size)
             channel.in_stderr_buffer = Window(channel.in_window_size)
-            channel.exec_command("exec " + shlex.join(argv))
+            channel.exec_command(in_any_shell(argv))
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise MachineError([self.host.name], connection_error(self.host, error)) from error
         return SshProcess(channel)
@@ -217,6 +219,15 @@ class SshNode:
         with contextlib.suppress(OSError):
             transport.sock.shutdown(socket.SHUT_RDWR)
         self._connection.close()
+
+
+def in_any_shell(argv: list[str]) -> str:
+    """The command line by which any login shell runs these words, csh and fish, too: sshd hands it
+    to that. csh ends a quote at the end of a line, and replaces a ! within quotes, so sh decodes
+    all that a shell might read."""
+    words = ("exec " + shlex.join(argv)).encode(errors="surrogateescape")
+    text = UNSAFE.sub(lambda byte: b"\\0%03o" % byte[0][0], words).decode()
+    return f'exec sh -c \'eval "$(printf %b "{text}")"\''
 
 
 @lru_cache(maxsize=1)

@@ -430,3 +430,14 @@ def test_what_would_not_be_strict_is_refused_by_name(config, monkeypatch, own, v
     monkeypatch.setattr(inventory, "read", lambda _: document)
     with pytest.raises(UserError, match=f"pc1: .*{word}"):
         inventory.refuse(Path("machines.ini"))
+
+
+WORDS = ["two\nlines!", "a!b", "it's", "100%", "\\n\t", "$HOME `id`", "{a,b} * ~ #", "", "é"]
+
+
+def test_no_login_shell_finds_anything_to_read_in_a_command():
+    """csh ends a quote with its line, and looks for a ! within quotes, too."""
+    line = ssh.in_any_shell(["printf", "%s|", *WORDS])
+    assert line.count("'") == 2 and not {"\n", "!"} & set(line) and line.isascii()
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout.split("|") == [*WORDS, ""]
