@@ -122,6 +122,8 @@ def _cards(facts, table):
     names = [_card(device, parting, table) for device in stacks.devices(facts)]
     system = f"{facts['distribution'].capitalize()} {facts['release']}, kernel {facts['kernel']}"
     gcc = f"gcc {facts['gcc']}" if facts["gcc"] else "no gcc"
+    hidden = stacks.hidden_card(facts)
+    names += [hidden[0]] if hidden else []
     return [*(names or ["no card of NVIDIA's"]), f"{system}, {gcc}"]
 
 
@@ -179,6 +181,8 @@ def _reboots(plan, facts):
         into += [f"without {plan['without']}"] * bool(plan["without"])
         into = into or [f"into kernel {facts['waiting_kernel']}"]
         lines = [f"after a reboot {' and '.join(into)}"]
+    elif plan["action"] == "load" and facts["driver"]:  # another one than the library's
+        lines = [f"and a reboot, since driver {facts['driver']} is loaded, if it is in use"]
     elif plan["action"] == "package" and facts["nouveau"]:
         lines = ["and a reboot, if nouveau holds the card"]
     elif plan["screen"]:

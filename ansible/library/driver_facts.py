@@ -75,6 +75,8 @@ MODULES = "linux-modules-nvidia-{}-{}"
 KERNEL_PARTS = re.compile(r"linux-(modules-nvidia|image)-|nvidia-dkms-|dkms$")
 # The drivers that DKMS knows, so that it can build them for another kernel.
 DKMS = "/var/lib/dkms/nvidia*"
+# What role driver holds; others are held by the machine's owner.
+HELD = "/var/lib/tandem/driver/held"
 PREFERENCES = "/etc/apt/preferences.d/*"
 PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
@@ -97,11 +99,12 @@ def text_of(*argv):
     return output(*argv, seconds=300) or ""
 
 
-def packages():
+def packages(waiting=None):
     """Installed packages by name, without half-installed ones; the transitional and the held ones.
 
     "transitional": {package: the package of another branch that it leads to}. "kernel_series":
-    what the metapackage is called that brings the kernel ("generic-hwe-24.04"), None without one.
+    what the metapackage is called that brings the running kernel, or the waiting one
+    ("generic-hwe-24.04"), None without one.
     """
     layout = "${db:Status-Abbrev}\t${Package}\t${Version}\t${Depends}\n"
     versions, held, transitional, series = {}, [], {}, []
@@ -110,7 +113,7 @@ def packages():
         if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are pending
             versions[name] = version
             transitional.update(leads_to(name, depends))
-            series += series_of(name, version, depends)
+            series += series_of(name, depends, waiting)
         if status[0] == "h":
             held.append(name)
     return {
@@ -121,15 +124,16 @@ def packages():
     }
 
 
-def series_of(name, version, depends):
-    """[(whether it brings the running kernel, its version, its series)] of a kernel's metapackage.
+def series_of(name, depends, waiting):
+    """[(whether it brings the running kernel, its series)] of a kernel's metapackage.
 
-    A desktop may have that of the release's first kernel beside that of a newer series.
+    A desktop may have that of the release's first kernel beside that of a newer series, or beside
+    a kernel that no metapackage brings, and that no headers or modules of it follow.
     """
     meta, kernels = SERIES.match(name), KERNEL.findall(depends)
-    if not meta or not kernels:
+    if not meta or not {platform.release(), waiting} & set(kernels):
         return []
-    return [(platform.release() in kernels, numbers(version), meta.group(1))]
+    return [(platform.release() in kernels, meta.group(1))]
 
 
 def leads_to(name, depends):
@@ -180,7 +184,7 @@ def archive(pin, simulate, installed):
         "offered": offered,
         "offered_transitional": leading,
         "uninstallable": {way: why for way, (_, why) in answers.items() if why},
-        "prebuilt": {way: answers[way][0] for way in signed if way in answers},
+        "prebuilt": {way: answers.get(way, ([], None))[0] for way in signed},
     }
 
 
@@ -335,9 +339,10 @@ def main():
         "dkms": bool(glob.glob(DKMS)),
         "signing_key": next((path for path in KEYS if os.path.exists(path)), None),
         "free": {folder: free(folder) for folder in FOLDERS},
+        "held_by_us": (read(HELD) or "").split(),
         "pending": os.path.exists("/var/lib/tandem/driver/before"),
     }
-    for part in (packages(), display_manager()):
+    for part in (packages(waiting), display_manager()):
         facts.update(part)
     facts.update(processes(facts["display_manager"]))
     facts.update(archive(module_.params["pin"], module_.params["simulate"], facts))

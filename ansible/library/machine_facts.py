@@ -79,6 +79,10 @@ Dir::Cache "%(folder)s/cache";
 TOOLKITS = "/usr/local/cuda*"
 HOLDS = "/var/lib/tandem/driver/held"
 DISPLAY = "0x03"  # PCI class of display controllers
+NVIDIA = "10de"
+DEVICES = "/sys/bus/pci/devices/*"
+# What prime-select decided: on (nvidia), on-demand, or off (intel), which keeps the driver out.
+PRIME = "/etc/prime-discrete"
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?[0-9A-Fa-f:.]+\): (\d{1,4}),")
 
 # Finds who else has our address by an ARP probe, without changing anybody's cache (RFC 5227).
@@ -126,13 +130,18 @@ def system():
 
 
 def gpus():
-    cards = []
-    for device in sorted(glob.glob("/sys/bus/pci/devices/*")):
+    """The graphics cards, and apart from them the NVIDIA ones that virtual machines may take."""
+    cards, passed = [], []
+    for device in sorted(glob.glob(DEVICES)):
         kind = read(device + "/class") or ""
         if kind.startswith(DISPLAY):
             vendor, card = (read(device + "/" + name)[2:] for name in ("vendor", "device"))
-            cards.append({"vendor": vendor, "device": card})
-    return cards
+            holder = os.path.basename(os.path.realpath(device + "/driver"))
+            if vendor == NVIDIA and holder == "vfio-pci":
+                passed.append(card)
+            else:
+                cards.append({"vendor": vendor, "device": card})
+    return {"gpus": cards, "passed_through": passed, "prime": read(PRIME)}
 
 
 def driver():
@@ -208,6 +217,10 @@ def network(address):
                 "speed": int(speed) if speed and speed.isdigit() else None,
                 "duplex": read(base + "/duplex"),
                 "wireless": os.path.isdir(base + "/wireless"),
+                # WireGuard's and Tailscale's have no hardware address, OpenVPN's and ZeroTier's
+                # these flags.
+                "tunnel": link.get("link_type") == "none" or os.path.exists(base + "/tun_flags"),
+                "physical": os.path.exists(base + "/device"),
                 "addresses": [a["local"] for a in ipv4(link)],
                 "networks": ["%s/%d" % (a["local"], a["prefixlen"]) for a in ipv4(link)],
             }
@@ -376,13 +389,12 @@ def main():
         supports_check_mode=True,
     )
     facts = {
-        "gpus": gpus(),
         "disks": {name: disk(name) for name in module.params["folders"]},
         "environments": environments(),
         "toolkits": toolkits(),
         "dead_sources": dead_sources() if module.params["sources"] else [],
     }
-    for part in (system(), driver(), network(module.params["address"]), settings()):
+    for part in (gpus(), system(), driver(), network(module.params["address"]), settings()):
         facts.update(part)
     module.exit_json(changed=False, facts=facts)
 

@@ -55,6 +55,8 @@ MACHINE = {
     "held_since": (float, None),
     "toolkits": Each((VERSION, None)),
     "gpus": [{"vendor": HEX, "device": HEX}],
+    "passed_through": [HEX],
+    "prime": (str, None),
     "disks": Each({"free": float, "free_inodes": (float, None), "read_only": bool, "device": int}),
     "links": [
         {
@@ -63,7 +65,7 @@ MACHINE = {
             "mtu": int,
             "speed": (int, None),
             "duplex": (str, None),
-            "wireless": bool,
+            **dict.fromkeys(("wireless", "tunnel", "physical"), bool),
             "addresses": [IPV4],
             "networks": [NETWORK4],
         }
@@ -81,6 +83,7 @@ DRIVER = {
     **dict.fromkeys(("waiting_module", "module", "signing_key", "display_manager"), (str, None)),
     "kernel_series": (str, None),
     "held": [str],
+    "held_by_us": [str],
     "seated": [str],
     "prebuilt": Each([str]),
     **dict.fromkeys(("uninstallable", "transitional", "offered_transitional"), Each(str)),

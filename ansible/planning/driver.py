@@ -102,6 +102,8 @@ def decide(facts, wanted, stack, table):
     plan = _plan(facts, wanted, stack, table)
     if plan.action not in ("nothing", "load"):
         _refuse_full_disks(facts)
+        if plan.action != "build":
+            _refuse_holds(facts, filter(driver_result.DRIVER.match, facts["packages"]))
         broken = apt.broken(facts)
         if broken:
             raise offers.Refusal(*broken)
@@ -131,6 +133,7 @@ def upgrade_plan(facts, wanted, stack, table, here=""):
     try:
         if kernel:
             _refuse_full_disks(facts)
+            _refuse_holds(facts, names)
         _refuse_processes(facts)
         refused = driver_result.reboot_refused(facts, wanted)
         if refused and not (here and facts["machine_id"] == here):
@@ -146,8 +149,11 @@ def _plan(facts, wanted, stack, table):
     if stack["cuda"] is None:
         return offers.Plan("nothing", f"stack {stack['name']} needs no driver")
     rows = [row for _, row in stacks.cards(facts, table)]
+    hidden = stacks.hidden_card(facts)
+    if rows and hidden:
+        raise offers.Refusal(*hidden)
     if not rows:
-        return offers.Plan("nothing", "no NVIDIA card that takes part")
+        return offers.Plan("nothing", hidden[0] if hidden else "no NVIDIA card that takes part")
     loaded, needed = facts["driver"], stack["driver"]
     enough = loaded and stacks.version(loaded) >= stacks.version(needed)
     consistent = facts["driver_library"] in (None, loaded)
@@ -338,6 +344,17 @@ def _refuse_full_disks(facts):
     ]
     if full:
         raise offers.Refusal("; ".join(full), "make room there, then run again")
+
+
+def _refuse_holds(facts, moving):
+    """Refuses to move packages that somebody else holds."""
+    theirs = set(facts.get("held", ())) - set(facts.get("held_by_us", ()))
+    held = " ".join(sorted(theirs & set(moving)))
+    if held:
+        raise offers.Refusal(
+            f"{held} would move, and is held there by somebody (apt-mark hold)",
+            f"if whoever held it agrees, there: sudo apt-mark unhold {held}; then run again",
+        )
 
 
 def _refuse_processes(facts):

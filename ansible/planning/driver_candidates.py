@@ -24,8 +24,15 @@ OLDER_KERNEL = (
     "boot an older kernel (its boot loader's menu, Advanced options) and remove this one; or look "
     "for a newer driver (docs/stacks.md, Newer drivers and kernels)"
 )
+NEWEST_KERNEL = (
+    "install the newest kernel and reboot into it (sudo apt update && sudo apt full-upgrade && "
+    "sudo reboot), then run again"
+)
 MODULES = "linux-modules-nvidia-"
 SIGNED = re.compile(r"linux-modules-nvidia-(\d+(?:-server)?(?:-open)?)-")
+SIGNED_FOR = re.compile(SIGNED.pattern + r"(\d+\.\d.*)")
+HEADERS = re.compile(r"linux-headers-\d")
+IMAGE = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d.*)")
 # Debian's, of its own branch, and of older ones under the name of the data centre's cards:
 # nvidia-tesla-470-kernel-dkms is the last that knows Kepler.
 DEBIAN = re.compile(r"nvidia-((?:tesla-\d+-)?)(open-)?kernel-dkms$")
@@ -155,9 +162,28 @@ def _signed(facts, suffix, utilities):
     for way, coming in sorted(facts["prebuilt"].items(), reverse=True):
         names, driver = way.split(), way.split()[-1]
         ours = driver in (f"nvidia-headless-no-dkms-{suffix}", f"nvidia-driver-{suffix}")
-        if ours and way not in facts["uninstallable"] and not _built(coming):
+        serves = _serves_a_kernel(facts, suffix, [*names, *coming])
+        if ours and serves and way not in facts["uninstallable"] and not _built(coming):
             ways.append(names + [utilities] * ("headless" in driver))
     return ways
+
+
+def _serves_a_kernel(facts, suffix, coming):
+    """Whether modules come, or are there, for the running kernel or for the one of the next boot.
+
+    A metapackage brings those of its own kernel, which a newer one of somebody else's (mainline,
+    xanmod) keeps from ever starting.
+    """
+    names = [*coming, *facts["packages"]]
+    modules = {m[2] for name in names if (m := SIGNED_FOR.fullmatch(name)) and m[1] == suffix}
+    images = {m[1] for name in coming if (m := IMAGE.fullmatch(name))}
+    boots = {facts["kernel"], facts["waiting_kernel"] or facts["kernel"], *images}
+    return bool(modules & {facts["kernel"], max(boots, key=_numbers)})
+
+
+def _numbers(kernel):
+    """As the boot loader orders kernels: module_utils/kernels.py does the same."""
+    return [int(part) for part in re.findall(r"\d+", kernel)]
 
 
 def _built(coming):
@@ -190,21 +216,29 @@ def _refuse_unsigned(facts, drivers):
 
 
 def too_new(kernel, version, table):
-    """A clause that says that a driver's module does not build on a kernel; "" if none is known."""
+    """A clause that says that a driver's module does not build on a kernel; "" if none is known.
+
+    A driver of which nothing is known ends no later than the newer ones.
+    """
     driver, running = stacks.version(stacks.upstream(version)), stacks.version(kernel)
-    for row in table["ceilings"]:
-        if row["branch"] == driver[0] and driver >= stacks.version(row["since"]):
-            if running < stacks.version(row["below"]):
-                return ""
-            name = stacks.upstream(version)
-            return f"driver {name} builds on kernels below {row['below']} only, not on {kernel}"
-    return ""
+    own = [
+        row
+        for row in table["ceilings"]
+        if row["branch"] == driver[0] and driver >= stacks.version(row["since"])
+    ]
+    newer = [row for row in table["ceilings"] if row["branch"] > driver[0]]
+    limits = [stacks.version(row["below"]) for row in own[:1] or newer]
+    if not limits or running < min(limits):
+        return ""
+    name, below = stacks.upstream(version), ".".join(map(str, min(limits)))
+    return f"driver {name} builds on kernels below {below} only, not on {kernel}"
 
 
 def why_not_by_packages(facts, table):
     """A clause about a driver that the archive has and that could not be installed; "" if none."""
     if not facts["uninstallable"]:
-        new = (too_new(facts["kernel"], version, table) for _, version, _ in _offers(facts))
+        newest_first = sorted(_offers(facts), key=lambda row: row[0], reverse=True)
+        new = (too_new(facts["kernel"], version, table) for _, version, _ in newest_first)
         return next(filter(None, new), "")
     name = max(facts["uninstallable"])
     why = facts["uninstallable"][name]
@@ -350,8 +384,14 @@ def building(facts, version, table):
             return {"reboot_first": True, "key": key}  # afterwards that kernel is the running one
         raise Refusal(
             f"its package archive has no headers ({headers}) for the running kernel",
-            "install the newest kernel and reboot into it (sudo apt update && sudo apt "
-            "full-upgrade && sudo reboot), then run again",
+            # Beside a newer kernel of somebody else's the archive's newest would not start.
+            NEWEST_KERNEL
+            if any(
+                _numbers(facts["kernel"]) < _numbers(name)
+                for name in facts["offered"]
+                if HEADERS.match(name)
+            )
+            else f"install {headers} from where that kernel came from; or {OLDER_KERNEL}",
         )
     compiler = kernels_gcc(facts)
     wanted = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)

@@ -76,6 +76,34 @@ def without_code(machine, table):
     return [(device, row) for device, row in rows if row and only_draws(row, table)]
 
 
+def hidden_card(machine):
+    """(cause, remedy) where something says that a machine has an NVIDIA card, and nothing can use
+    it; None where all that there is can be seen, or none is to take part."""
+    if machine.get("gpus_counted") == 0:
+        return None
+    if machine.get("prime") == "off" and not machine["driver"]:
+        return (
+            "prime-select (intel) keeps its NVIDIA card off",
+            "there: sudo prime-select on-demand && sudo reboot",
+        )
+    if devices(machine):
+        return None
+    if machine.get("passed_through"):
+        return (
+            f"vfio-pci holds its NVIDIA card {machine['passed_through'][0]} for virtual machines",
+            "take its numbers from vfio-pci's ids (/etc/modprobe.d, or the kernel's command line), "
+            "and reboot it",
+        )
+    version = machine["driver"] or machine.get("module")
+    if not version:
+        return None
+    return (
+        f"NVIDIA's driver {version} is there, and no card of NVIDIA's is on its bus",
+        "is the card seated and powered, and on in the firmware's setup? Reboot it, then see "
+        "`lspci -d 10de:` there",
+    )
+
+
 def _rows(machine, table):
     return [(device, generation(device, table)) for device in devices(machine)]
 
@@ -251,6 +279,14 @@ def expected(machines, wanted, table, members=(), decision=None):
 def _decide(machines, members, table):
     """(name, reason) of the stack that `auto` takes. Raises PlanError."""
     unknown = [name for name in members if name not in {machine["host"] for machine in machines}]
+    for machine in machines:
+        hidden = hidden_card(machine)
+        if hidden:
+            raise PlanError(
+                f"stack: auto decides once for all machines, and {machine['host']} has a card that "
+                f"nothing can use: {hidden[0]}. Remedy: {hidden[1]}; or "
+                f"{_out_of_it('NAME, of ansible/stacks.yml')}"
+            )
     with_cards = [machine for machine in machines if cards(machine, table)]
     drawing = "".join(
         f"; {machine['host']}'s {row['name']} card {device} takes no part: no stack has code for it"

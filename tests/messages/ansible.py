@@ -95,7 +95,13 @@ DRIVER = {
     "runfile not in the bundle": driver(facts(), offline=True),
     "version for old kernels": driver(facts(), version="440.33.01"),
     "version unknown": driver(facts(), version="999.1"),
-    "no headers": driver(facts(kernel="6.1.0-10-amd64")),
+    "no headers": driver(
+        facts(offered={"linux-headers-6.1.0-50-amd64": "1"}, kernel="6.1.0-10-amd64")
+    ),
+    "no headers, mainline": driver(
+        facts(offered={"linux-headers-6.1.0-50-amd64": "1"}, kernel="6.15.4-061504-generic")
+    ),
+    "prime-select": driver(facts(prime="off")),
     "no gcc": driver(
         facts(kernel_headers=True) | {"offered": DEBIAN12 | {"dkms": "3.0", "make": "4.3"}}
     ),
@@ -134,6 +140,15 @@ DRIVER = {
     "reboot, two there": rebooting({"seated": ["anna", "bela"], "machine_id": "8"}),
     "upgrade, process": upgrading(moving(gpu_processes=BUSY)),
     "upgrade, full disk": upgrading(full(moving())),
+    "upgrade, held by its owner": upgrading(moving(held=["linux-image-amd64", "bash"])),
+    "upgrade, its driver held": driver(
+        packaged(
+            offered=dict.fromkeys(DEBIAN12, "535.300.01-1"),
+            held=["nvidia-smi", "libcuda1"],
+            held_by_us=["libcuda1"],
+        ),
+        policy="upgrade",
+    ),
     "upgrade, two drivers": upgrading(moving(runfile="580.126.20")),
 }
 

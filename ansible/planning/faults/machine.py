@@ -20,7 +20,8 @@ def impossible(facts):
         yield (
             "arch",
             f"its processor is {facts['arch']}",
-            "the stacks have wheels for x86_64 only: take this machine out of inventory.ini",
+            "PyTorch has wheels for it, but Tandem's drivers, toolkits and bundle are for x86_64 "
+            "only: take this machine out of inventory.ini (for two DGX Sparks: docs/stacks.md)",
         )
     if "microsoft" in facts["kernel"].lower():
         yield (
@@ -69,7 +70,7 @@ def known_releases():
 
 
 def release_names(known):
-    """ "Debian 11, 12 or 13; Ubuntu 18.04, 20.04, 22.04 or 24.04"."""
+    """ "Debian 11, 12 or 13; Ubuntu 18.04, 20.04, 22.04, 24.04 or 26.04"."""
     parts = (
         f"{NAMES[name]} {', '.join(versions[:-1])} or {versions[-1]}"
         for name, versions in known.items()

@@ -99,6 +99,14 @@ def links(facts, question):
     link = own_link(facts)
     if link is None:
         return
+    if link["tunnel"]:
+        yield (
+            "tunnel",
+            f"the members are reached by {link['name']}, a VPN's: what they exchange is encrypted, "
+            "and goes at the speed of that",
+            _lan_address(facts),
+        )
+        return  # its MTU and speed are the VPN's
     if link["wireless"]:
         yield ("wireless", f"{link['name']} is a wireless link", "plug in a network cable")
     if link["speed"] is not None and 0 < link["speed"] < 1000:
@@ -119,6 +127,16 @@ def links(facts, question):
             f"{link['name']} has an MTU of {link['mtu']}",
             f"sudo ip link set {link['name']} mtu 1500",
         )
+
+
+def _lan_address(facts):
+    """The remedy for an address of a VPN's."""
+    cards = [link for link in facts["links"] if link["physical"] and link["addresses"]]
+    at = " or ".join(f"{link['addresses'][0]} ({link['name']})" for link in cards)
+    return (
+        f"write its address in the local network, {at or 'as ip -brief address shows it there'}, "
+        "as ansible_host into its line of inventory.ini, on all members alike; then make bootstrap"
+    )
 
 
 def filters(facts, question):
@@ -164,7 +182,28 @@ def duplicates(machines):
 
 def cluster(machines):
     """Findings that concern several machines, each of which may be in order."""
-    return duplicates(machines) + faster_cards(machines)
+    return duplicates(machines) + unequal_mtus(machines) + faster_cards(machines)
+
+
+def unequal_mtus(machines):
+    """The finding on the first machine whose packets may be too large for another one's card."""
+    links = [(facts["host"], link) for facts in machines if (link := own_link(facts))]
+    if not links or any(link["tunnel"] for _, link in links):
+        return []
+    least, most = (choose(links, key=lambda row: row[1]["mtu"]) for choose in (min, max))
+    if most[1]["mtu"] == least[1]["mtu"]:
+        return []
+    return [
+        {
+            "host": most[0],
+            "fault": "mtu_differs",
+            "cause": f"its {most[1]['name']} has an MTU of {most[1]['mtu']}, and {least[0]}'s "
+            f"{least[1]['name']} one of {least[1]['mtu']}: large packets may be lost between them, "
+            "and connections hang",
+            "remedy": f"the same on all members (and their switch): sudo ip link set "
+            f"{most[1]['name']} mtu {least[1]['mtu']} there, and in its network's settings",
+        }
+    ]
 
 
 def faster_cards(machines):

@@ -23,7 +23,17 @@ MEANING = {
 }
 
 
-def driver(facts, question):
+def cards(facts, question):
+    """Of the NVIDIA cards that take no part, why."""
+    hidden = stacks.hidden_card(facts)
+    if hidden:
+        yield ("card_hidden", *hidden)
+    for device in facts["passed_through"] if stacks.devices(facts) else ():
+        yield (
+            "card_left_out",
+            f"its NVIDIA card {device} takes no part: vfio-pci holds it for virtual machines",
+            "nothing",
+        )
     for device, row in stacks.without_code(facts, question["table"]):
         yield (
             "card_left_out",
@@ -31,6 +41,9 @@ def driver(facts, question):
             "nothing; but the driver of newer cards does not know it, so a screen belongs on one "
             "of those",
         )
+
+
+def driver(facts, question):
     if not stacks.counting(facts, question["table"]):
         return
     looked_up = datetime.date.fromisoformat(question["table"]["looked_up"])
@@ -227,4 +240,4 @@ def held_kernel(facts, question):
         )
 
 
-CHECKS = (driver, card_errors, fitting, held_kernel)
+CHECKS = (cards, driver, card_errors, fitting, held_kernel)

@@ -28,7 +28,8 @@ TABLE = yaml.safe_load((ROOT / "ansible/stacks.yml").read_text())["stacks"]
 # A healthy member: Debian 12 on gigabit Ethernet, no GPU.
 HEALTHY = {
     **dict.fromkeys(("gcc", "driver", "driver_library", "secure_boot", "address_owner")),
-    **dict.fromkeys(("apt_lock", "broken", "held_since", "reboot_waits")),
+    **dict.fromkeys(("apt_lock", "broken", "held_since", "reboot_waits", "prime")),
+    "passed_through": [],
     **dict.fromkeys(("kernel_headers", "nouveau", "firewalld", "dpkg_broken"), False),
     **dict.fromkeys(("conda", "uv"), False),
     **dict.fromkeys(("python_venv", "systemd", "sudo", "rsync"), True),
@@ -48,7 +49,8 @@ HEALTHY = {
     "interface": "eno1",
     "links": [
         {"name": "eno1", "mac": "3c:7c:3f:00:00:01", "mtu": 1500, "speed": 1000, "duplex": "full",
-         "wireless": False, "addresses": ["192.168.56.111"], "networks": ["192.168.56.111/24"]}
+         "wireless": False, "tunnel": False, "physical": True,
+         "addresses": ["192.168.56.111"], "networks": ["192.168.56.111/24"]}
     ],
     "ufw_conf": "",
     "clock": 1000.0,
@@ -98,7 +100,7 @@ TOOLS = {"dkms": "3.0.10-8", "gcc": "4:12.2.0-3", "make": "4.3-4.1", "openssl": 
 # What driver_facts adds on a machine with a card: no driver of packages or by the installer.
 NO_DRIVER = {
     **{name: {} for name in ("packages", "transitional", "offered_transitional", "prebuilt")},
-    **{name: [] for name in ("held", "displays", "seated", "gpu_processes")},
+    **{name: [] for name in ("held", "held_by_us", "displays", "seated", "gpu_processes")},
     **dict.fromkeys(("kernel_series", "runfile", "module", "kernel_compiler", "waiting_kernel")),
     **dict.fromkeys(("waiting_module", "signing_key", "display_manager")),
     **dict.fromkeys(("pending", "display_manager_active"), False),

@@ -41,7 +41,7 @@ def says(monkeypatch):
 
 def test_packages_that_count_are_installed_whole(says):
     says("dpkg-query", DPKG)
-    assert collect.packages() == {
+    assert collect.packages("6.1.0-31-amd64") == {
         "packages": {"nvidia-smi": "535.261.03-1", "linux-image-amd64": "6.1.129-1"},
         "held": ["linux-image-amd64"],
         "transitional": {},
@@ -52,21 +52,23 @@ def test_packages_that_count_are_installed_whole(says):
 
 
 @pytest.mark.parametrize(
-    ("running", "series"),
+    ("running", "waiting", "series"),
     [
-        ("6.8.0-86-generic", "generic"),
-        ("6.14.0-33-generic", "generic-hwe-24.04"),
-        ("6.11.0-29-generic", "generic-hwe-24.04"),  # none brings it: what the next boot starts
+        ("6.8.0-86-generic", "6.14.0-33-generic", "generic"),
+        ("6.14.0-33-generic", None, "generic-hwe-24.04"),
+        ("6.11.0-29-generic", "6.14.0-33-generic", "generic-hwe-24.04"),
+        ("6.15.4-x64v3-xanmod1", None, None),
+        ("6.11.0-29-generic", "7.0.1-070001-generic", None),  # mainline's, by its own packages
     ],
 )
 def test_the_kernels_series_is_that_of_the_metapackage_which_brings_it(
-    says, monkeypatch, running, series
+    says, monkeypatch, running, waiting, series
 ):
     line = "ii \tlinux-image-{}\t{}\tlinux-image-{}-generic, linux-firmware\n".format
     hwe = line("generic-hwe-24.04", "6.14.0-33.33~24.04.1", "6.14.0-33")
     monkeypatch.setattr(collect.platform, "release", lambda: running)
     says("dpkg-query", line("generic", "6.8.0-86.87", "6.8.0-86") + hwe)
-    assert collect.packages()["kernel_series"] == series
+    assert collect.packages(waiting)["kernel_series"] == series
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,9 @@ def test_the_plan_under_secure_boot_is_one_with_which_apt_builds_nothing(apt, mo
     for modules in ([f"linux-modules-nvidia-580-open-{KERNEL}"], []):
         assert "nvidia-dkms-580-open" in coming(*modules, "nvidia-driver-580-open")
     found = collect.archive("/none", simulate=True, installed=ON_SERIES)
+    # What preflight judges by, which simulates nothing.
+    unsimulated = collect.archive("/none", simulate=False, installed=ON_SERIES)
+    assert unsimulated["prebuilt"].keys() == found["prebuilt"].keys()
     made = facts("ubuntu2404", ["5090"], kernel=KERNEL, secure_boot=True, display_manager=desktop)
     assert found["offered_transitional"]["nvidia-driver-570-open"] == "nvidia-driver-580-open"
     chosen = plan(made | found, "cu132")

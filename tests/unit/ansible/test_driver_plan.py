@@ -9,6 +9,7 @@ from planning import driver_result, stacks
 from tests.unit.ansible.driver_machines import (
     DEBIAN12,
     GDM,
+    OWN,
     SEATED,
     UBUNTU,
     WANTED,
@@ -27,6 +28,12 @@ from tests.unit.ansible.provision_machines import TABLE, TOOLS, reviewed
 DESKTOP = {"display_manager": "gdm.service"}
 MINE = {"runfile": "/srv/NVIDIA-Linux-x86_64-440.100.run", "runfile_sha256": "0" * 64}
 AT_HAND = [TABLE["drivers"][0]["url"].rpartition("/")[2]]
+# Debian 13 has 535 beside 550, of which one knows an end.
+DEBIAN13 = dict.fromkeys(DEBIAN12, "550.163.01-2") | {
+    "nvidia-tesla-535-kernel-dkms": "535.309.01-1~deb13u1",
+    "nvidia-tesla-535-smi": "535.309.01-1~deb13u1",
+    "libnvidia-tesla-535-cuda1": "535.309.01-1~deb13u1",
+}
 NO_GCC = {name: version for name, version in TOOLS.items() if name != "gcc"}
 # Ubuntu 20.04 has 535 for desktops, and 570 for servers alone.
 FOCAL = {name: at for name, at in UBUNTU.items() if "580" not in name and "610" not in name}
@@ -66,7 +73,8 @@ ENDED = {"transitional": {SIGNED_535: "linux-modules-nvidia-580-generic-hwe-22.0
 def signed_older():
     made = signed(coming=["nvidia-dkms-580-open"])
     made["offered"][SIGNED_535] = "6.8.0-60.63"
-    made["prebuilt"][f"{SIGNED_535} nvidia-headless-no-dkms-535"] = [SIGNED_535]
+    own = SIGNED_535.replace("generic-hwe-22.04", made["kernel"])
+    made["prebuilt"][f"{SIGNED_535} nvidia-headless-no-dkms-535"] = [SIGNED_535, own]
     return made
 
 
@@ -81,12 +89,30 @@ FRESH = {
     "Ubuntu 20.04, desktop": plan(facts("ubuntu2004", offered=FOCAL, **DESKTOP)),
     "own runfile before packages": plan(facts(offered=DEBIAN12), **MINE),
     "offline": plan(facts(), offline=True, at_hand=AT_HAND),
-    "named version, other packages": plan(facts(offered=DEBIAN12), version="580.173.02"),
+    "named version, other packages": plan(
+        facts(offered=DEBIAN12), version=TABLE["drivers"][0]["version"]
+    ),
     "kernel too new for the packages": plan(
         facts("ubuntu2204", offered=UBUNTU, kernel="7.0.0-28-generic", kernel_headers=True), "cu132"
     ),
     "kernel too new for the packages, prebuilt": plan(
-        signed() | {"kernel": "7.3.1-1-generic"}
+        signed(coming=[OWN.replace("6.8.0-60", "7.3.0-10")]) | {"kernel": "7.3.0-10-generic"}
+    ),
+    "prebuilt for the kernel that comes": plan(
+        signed(coming=["linux-image-6.8.0-60-generic"]) | {"kernel": "6.8.0-40-generic"}
+    ),
+    "prebuilt for an older kernel than the running one, mainline": plan(
+        signed(coming=["linux-image-6.8.0-60-generic"], kernel_headers=True)
+        | {"kernel": "6.15.4-061504-generic", "secure_boot": False}
+    ),
+    "prebuilt for an older kernel than the waiting one, xanmod": plan(
+        signed(coming=["linux-image-6.8.0-60-generic"], kernel_headers=True,
+               waiting_kernel="6.15.4-x64v3-xanmod1")
+        | {"kernel": "6.8.0-40-generic", "secure_boot": False}
+    ),
+    "kernel of backports, an ended branch": plan(
+        facts("debian13", ["3090"], DEBIAN13, kernel="7.1.3+deb13-amd64", kernel_headers=True),
+        "cu126",
     ),
     "named version, packages": plan(facts(offered=UBUNTU), version="580.126.20"),
     "nouveau": plan(facts(nouveau=True)),

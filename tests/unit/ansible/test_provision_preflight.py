@@ -35,6 +35,9 @@ CARD = ("debian12", ["1e07"])
 NO_DRIVER = {"driver": None, "driver_library": None}
 OLD = dict.fromkeys(("driver", "driver_library", "module"), "430.50")
 DOCKER = dict(HEALTHY["links"][0], name="docker0", addresses=[], networks=["192.168.0.1/16"])
+TAILSCALE = dict(HEALTHY["links"][0], name="tailscale0", mac=None, mtu=1280, speed=None,
+                 tunnel=True, physical=False, addresses=["100.64.0.7"],
+                 networks=["100.64.0.7/32"])  # fmt: skip
 BUSY = [{"pid": 99, "command": "python3"}]
 GDM = {"display_manager": "gdm.service", "display_manager_active": True}
 # Of a kernel on which the driver that stack cu102 began with is not built any more.
@@ -45,7 +48,7 @@ TOOLKIT = {"gcc": "7.5.0", "driver": "440.33.01", "toolkits": {"/usr/local/cuda-
 # {fault, or fault and case: facts}
 FAULTS = {
     "release": machine(distribution="fedora"),
-    "release, newer": release("ubuntu", "26.04"),
+    "release, newer": release("ubuntu", "28.04"),
     "release, between": release("ubuntu", "25.10"),
     "release, newer Debian": release("debian", "14"),
     "release, testing": release("debian", None),
@@ -73,6 +76,11 @@ FAULTS = {
     "link_speed": machine(**link(speed=100)),
     "duplex": machine(**link(duplex="half")),
     "mtu": machine(**link(mtu=1400)),
+    "tunnel": machine(
+        links=[TAILSCALE, {**HEALTHY["links"][0], "addresses": ["10.0.0.7"]}],
+        interface="tailscale0",
+    ),
+    "tunnel, no card": machine(links=[TAILSCALE], interface="tailscale0"),
     "firewall": machine(ufw_conf='ENABLED="yes"\n'),
     "firewall, firewalld": machine(firewalld=True),
     "apt_lock": machine(apt_lock={"pid": 7, "command": "unattended-upgr"}),
@@ -97,6 +105,10 @@ FAULTS = {
     "stack": turing() | {"gpus": [{"vendor": "10de", "device": "ffff"}]},
     "table_old": turing(clock=2e9),
     "card_left_out": machine("debian12", ["128b", "1e07"]),
+    "card_left_out, passed through": turing(passed_through=["2204"]),
+    "card_hidden": machine(driver_library="580.126.20", module="580.126.20"),
+    "card_hidden, prime-select": turing(prime="off", driver=None),
+    "card_hidden, passed through": machine(passed_through=["2204"]),
     "gcc": turing(gcc="10.2.1"),
     "installer": machine(*CARD),
     "duplicate_address": machine(address_owner="3c:7c:3f:00:00:09"),
@@ -141,7 +153,8 @@ SSH = {
     "ssh: connect to host 10.0.0.9 port 22: No route\nto host": "unreachable",
 }  # fmt: skip
 # Faults that are not about one machine's facts.
-TOLD_BY_OTHERS = {"collect", "duplicate_machine_id", "duplicate_mac", "faster_card", *SSH.values()}
+TOLD_BY_OTHERS = {"collect", "duplicate_machine_id", "duplicate_mac", "faster_card", "mtu_differs"}
+TOLD_BY_OTHERS |= {*SSH.values()}
 
 KNOWN = {case.partition(",")[0] for case in ILL} | TOLD_BY_OTHERS
 
@@ -175,6 +188,12 @@ COLLECTED = {"clock": [400.0, 600.0]}  # the time of collecting counts, not that
         (machine(clock=500.0), COLLECTED, []),
         (machine(clock=391.0), COLLECTED, ["clock"]),
         (machine(held_since=1000.0 - 89 * 86400), {}, []),
+        # A VPN's own MTU and speed are none of the cable's.
+        (FAULTS["tunnel"], {"address": "100.64.0.7", "listed": ["100.64.0.7"]}, ["tunnel"]),
+        (machine(driver_library="580.126.20"), {}, []),  # as hwloc brings it, without a module
+        (FAULTS["card_hidden"], {"stack": "cu126"}, ["card_hidden"]),
+        ({**FAULTS["card_hidden"], "gpus_counted": 0}, {}, []),
+        (turing(prime="off", gcc="7.5.0"), {}, []),  # its driver is loaded all the same
     ],
 )
 def test_what_is_a_fault_and_what_is_none(facts, question, faults):
@@ -242,6 +261,25 @@ NVRM: Xid (PCI:0000:01:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen 
 NVRM: Xid (PCI:0000:01:00): 31, pid=2519, name=python, Ch 00000008, intr 10000000. MMU Fault
 NVRM: Xid (0000:01:00): 31, Ch 00000010, engmask 00000101, intr 10000000
 """
+
+
+def test_a_card_of_virtual_machines_is_none_of_this_ones(tmp_path, monkeypatch):
+    facts = load("ansible/library/machine_facts.py")
+    for slot, vendor, device, holder in (
+        ("01", "10de", "2204", "vfio-pci"),
+        ("02", "10de", "1e07", "nvidia"),
+        ("03", "8086", "4680", "i915"),
+    ):
+        (tmp_path / slot).mkdir()
+        for name, text in (("class", "030000"), ("vendor", vendor), ("device", device)):
+            (tmp_path / slot / name).write_text(f"0x{text}\n")
+        (tmp_path / slot / "driver").symlink_to(f"/sys/bus/pci/drivers/{holder}")
+    (tmp_path / "prime").write_text("on-demand\n")
+    monkeypatch.setattr(facts, "DEVICES", f"{tmp_path}/0*")
+    monkeypatch.setattr(facts, "PRIME", str(tmp_path / "prime"))
+    found = facts.gpus()
+    assert [card["device"] for card in found["gpus"]] == ["1e07", "4680"]
+    assert (found["passed_through"], found["prime"]) == (["2204"], "on-demand")
 
 
 @pytest.mark.parametrize("way", ["sudo", "journalctl", "dmesg"])
@@ -326,3 +364,11 @@ def two_cards(number, fast=2500, network="10.0.2"):
 )
 def test_no_faster_network_no_proposal(machines):
     assert network.faster_cards(machines) == []
+
+
+def test_cards_of_unlike_packets_are_one_finding():
+    jumbo = machine(host="node2", **link(mtu=9000))
+    (finding,) = network.unequal_mtus([machine(interface=None), jumbo, machine()])
+    assert (finding["host"], finding["fault"]) == ("node2", "mtu_differs")
+    assert network.unequal_mtus([jumbo, jumbo]) == []
+    assert network.unequal_mtus([FAULTS["tunnel"], machine()]) == []  # which says so already
