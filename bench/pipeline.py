@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torchvision
 
 from bench.codec import stages
-from contract.strategies import UNIT, parse, shard_size
+from contract.strategies import CODED_BITS, UNIT, parse, shard_size
 from tandem.sync.codec import CODECS
 
 SPEC, RANKS = "ef:3:peak", 4
@@ -111,9 +111,11 @@ def coding(card: Card, code: Code, stage: int, values: int) -> float:
 
 def exchange(code: Code, values: int) -> float:
     """Seconds until each rank has sent the others a part of a bucket, and has theirs on its GPU."""
-    codec = CODECS[int(parse(code.spec).arguments[0])]
-    part = codec.coded_bytes(shard_size(values, RANKS))
-    return (RANKS - 1) * (TURN + part / LINK) + 2 * (SYNC + RANKS * part / PCIE)
+    levels, scale = parse(code.spec).of(None).arguments
+    shard = shard_size(values, RANKS)
+    sent = shard * CODED_BITS[int(levels), scale] / 8
+    copied = CODECS[int(levels)].coded_bytes(shard)
+    return (RANKS - 1) * (TURN + sent / LINK) + 2 * (SYNC + RANKS * copied / PCIE)
 
 
 def main() -> None:

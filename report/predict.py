@@ -100,10 +100,10 @@ def predict_row(
     basis: Basis, nodes: int, strategy: Strategy, rate: float, phases: Phases, family: str
 ) -> Row:
     """One prediction. `family`: of the optimizer."""
-    step = basis.step_of(nodes)
-    waited = step.wait(strategy, nodes, rate)
+    step, scaled = basis.step_of(nodes), strategy.of(family)
+    waited = step.wait(scaled, nodes, rate)
     exact = step.wait(strategies.parse(EXACT), nodes, rate)
-    sent = strategy.bytes_per_step(nodes, step.payload_for(strategy), step.gpus)
+    sent = scaled.bytes_per_step(nodes, step.payload_for(scaled), step.gpus)
     spent, images = step.work + waited, step.images * nodes / step.nodes
     over_run = images / phases.mean(strategy, spent, step.work + exact)
     run = None

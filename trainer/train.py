@@ -180,10 +180,13 @@ class Run:
 
     def _warms(self, exact: bool) -> bool:
         """Whether a step summed exactly for a strategy that had not begun yet; says when it does
-        begin."""
+        begin, and what it has to say itself."""
         sync = self.job.sync
         if sync is None or not sync.strategy.rule.warms:
             return False
+        if sync.note is not None:
+            self.screen.say(sync.note)
+            sync.note = None
         if self.in_warm_up and not exact:
             self.screen.say(
                 f"step {self.position.step}: exact sums have ended, {sync.strategy.spec} begins"

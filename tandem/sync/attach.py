@@ -186,6 +186,12 @@ class Attached:
         self._ordered = True
         if self._end:
             self.sync.begin(scale or 1.0, self.exact, unused)
+            self._say_once(self.sync.note)
+
+    def _say_once(self, line: Optional[str]) -> None:
+        if line and line not in self._said and dist.get_rank() == 0:
+            self._said.add(line)
+            print(line, file=sys.stderr, flush=True)
 
     def _unused(self, scale: Optional[float]) -> Unused:
         """Of the sum before, as the next one begins; counts the step that this is for."""
@@ -195,10 +201,7 @@ class Attached:
             return NONE
         unused = usage.close(skipped=scale is not None and scale < self.sync.scale)
         self.steps += not usage.in_step
-        line = about_use(usage)
-        if line and line not in self._said and dist.get_rank() == 0:
-            self._said.add(line)
-            print(line, file=sys.stderr, flush=True)
+        self._say_once(about_use(usage))
         return unused
 
     @property

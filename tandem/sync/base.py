@@ -138,6 +138,7 @@ class Sync:
     # Whether the strategy needs the loss scale; reading it may wait for the device.
     follows_scale = False
     scale = 1.0  # by which all that is kept is multiplied
+    note: Optional[str] = None  # for people, to be shown once
 
     def __init__(
         self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0

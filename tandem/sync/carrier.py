@@ -17,6 +17,7 @@ import contextlib
 import dataclasses
 import queue
 import threading
+import time
 from datetime import timedelta
 from typing import Any, Callable, ContextManager, Iterator, List, Optional, Sequence, Tuple
 
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 
 from ..compat import end_group
+from .entropy import EntropyCoder
 
 Result = torch.futures.Future[torch.Tensor]
 
@@ -180,10 +182,15 @@ def new_group(
 
 
 def all_to_all(
-    rows: torch.Tensor, group: Any, ranks: Optional[Sequence[int]] = None
+    rows: torch.Tensor,
+    group: Any,
+    ranks: Optional[Sequence[int]] = None,
+    messages: Sequence[torch.Tensor] = (),
+    coder: Optional[EntropyCoder] = None,
 ) -> torch.Tensor:
     """Send row n of bytes (N, B) to the n-th of `ranks` (all by default), which make up the group;
-    returns the rows that came from them (N, B).
+    returns the rows that came from them (N, B). With a `coder`, which all have then, what is sent
+    is `messages`, that it made of the rows.
 
     In step k, rank r sends to r + k, receives from r - k, and is done with both before it goes on
     (pairwise exchange: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
@@ -191,20 +198,35 @@ def all_to_all(
     late is not sent to by two at a time. Where two did, the switch dropped packets or shared the
     link of the one while that of the other idled, and all links were filled to a half.
     """
-    sent = to_host(rows)
-    received = torch.empty_like(sent, pin_memory=sent.is_pinned())
-    world = len(sent)
+    sent = to_host(rows) if coder is None else messages
+    received = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=rows.is_cuda)
+    world = len(rows)
     peers = range(world) if ranks is None else ranks
     own = peers.index(dist.get_rank())
-    received[own].copy_(sent[own])
+    received[own].copy_(rows[own])
+    expanding = []
     for step in range(1, world):
         to, source = (own + step) % world, (own - step) % world
-        # (torch declares that these may return None, as they do on ranks outside the group)
-        coming: Any = dist.irecv(received[source], peers[source], group=group)
-        going: Any = dist.isend(sent[to], peers[to], group=group)
-        _wait(going, peers[to])
-        _wait(coming, peers[source])
+        if coder is None:
+            _trade(sent[to], peers[to], received[source], peers[source], group)
+            continue
+        room = coder.room(received[source])
+        begin = time.monotonic()
+        _trade(sent[to], peers[to], room, peers[source], group)
+        coder.count(sent[to], received[to], time.monotonic() - begin)
+        expanding.append(coder.begin_expand(room, received[source]))
+    for row in expanding:
+        row.result()
     return received.to(rows.device, non_blocking=True)
+
+
+def _trade(message: torch.Tensor, to: int, room: torch.Tensor, source: int, group: Any) -> None:
+    """Send to one rank while another sends here, which may be less than there is room for."""
+    # (torch declares that these may return None, as they do on ranks outside the group)
+    coming: Any = dist.irecv(room, source, group=group)
+    going: Any = dist.isend(message, to, group=group)
+    _wait(going, to)
+    _wait(coming, source)
 
 
 class PeerLost(RuntimeError):
@@ -223,14 +245,19 @@ def _wait(work: Any, peer: int) -> None:
 
 
 def all_gather(
-    row: torch.Tensor, count: int, group: Any, ranks: Optional[Sequence[int]] = None
+    row: torch.Tensor,
+    count: int,
+    group: Any,
+    ranks: Optional[Sequence[int]] = None,
+    coder: Optional[EntropyCoder] = None,
 ) -> torch.Tensor:
     """The bytes (B) of all `count` ranks, on all of them: (N, B).
 
     They are sent directly to each rank in turn; Gloo's all_gather would pass them on from rank to
     rank.
     """
-    return all_to_all(row.expand(count, -1), group, ranks)
+    messages = [] if coder is None else [coder.compress(to_host(row))] * count
+    return all_to_all(row.expand(count, -1), group, ranks, messages, coder)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Dict, Optional, Tuple
 
 import torch
 
-from contract.strategies import BLOCK, PACKED, coded_bytes, dense
+from contract.strategies import BLOCK, PACKED, coded_bytes
 
 KEPT = 0.95  # what a step keeps of the running mean of squares
 LEAST = 0.01  # an own scale, relative to the largest one of its block
@@ -25,8 +25,8 @@ LEAST = 0.01  # an own scale, relative to the largest one of its block
 @dataclasses.dataclass(frozen=True)
 class Codec:
     """`levels` on each side of zero. A code is from -`levels` to `levels`, and `packed` of them,
-    neighbours, are the digits of a signed byte in base `radix`; where `dense`, of one of 7 bits, of
-    which eight are sent in 7 bytes. `step`: with own scales, in root mean squares of a block.
+    neighbours, are the digits of a signed byte in base `radix`: whole values in each byte, so that
+    an entropy coder sees them. `step`: with own scales, in root mean squares of a block.
 
     A block with an inf or a NaN decodes to NaNs and infs only, so that its sum shows that the
     gradients overflowed.
@@ -36,10 +36,6 @@ class Codec:
     packed: int
     radix: int
     step: float
-
-    @property
-    def dense(self) -> bool:
-        return dense(2 * self.levels + 1)
 
     def coded_bytes(self, values: int) -> int:
         """Bytes of a row of `values` numbers, a multiple of BLOCK and of `packed`."""
@@ -70,15 +66,8 @@ class Codec:
         digits = codes.view(-1, self.packed)
         packed = digits[:, 0]
         for place in range(1, self.packed):
-            wide = None
-            if self.dense and place == self.packed - 1:
-                wide = torch.empty(len(digits), dtype=torch.int64, device=codes.device)
-            packed = torch.add(packed, digits[:, place], alpha=self.radix**place, out=wide)
-        if self.dense:  # by whole numbers, so nothing is rounded
-            words = torch.addcmul(*_places(codes.device), packed.view(-1, 8)).sum(1)
-            body.view(len(body), -1, 7).copy_(_bytes(words.view(len(body), -1)))
-        else:
-            body.copy_(packed.view(len(body), -1).view(torch.uint8))
+            packed = torch.add(packed, digits[:, place], alpha=self.radix**place)
+        body.copy_(packed.view(len(body), -1).view(torch.uint8))
 
     def _parts(self, coded: torch.Tensor, values: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """Of rows of so many values the sizes of their blocks, in bf16, and the codes."""
@@ -109,15 +98,7 @@ class Codec:
     def _read_codes(self, body: torch.Tensor) -> torch.Tensor:
         if self.packed == 1:
             return body.view(torch.int8)
-        if self.dense:
-            shape = (len(body), body.shape[1] // 7)
-            words = torch.empty(shape, dtype=torch.int64, device=body.device)
-            _bytes(words).copy_(body.view(len(body), -1, 7))
-            index = words[:, :, None].bitwise_right_shift(_shifts(body.device))
-            index.bitwise_and_((1 << 14) - 1)  # and so without the byte that was not written
-        else:
-            index = body.int()
-        return _table(self, body.device).index_select(0, index.view(-1))
+        return _table(self, body.device).index_select(0, body.reshape(-1).int())
 
     def _step(self, size: torch.Tensor, own: bool) -> torch.Tensor:
         """The distance of two levels in each block."""
@@ -154,35 +135,12 @@ def _in_fp32(value: float, device: torch.device) -> torch.Tensor:
 
 
 @functools.cache
-def _places(device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Of eight numbers in 56 bits what makes each of them positive, and its factor: int64 (8)."""
-    places = torch.tensor([1 << 7 * place for place in range(8)], device=device)
-    return places * 64, places
-
-
-@functools.cache
-def _shifts(device: torch.device) -> torch.Tensor:
-    """By which two of such numbers at a time become the lowest 14 bits: int64 (4)."""
-    return torch.arange(0, 56, 14, device=device)
-
-
-def _bytes(words: torch.Tensor) -> torch.Tensor:
-    """The lower seven of each of (R, W) words: (R, W, 7)."""
-    return words.view(torch.uint8).view(*words.shape, 8)[:, :, :7]
-
-
-@functools.cache
 def _table(codec: Codec, device: torch.device) -> torch.Tensor:
-    """The codes in each byte: int8 (256, packed); where it is dense, in each 14 bits."""
-    bits, codes = torch.arange(256), []
-    parts = [bits.to(torch.int8).int()]
-    if codec.dense:
-        bits = torch.arange(1 << 14)
-        parts = [bits % 128 - 64, (bits >> 7) - 64]
-    for rest in parts:
-        for _ in range(codec.packed):
-            codes.append((rest + codec.levels) % codec.radix - codec.levels)
-            rest = (rest - codes[-1]).div(codec.radix, rounding_mode="floor")
+    """The codes in each byte: int8 (256, packed)."""
+    codes, rest = [], torch.arange(256).to(torch.int8).int()
+    for _ in range(codec.packed):
+        codes.append((rest + codec.levels) % codec.radix - codec.levels)
+        rest = (rest - codes[-1]).div(codec.radix, rounding_mode="floor")
     return torch.stack(codes, 1).to(device, torch.int8)
 
 

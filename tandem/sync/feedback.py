@@ -24,8 +24,9 @@ from contract.errors import UserError
 from contract.strategies import OWN, Strategy, shard_size
 
 from .base import NONE, Sync, Topology, Unused, sum_over_ranks
-from .carrier import Carrier, Flag, Stage, all_gather, all_to_all
+from .carrier import Carrier, Flag, Stage, all_gather, all_to_all, to_host
 from .codec import CODECS, KEPT, learn, own_scales
+from .entropy import TRIAL, UNABLE, EntropyCoder, can_compress
 
 
 @dataclasses.dataclass
@@ -110,6 +111,7 @@ class Bucket:
     buffer: torch.Tensor  # receives the result
     kept: BucketState
     coded: torch.Tensor  # what is to be sent, then what came
+    messages: Sequence[torch.Tensor] = ()  # what is sent instead, through the entropy coder
     squares: Optional[Squares] = None
     own: Optional[torch.Tensor] = None  # the scales of all values, by owners (N, shard)
 
@@ -145,20 +147,44 @@ class ErrorFeedback(Sync):
         self._loose: Dict[torch.Tensor, torch.Tensor] = {}
         self._parameters: Sequence[torch.Tensor] = ()  # of the bucket that is handed over
         self._digest = 0  # of what was loaded
+        self.coder: Optional[EntropyCoder] = None  # where all ranks have one
+        self._coded_steps = 0
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         super().setup(device, topology)
         stages = self.topology.stages(self.stages(), self.blank, self.wire)
         self.carrier = Carrier(stages, device, self.patience)
+        able = sum_over_ranks(torch.tensor(float(can_compress()), device=device)).wait()
+        if able == len(self.topology.nodes):
+            self.coder = EntropyCoder()
+        else:
+            self.note = f"{self.strategy.spec}: {UNABLE}"
 
     def end(self) -> None:
         super().end()
         self.carrier.end()
+        self._end_coder()
+
+    def _end_coder(self) -> None:
+        if self.coder is not None:
+            self.coder.end()
+            self.coder = None
+
+    def _judge_coder(self, coder: EntropyCoder) -> None:
+        """All ranks go on with it, or none, by what it gained all of them. Collective."""
+        gain = sum_over_ranks(torch.tensor(coder.gain, device=self.carrier.device)).wait()
+        self.note = f"{self.strategy.spec}: {coder.describe(TRIAL, bool(gain > 0))}"
+        if gain <= 0:
+            self._end_coder()
 
     def begin(self, scale: float, exact: bool, unused: Unused = NONE) -> None:
         if self.learns and not self.begun:
             self._compare_digests()
         self.settle(unused)
+        if self.begun and not self.exact:
+            self._coded_steps += 1
+            if self._coded_steps == TRIAL and self.coder is not None:
+                self._judge_coder(self.coder)
         self.exact, self.begun = exact, True
         if scale != self.scale:
             self.rescale(scale / self.scale)
@@ -246,7 +272,8 @@ class ErrorFeedback(Sync):
         return size + 2 * self.learns
 
     def stages(self) -> List[Stage]:
-        return [Stage(self._code), Stage(self._exchange, sends=True), Stage(self._take)]
+        exchange = Stage(self._exchange, sends=True)
+        return [Stage(self._code), Stage(self._compress), exchange, Stage(self._take)]
 
     def sizes(self, buffer: torch.Tensor) -> List[int]:
         """The number of values of each tensor kept for a bucket; all begin as zeros."""
@@ -321,7 +348,7 @@ class ErrorFeedback(Sync):
         buffer, (kept, squares) = job
         size = self.codec.coded_bytes(shard_size(buffer.numel(), len(self.owners)))
         coded = buffer.new_empty((len(self.owners), size), dtype=torch.uint8)
-        return Bucket(buffer, kept, coded, squares, self._scales(squares))
+        return Bucket(buffer, kept, coded, squares=squares, own=self._scales(squares))
 
     def wire(self, bucket: Bucket) -> List[torch.Tensor]:
         return [bucket.coded]
@@ -338,7 +365,17 @@ class ErrorFeedback(Sync):
         torch.add(kept.now[0][:values], buffer, out=flat[:values])  # zeros fill it up
         own = self._scales(squares)
         coded = self.codec.encode(flat.view(len(self.owners), -1), own)
-        return Bucket(buffer, kept, coded, squares, own)
+        return Bucket(buffer, kept, coded, squares=squares, own=own)
+
+    def _compress(self, bucket: Bucket) -> Bucket:
+        if self.coder is not None:
+            rows, own = to_host(bucket.coded), self.owners.index(self.topology.rank)
+            # The own one stays here.
+            bucket.messages = [
+                row if number == own else self.coder.compress(row)
+                for number, row in enumerate(rows)
+            ]
+        return bucket
 
     def _exchange(self, bucket: Bucket, group: Any) -> Bucket:
         """Bring the shards to their owners, and the sums of the owners to all.
@@ -346,9 +383,9 @@ class ErrorFeedback(Sync):
         Both are sent by this one stage: if another sent the sums of one bucket while this one sends
         the shards of the next, two ranks would send to the same one at a time (see `all_to_all`).
         """
-        came = all_to_all(bucket.coded, group, self.owners)
+        came = all_to_all(bucket.coded, group, self.owners, bucket.messages, self.coder)
         total = self._sum(came, bucket)
-        bucket.coded = all_gather(total, len(self.owners), group, self.owners)
+        bucket.coded = all_gather(total, len(self.owners), group, self.owners, self.coder)
         return bucket
 
     def _sum(self, coded: torch.Tensor, bucket: Bucket) -> torch.Tensor:

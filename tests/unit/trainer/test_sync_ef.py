@@ -128,7 +128,8 @@ def test_warm_up_is_exact_and_takes_the_memory_of_the_steps_after_it():
 
 
 def bytes_sent(specs):
-    """By spec: bytes a step that this rank sends to other machines, and those declared."""
+    """By spec: bytes a step that this rank sends to other machines, and the most that the registry
+    declares. (Entropy coding is as good as gradients are; these are of no real net.)"""
     world, found = start(Options()), {}
     between = Between(world)
     machines = max(world.nodes) + 1
@@ -144,7 +145,6 @@ def bytes_sent(specs):
     return found
 
 
-# Codes of whole bytes, and of seven bits.
 SPECS = ["allreduce", "fp16", "ef:3", "ef:5"]
 
 
@@ -155,7 +155,8 @@ def test_a_machine_sends_what_the_registry_declares_whatever_its_ranks(nodes, sp
         machine = [next(ranks) for _ in range(count)]
         for spec in specs:
             sent, declared = [found[spec][0] for found in machine], machine[0][spec][1]
-            assert abs(sum(sent) - declared) <= max(0.02 * declared, 2**16), spec
+            assert sum(sent) <= declared + max(0.02 * declared, 2**16), spec
+            assert sum(sent) >= (0.2 if "ef" in spec else 0.98) * declared, spec
             assert count == 1 or 0 in sent, spec
 
 
