@@ -40,11 +40,11 @@ def _gather(status: Path, *packages: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         download = ["apt-get", "-o", "APT::Sandbox::User=root", "download", *wanted]
         subprocess.run(download, check=True, cwd=folder, capture_output=True)
-        (folder / "Packages").write_text(packages(folder))
+        (folder / "Packages").write_text(index_of(folder))
     return folder
 
 
-def packages(folder: Path) -> str:
+def index_of(folder: Path) -> str:
     """The index of an archive: an entry for each package of `folder`."""
     stanzas = []
     for deb in sorted(folder.glob("*.deb")):

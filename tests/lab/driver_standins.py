@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.lab.apt_archive import packages
+from tests.lab.apt_archive import index_of
 from tests.lab.site_plays import write_inventory
 from tests.unit.ansible.driver_machines import ubuntu_relations
 
@@ -194,7 +194,7 @@ def write_upgrade(folder: Path, words: list[str]) -> list[str]:
 
 def index(folder: Path) -> None:
     """The archive's Packages, for all packages of `folder`."""
-    text = packages(folder)
+    text = index_of(folder)
     (folder / "Packages").write_text(text)
     digest = hashlib.sha256(text.encode()).hexdigest()
     entry = f" {digest} {len(text.encode())} Packages\n"
