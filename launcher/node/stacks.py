@@ -54,7 +54,8 @@ class Question:
     where none came."""
 
     def __init__(self, file, pid, last, now):
-        self.file, self.pid, self.last, self.asked, self.threads = file, pid, last, now, []
+        self.file, self.pid, self.last, self.asked = file, pid, last, now
+        self.threads, self.is_whole = [], False
         self.offset = file.stat().st_size if file.exists() else 0
         self.can_answer = catches(pid, SIGNAL)
         if self.can_answer:
@@ -67,12 +68,14 @@ class Question:
 
     def is_settled(self, now):
         """Whether its answer is here, or none is to be expected."""
-        if self.can_answer and not self.threads and self.file.exists():
+        if self.can_answer and not self.is_whole and self.file.exists():
             with self.file.open("rb") as file:
                 file.seek(self.offset)
-                self.threads = parse_stacks(file.read(MOST_BYTES).decode(errors="replace"))
+                threads = parse_stacks(file.read(MOST_BYTES).decode(errors="replace"))
+            # It is written frame by frame: whole once nothing has come between two looks.
+            self.is_whole, self.threads = bool(threads) and threads == self.threads, threads
         late = now - self.asked >= ANSWER
-        return bool(self.threads) or late or not self.can_answer or self.state() == "T"
+        return self.is_whole or late or not self.can_answer or self.state() == "T"
 
     def entry(self):
         return {"last": self.last, "state": self.state(), "threads": self.threads}

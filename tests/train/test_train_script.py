@@ -89,9 +89,6 @@ def test_a_language_model_that_was_killed_learns_what_one_that_was_not_does(more
     assert max(again) == 39 and again == {step: whole[step] for step in again}
 
 
-# A minute is long for a test: so many seconds instead.
-
-
 HANGS = """
 import os, signal, time
 import torch
@@ -116,7 +113,7 @@ wait_for_the_others()
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "place"),
-    [("computes", "train.py:1[123], in compute_for_ever"), ("stops", "its process is stopped")],
+    [("computes", "train.py:1[01], in compute_for_ever"), ("stops", "its process is stopped")],
 )
 def test_status_and_report_say_where_each_rank_of_a_hanging_script_stands(script, how, place):
     process = start(script(HANGS.replace("HOW", how)))

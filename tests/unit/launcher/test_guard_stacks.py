@@ -111,3 +111,15 @@ def test_the_environments_own_sitecustomize_runs_and_nothing_else_sees_ours(tmp_
     )
     own = tmp_path / "sitecustomize.py"
     assert printed.stdout == f"seen {tmp_path}\n{own} []\n" and printed.stderr == ""
+
+
+def test_an_answer_that_is_still_being_written_is_waited_for(tmp_path, monkeypatch):
+    """It comes frame by frame, a library's first."""
+    monkeypatch.setattr(stacks, "catches", lambda *_: True)
+    monkeypatch.setattr(os, "kill", lambda *_: None)
+    question = stacks.Question(tmp_path / "0", os.getpid(), 0.0, 0.0)
+    with (tmp_path / "0").open("w") as file:
+        for line in ('  File "torch.py", line 1 in sum\n', '  File "train.py", line 2 in wait\n'):
+            print(line, end="", file=file, flush=True)
+            assert not question.is_settled(1.0)
+    assert question.is_settled(1.0) and len(question.threads[0]) == 2
