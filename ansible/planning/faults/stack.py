@@ -97,6 +97,23 @@ def driver(facts, question):
         )
 
 
+def ended_branch(facts, question):
+    """A driver's branch that gets no security fixes any more."""
+    if not facts["driver"] or not stacks.counting(facts, question["table"]):
+        return
+    branch, ends = stacks.version(facts["driver"])[0], question["table"]["branch_ends"]
+    month = datetime.datetime.fromtimestamp(facts["clock"], datetime.timezone.utc).strftime("%Y-%m")
+    if branch < max(ends) and ends.get(branch, "") < month:
+        yield (
+            "driver_ended",
+            f"NVIDIA has ended branch {branch} of its driver"
+            f"{f' in {ends[branch]}' if branch in ends else ''}: {facts['driver']} gets no "
+            "security fixes",
+            f"when nothing trains there: make upgrade LIMIT={facts['host']}, which takes the "
+            "newest that its cards and release have",
+        )
+
+
 def card_errors(facts, question):
     for number in facts["xids"]:
         what = f" ({MEANING[number]})" if number in MEANING else ""
@@ -240,4 +257,4 @@ def held_kernel(facts, question):
         )
 
 
-CHECKS = (cards, driver, card_errors, fitting, held_kernel)
+CHECKS = (cards, driver, ended_branch, card_errors, fitting, held_kernel)

@@ -95,6 +95,8 @@ FAULTS = {
     "driver_missing": turing(driver=None),
     "driver_mismatch": turing(driver_library="580.130.1"),
     "kernel_module": turing(waiting_kernel="6.1.0-44-amd64", waiting_module=None),
+    "driver_ended": turing(driver="535.183.01", driver_library="535.183.01", clock=1.79e9),
+    "driver_ended, long ago": turing(driver="470.256.02", driver_library="470.256.02"),
     "driver_old": turing(runfile="430.50", **OLD),
     "driver": turing(**OLD),
     "kernel_held": machine(held_since=1000.0 - 90 * 86400),
