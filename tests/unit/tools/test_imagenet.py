@@ -5,9 +5,12 @@ import io
 import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tarfile
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy
@@ -102,6 +105,64 @@ def test_archives_become_class_folders_and_a_second_run_reads_none_whole(
     for name in ("_copy", "_md5"):
         monkeypatch.setattr(imagenet, name, lambda *_: pytest.fail("work is done again"))
     assert run(source, tmp_path / "to") == 0
+
+
+def sparse(name: str, size: int) -> bytes:
+    """A member of `size` bytes of which the archive has none."""
+    info = tarfile.TarInfo(name)
+    info.size, info.type = 0, tarfile.GNUTYPE_SPARSE
+    head = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    head[386:410] = b"%011o\0%011o\0" % (size, 0)  # its one piece, at the end
+    head[483:495] = b"%011o\0" % size
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return bytes(head) + bytes(1024)
+
+
+def with_meta(content: bytes) -> bytes:
+    return tar({"meta.mat": content, "ILSVRC2012_validation_ground_truth.txt": b"1\n"}, "w:gz")
+
+
+def of_matlab(size: int) -> bytes:
+    """The beginning of a meta.mat whose one part unpacks to so many zeros."""
+    part = zlib.compress(bytes(size))
+    return bytes(124) + b"\0\1IM" + struct.pack("<II", imagenet.COMPRESSED, len(part)) + part
+
+
+def long_name(size: int) -> bytes:
+    info = tarfile.TarInfo("long")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, size
+    return gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + bytes(size))
+
+
+LARGE = {
+    "a class's tar": (
+        "train", lambda: tar({f"{one}.tar": sparse("x.JPEG", 2**31) for one in CLASSES}),
+    ),
+    "an image": ("val", lambda: sparse("ILSVRC2012_val_00000001.JPEG", 2**31)),
+    "a file of the devkit": ("devkit", lambda: gzip.compress(sparse("meta.mat", 2**31))),
+    "its unpacked size": ("devkit", lambda: with_meta(bytes(200 << 20))),
+    "a name in it": ("devkit", lambda: long_name(200 << 20)),
+    "a part of meta.mat": ("devkit", lambda: with_meta(of_matlab(200 << 20))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", LARGE)
+def test_a_small_archive_fills_neither_disk_nor_memory(source, tmp_path, capsys, monkeypatch, what):
+    which, content = LARGE[what]
+    name = {"train": imagenet.TRAIN, "val": imagenet.VAL, "devkit": imagenet.DEVKIT}[which]
+    (source / name).write_bytes(content())
+    if which == "val":  # one image is all that there is to be
+        monkeypatch.setattr(imagenet, "read_devkit", lambda _: ({1: CLASSES[0]}, [1]))
+        (source / imagenet.TRAIN).write_bytes(tar({f"{CLASSES[0]}.tar": tar({"a.JPEG": b"a"})}))
+    tracemalloc.start()
+    assert run(source, tmp_path / "to") == 2
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "Traceback" not in capsys.readouterr().err
+    assert most < 3 * imagenet.UNPACKED
+    written = sum(path.stat().st_size for path in tmp_path.rglob("to/**/*.JPEG"))
+    assert written < 1000
 
 
 @pytest.mark.parametrize("wnid", ["../../out", "n1"])
