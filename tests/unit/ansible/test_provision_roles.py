@@ -1,7 +1,10 @@
 """What holds for every role: documented variables, and copies that know whom they copy to."""
 
+import ast
 import re
+import subprocess
 
+import jinja2
 import pytest
 import yaml
 
@@ -131,3 +134,25 @@ def test_root_follows_no_path_of_others():
         if re.search(with_variables(known, variables), text)
     ]
     assert found == [], "\n".join(found)
+
+
+def test_what_root_installed_with_a_umask_of_027_is_made_readable_once(tmp_path):
+    (task,) = [
+        task
+        for task in parsed(ROOT / "ansible/roles/python_env/tasks/main.yml")
+        if "python_env_opened" in task.get("register", "")
+    ]
+    expression = task["ansible.builtin.command"]["argv"]
+    argv = ast.literal_eval(jinja2.Template(expression).render(python_env_root=str(tmp_path)))
+    program = tmp_path / "envs/cpu/bin/python"
+    program.parent.mkdir(parents=True)
+    for path, mode in (
+        (program, 0o750),
+        (tmp_path / "envs/lock", 0o640),
+        (tmp_path / "envs", 0o750),
+    ):
+        path.touch()
+        path.chmod(mode)
+    said = [subprocess.run(argv, capture_output=True, text=True, check=True) for _ in range(2)]
+    assert [done.stdout for done in said] == ["....", ""]  # tmp_path is private, too
+    assert [path.stat().st_mode & 0o777 for path in (program, tmp_path / "envs")] == [0o755, 0o755]
