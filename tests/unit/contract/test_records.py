@@ -14,7 +14,7 @@ import pytest
 
 from contract.options import Config
 from launcher import collect
-from launcher.node import counters, gpus, records
+from launcher.node import counters, gpus, records, sockets
 from launcher.node.task import FIELDS, read_task
 from launcher.options import document
 from launcher.plan import plan as planning
@@ -201,7 +201,8 @@ def test_the_files_of_a_machine_and_of_its_ranks_keep_the_contract(made):
 def test_what_this_machine_may_not_have_keeps_it_too(monkeypatch):
     """A disk that did something and holds the data, a share, a peer and a card."""
     looks, text_of = itertools.count(0, 900), records.text_of
-    connections = iter([[], [(1, "192.0.2.2", "192.0.2.1", 9, 0.5)]])
+    one = sockets.Connection(1, ("192.0.2.2", 5, "192.0.2.1", 6), "socket:[7]", 9, 9, 0.5)
+    connections = iter([[], [one]])
 
     def read_disks():
         return {"sda": dict.fromkeys(counters.DISK_COUNTERS, next(looks))}
