@@ -5,7 +5,7 @@ import pytest
 from tests.lab import driver_standins as standins
 from tests.lab.site_plays import changes, failures, play, reboot, said
 
-OLD, NEW = "535.261.03", "535.300.01"
+OLD, NEW = "580.159.04", "580.178.04"
 LOADED = "cat /proc/driver/nvidia/version"
 
 
@@ -64,7 +64,7 @@ def test_install_keeps_and_upgrade_moves(machine):
 @pytest.mark.long
 def test_a_mismatch_is_recognised_and_cured_by_a_reboot(machine):
     lab, words, _ = machine
-    lab.ssh(1, f"sudo sed -i s/{NEW}/535.200.01/ /proc/driver/nvidia/version")
+    lab.ssh(1, f"sudo sed -i s/{NEW}/580.150.01/ /proc/driver/nvidia/version")
     lab.ssh(1, "sudo touch /opt/standin/busy")
     assert "Driver/library version mismatch" in lab.ssh(1, "nvidia-smi || true")
     kept = play(lab, *words, "-e", "driver_policy=keep", check=False)

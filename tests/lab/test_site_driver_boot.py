@@ -10,7 +10,7 @@ from lab.plan import System
 from tests.lab import driver_standins as standins
 from tests.lab.site_plays import changes, failures, play, said
 
-OLD, NEW = "535.261.03", "535.300.01"
+OLD, NEW = "580.159.04", "580.178.04"
 ORIGIN = 'Unattended-Upgrade::Origins-Pattern { "origin=standin"; };'
 
 
