@@ -121,12 +121,17 @@ def links(facts, question):
             f"{link['name']} runs at half duplex",
             "let switch and card negotiate: sudo ethtool -s " + link["name"] + " autoneg on",
         )
-    if link["mtu"] != 1500 and link["mtu"] < 9000:
+    if not _usual_mtu(link):
         yield (
             "mtu",
             f"{link['name']} has an MTU of {link['mtu']}",
             f"sudo ip link set {link['name']} mtu 1500",
         )
+
+
+def _usual_mtu(link):
+    """Whether it is Ethernet's own, or one of jumbo frames."""
+    return link["mtu"] == 1500 or link["mtu"] >= 9000
 
 
 def _lan_address(facts):
@@ -190,6 +195,8 @@ def unequal_mtus(machines):
     links = [(facts["host"], link) for facts in machines if (link := own_link(facts))]
     if not links or any(link["tunnel"] for _, link in links):
         return []
+    # One that is neither is a finding of its own machine.
+    links = [(host, link) for host, link in links if _usual_mtu(link)] or links[:1]
     least, most = (choose(links, key=lambda row: row[1]["mtu"]) for choose in (min, max))
     if most[1]["mtu"] == least[1]["mtu"]:
         return []

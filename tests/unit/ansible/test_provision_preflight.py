@@ -373,4 +373,5 @@ def test_cards_of_unlike_packets_are_one_finding():
     (finding,) = network.unequal_mtus([machine(interface=None), jumbo, machine()])
     assert (finding["host"], finding["fault"]) == ("node2", "mtu_differs")
     assert network.unequal_mtus([jumbo, jumbo]) == []
+    assert network.unequal_mtus([FAULTS["mtu"], machine()]) == []  # which has a finding of its own
     assert network.unequal_mtus([FAULTS["tunnel"], machine()]) == []  # which says so already
