@@ -97,8 +97,8 @@ class Split:
         """What a folder has, but for system folders and links that cannot be followed."""
         self.folders[folder] = Path(folder).stat().st_mtime_ns  # before: so later changes are seen
         entries = []
-        with os.scandir(folder) as found:
-            for entry in found:
+        with os.scandir(folder) as scan:
+            for entry in scan:
                 if entry.is_symlink() and not _leads_on(entry):
                     self.broken_links.append(entry.path)
                 elif (entry.name[0] == "." or entry.name in SYSTEM_FOLDERS) and entry.is_dir():
@@ -257,7 +257,7 @@ def _unknown_class(folder: Path, name: str, known: List[str]) -> str:
     text = f"{folder / name} is a class that {folder.parent / 'train'} lacks"
     for other in known:
         if _seen(other) == _seen(name):
-            old, new = (shlex.quote(str(folder)) + "/" + _quoted(one) for one in (name, other))
+            old, new = (shlex.quote(str(folder)) + "/" + _quoted(n) for n in (name, other))
             return (
                 f"{text}, where it is {_quoted(other)}: {_differ(name, other)}. `mv -T {old} {new}`"
             )
@@ -294,13 +294,13 @@ def data_sets(folder: Path) -> List[str]:
 
 def print_listings(folder: Path, node_dir: Path) -> None:
     """One line of JSON: of each data set its listings, or what is wrong with it."""
-    found = {}  # type: Dict[str, Any]
+    answers = {}  # type: Dict[str, Any]
     for name in data_sets(folder):
         try:
-            found[name] = listings(folder / name, node_dir)
+            answers[name] = listings(folder / name, node_dir)
         except LayoutError as error:
-            found[name] = str(error)
-    print(json.dumps(found))
+            answers[name] = str(error)
+    print(json.dumps(answers))
 
 
 @readable()
@@ -317,11 +317,11 @@ def listings(root: Path, node_dir: Path) -> Dict[str, Dict[str, Any]]:
             return dict(cached["splits"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    read = {split: read_split(real, split) for split in SPLITS}
-    found = {split: _listing(real, split, read[split]) for split in SPLITS}
-    folders = {name: time for one in read.values() for name, time in one.folders.items()}
-    keep({"key": key, "folders": folders, "splits": found}, cache)
-    return found
+    read = {name: read_split(real, name) for name in SPLITS}
+    made = {name: _listing(real, name, split) for name, split in read.items()}
+    folders = {path: time for split in read.values() for path, time in split.folders.items()}
+    keep({"key": key, "folders": folders, "splits": made}, cache)
+    return made
 
 
 def _listing(root: Path, split: str, read: Split) -> Dict[str, Any]:
