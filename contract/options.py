@@ -63,8 +63,8 @@ OPTIMIZERS = {
 
 ON, OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
 # How a value of each type is written.
-LIKE = {"number": ("a whole number", "4"), "float": ("a number", "0.5")}
-LIKE["numbers"] = ("whole numbers with commas between", "3,5")
+TYPE_EXAMPLES = {"number": ("a whole number", "4"), "float": ("a number", "0.5")}
+TYPE_EXAMPLES["numbers"] = ("whole numbers with commas between", "3,5")
 
 
 class Option(NamedTuple):
@@ -73,8 +73,8 @@ class Option(NamedTuple):
 
     `make`: its variable of make, whose help is `make_help` where that differs; `flag`: what the
     command takes, where it has another name. `least`, `most`: bounds of a number. `stored`: a run
-    keeps it; `resumable`: one that is resumed may change it. `writes`: the trainer then needs
-    --output.
+    keeps it; `changeable_on_resume`: one that is resumed may change it. `writes`: the trainer then
+    needs --output.
     """
 
     help: str
@@ -88,7 +88,7 @@ class Option(NamedTuple):
     make_help: str = ""
     flag: str = ""
     stored: bool = True
-    resumable: bool = False
+    changeable_on_resume: bool = False
     writes: bool = False
 
     @property
@@ -121,7 +121,9 @@ class Option(NamedTuple):
                 raise UserError(f"{name}={text}: a quote is not closed.") from None
         if self.kind == "path":
             return str(path_of(name, text))
-        return self.check(name, self._number(name, text) if self.kind in LIKE else text, text)
+        return self.check(
+            name, self._number(name, text) if self.kind in TYPE_EXAMPLES else text, text
+        )
 
     def _number(self, name: str, text: str) -> Any:
         try:
@@ -135,7 +137,7 @@ class Option(NamedTuple):
             (whole,) = parts
             return int(whole)
         except ValueError:
-            what, example = LIKE[self.kind]
+            what, example = TYPE_EXAMPLES[self.kind]
             raise UserError(
                 f"{as_typed(name, text)} is not {what}: write it like {as_typed(name, example)}."
             ) from None
@@ -200,7 +202,7 @@ def opt(default: Any, text: str, choices: Tuple[str, ...] = (), **entry: Any) ->
 
 def resumable(default: Any, text: str, choices: Tuple[str, ...] = (), **entry: Any) -> Any:
     """A field that a resumed run may change."""
-    return opt(default, text, choices, resumable=True, **entry)
+    return opt(default, text, choices, changeable_on_resume=True, **entry)
 
 
 # The kind of an option by the type of its field, where its entry says no other.

@@ -17,7 +17,7 @@ TABLE = Path(__file__).with_name("prices.json")
 SAFE = -0.3
 
 
-class Price(NamedTuple):
+class AccuracyCost(NamedTuple):
     """The price of one strategy. `difference`: points of top-1 relative to allreduce after equally
     many samples, the mean over `seeds` pairs; `low`, `high`: its 95 % interval, None for a single
     pair. `samples`: by which factor it needs more samples to reach allreduce's top-1, where longer
@@ -42,9 +42,9 @@ class Price(NamedTuple):
 
 
 def read() -> Dict[str, Any]:
-    """`task`: what was trained; a Price's fields by spec with SGD (`strategies`, and on the second
-    task `fonts`) and with AdamW (`adam`, `adam_fonts`); `text`: with AdamW, per cent more of a
-    language model's loss."""
+    """`task`: what was trained; an AccuracyCost's fields by spec with SGD (`strategies`, and on the
+    second task `fonts`) and with AdamW (`adam`, `adam_fonts`); `text`: with AdamW, per cent more of
+    a language model's loss."""
     found: Dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
     return found
 
@@ -53,13 +53,13 @@ def read() -> Dict[str, Any]:
 PARTS = {SGD: ("strategies", "fonts"), ADAM: ("adam", "adam_fonts")}
 
 
-def price_of(strategy: Strategy, family: str = SGD, task: int = 0) -> Price:
+def price_of(strategy: Strategy, family: str = SGD, task: int = 0) -> AccuracyCost:
     """As measured for exactly these arguments, with an optimizer of this family."""
     price = read().get(PARTS[family][task], {}).get(strategy.of(family).spec)
-    return Price(**price) if price else Price()
+    return AccuracyCost(**price) if price else AccuracyCost()
 
 
-def decisive(first: Price, second: Price) -> Price:
+def deciding_task(first: AccuracyCost, second: AccuracyCost) -> AccuracyCost:
     """Which of two tasks' prices gives the label: what is safe on one must be on both."""
     return second if first.label == "safe" and second.label != "not measured" else first
 
@@ -67,7 +67,7 @@ def decisive(first: Price, second: Price) -> Price:
 def label_of(strategy: Strategy, family: str = SGD) -> str:
     if strategy.exact:
         return "exact"
-    return decisive(*(price_of(strategy, family, task) for task in range(2))).label
+    return deciding_task(*(price_of(strategy, family, task) for task in range(2))).label
 
 
 def with_adam(strategy: Strategy) -> str:
@@ -87,7 +87,7 @@ def with_adam(strategy: Strategy) -> str:
 def with_sgd(strategy: Strategy) -> str:
     """What was seen of one that is not safe, as a clause."""
     first = price_of(strategy)
-    price = decisive(first, price_of(strategy, task=1))
+    price = deciding_task(first, price_of(strategy, task=1))
     if not price.seeds:
         return "what it costs in accuracy was not measured"
     wide = "" if price.low is None else f" ({price.low:+.2f} to {price.high:+.2f})"

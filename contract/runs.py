@@ -28,7 +28,7 @@ def short_name(model: str) -> str:
     return model.rpartition(":")[2]
 
 
-def in_names(model: str) -> str:
+def slug(model: str) -> str:
     """A model's name in the names of runs and files: letters, digits, - and _ of ASCII."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", short_name(model))
 
@@ -36,7 +36,7 @@ def in_names(model: str) -> str:
 def run_id(model: str, nodes: int, unix: float) -> str:
     """`<UTC time>-<model>-<N>n`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(unix))
-    return f"{stamp}-{in_names(model)}-{nodes}n"
+    return f"{stamp}-{slug(model)}-{nodes}n"
 
 
 def begun(run: str) -> float:
@@ -44,7 +44,7 @@ def begun(run: str) -> float:
     return float(calendar.timegm(time.strptime(run[:16], "%Y%m%dT%H%M%SZ")))
 
 
-def a_second_later(run: str) -> str:
+def bump_second(run: str) -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(begun(run) + 1)) + run[16:]
 
 
@@ -54,11 +54,11 @@ def may_be_a_run(name: str) -> bool:
 
 def may_be_of(run: str, model: str) -> bool:
     """Whether a run of this name trained this model, or another with the same short name."""
-    return bool(re.fullmatch(rf"\d{{8}}T\d{{6}}Z-{re.escape(in_names(model))}-\d+n", run))
+    return bool(re.fullmatch(rf"\d{{8}}T\d{{6}}Z-{re.escape(slug(model))}-\d+n", run))
 
 
 def prediction_path(runs: Path, model: str, nodes: int) -> Path:
-    return runs / f"plan-{in_names(model)}-{nodes}n.json"
+    return runs / f"plan-{slug(model)}-{nodes}n.json"
 
 
 DAYS = 7  # what was measured is used for so long
@@ -75,7 +75,7 @@ class Setting:
     machines: tuple[str, ...] = ()  # the names in the inventory, node 0 first
 
 
-def holds(measured: Setting, asked: Setting, nodes: int) -> bool:
+def still_applies(measured: Setting, asked: Setting, nodes: int) -> bool:
     """Whether what was measured serves a run on `nodes` machines. What was measured of machines by
     themselves (`measured.machines`) holds for these alone; a run's mean step serves any."""
     return (
@@ -142,7 +142,7 @@ def read_prediction(runs: Path, asked: Setting, nodes: int) -> Prediction | None
             precision=told["precision"],
             machines=tuple(told["machines"]),
         )
-        if not (holds(measured, asked, nodes) and is_fresh(float(told["measured_unix"]))):
+        if not (still_applies(measured, asked, nodes) and is_fresh(float(told["measured_unix"]))):
             return None
         speeds = {
             (str(row["sync"]), int(row["nodes"])): _positive(row["images_per_second"])

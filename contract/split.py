@@ -18,7 +18,7 @@ SMALLEST = 2
 
 
 # Machines whose speeds differ by less get equal parts: they are not measured much better than that.
-WORTH = 1.10
+MIN_SPEED_RATIO = 1.10
 SCALE = 1000  # the fastest machine's weight
 
 
@@ -26,7 +26,7 @@ def weights_of(speeds: Sequence[float]) -> Tuple[int, ...]:
     """Weights of machines that do so many images/s, each by itself; none where they are nearly
     equally fast."""
     fastest = max(speeds, default=0.0)
-    if not speeds or fastest <= WORTH * min(speeds):
+    if not speeds or fastest <= MIN_SPEED_RATIO * min(speeds):
         return ()
     return tuple(max(1, round(SCALE * speed / fastest)) for speed in speeds)
 

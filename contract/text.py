@@ -29,7 +29,7 @@ RESET = "\x1b[0m"
 SHORT, PARTS = 1 << 16, 2000
 
 
-def counted(number: int, thing: str) -> str:
+def pluralize(number: int, thing: str) -> str:
     """`1 step`, `2 steps`, `3 classes`, `50,000 images`."""
     return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("s") else "s")
 
@@ -77,7 +77,7 @@ def percent(fraction: float) -> str:
     return "< 1 %" if 0 < fraction < 0.005 else f"{fraction:.0%}".replace("%", " %")
 
 
-def link(mbit: float) -> str:
+def link_speed(mbit: float) -> str:
     """The nominal speed of a link: 100 Mbit/s, 1 Gbit/s, 2.5 Gbit/s."""
     return f"{mbit / 1000:g} Gbit/s" if mbit >= 1000 else f"{mbit:g} Mbit/s"
 

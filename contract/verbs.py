@@ -55,8 +55,8 @@ STOP_DISPLAY = _row(
 CORE = _row("CORE", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",))
 ONLY = _row("ONLY", "a room (launcher, train, gpu ...) or a file below tests/")
 
-TRAINERS = tuple(row for row in ENTRIES.values() if row.make)
-WHAT = (INVENTORY, NODES, *TRAINERS)
+TRAINER_OPTIONS = tuple(row for row in ENTRIES.values() if row.make)
+SUBJECT = (INVENTORY, NODES, *TRAINER_OPTIONS)
 START = tuple(
     RUN_OPTIONS[name]
     for name in (
@@ -86,7 +86,7 @@ VERBS: Dict[str, Verb] = {
     "env": Verb("install what this machine needs (torch: once it trains here)", (), "make env"),
     "demo": Verb(
         "train the digits on four local nodes: no root, no other machine",
-        (*WHAT[1:], *START, ARGS),
+        (*SUBJECT[1:], *START, ARGS),
         "make demo EPOCHS=3",
     ),
     "find": Verb(
@@ -169,7 +169,7 @@ VERBS: Dict[str, Verb] = {
     "plan": Verb(
         "predict the next run; measures first if nothing is known",
         (
-            *WHAT,  # four of which mean something else here
+            *SUBJECT,  # four of which mean something else here
             NODES._replace(help="up to how many machines (default: all)"),
             _row("DATA", "measure with these (default: noise; no MODEL: digits)"),
             ENTRIES["epochs"]._replace(make_help="of the run that is counted (default: 90)"),
@@ -187,18 +187,18 @@ VERBS: Dict[str, Verb] = {
     ),
     "dry-run": Verb(
         "print exactly what `make train` would run on each machine",
-        (*WHAT, *SCRIPT, *START, ARGS),
+        (*SUBJECT, *SCRIPT, *START, ARGS),
         "make dry-run INVENTORY=examples/demo.ini NODES=2",
     ),
     "train": Verb(
         "start a run",
-        (*WHAT, RESUME, *SCRIPT, *START, *HOURS, ARGS),
+        (*SUBJECT, RESUME, *SCRIPT, *START, *HOURS, ARGS),
         "make train INVENTORY=examples/demo.ini NODES=2 EPOCHS=3",
     ),
     "stop": Verb("end a run; its workers save a checkpoint first", (RUN,), "make stop RUN=latest"),
     "slurm": Verb(
         "write the same run as a batch script for a Slurm cluster",
-        (*WHAT, ARGS),
+        (*SUBJECT, ARGS),
         "make slurm INVENTORY=examples/demo.ini NODES=2",
     ),
     "top": Verb(
@@ -230,7 +230,7 @@ VERBS: Dict[str, Verb] = {
         "try each combination of settings in short runs, and compare",
         (
             _row("SWEEP", "NAME=value,value ... (in ARGS with | between)"),
-            *WHAT,
+            *SUBJECT,
             _row("ROUNDS", "how often each one runs (default: 2)", "number", least=1, most=1000),
             _row("RESUME", "go on with a sweep: its name, or latest"),
             ARGS,

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from contract.errors import BAD_INPUT, UserError
-from contract.text import counted
+from contract.text import pluralize
 from launcher import checkpoints, collect, folders, hours, look, outputs
 from launcher.background import MIB
 from launcher.folders import relative
@@ -255,8 +255,8 @@ class Run:
                 sync_weights(file, self.machines, self.terminal.say)
         self.parts.update({node.host: node for node in plan.nodes})
         self.terminal.say(
-            f"run {plan.run}, attempt {plan.attempt}: {counted(len(plan.nodes), 'node')}, "
-            f"{counted(plan.world_size, 'process')}"
+            f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
+            f"{pluralize(plan.world_size, 'process')}"
         )
         self.attempts.begin(plan, reason, time.time(), self.last)
         logs = RunLogs(self.folder, self.terminal, plan.world_size)

@@ -22,7 +22,7 @@ from pathlib import Path
 import paramiko
 
 from contract.errors import UserError
-from contract.text import counted, read_text, write_whole
+from contract.text import pluralize, read_text, write_whole
 from launcher import control
 from launcher.engines import ssh
 from launcher.engines.ssh import Packets, known_hosts
@@ -165,7 +165,7 @@ def find(net: str | None, file: str, write: bool) -> int:
     own, terminal, path = own_interfaces(), Terminal(), Path(file)
     addresses = [*network_of(net, own).hosts()]
     hosts = in_list(path)
-    what = f"asking {counted(len(addresses), 'address')} for ssh"
+    what = f"asking {pluralize(len(addresses), 'address')} for ssh"
     with waiting(terminal, what), ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         servers = [one for one in pool.map(ask, addresses) if one]
     lines, taken = [], set(hosts.values())
@@ -181,7 +181,7 @@ def find(net: str | None, file: str, write: bool) -> int:
     for line in lines:
         control.say(line)
     if not servers:
-        terminal.say(f"no ssh server among {counted(len(addresses), 'address')} of {net}")
+        terminal.say(f"no ssh server among {pluralize(len(addresses), 'address')} of {net}")
     elif lines and write:
         text = read_text(path)
         # A stranger that was written before is a comment, which is no machine of the list.
@@ -189,7 +189,7 @@ def find(net: str | None, file: str, write: bool) -> int:
         fresh = [line for line in lines if line.split()[1].partition("=")[2] not in there]
         text = with_lines(text, fresh, path)
         write_whole(path.resolve(), text.encode(), stat.S_IMODE(path.stat().st_mode))
-        terminal.say(f"{counted(len(fresh), 'line')} written to {file}, below what was there")
+        terminal.say(f"{pluralize(len(fresh), 'line')} written to {file}, below what was there")
     elif lines:
         terminal.say(f"lines for {file}: WRITE=1 puts them there")
     terminal.drain()

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from contract import validate
 from contract.errors import UserError
 from contract.locks import open_lock
-from contract.runs import a_second_later
+from contract.runs import bump_second
 from contract.text import read_text
 from contract.validate import Invalid
 from launcher.machines.inventory import CHECKOUT
@@ -61,7 +61,7 @@ def begin(parent: Path, name: str) -> Path:
         with writing(folder), contextlib.suppress(FileExistsError):
             folder.mkdir(parents=True)
             return folder
-        name = a_second_later(name)
+        name = bump_second(name)
 
 
 def recorded(path: Path, shape: dict[str, object]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from contract.errors import UserError
 from contract.machines import CLOCK_TOLERANCE
 from contract.options import Options as TrainerOptions
 from contract.split import refuse_batch
-from contract.text import counted, seconds
+from contract.text import pluralize, seconds
 from launcher.look import (
     Control,
     Facts,
@@ -295,7 +295,7 @@ def same_data(machines: OpenMachines) -> list[Problem]:
 
 
 def _size(listing: Listing) -> str:
-    return f"{counted(listing.images, 'image')} in {counted(listing.classes, 'class')}"
+    return f"{pluralize(listing.images, 'image')} in {pluralize(listing.classes, 'class')}"
 
 
 def missing_data(machines: OpenMachines, sources: Mapping[str, Source]) -> Iterator[Problem]:

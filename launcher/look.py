@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from contract import layout, levels, validate
+from contract import layout, precisions, validate
 from contract.errors import UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
@@ -129,7 +129,7 @@ class Facts:
     unix: float
     home: Annotated[str, Match(r"/[^\x00-\x1f]*")]
     cores: Annotated[int, One(range(1, 1 << 20))]
-    cpu_flags: list[Annotated[str, One(levels.BF16_FLAGS)]]
+    cpu_flags: list[Annotated[str, One(precisions.BF16_FLAGS)]]
     machine: str
     versions: Versions
     models: list[str]
@@ -289,7 +289,7 @@ def question(host: Host, hosts: Iterable[Host], needs: Requirements) -> dict[str
         "distributions": MOST_PACKAGES if script and script.requirements else 0,
         "toolkit": f"{host.cuda_home}/bin" if host.cuda_home else "/",
         "data": host.data_path(needs.options.data),
-        "cpu_flags": levels.BF16_FLAGS,
+        "cpu_flags": precisions.BF16_FLAGS,
     }
 
 

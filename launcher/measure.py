@@ -18,7 +18,7 @@ from typing import Any
 from contract.errors import UserError
 from contract.options import Config
 from contract.runs import MEASURED
-from contract.text import counted
+from contract.text import pluralize
 from launcher import collect, folders
 from launcher.background import MIB
 from launcher.carry_out import watched
@@ -138,7 +138,7 @@ class Measurement:
             sync_code(self.plan, self.machines, self.terminal.say)
         what = "the links between them, then " if self.linked else ""
         self.terminal.say(
-            f"measuring {counted(len(self.plan.nodes), 'machine')}: {what}{SECONDS} s of "
+            f"measuring {pluralize(len(self.plan.nodes), 'machine')}: {what}{SECONDS} s of "
             f"{self.plan.model} on each by itself"
         )
         attempts = Attempts(self.folder)

@@ -171,7 +171,7 @@ def resumed(began: Config, given: Mapping[str, Any]) -> Config:
     same = {**config.trainer, "model": began.trainer.get("model", MODEL_OF_DATA)}
     same_recipe = dataclasses.replace(config, data=began.data, trainer=same)
     now = dataclasses.replace(trainer_settings(same_recipe), model=model)
-    fixed = [name for name, entry in ENTRIES.items() if not entry.resumable]
+    fixed = [name for name, entry in ENTRIES.items() if not entry.changeable_on_resume]
     values = [(name, getattr(now, name), getattr(then, name)) for name in fixed]
     other = [(name, new, old) for name, new, old in values if new != old]
     if config.data != began.data:
@@ -189,7 +189,9 @@ def resumed(began: Config, given: Mapping[str, Any]) -> Config:
 def script_resumed(began: Config, given: Mapping[str, Any]) -> Config:
     """The same of a script's run. Raises UserError."""
     own = [key for key in given if key != "resume" and key not in RUN_OPTIONS]
-    fixed = [key for key in given if key in RUN_OPTIONS and not RUN_OPTIONS[key].resumable]
+    fixed = [
+        key for key in given if key in RUN_OPTIONS and not RUN_OPTIONS[key].changeable_on_resume
+    ]
     own += [key for key in fixed if given[key] != getattr(began, key)]
     wrong = [key for key in own if key not in ("resume", "detach")]
     if wrong or "balance" in given:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from contract.errors import UserError
-from contract.text import counted
+from contract.text import pluralize
 from launcher.collect import (
     LEAST,
     SECONDS,
@@ -120,7 +120,7 @@ def bring(
             return []
 
         problems = one_by_one(host, names[:MOST_FILES], bring_file)
-        said = [f"{host}: {counted(len(sizes), 'file')} in {place}"] if sizes else []
+        said = [f"{host}: {pluralize(len(sizes), 'file')} in {place}"] if sizes else []
         if len(names) > MOST_FILES:
             said.append(
                 f"{host}: {len(names) - MOST_FILES} older files stay there, in "
@@ -143,7 +143,7 @@ def _once(folder: Path, hosts: list[str]) -> list[str]:
                 path.unlink()
                 alike += 1
         if alike:
-            said.append(f"{host}: {counted(alike, 'file')} equal to another machine's, kept once")
+            said.append(f"{host}: {pluralize(alike, 'file')} equal to another machine's, kept once")
     return said
 
 

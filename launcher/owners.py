@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from contract.errors import UserError
-from contract.text import counted
+from contract.text import pluralize
 from contract.validate import One
 from launcher import judge, look, remote
 from launcher.look import OpenMachines, Requirements
@@ -116,7 +116,7 @@ class Owners:
     def waits(self, minimum: int) -> str:
         """What is said of a run that has too few machines."""
         named = "; ".join(f"{name}: {why}" for name, why in self.absent().items())
-        return f"at least {counted(minimum, 'machine')} must be free ({named})"
+        return f"at least {pluralize(minimum, 'machine')} must be free ({named})"
 
     def strict(self, needs: Requirements) -> OpenMachines:
         """Connections to all machines. Raises UserError."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from contract.errors import UserError
-from contract.text import clean, counted
+from contract.text import clean, pluralize
 from launcher import control, folders, remote
 from launcher.machines import engine, inventory
 from launcher.machines.engine import Host, Node, Process
@@ -94,7 +94,7 @@ class Machines:
             with self._border(one.host):
                 one.look()
                 told += [one.figures] if one.figures else []
-        found = [f"  {counted(len(self._hosts), 'machine')}; no run is under way here", ""]
+        found = [f"  {pluralize(len(self._hosts), 'machine')}; no run is under way here", ""]
         section = Section("", status.machines_of(told, False) if told else [])
         found += [*section_lines(section, width), ""] if told else []
         for one in self._idle:

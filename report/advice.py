@@ -225,7 +225,7 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
     waits = [
         (calibrate(step, step.wait(strategy, step.nodes, rate)), strategy)
         for strategy in strategies.usual()
-        if choice.covers(strategy, family or prices.SGD)
+        if choice.is_acceptable(strategy, family or prices.SGD)
     ]
     if step.pending is None:
         phases, exact = step.phases, step.wait(strategies.parse(strategies.EXACT), step.nodes, rate)
@@ -247,9 +247,9 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
         how += f" {step.ways.warmed_up}"
         args = ("--sync_warmup", "0")
     label = prices.label_of(best, family or prices.SGD)
-    if not choice.covers(best, family or prices.SGD, step.length):
+    if not choice.is_acceptable(best, family or prices.SGD, step.length):
         label += f" in runs of {choice.measured_steps():,} steps or more"
-    if family is None and not choice.covers(best, prices.ADAM):
+    if family is None and not choice.is_acceptable(best, prices.ADAM):
         label += f" with SGD; with Adam {prices.with_adam(best)}"
     if fastest != best:
         label += f"; {fastest.spec} leaves out more for at most 5 % less time"

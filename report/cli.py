@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from contract.errors import UserError
-from contract.text import counted, write_whole
+from contract.text import pluralize, write_whole
 
 
 class NothingMeasured(UserError):
@@ -39,7 +39,7 @@ def earlier(before: int) -> Path:
     folders = sorted((path.parent for path in Path("runs").glob("*Z-*/plan.json")), reverse=True)
     if before >= len(folders):
         raise UserError(
-            f"latest~{before}: there are {counted(len(folders), 'run')}: `make runs` lists them."
+            f"latest~{before}: there are {pluralize(len(folders), 'run')}: `make runs` lists them."
         )
     return folders[before]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from contract.command_line import verb_words
 from contract.errors import UserError
-from contract.text import counted, three_digits
+from contract.text import pluralize, three_digits
 from report import compare_view
 from report.cli import find_run, write
 from report.compare import LEAST, MOST, Comparison, Side, compare
@@ -49,7 +49,7 @@ def show(comparison: Comparison, page: Path, as_json: bool = False) -> None:
 def find_runs(names: list[str]) -> list[Path]:
     """The folders of the runs. Raises UserError."""
     if not LEAST <= len(names) <= MOST:
-        problem = f"RUNS names {counted(len(names), 'run')}" if names else "RUNS is missing"
+        problem = f"RUNS names {pluralize(len(names), 'run')}" if names else "RUNS is missing"
         raise UserError(f"{problem}: {LEAST} to {MOST} can be compared, as in {HOW}.")
     folders = [find_run(name) for name in names]
     names_by_folder: dict[Path, str] = {}
@@ -110,7 +110,7 @@ def sweep_main(argv: list[str]) -> int:
     cells = read_cells(folder)
     rows = [(cell.name, cell.runs, cell.cause) for cell in cells]
     page = folder / "compare.html"
-    title = f"{counted(len(cells), 'setting')} of sweep {folder.resolve().name}"
+    title = f"{pluralize(len(cells), 'setting')} of sweep {folder.resolve().name}"
     show(with_conclusion(compare(title, rows, page), cells), page)
     return 0
 

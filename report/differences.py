@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import NamedTuple
 
-from contract.text import link, three_digits
+from contract.text import link_speed, three_digits
 from report.analysis import Analysis, last_hosts, world_size
 from report.files import Entry
 from report.network import one_machine
@@ -70,7 +70,9 @@ def machines(analysis: Analysis) -> dict[str, str]:
     run = analysis.run
     attempt = analysis.step.attempt if analysis.step else 1
     starts = {r.host: r.start for r in run.ranks if r.attempt == attempt and r.start}
-    links = {use.host: link(use.speed_mbit) for use in analysis.uses.networks if use.speed_mbit}
+    links = {
+        use.host: link_speed(use.speed_mbit) for use in analysis.uses.networks if use.speed_mbit
+    }
     values = {
         "machines": ", ".join(last_hosts(run)),
         "between them": "nothing: one PC" if one_machine(run) else "a network",

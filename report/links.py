@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from contract.text import link
+from contract.text import link_speed
 from report.files import Entry, positive, read_object
 from report.read import Run
 from report.text import aligned
@@ -123,7 +123,7 @@ def links_sentences(links: Links | None) -> tuple[str, ...]:
         return ()
     return (
         f"Links: {links.slowest:.0f} Mbit/s of payload in pairs, {min(links.ring):.0f} while all "
-        f"sent (the slowest; of {link(1000)} TCP gets 941).",
+        f"sent (the slowest; of {link_speed(1000)} TCP gets 941).",
         *slow_machines(links),
         *slow_pairs(links),
         *short_packets(links),

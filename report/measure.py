@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
-from contract.text import link, seconds, size
+from contract.text import link_speed, seconds, size
 from report import formulas
 from report.files import Entry
 from report.network import NetworkUse
@@ -179,9 +179,9 @@ def without_contradiction(step: Step, loop: float) -> Step:
         step,
         bytes_sent=None,
         contradiction=f"By the counters each node sent {size(step.bytes_sent)} per step, which "
-        f"takes {seconds(least)} at {link(step.link_mbit)}, and a step took {seconds(loop)} with "
-        "all that was beside it: they are wrong, or Tandem is (please tell us), so they are left "
-        "out.",
+        f"takes {seconds(least)} at {link_speed(step.link_mbit)}, and a step took {seconds(loop)} "
+        "with all that was beside it: they are wrong, or Tandem is (please tell us), so they are "
+        "left out.",
     )
 
 

@@ -86,7 +86,7 @@ def fits(basis: Basis, options: SimpleNamespace) -> bool:
         options.model, options.batch, options.image_size, options.precision, options.machines
     )
     fresh = not basis.machines or runs.is_fresh(basis.unix)
-    return fresh and runs.holds(basis.setting, setting, options.nodes)
+    return fresh and runs.still_applies(basis.setting, setting, options.nodes)
 
 
 MOST = 12  # of the newest runs and measurements, which are read for speeds
@@ -101,7 +101,11 @@ def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
         basis = None
         with contextlib.suppress(UserError):  # a damaged folder
             basis = read_basis(folder) if runs.is_fresh(runs.begun(folder.name)) else None
-        if basis and basis.own_speeds and runs.holds(replace(basis.setting, machines=()), alike, 0):
+        if (
+            basis
+            and basis.own_speeds
+            and runs.still_applies(replace(basis.setting, machines=()), alike, 0)
+        ):
             bases.append(basis)
     speeds: dict[str, float] = {}
     for basis in sorted(bases, key=lambda item: item.batch != setting.batch):

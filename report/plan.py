@@ -14,7 +14,7 @@ from contract.errors import UserError
 from contract.options import DEFAULT_MODEL, OPTIMIZERS, Option
 from contract.runs import prediction_path
 from contract.strategies import WARMUP_EPOCHS, Phases, Strategy
-from contract.text import link, seconds, size, three_digits
+from contract.text import link_speed, seconds, size, three_digits
 from report import formulas, published_speeds
 from report.cli import write
 from report.links import table
@@ -132,10 +132,10 @@ def better_switch(
     now = best(rows)
     then = best(predict(basis, nodes, lambda _: faster, requested, phases, family))
     if then.run_images_per_second < WORTH * now.run_images_per_second:
-        return f"A switch of {link(BETTER_LINK)} would give hardly more."
+        return f"A switch of {link_speed(BETTER_LINK)} would give hardly more."
     return (
-        f"With a switch of {link(BETTER_LINK)}: sync {then.sync} on {then.nodes}, "
-        f"{times_one(then, rows):.2f} x one machine, where {link(mbit)} gives "
+        f"With a switch of {link_speed(BETTER_LINK)}: sync {then.sync} on {then.nodes}, "
+        f"{times_one(then, rows):.2f} x one machine, where {link_speed(mbit)} gives "
         f"{times_one(now, rows):.2f} x, both by what is exact or labelled safe."
     )
 
@@ -144,7 +144,7 @@ def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], floa
     """Bytes per second that gradients get on so many machines, and where that figure comes from."""
     step = basis.step
     if mbit:
-        return lambda _: formulas.goodput(mbit), f"Over a link of {link(mbit)}"
+        return lambda _: formulas.goodput(mbit), f"Over a link of {link_speed(mbit)}"
     if basis.rates:
         rates = basis.rates
         return lambda nodes: rates[min(nodes, len(rates)) - 1], "Over the links as measured"
@@ -153,7 +153,7 @@ def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], floa
         return lambda _: rate, "Over the link as measured in that run"
     return (
         lambda _: formulas.goodput(DEFAULT_LINK),
-        f"Over a link of {link(DEFAULT_LINK)} (LINK=...)",
+        f"Over a link of {link_speed(DEFAULT_LINK)} (LINK=...)",
     )
 
 

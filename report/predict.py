@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from contract import choice, prices, runs, strategies
 from contract.strategies import EXACT, Phases, Strategy
-from contract.text import counted, three_digits
+from contract.text import pluralize, three_digits
 from report.links import Links
 from report.measure import Step
 
@@ -113,7 +113,7 @@ def predict_row(
     # One machine sums nothing.
     label = prices.label_of(strategy, family) if nodes > 1 else "exact"
     steps = basis.train_images and phases.epochs * basis.train_images / images
-    if label == "safe" and not choice.covers(strategy, family, steps):
+    if label == "safe" and not choice.is_acceptable(strategy, family, steps):
         label = SHORT
     samples: float | None = None if label == "experimental" else 1.0
     if label == "costs samples":
@@ -202,7 +202,7 @@ def _describe(row: Row, rows: list[Row]) -> str:
     if row.nodes == 1:
         return "one machine"
     factor = times_one(row, rows)
-    return f"{counted(row.nodes, 'node')} with sync {row.sync}, {factor:.2f} x one machine"
+    return f"{pluralize(row.nodes, 'node')} with sync {row.sync}, {factor:.2f} x one machine"
 
 
 def times_one(row: Row, rows: list[Row]) -> float:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from contract import levels, strategies
+from contract import precisions, strategies
 from contract.errors import UserError
-from contract.levels import Device
+from contract.precisions import Device
 from contract.strategies import Payload
 from report.measure import Step
 
@@ -110,7 +110,7 @@ def level_of(gpu: str) -> str:
     """The precision that `make train` takes by itself on such cards, with a torch of today. Raises
     UserError."""
     name, _ = card_of(gpu)
-    return levels.best_level([Device(gpu, "cuda", name, generation(name))]).name
+    return precisions.best_level([Device(gpu, "cuda", name, generation(name))]).name
 
 
 def generation(name: str) -> int:
@@ -132,7 +132,7 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
     if published is not None:
         # Each figure in 16 bits is PYTORCH's.
         speed, source = published, f"published at {PYTORCH if half else card.source}"
-    elif half and generation(name) < levels.VOLTA:
+    elif half and generation(name) < precisions.VOLTA:
         raise UserError(f"--gpu {gpu}: no speed in 16 bits is known: leave PRECISION out.")
     else:
         memory, arithmetic = COSTS[bits]

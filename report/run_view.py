@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 
 from contract.records import CATEGORIES
-from contract.split import WORTH
-from contract.text import counted, millions, percent, seconds, three_digits
+from contract.split import MIN_SPEED_RATIO
+from contract.text import millions, percent, pluralize, seconds, three_digits
 from report import differences, tables
 from report.analysis import Analysis
 from report.bottleneck import parts
@@ -118,7 +118,7 @@ def setup(analysis: Analysis) -> list[str]:
     summary, start = analysis.summary, analysis.start
     words = [
         program(analysis),
-        f"{counted(summary['nodes'], 'node')} ({counted(summary['world_size'], 'rank')})",
+        f"{pluralize(summary['nodes'], 'node')} ({pluralize(summary['world_size'], 'rank')})",
     ]
     parameters, micro_batches = (number(start.get(key)) for key in ("parameters", "accumulate"))
     words += [f"{millions(parameters)} parameters"] if parameters else []
@@ -279,7 +279,7 @@ def step_section(analysis: Analysis) -> Section:
         for field, name, _ in PARTS
         if getattr(step, field) >= 0.0005
     )
-    steps = counted(step.measured_steps, "step")
+    steps = pluralize(step.measured_steps, "step")
     items: list[Item] = [
         Say(f"{step.images:.0f} images in {step_words(step)}, the mean of {steps}: {named}.")
     ]
@@ -315,7 +315,7 @@ def unequal_parts(step: Step) -> str:
     for rank in step.ranks:
         images[rank.host] = images.get(rank.host, 0.0) + rank.images
     speeds = own_speeds(step)
-    if len(speeds) < 2 or max(images.values()) <= WORTH * min(images.values()):
+    if len(speeds) < 2 or max(images.values()) <= MIN_SPEED_RATIO * min(images.values()):
         return ""
     named = ", ".join(f"{host} {round(part)}" for host, part in images.items())
     spent = max(images[host] / speed for host, speed in speeds.items())

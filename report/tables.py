@@ -3,7 +3,7 @@ add one, add it here."""
 
 from __future__ import annotations
 
-from contract.text import link, percent, seconds, size, three_digits
+from contract.text import link_speed, percent, seconds, size, three_digits
 from report.formulas import line_rate
 from report.view import Column, known
 
@@ -30,7 +30,7 @@ DISKS = (
 NETWORKS = (
     Column("node", lambda use: use.host),
     Column("card", lambda use: use.interface),
-    Column("link", lambda use: known(use.speed_mbit, link)),
+    Column("link", lambda use: known(use.speed_mbit, link_speed)),
     Column("MB/s", lambda use: three_digits(use.sent / 1e6)),
     Column("peak", lambda use: three_digits(use.peak_sent / 1e6)),
     Column(

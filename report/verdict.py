@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from contract.text import counted, link, percent, seconds, size, three_digits
+from contract.text import link_speed, percent, pluralize, seconds, size, three_digits
 from report import formulas
 from report.bottleneck import (
     data_disk,
@@ -125,7 +125,7 @@ def traffic(step: Step) -> list[str]:
     """What a node sent per step, and the least time that its link needs for it."""
     if step.one_machine:
         return [
-            f"No cable is involved: {counted(step.world, 'process')} of one machine, with "
+            f"No cable is involved: {pluralize(step.world, 'process')} of one machine, with "
             f"{size(step.payload.bytes)} of gradients each per step."
         ]
     if step.bytes_sent is None:
@@ -140,7 +140,7 @@ def traffic(step: Step) -> list[str]:
     of = f"of the step's {seconds(step.seconds)}"
     if floor > step.seconds:  # the card's counters are of the whole loop
         of = f"and a step {seconds(step.seconds)}: some of it was sent beside steps"
-    return [f"{sentence}; at {link(step.link_mbit)} that alone takes {seconds(floor)} {of}."]
+    return [f"{sentence}; at {link_speed(step.link_mbit)} that alone takes {seconds(floor)} {of}."]
 
 
 def link_differs(step: Step) -> list[str]:
@@ -150,9 +150,9 @@ def link_differs(step: Step) -> list[str]:
     if step.bytes_sent < 1e6 or step.rate > 0.6 * formulas.line_rate(step.link_mbit):
         return []
     return [
-        f"The card says {link(step.link_mbit)}, but the gradients moved at about "
-        f"{link(three_figures(step.rate * 8 / 1e6))}: look for a slower switch port, cable or "
-        "machine on the way, and for retransmits below."
+        f"The card says {link_speed(step.link_mbit)}, but the gradients moved at about "
+        f"{link_speed(three_figures(step.rate * 8 / 1e6))}: look for a slower switch port, cable "
+        "or machine on the way, and for retransmits below."
     ]
 
 
@@ -298,7 +298,7 @@ def oversubscribed(step: Step, evidence: Uses) -> Finding:
     return (
         "Processors are the bottleneck: the run's threads wait for one "
         f"{percent(use.queued or 0.0)} of the time in which they want it "
-        f"({counted(use.cores, 'core')} on {use.host}).",
+        f"({pluralize(use.cores, 'core')} on {use.host}).",
         [f"The processors were busy {percent(use.busy)} of the time{note}.", remedy],
     )
 
@@ -326,7 +326,7 @@ def slow_link_of(step: Step, evidence: Uses) -> Finding:
     slow = slow_link(evidence.networks)
     assert slow is not None  # bottleneck.bottleneck
     host, rate, others = slow
-    there, elsewhere = (link(three_figures(speed * 8 / 1e6)) for speed in (rate, others))
+    there, elsewhere = (link_speed(three_figures(speed * 8 / 1e6)) for speed in (rate, others))
     return (
         f"The link of {host} is the bottleneck: {part(step, step.network)} of each step waits for "
         "gradients.",

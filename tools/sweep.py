@@ -26,7 +26,7 @@ from contract.command_line import verb_words
 from contract.errors import INTERRUPTED, STOPPED, UserError
 from contract.locks import open_lock
 from contract.options import ENTRIES
-from contract.text import counted, read_text, write_whole
+from contract.text import pluralize, read_text, write_whole
 from contract.validate import NATURAL, Invalid, Match, Maybe, One
 from tools.verbs import say
 
@@ -192,7 +192,7 @@ def carry_out(folder: Path) -> int:
             run, code = run_cell(folder, state, turn, at, stop)
             if stop.requested or code in (STOPPED, INTERRUPTED):
                 hint = f"`make sweep RESUME={folder.name}` goes on"
-                say(f"stopped, {counted(len(pending) - index, 'run')} left: {hint}")
+                say(f"stopped, {pluralize(len(pending) - index, 'run')} left: {hint}")
                 return STOPPED
             print(f"     {run['run'] or run['cause']}", flush=True)
     return subprocess.call([sys.executable, "-m", "report", "sweep", str(folder)])

@@ -5,7 +5,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from contract import prices
 from contract.strategies import parse
-from contract.text import counted
+from contract.text import pluralize
 from tandem.sync import carried_out
 from tandem.timings import gradients_line, process_line
 
@@ -53,7 +53,7 @@ def describe_run(job: Job, cost: Cost) -> str:
     world, options, size = job.world, job.options, job.image_size
     count, flops = cost
     work = "FLOPs unknown" if flops is None else amount(flops, "FLOP") + " an image"
-    ranks = counted(world.size, "rank")
+    ranks = pluralize(world.size, "rank")
     level = options.precision
     if level.startswith("O"):
         why = f" ({job.precision.why})" if job.precision.why else ""
@@ -76,9 +76,9 @@ def describe_run(job: Job, cost: Cost) -> str:
     saved = "" if options.output else "; nothing is saved: no --output"
     return (
         f"{options.model}: {amount(count, ' parameters')}, {work} of {size} px, {level}\n"
-        f"{counted(len(job.train_set), 'image')} of "
-        f"{counted(len(job.train_set.classes), 'class')}{saved}\n"
-        f"{counted(job.steps_per_epoch, 'step')} an epoch; "
+        f"{pluralize(len(job.train_set), 'image')} of "
+        f"{pluralize(len(job.train_set.classes), 'class')}{saved}\n"
+        f"{pluralize(job.steps_per_epoch, 'step')} an epoch; "
         f"batch {world.global_batch} over {ranks}{parts}"
     )
 

@@ -266,5 +266,5 @@ def _listed(names: List[str]) -> str:
 
 def decisive(options: Options) -> Dict[str, str]:
     """The options that a resumed run must share with the run that it continues, by their repr."""
-    names = [name for name, entry in ENTRIES.items() if not entry.resumable]
+    names = [name for name, entry in ENTRIES.items() if not entry.changeable_on_resume]
     return {name: repr(getattr(options, name)) for name in names}

@@ -24,7 +24,7 @@ import torchvision
 from torch import nn
 from torch.nn import functional
 
-from contract.errors import BAD_INPUT, UNTRIED, UserError
+from contract.errors import BAD_INPUT, TRIAL_SKIPPED, UserError
 
 from .classifiers import names
 
@@ -263,7 +263,7 @@ def main(argv: List[str]) -> int:
         missing = isinstance(error.__cause__, ModuleNotFoundError)
         reason = f"{error}" if not missing else f"{error} So it is not tried out beforehand."
         print(f"trainer: {reason}", file=sys.stderr)
-        return UNTRIED if missing else BAD_INPUT
+        return TRIAL_SKIPPED if missing else BAD_INPUT
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if "site-packages" not in frame.filename]

@@ -12,7 +12,7 @@ import torch
 
 from contract.errors import RankError, UserError
 from contract.options import Options
-from contract.text import counted
+from contract.text import pluralize
 from tandem.timings import Clock
 
 from . import checkpoint, resume
@@ -44,7 +44,7 @@ def infer(options: Options, world: World) -> int:
     rows = _infer_all(job)
     if world.rank == 0:
         _write(job, rows, here if trained.classes is None else trained.classes)
-        print(f"{counted(len(rows[0]), 'image')} of val: written")
+        print(f"{pluralize(len(rows[0]), 'image')} of val: written")
         if trained.classes is None:
             print("the weights name no classes: the names are those of --data, by their order")
         elif changes := checkpoint.class_changes(trained.classes, here):

@@ -22,8 +22,8 @@ from typing import (
 import torch
 
 from contract.errors import RankError, UserError
-from contract.levels import HALF, Device, resolve
 from contract.options import ENTRIES, Options
+from contract.precisions import HALF, Device, resolve
 
 from .build import Job
 from .checkpoint import Position, class_changes, complete, decisive, load

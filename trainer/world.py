@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-from contract.card import card_towards
 from contract.errors import RankError, UserError
-from contract.levels import Device, cpu_has_bf16, refuse_mixture
+from contract.interface import interface_towards
 from contract.options import Options
+from contract.precisions import Device, cpu_has_bf16, refuse_mixture
 from contract.split import SMALLEST, rank_batches, split_batch
 from tandem.compat import bound_to, nccl_settings
 from tandem.exchange import Exchange
@@ -144,7 +144,7 @@ def _meet(options: Options, here: Place, own: Device, device: torch.device) -> M
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = _first_host(here)
     os.environ.setdefault("MASTER_PORT", "29500")
-    card = card_towards(os.environ["MASTER_ADDR"])
+    card = interface_towards(os.environ["MASTER_ADDR"])
     backend = _backend(device)
     if card is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", card)

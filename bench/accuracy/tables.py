@@ -250,8 +250,8 @@ def accuracy_table(told: dict, found: Runs) -> list[str]:
     ]
     for spec, one in told["strategies"].items():
         ends = f"{signed(one['low'])} to {signed(one['high'])}" if one["low"] is not None else "-"
-        second = prices.Price(**told["fonts"].get(spec, {}))
-        label = prices.decisive(prices.Price(**one), second).label
+        second = prices.AccuracyCost(**told["fonts"].get(spec, {}))
+        label = prices.deciding_task(prices.AccuracyCost(**one), second).label
         label += f", x {one['samples']:.2f}" if label == "costs samples" else ""
         rows.append(
             f"| `{spec}` | {one['seeds']} | {signed(one['difference'])} | {ends} "
@@ -266,7 +266,7 @@ def accuracy_table(told: dict, found: Runs) -> list[str]:
     return rows
 
 
-def elsewhere(price: prices.Price) -> str:
+def elsewhere(price: prices.AccuracyCost) -> str:
     """What was seen on the second task, for a cell."""
     if not price.seeds:
         return "-"
@@ -282,12 +282,12 @@ def adam_table(told: dict) -> list[str]:
         "|---|---|---|---|---|---|---|",
     ]
     for spec in dict.fromkeys([*told["adam"], *told["text"]]):
-        one, more = prices.Price(**told["adam"].get(spec, {})), told["text"].get(spec)
+        one, more = prices.AccuracyCost(**told["adam"].get(spec, {})), told["text"].get(spec)
         ends = f"{signed(one.low)} to {signed(one.high)}" if one.seeds > 1 else "-"
         loss = "-" if more is None else f"{more:+.1f} %"
         mean = signed(one.difference if one.seeds else None)
-        second = prices.Price(**told["adam_fonts"].get(spec, {}))
-        label = prices.decisive(one, second).label
+        second = prices.AccuracyCost(**told["adam_fonts"].get(spec, {}))
+        label = prices.deciding_task(one, second).label
         cells = [f"`{spec}`", str(one.seeds), mean, ends, elsewhere(second), label, loss]
         rows.append(f"| {' | '.join(cells)} |")
     return rows

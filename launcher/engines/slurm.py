@@ -9,8 +9,8 @@ import socket
 import subprocess
 from dataclasses import replace
 
-from contract.card import route
 from contract.errors import UserError
+from contract.interface import route
 from launcher.engines.local import LocalNode, LocalProcess
 from launcher.machines.engine import Engine, Host
 from launcher.machines.inventory import JOB

@@ -17,7 +17,7 @@ import sys
 import time
 
 from contract import layout
-from contract.card import route
+from contract.interface import route
 from launcher.node.machine import disk_free
 from launcher.node.machine_lock import claims
 from launcher.node.processes import command_of

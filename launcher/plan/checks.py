@@ -14,8 +14,8 @@ from contract import strategies, verbs
 from contract.errors import UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
-from contract.runs import in_names, run_id
-from contract.text import counted
+from contract.runs import run_id, slug
+from contract.text import pluralize
 from launcher import here, hours, judge, look
 from launcher.look import OpenMachines, Requirements
 from launcher.machines import inventory
@@ -127,7 +127,7 @@ def gather(options: Config, terminal: Terminal) -> Path:
             f"SCRIPT={script.words[-1]}: there is no requirements.txt beside it, so nothing is to "
             "be gathered; REQUIREMENTS= names another file."
         )
-    with waiting(terminal, f"asking {counted(len(hosts), 'machine')} what is there"):
+    with waiting(terminal, f"asking {pluralize(len(hosts), 'machine')} what is there"):
         machines = look.at(hosts, Requirements(options, script))
     try:
         if wrong := judge.python(machines):
@@ -177,7 +177,7 @@ def _fit(
     """Connections to the run's machines, once nothing is wrong with them; with QUEUE=1 those that
     are busy are waited for, and with AT= that time. Those that their owners use are left out, as
     are, with MIN_NODES, those that do not answer or are busy. Raises UserError."""
-    what = f"{in_names(needs.subject)} on {counted(len(owners.hosts), 'machine')}"
+    what = f"{slug(needs.subject)} on {pluralize(len(owners.hosts), 'machine')}"
     if hours.wait(needs.options.at, terminal):
         turn.waited = what
     tell = turn.notify.wait(what)
@@ -198,7 +198,7 @@ def _look(
     """The same now, or what is waited for."""
     options = needs.options
     queues = options.queue and not everybody  # what starts nothing waits for nobody
-    with waiting(terminal, f"asking {counted(len(owners.hosts), 'machine')} what is there"):
+    with waiting(terminal, f"asking {pluralize(len(owners.hosts), 'machine')} what is there"):
         machines = owners.strict(needs) if everybody else owners.present(needs)
     if len(machines.hosts) < (0 if everybody else owners.least):
         machines.close()

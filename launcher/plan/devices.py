@@ -1,5 +1,5 @@
 """What each node's processes compute on, from inventory and facts alone, and the precision that
-follows: the rule itself is contract/levels.py.
+follows: the rule itself is contract/precisions.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from contract import levels
+from contract import precisions
 from contract.errors import UserError
-from contract.levels import Device, Level
 from contract.options import Options as TrainerOptions
+from contract.precisions import Device, Level
 from launcher.look import Card, Facts, OpenMachines, Requirements
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
@@ -169,7 +169,7 @@ def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> 
     version, cuda = str(facts.versions.torch), facts.versions.cuda
     if not visible:
         limit = {LIMIT: os.environ[LIMIT]} if LIMIT in os.environ else {}
-        bf16 = levels.cpu_has_bf16(facts.cpu_flags, {**limit, **host.env})
+        bf16 = precisions.cpu_has_bf16(facts.cpu_flags, {**limit, **host.env})
         return NodeDevices(
             (), (Device(host.name, "cpu", name="", bf16=bf16, torch=version, cuda=cuda),), 1
         )
@@ -208,7 +208,9 @@ def precision(parts: dict[str, NodeDevices], machines: OpenMachines, needs: Requ
     assert isinstance(settings, TrainerOptions)
     devices = [device for part in parts.values() for device in part.devices]
     try:
-        return levels.resolve(settings.precision, devices, settings.emulate, needs.keeps_precision)
+        return precisions.resolve(
+            settings.precision, devices, settings.emulate, needs.keeps_precision
+        )
     except UserError as error:
         on_cpu = [host for host in hosts if parts[host.name].kind == "cpu"]
         mixed = on_cpu if len(on_cpu) < len(hosts) else []

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from contract import git
 from contract.errors import UserError
-from contract.text import counted, size
+from contract.text import pluralize, size
 from launcher.machines.inventory import CHECKOUT
 
 MOST_FILES, MOST_BYTES = 50_000, 1 << 30
@@ -43,7 +43,7 @@ class Files:
         reasons: dict[str, list[str]] = {}
         for name, reason in self.unsent:
             reasons.setdefault(reason, []).append(name)
-        lines = [f"sent: {counted(len(self.sent), 'file')}, {size(self.size)}"]
+        lines = [f"sent: {pluralize(len(self.sent), 'file')}, {size(self.size)}"]
         for reason, names in reasons.items():
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
             lines.append(f"not sent, {reason}: {', '.join(names[:MOST_NAMES])}{more}")

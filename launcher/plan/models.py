@@ -13,7 +13,7 @@ import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.errors import UNTRIED, UserError
+from contract.errors import TRIAL_SKIPPED, UserError
 from contract.options import DEFAULT_MODEL, path_of
 from contract.options import Options as TrainerOptions
 from launcher.machines.engine import Node, talk
@@ -108,7 +108,7 @@ class Trial:
         if status is None:
             slow = f"which takes over {TRY_SECONDS:.0f} s"
             return [f"MODEL={self.name}: it was not tried out on {host.name}, {slow}"]
-        if status == UNTRIED:  # another machine may have the package that is missing there
+        if status == TRIAL_SKIPPED:  # another machine may have the package that is missing there
             return [_in_words_of_make(said)]
         if status:
             raise UserError(_in_words_of_make(said or "the trial of the model was killed"))

@@ -18,7 +18,7 @@ from typing import Any
 from contract import split
 from contract.options import Config
 from contract.options import Options as TrainerOptions
-from contract.text import counted
+from contract.text import pluralize
 from launcher import judge
 from launcher.look import FIRST_PORT, PORTS, Facts
 from launcher.machines import engine
@@ -106,8 +106,8 @@ class Plan:
 def render(plan: Plan) -> str:
     """The plan as shell lines, one block per node, exactly as it is sent."""
     lines = [
-        f"run {plan.run}, attempt {plan.attempt}: {counted(len(plan.nodes), 'node')}, "
-        f"{counted(plan.world_size, 'process')}, "
+        f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
+        f"{pluralize(plan.world_size, 'process')}, "
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
     ]

@@ -119,7 +119,7 @@ def most_exact(speeds: dict[tuple[str, int], float], nodes: int, family: str) ->
     covered = {
         spec: 1 / speed
         for (spec, count), speed in speeds.items()
-        if count == nodes and choice.covers(strategies.parse(spec), family)
+        if count == nodes and choice.is_acceptable(strategies.parse(spec), family)
     }
     if not covered:
         return strategies.EXACT, strategies.EXACT

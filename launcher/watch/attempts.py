@@ -19,7 +19,7 @@ from typing import Any
 
 from contract import validate
 from contract.errors import STOPPED, UNWRITTEN, UserError
-from contract.text import counted, write_whole
+from contract.text import pluralize, write_whole
 from contract.validate import NATURAL, Each, Invalid, Maybe, One
 from launcher import judge, look
 from launcher.folders import recorded, relative
@@ -315,7 +315,7 @@ def leftovers(outcome: Outcome) -> list[str]:
     lines = []
     for host, frame in outcome.exits.items():
         left = _named(frame["left"])
-        ended = counted(len(frame["ended"]), "leftover process")
+        ended = pluralize(len(frame["ended"]), "leftover process")
         clean = f"clean: {ended} ended" if frame["ended"] else "clean: nothing was left"
         lines.append(f"{host}: still alive: {left}" if left else f"{host}: {clean}")
     for host in outcome.gone:

@@ -439,7 +439,7 @@ def about_use(usage: Usage) -> Optional[str]:
 def about_adam(attached: Attached) -> Optional[str]:
     """A line on a strategy that leaves out what Adam needs."""
     strategy = parse(attached.carried_out)
-    known = not strategy.rule.warms or choice.covers(strategy, ADAM)
+    known = not strategy.rule.warms or choice.is_acceptable(strategy, ADAM)
     if attached.family == SGD or known:
         return None
     return (

@@ -10,8 +10,8 @@ from torch.nn.parallel import DistributedDataParallel
 from contract import strategies
 from contract.command_line import parse
 from contract.errors import UserError
-from contract.levels import Device, resolve
 from contract.options import Options
+from contract.precisions import Device, resolve
 from tandem import sync
 from trainer.finite import describe
 

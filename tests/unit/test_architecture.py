@@ -110,7 +110,7 @@ READS = {
         launcher/problems.py launcher/remote.py launcher/watch/known_errors.py
         tandem/standalone.py tools/all_tests.py""",
     "the kernel's files": """
-        contract/card.py launcher/node/processes.py launcher/node/records.py
+        contract/interface.py launcher/node/processes.py launcher/node/records.py
         launcher/node/sockets.py launcher/node/stacks.py tandem/timings.py""",
     "files that are copied or hashed, and not taken apart": """
         launcher/node/machine.py launcher/node/prepare.py""",

@@ -16,7 +16,7 @@ import numpy as np
 from contract.errors import RankError, UserError
 from contract.layout import LayoutError, NoAnswer, printable, read_class, read_split
 from contract.options import Options
-from contract.text import counted
+from contract.text import pluralize
 
 from ..errors import DataLost
 from .decode import BadImage, is_readable, size_of
@@ -182,7 +182,7 @@ class Quarantine:
             if sum(bool(image.mount) for image in self.images.values()) > self.limit // 2:
                 raise self._lost(bad, f"as {len(self.images)} images could not be used before it")
             raise RankError(
-                f"{counted(len(self.images), 'image')} cannot be used, the last is "
+                f"{pluralize(len(self.images), 'image')} cannot be used, the last is "
                 f"{printable(bad.path)}: {bad.reason}. "
                 f"Repair or remove them, or raise --bad_images (now {self.limit})."
             )

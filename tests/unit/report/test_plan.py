@@ -224,7 +224,7 @@ def test_its_precision_is_that_of_make_train_unless_another_is_asked_for(gpu, le
 
 def test_the_fastest_is_who_has_all_reduces_accuracy_first(monkeypatch):
     """ef:3 has more images/s there; here it takes 1.25 times as many."""
-    real, costs = prices.price_of, prices.Price(9, -1.0, -1.5, -0.5, 1.25)
+    real, costs = prices.price_of, prices.AccuracyCost(9, -1.0, -1.5, -0.5, 1.25)
     monkeypatch.setattr(
         prices, "price_of", lambda one, *more: costs if one.spec == "ef:3" else real(one, *more)
     )

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from contract import card
+from contract import interface
 from contract.options import Options
 from tandem import compat
 from tests.trainer_ranks import run_ranks
@@ -136,16 +136,16 @@ def test_gloo_gets_the_card_that_leads_to_the_first_machine(monkeypatch, address
         ctypes.memmove(memory, rows, len(rows))
         return struct.pack("iL", len(rows), memory)
 
-    monkeypatch.setattr(card.socket, "socket", lambda *_: route)
-    monkeypatch.setattr(card.fcntl, "ioctl", ask)
-    assert card.card_towards(address) == name
+    monkeypatch.setattr(interface.socket, "socket", lambda *_: route)
+    monkeypatch.setattr(interface.fcntl, "ioctl", ask)
+    assert interface.interface_towards(address) == name
 
 
 def met(monkeypatch, device, form=None):
     """Settings with which a group is formed by a rank on this device."""
     from types import SimpleNamespace
 
-    from contract.levels import Device
+    from contract.precisions import Device
     from trainer import world
 
     given = {}

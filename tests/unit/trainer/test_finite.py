@@ -60,10 +60,10 @@ def test_without_checkpoints_in_between_it_ends_at_the_next_log_point(images, tm
 
 def under_a_loss_scale(*argv):
     """O1's loss scale, on a CPU and in fp32."""
-    from contract import levels
+    from contract import precisions
     from trainer import precision
 
-    levels.lacks = lambda *_: None
+    precisions.lacks = lambda *_: None
     precision.AUTOCAST.pop("O1", None)
     return said(*argv, "--precision", "O1")
 

@@ -10,7 +10,7 @@ import torch
 import torchvision
 from torch import nn
 
-from contract.errors import BAD_INPUT, UNTRIED, UserError
+from contract.errors import BAD_INPUT, TRIAL_SKIPPED, UserError
 from trainer import models
 from trainer.classifiers import names
 from trainer.models import WithHead, build, describe
@@ -214,7 +214,7 @@ def test_one_s_own_model_is_tried_out_before_any_machine_is_asked(
 
 def test_a_package_that_is_missing_here_may_be_on_the_machines(tmp_path, capsys):
     (tmp_path / "needs.py").write_text("import no_such_package\n")
-    assert tried(f"{tmp_path}/needs.py:net", capsys)[0] == UNTRIED
+    assert tried(f"{tmp_path}/needs.py:net", capsys)[0] == TRIAL_SKIPPED
 
 
 def test_a_folder_that_was_sent_takes_the_place_of_the_path(mine, monkeypatch, tmp_path):

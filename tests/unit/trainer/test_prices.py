@@ -7,7 +7,7 @@ import pytest
 
 from contract import prices, strategies
 from contract.options import ENTRIES
-from contract.prices import Price
+from contract.prices import AccuracyCost
 
 PAGE = Path(__file__).parents[3] / "docs/slow-networks.md"
 
@@ -15,15 +15,15 @@ PAGE = Path(__file__).parents[3] / "docs/slow-networks.md"
 @pytest.mark.parametrize(
     ("price", "label"),
     [
-        (Price(), "not measured"),
-        (Price(3, -0.05, -0.3, 0.2), "safe"),
-        (Price(3, 0.4, 0.1, 0.7), "safe"),
-        (Price(3, -0.05, -0.31, 0.2), "unsettled"),
-        (Price(1, 0.1), "unsettled"),
-        (Price(3, -2.0, -3.0, -1.0, 1.4), "costs samples"),
-        (Price(3, -2.0, -3.0, -1.0), "experimental"),
+        (AccuracyCost(), "not measured"),
+        (AccuracyCost(3, -0.05, -0.3, 0.2), "safe"),
+        (AccuracyCost(3, 0.4, 0.1, 0.7), "safe"),
+        (AccuracyCost(3, -0.05, -0.31, 0.2), "unsettled"),
+        (AccuracyCost(1, 0.1), "unsettled"),
+        (AccuracyCost(3, -2.0, -3.0, -1.0, 1.4), "costs samples"),
+        (AccuracyCost(3, -2.0, -3.0, -1.0), "experimental"),
         # Safe although it surely loses something: that is what 0.3 points are for.
-        (Price(20, -0.1, -0.2, -0.05), "safe"),
+        (AccuracyCost(20, -0.1, -0.2, -0.05), "safe"),
     ],
 )
 def test_a_label_follows_from_the_interval(price, label):
@@ -31,7 +31,7 @@ def test_a_label_follows_from_the_interval(price, label):
 
 
 def test_help_and_page_say_what_the_table_says():
-    told = {spec: Price(**one) for spec, one in prices.read()["strategies"].items()}
+    told = {spec: AccuracyCost(**one) for spec, one in prices.read()["strategies"].items()}
     assert all(strategies.parse(spec).spec == spec and told[spec].seeds for spec in told)
     labels = {spec: prices.label_of(strategies.parse(spec)) for spec in told}
     page = PAGE.read_text(encoding="utf-8").split("<!-- accuracy -->")[1].split("<!-- end")[0]

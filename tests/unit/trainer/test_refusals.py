@@ -214,7 +214,7 @@ def test_a_start_without_the_launcher_takes_the_card_towards_the_master(
         monkeypatch.setenv(name, "x")
         monkeypatch.delenv(name)
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
-    monkeypatch.setattr(world, "card_towards", lambda address: "eno1")
+    monkeypatch.setattr(world, "interface_towards", lambda address: "eno1")
     monkeypatch.setattr(world, "_backend", lambda device: backend)
 
     alone = OSError("nobody is there")

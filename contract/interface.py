@@ -1,5 +1,5 @@
-"""The network card by which this machine reaches another. Standard library only: the launcher runs
-it on the machines before a run, and a process without a launcher runs it itself.
+"""The network interface by which this machine reaches another. Standard library only: the launcher
+runs it on the machines before a run, and a process without a launcher runs it itself.
 """
 
 import array
@@ -14,8 +14,8 @@ IFREQ = 40  # sizeof(struct ifreq) on 64-bit Linux
 
 
 def route(peer: str) -> Dict[str, Optional[str]]:
-    """The card towards `peer` (`interface`) and this machine's address on it (`source`), or the
-    `error`. Sends nothing."""
+    """The interface towards `peer` (`interface`) and this machine's address on it (`source`), or
+    the `error`. Sends nothing."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
@@ -26,16 +26,16 @@ def route(peer: str) -> Dict[str, Optional[str]]:
     return {"interface": interface_of(source), "source": source, "error": None}
 
 
-def card_towards(address: str) -> Optional[str]:
-    """The card that Gloo should use unless the user has chosen one; None for loopback and where it
-    cannot be determined. By default, Gloo uses the address that the host name resolves to, which in
-    Debian's and Ubuntu's /etc/hosts is 127.0.1.1: no other machine can reach it there."""
+def interface_towards(address: str) -> Optional[str]:
+    """The interface that Gloo should use unless the user has chosen one; None for loopback and
+    where it cannot be determined. By default, Gloo uses the address that the host name resolves to,
+    which in Debian's and Ubuntu's /etc/hosts is 127.0.1.1: no other machine can reach it there."""
     found = route(address)["interface"]
     return None if found == "lo" else found
 
 
 def interface_of(address: str) -> Optional[str]:
-    """The card that has an address; found without `ip`, which may not be installed."""
+    """The interface that has an address; found without `ip`, which may not be installed."""
     if address.startswith("127."):
         return "lo"
     if ":" in address:
@@ -48,7 +48,7 @@ def interface_of(address: str) -> Optional[str]:
     wanted = socket.inet_aton(address)
     for start in range(0, used, IFREQ):
         if found[start + 20 : start + 24] == wanted:
-            # An alias such as eth0:1 is an address of the card eth0.
+            # An alias such as eth0:1 is an address of eth0.
             return found[start : start + 16].split(b"\0")[0].decode().split(":")[0]
     return None
 

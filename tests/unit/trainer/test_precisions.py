@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from contract.errors import UserError
-from contract.levels import Device, resolve
 from contract.options import Options
+from contract.precisions import Device, resolve
 from tests.trainer_ranks import lines, run_ranks, said, trainer
 from trainer.checkpoint import decisive
 from trainer.resume import resolve_options
