@@ -18,7 +18,7 @@ from contract.errors import UserError
 from contract.strategies import ATTACHED
 from launcher.collect import NotHere, receive, staging
 from launcher.machines.engine import Node
-from launcher.outputs import Written, listing, put
+from launcher.outputs import OutputFile, listing, put
 from launcher.plan.script import WORK
 
 SAFE = ".safetensors"  # holds tensors alone
@@ -45,7 +45,7 @@ class Checkpoint:
     that was written, by its machine's word."""
 
     name: str
-    files: tuple[Written, ...]
+    files: tuple[OutputFile, ...]
     unix: int
 
     @property
@@ -78,10 +78,10 @@ def held_by(
     return held
 
 
-def _checkpoints(files: list[Written], folders: tuple[str, ...]) -> Iterator[Checkpoint]:
+def _checkpoints(files: list[OutputFile], folders: tuple[str, ...]) -> Iterator[Checkpoint]:
     names = {file.name for file in files}
     inside = {str(PurePosixPath(one).parent) for one in names if INSIDE.fullmatch(_last(one))}
-    groups: dict[str, list[Written]] = {}
+    groups: dict[str, list[OutputFile]] = {}
     for file in files:
         groups.setdefault(_place(file.name, folders, inside), []).append(file)
     for name, some in groups.items():
@@ -200,7 +200,7 @@ class Candidates:
         return True
 
 
-def flaw(node: Node, source: str, file: Written, scratch: Path) -> str | None:
+def flaw(node: Node, source: str, file: OutputFile, scratch: Path) -> str | None:
     """Why this file of a machine is none to go on from; None for one that seems whole. ATTACHED:
     what tandem.sync keeps for a rank. Raises NotHere, OSError."""
     head = _piece(node, source, scratch / "head", HEAD, 0)

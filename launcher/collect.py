@@ -24,7 +24,15 @@ from contract import records
 from contract.errors import UserError
 from launcher.background import MIB
 from launcher.folders import disk_free, relative
-from launcher.machines.engine import Late, Node, Process, close_all, pieces, place_of, talk
+from launcher.machines.engine import (
+    Node,
+    Process,
+    TimedOut,
+    close_all,
+    error_location,
+    stream_output,
+    talk,
+)
 
 T = TypeVar("T")
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
@@ -112,7 +120,7 @@ def one_by_one(host: str, names: Iterable[str], work: Callable[[str], list[str]]
         except Unwritable:
             raise
         except Exception as error:  # a defect here is that machine's alone
-            why = error if isinstance(error, NotHere) else place_of(error)
+            why = error if isinstance(error, NotHere) else error_location(error)
             said.append(f"{host}: {name} was not collected: {why}.")
     return said
 
@@ -239,7 +247,7 @@ def _content(process: Process) -> Iterator[bytes]:
     """What a machine sends after MARK, to the end. Raises NotHere."""
     head, begun = b"", False
     try:
-        for piece in pieces(process, SECONDS, renewed=LEAST):
+        for piece in stream_output(process, SECONDS, renewed=LEAST):
             if not begun:
                 head, mark, piece = (head + piece).partition(MARK)
                 begun = bool(mark)
@@ -247,7 +255,7 @@ def _content(process: Process) -> Iterator[bytes]:
                     raise Lost("the machine sent something else")
             if piece:
                 yield piece
-    except Late:
+    except TimedOut:
         raise Lost(f"the machine sent less than {LEAST // MIB} MiB in {SECONDS:g} s") from None
     except OSError as error:
         raise NotHere(error.strerror or str(error)) from None

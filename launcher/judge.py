@@ -62,7 +62,7 @@ def problems(machines: OpenMachines, needs: Requirements, control: Control) -> l
     return wrong
 
 
-def apart(machines: OpenMachines, needs: Requirements) -> list[Problem]:
+def mismatches(machines: OpenMachines, needs: Requirements) -> list[Problem]:
     """What keeps machines, each of which is fit, from training together."""
     wrong = versions(machines)
     if not isinstance(needs.settings, Script):
@@ -314,7 +314,7 @@ def missing_data(machines: OpenMachines, sources: Mapping[str, Source]) -> Itera
                 yield problem(code, host, split=split, **values)
 
 
-def ways(
+def unreachable_pairs(
     machines: OpenMachines, answers: Mapping[str, Sequence[Unreached] | str]
 ) -> Iterator[Problem]:
     """The pairs of machines that cannot connect."""

@@ -19,13 +19,13 @@ from launcher.machines import engine, inventory
 from launcher.machines.engine import (
     LARGEST,
     Host,
-    Late,
     MachineError,
     Node,
     Process,
+    TimedOut,
+    error_location,
     of_each,
-    pieces,
-    place_of,
+    stream_output,
     talk,
 )
 from launcher.machines.inventory import MOST_GPUS
@@ -35,7 +35,7 @@ from launcher.plan.script import Script
 from launcher.problems import Problem, Refused, problem
 from launcher.remote import MARK, SECONDS, ask, marked, program
 
-FIRST_PORT, PORTS = 29500, 32
+FIRST_PORT, PORT_COUNT = 29500, 32
 MOST_PACKAGES = 5000  # of a machine
 NO_STATUS = -1  # what paramiko has where the connection ended before the command
 REACH_SECONDS = 15.0
@@ -234,7 +234,7 @@ class Control:
     sources: Mapping[str, Source] = field(default_factory=dict)
 
 
-def here(needs: Requirements) -> Control:
+def control_machine_facts(needs: Requirements) -> Control:
     """What this machine has for such a run."""
     free, settings = folders.disk_free(), needs.settings
     if isinstance(settings, Script):
@@ -243,7 +243,9 @@ def here(needs: Requirements) -> Control:
     return Control(free, sent, tuple(models.packages(settings.model)))
 
 
-def at(hosts: list[Host], needs: Requirements, *, without_missing: bool = False) -> OpenMachines:
+def open_and_probe(
+    hosts: list[Host], needs: Requirements, *, without_missing: bool = False
+) -> OpenMachines:
     """Connect to the machines and ask them. Raises UserError naming all that did not answer.
 
     With `without_missing`, machines that do not answer are left out instead.
@@ -294,7 +296,7 @@ def question(host: Host, hosts: Iterable[Host], needs: Requirements) -> dict[str
 
 
 def candidate_ports(options: Config) -> list[int]:
-    ports = list(range(FIRST_PORT, FIRST_PORT + PORTS))
+    ports = list(range(FIRST_PORT, FIRST_PORT + PORT_COUNT))
     return ports if options.port is None else [options.port, *ports]
 
 
@@ -319,7 +321,7 @@ def _asked(node: Node, question: dict[str, Any]) -> Facts | Problem:
     except Invalid as error:
         return problem("answer-impossible", node.host, why=error)
     except Exception as error:
-        return problem("answer-fails", node.host, place=place_of(error))
+        return problem("answer-fails", node.host, place=error_location(error))
 
 
 def _ask(node: Node, question: dict[str, Any]) -> Facts | Problem:
@@ -432,7 +434,7 @@ def peers_of(index: int, count: int) -> list[int]:
     return sorted({0, *near} - {index})
 
 
-def ways(machines: OpenMachines) -> dict[str, list[Unreached] | str]:
+def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str]:
     """Whom each machine does not reach, or why it does not say."""
     hosts = machines.hosts
     addresses = {host.address for host in hosts}
@@ -473,7 +475,7 @@ def _answer(process: Process, known: Collection[str]) -> list[Unreached] | str:
     others may not have reached it yet."""
     size, rest = 0, b""
     try:
-        for piece in pieces(process, REACH_SECONDS):
+        for piece in stream_output(process, REACH_SECONDS):
             *lines, rest = (rest + piece).split(b"\n")
             for line in lines:
                 if line.startswith(MARK.encode()):
@@ -481,9 +483,9 @@ def _answer(process: Process, known: Collection[str]) -> list[Unreached] | str:
             size += len(piece)
             if size > LARGEST:
                 return "it said too much"
-    except Late:
+    except TimedOut:
         return f"no answer within {REACH_SECONDS:.0f} s"
     except Exception as error:  # the border of a machine, as above
-        return place_of(error)
+        return error_location(error)
     said = process.stderr()
     return said.splitlines()[-1] if said else "it ended without an answer"

@@ -21,8 +21,8 @@ from contract.runs import MEASURED
 from contract.text import pluralize
 from launcher import collect, folders
 from launcher.background import MIB
-from launcher.carry_out import watched
 from launcher.folders import relative
+from launcher.lifecycle import run_attempt
 from launcher.look import Facts
 from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
@@ -145,7 +145,7 @@ class Measurement:
         attempts.begin(self.plan, "first attempt", time.time())
         logs = RunLogs(self.folder, self.terminal, self.plan.world_size, shown=False)
         with Stopper().listening() as stopper:
-            outcome = watched(self.plan, self.machines, logs, stopper)
+            outcome = run_attempt(self.plan, self.machines, logs, stopper)
         attempts.end(outcome)
         attempts.close(outcome.status)
         self._refuse(outcome)

@@ -27,7 +27,7 @@ from launcher.collect import (
     receive,
     staging,
 )
-from launcher.machines.engine import Node, place_of, talk
+from launcher.machines.engine import Node, error_location, talk
 from launcher.plan.files import CACHES
 from launcher.plan.script import WORK
 
@@ -42,7 +42,7 @@ PUT = 'mkdir -p "$(dirname "$1")" && cat > "$1.part" && mv "$1.part" "$1"'
 
 
 @dataclass(frozen=True)
-class Written:
+class OutputFile:
     """A file: its name below the folder that the script ran in, and by its machine's word its size
     and when it was written."""
 
@@ -51,7 +51,7 @@ class Written:
     unix: int
 
 
-def listing(node: Node, there: str, folders: tuple[str, ...]) -> list[Written]:
+def listing(node: Node, there: str, folders: tuple[str, ...]) -> list[OutputFile]:
     """The files in these folders, the newest first; `there` is the machine's folder of the run.
     Raises NotHere."""
     argv = ["sh", "-c", LIST, "sh", f"{there}/{WORK}/{node.host.name}", *folders]
@@ -64,10 +64,10 @@ def listing(node: Node, there: str, folders: tuple[str, ...]) -> list[Written]:
     try:
         return _listed(said, folders)
     except Exception as error:  # the border of a machine
-        raise NotHere(f"what it listed ended in an error here: {place_of(error)}") from None
+        raise NotHere(f"what it listed ended in an error here: {error_location(error)}") from None
 
 
-def _listed(said: bytes, folders: tuple[str, ...]) -> list[Written]:
+def _listed(said: bytes, folders: tuple[str, ...]) -> list[OutputFile]:
     files = [file for word in said.split(b"\0") if (file := _read(word, folders))]
     names = {file.name for file in files}
     # No file can be a folder, too, however it is called.
@@ -75,7 +75,7 @@ def _listed(said: bytes, folders: tuple[str, ...]) -> list[Written]:
     return sorted({file.name: file for file in real}.values(), key=lambda file: -file.unix)
 
 
-def _read(word: bytes, folders: tuple[str, ...]) -> Written | None:
+def _read(word: bytes, folders: tuple[str, ...]) -> OutputFile | None:
     """A file of the listing; None for a name that no path is made of here."""
     match = WRITTEN.fullmatch(word.decode(errors="replace"))
     if match is None or match[4] not in folders or not match[3].isprintable():
@@ -85,7 +85,7 @@ def _read(word: bytes, folders: tuple[str, ...]) -> Written | None:
     if odd or len(parts) > DEEPEST or "\ufffd" in match[3]:
         return None
     name = str(PurePosixPath(match[4], match[3]))
-    return Written(name, int(match[2]), int(match[1]))
+    return OutputFile(name, int(match[2]), int(match[1]))
 
 
 def bring(

@@ -33,7 +33,7 @@ SILENT = "silent"  # no sign of those that a machine may send
 
 
 @dataclass(frozen=True)
-class Report:
+class Availability:
     """What is known of a machine: since when it is free, in monotonic seconds; None and `why` where
     it is not. `fit`: it was looked at as before a run, and nothing is wrong."""
 
@@ -42,7 +42,9 @@ class Report:
     fit: bool = False
 
 
-def absence(host: Host, report: Report, inside: bool, day: datetime, now: float) -> str | None:
+def absence(
+    host: Host, report: Availability, inside: bool, day: datetime, now: float
+) -> str | None:
     """Why a machine takes no part now; None where it does. `inside`: it takes part already."""
     owner = host.owner
     if owner.hours and not owner.hours.has(day):
@@ -58,7 +60,7 @@ def absence(host: Host, report: Report, inside: bool, day: datetime, now: float)
 def regroup(
     hosts: Sequence[Host],
     inside: Sequence[str],
-    reports: dict[str, Report],
+    reports: dict[str, Availability],
     day: datetime,
     now: float,
     changed: float,
@@ -98,7 +100,9 @@ class Owners:
         self.least = least(min_nodes, hosts)
         # Without which a run may begin.
         self.optional = {host.name for host in hosts if min_nodes or host.owner.signs}
-        self._reports = {host.name: Report(free_since=float("-inf"), why="") for host in hosts}
+        self._reports = {
+            host.name: Availability(free_since=float("-inf"), why="") for host in hosts
+        }
         self._inside: list[str] = []
         self._been: set[str] = set()  # that ever took part
         self._changed = time.monotonic()
@@ -108,7 +112,7 @@ class Owners:
 
     # ---- before an attempt ----
 
-    def here(self) -> list[Host]:
+    def available(self) -> list[Host]:
         """Those that may take part in a start now, as far as is known."""
         absent = self.absent()
         return [host for host in self.hosts if host.name not in absent]
@@ -120,22 +124,22 @@ class Owners:
 
     def strict(self, needs: Requirements) -> OpenMachines:
         """Connections to all machines. Raises UserError."""
-        return look.at(self.hosts, needs)
+        return look.open_and_probe(self.hosts, needs)
 
     def present(self, needs: Requirements) -> OpenMachines:
         """Connections to those machines that take part in the first start. Raises UserError where
         one does not answer without which the run does not begin."""
         if not self.optional:
             return self.strict(needs)
-        hosts = self.here()
+        hosts = self.available()
         if len(hosts) < self.least:
             return OpenMachines([], {}, {})
-        machines = look.at(hosts, needs, without_missing=True)
+        machines = look.open_and_probe(hosts, needs, without_missing=True)
         silent = [host for host in hosts if host.name not in machines.facts]
         needed = [host for host in silent if host.name not in self.optional]
         if needed:
             machines.close()
-            look.at(needed, needs).close()  # which says why it does not answer
+            look.open_and_probe(needed, needs).close()  # which says why it does not answer
             return self.present(needs)
         for host in silent:
             self.silent(host.name)
@@ -147,7 +151,7 @@ class Owners:
     def _leave_busy(self, machines: OpenMachines, needs: Requirements) -> None:
         for host in [host for host in machines.hosts if host.name in self.optional]:
             own = machines.only(host)
-            wrong = judge.problems(own, needs, look.here(needs))
+            wrong = judge.problems(own, needs, look.control_machine_facts(needs))
             busy = [one.said for one in wrong if one.blocks is BUSY]
             if busy:
                 self.silent(host.name, busy[0])
@@ -169,7 +173,9 @@ class Owners:
         new = [host.name for host in machines.hosts if host.name not in self._been]
         if not new or len(new) == len(machines.hosts):
             return []
-        wrong = judge.apart(machines, needs) or [*judge.ways(machines, look.ways(machines))]
+        wrong = judge.mismatches(machines, needs) or [
+            *judge.unreachable_pairs(machines, look.unreachable_pairs(machines))
+        ]
         texts = [one.text for one in wrong]
         if texts:
             machines.leave(new)
@@ -211,12 +217,12 @@ class Owners:
         """What a machine says of its owner: one of SIGNS, or None."""
         before = self._reports[name]
         if sign is not None:
-            self._reports[name] = Report(None, SIGNS[sign])
+            self._reports[name] = Availability(None, SIGNS[sign])
         elif before.free_since is None:
-            self._reports[name] = Report(time.monotonic(), "")
+            self._reports[name] = Availability(time.monotonic(), "")
 
     def silent(self, name: str, why: str = NO_ANSWER) -> None:
-        self._reports[name] = Report(None, why)
+        self._reports[name] = Availability(None, why)
 
     def regroup(self) -> str | None:
         """Why the machines are to change now."""
@@ -269,7 +275,7 @@ class Owners:
         opened, failures = engine.open_all([one for one in hosts if one.name not in self._held])
         self._held.update(opened)
         for name in failures:
-            self._outside(name, Report())
+            self._outside(name, Availability())
         for name, sign in ask(self._held).items():
             self._seen(self._held[name].host, sign)
             if sign == SILENT:
@@ -289,9 +295,9 @@ class Owners:
         """What a look at a machine outside found."""
         now, before = time.monotonic(), self._reports[host.name]
         if sign is not None:
-            self._outside(host.name, Report(None, SIGNS.get(sign, NO_ANSWER)))
+            self._outside(host.name, Availability(None, SIGNS.get(sign, NO_ANSWER)))
         elif before.free_since is None:
-            self._outside(host.name, Report(now, ""))
+            self._outside(host.name, Availability(now, ""))
         report = self._reports[host.name]
         if (
             sign is None
@@ -303,30 +309,30 @@ class Owners:
                 return  # there is nothing to compare it with until an attempt has begun
             problem = self._problem(host, needs, those)
             self._outside(
-                host.name, Report(None, problem) if problem else replace(report, fit=True)
+                host.name, Availability(None, problem) if problem else replace(report, fit=True)
             )
 
     def _problem(self, host: Host, needs: Requirements, those: OpenMachines) -> str | None:
         """What keeps a machine that is free from joining these, which train; None where nothing
         does."""
         try:
-            found = look.at([host], needs, without_missing=True)
+            found = look.open_and_probe([host], needs, without_missing=True)
         except UserError as error:
             return str(error)
         try:
             if not found.hosts:
                 return NO_ANSWER
             busy = not needs.options.force
-            wrong = judge.problems(found, needs, look.here(needs))
+            wrong = judge.problems(found, needs, look.control_machine_facts(needs))
             problems = [p for p in wrong if p.blocks is ALWAYS or (p.blocks is BUSY and busy)]
             facts = {**those.facts, **found.facts}
             together = OpenMachines([*those.hosts, host], {}, facts)
-            problems += judge.apart(together, needs)
+            problems += judge.mismatches(together, needs)
             return problems[0].said if problems else None
         finally:
             found.close()
 
-    def _outside(self, name: str, report: Report) -> None:
+    def _outside(self, name: str, report: Availability) -> None:
         if name not in self._inside:  # an attempt may have begun meanwhile
             self._reports[name] = report
 

@@ -78,7 +78,7 @@ def train_once(options: Config, terminal: Terminal, turn: Turn, name: str = "") 
     """The same, or Busy: two launchers may have found the same machines free. Then nothing is left
     of the run here."""
     checked = check_machines(options, terminal, turn)
-    from launcher.carry_out import Run
+    from launcher.lifecycle import Run
     from launcher.watch.attempts import write_json
 
     folder, latest = None, folders.latest()
@@ -172,7 +172,7 @@ def resume_once(
 ) -> int:
     """The same, or Busy; then the run is as it was."""
     checked = check_machines(options, terminal, turn, folder.name, before)
-    from launcher.carry_out import Run
+    from launcher.lifecycle import Run
 
     run = None
     try:

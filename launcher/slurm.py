@@ -87,11 +87,11 @@ def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) ->
     )
     options = options if host.engine.is_local else replace(options, data="")
     asked = Requirements(options, settings)
-    machines = look.at([here], asked)
+    machines = look.open_and_probe([here], asked)
     machines.close()
     problems = [*judge.data(here, machines.facts[here.name], asked)]
     if importlib.util.find_spec("torch"):
-        problems += judge.model(machines, settings.model, look.here(asked))
+        problems += judge.model(machines, settings.model, look.control_machine_facts(asked))
     else:
         said = "torch is not on this machine, so whether there is such a model was not checked"
         terminal.show(f"MODEL={settings.model}: {said}", sys.stdout)

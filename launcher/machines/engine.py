@@ -218,25 +218,25 @@ def of_each(ask: Callable[[Thing], Answer], things: Collection[Thing]) -> list[A
         return list(pool.map(ask, things))
 
 
-def place_of(error: Exception) -> str:
+def error_location(error: Exception) -> str:
     """An error of Tandem's own in a line: what a machine sent may be part of its text."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {str(error)[:200]}"
     return f"{what} ({Path(last.filename).name}:{last.lineno})"
 
 
-class Late(Exception):
+class TimedOut(Exception):
     """A command sent nothing, or less than it had to, in the time that it was given."""
 
 
-def pieces(
+def stream_output(
     process: Process, seconds: float, data: bytes | memoryview = b"", renewed: int = 0
 ) -> Iterator[bytes]:
     """What a command prints, until its end, while it is given its whole input.
 
-    Raises Late after so many seconds. They begin anew each time that `renewed` bytes have arrived,
-    so n bytes arrive within (1 + n / renewed) * seconds. (If every byte renewed the deadline, a
-    machine that sends one now and then would never reach it.)
+    Raises TimedOut after so many seconds. They begin anew each time that `renewed` bytes have
+    arrived, so n bytes arrive within (1 + n / renewed) * seconds. (If every byte renewed the
+    deadline, a machine that sends one now and then would never reach it.)
     """
     deadline, missing = time.monotonic() + seconds, renewed
     rest = memoryview(data)
@@ -254,7 +254,7 @@ def pieces(
                 if renewed and missing <= 0:
                     deadline, missing = time.monotonic() + seconds, renewed
                 yield piece
-    raise Late
+    raise TimedOut
 
 
 def _give(process: Process, data: memoryview) -> memoryview:
@@ -281,7 +281,7 @@ def talk(
     """
     output = bytearray()
     try:
-        for piece in pieces(process, seconds, data):
+        for piece in stream_output(process, seconds, data):
             output += piece
             if len(output) > LARGEST:
                 raise UserError(
@@ -289,7 +289,7 @@ def talk(
                 )
         status = process.wait()
         return bytes(output), " ".join(process.stderr().split())[-300:], status
-    except Late:
+    except TimedOut:
         return bytes(output), "", None
     finally:
         process.close()

@@ -128,7 +128,7 @@ def gather(options: Config, terminal: Terminal) -> Path:
             "be gathered; REQUIREMENTS= names another file."
         )
     with waiting(terminal, f"asking {pluralize(len(hosts), 'machine')} what is there"):
-        machines = look.at(hosts, Requirements(options, script))
+        machines = look.open_and_probe(hosts, Requirements(options, script))
     try:
         if wrong := judge.python(machines):
             raise Refused(wrong)
@@ -140,12 +140,16 @@ def gather(options: Config, terminal: Terminal) -> Path:
 
 def problems_of(machines: OpenMachines, needs: Requirements) -> list[Problem]:
     """Everything that is wrong with machines for a run, the ways between them included."""
-    control = look.here(needs)
+    control = look.control_machine_facts(needs)
     if not isinstance(needs.settings, Script):
         control = replace(control, sources=look.data_sources(machines, needs))
     found = judge.problems(machines, needs, control)
     fit = all(one.blocks is NEVER for one in found)
-    return [*found, *judge.ways(machines, look.ways(machines))] if fit else found
+    return (
+        [*found, *judge.unreachable_pairs(machines, look.unreachable_pairs(machines))]
+        if fit
+        else found
+    )
 
 
 def _with_packages(needs: Requirements, machines: OpenMachines) -> Requirements:
@@ -188,7 +192,7 @@ def _fit(
         turn.waited = what
         tell(found)
         turn.pause(found)
-        if len(owners.here()) < owners.least:
+        if len(owners.available()) < owners.least:
             owners.look()
 
 

@@ -20,7 +20,7 @@ from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.text import pluralize
 from launcher import judge
-from launcher.look import FIRST_PORT, PORTS, Facts
+from launcher.look import FIRST_PORT, PORT_COUNT, Facts
 from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.node.machine import PATH
@@ -392,7 +392,7 @@ def choose_port(facts: Facts, wanted: int | None, avoid: Collection[int]) -> int
         raise Refused([problem("port-taken", name=facts.host, port=wanted)])
     free = [port for port in facts.free_ports if port not in avoid]
     if not free:
-        last = FIRST_PORT + PORTS - 1
+        last = FIRST_PORT + PORT_COUNT - 1
         raise Refused([problem("no-port", name=facts.host, first=FIRST_PORT, last=last)])
     return wanted if wanted is not None and wanted not in avoid else free[0]
 

@@ -219,7 +219,7 @@ def survivors(
     owners are waited for as long as it takes. `saved`: a checkpoint was. Raises UserError."""
     deadline, told = time.monotonic() + PATIENCE, ""
     while True:
-        here = owners.here()
+        here = owners.available()
         machines = OpenMachines([], {}, {})
         unfit: dict[str, str] = {}
         if len(here) >= limits.min_nodes:
@@ -231,7 +231,7 @@ def survivors(
             return machines
         names = ", ".join(host.name for host in machines.hosts) or "none"
         machines.close()
-        why = "" if len(owners.here()) >= limits.min_nodes else owners.waits(limits.min_nodes)
+        why = "" if len(owners.available()) >= limits.min_nodes else owners.waits(limits.min_nodes)
         if why:
             deadline = time.monotonic() + PATIENCE
         if why and why != told:
@@ -254,11 +254,11 @@ def _fit(
     hosts: list[Host], needs: Requirements, owners: Owners
 ) -> tuple[OpenMachines, dict[str, str]]:
     """Connections to those of the machines that are fit, and why others are not."""
-    machines = look.at(hosts, needs, without_missing=True)
+    machines = look.open_and_probe(hosts, needs, without_missing=True)
     unfit: dict[str, str] = {}
     for host in machines.hosts:
         own = machines.only(host)
-        for problem in judge.problems(own, needs, look.here(needs)):
+        for problem in judge.problems(own, needs, look.control_machine_facts(needs)):
             # A run's own processes may still be leaving the cards: only another run has a machine.
             taken = problem.code == "machine-busy" and not needs.options.force
             if problem.blocks is ALWAYS or taken:
@@ -320,9 +320,9 @@ def leftovers(outcome: Outcome) -> list[str]:
         lines.append(f"{host}: still alive: {left}" if left else f"{host}: {clean}")
     for host in outcome.gone:
         lines.append(f"{host}: does not answer; its guard ends its part by itself within 20 s")
-    for host in outcome.lingering:
+    for host in outcome.unresponsive:
         lines.append(f"{host}: its guard was lost; the machine ends its part within 10 s")
-    if len(outcome.gone) > 1 and not outcome.exits and not outcome.lingering:
+    if len(outcome.gone) > 1 and not outcome.exits and not outcome.unresponsive:
         lines.append("no machine answers: check first that this one is connected to the network")
     return lines
 

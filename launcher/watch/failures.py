@@ -99,12 +99,12 @@ class Failure:
     @cached_property
     def peer_lost(self) -> bool:
         """Whether the error only says that another process is gone."""
-        return self.place is Rank.PEER_LOST
+        return self.priority is CausePriority.PEER_LOST
 
     @cached_property
-    def place(self) -> Rank:
-        """Its kind's rank, judged once: lines that were made for these patterns cost time."""
-        found: Rank = _answer(self, "rank")
+    def priority(self) -> CausePriority:
+        """Its kind's priority, judged once: lines that were made for these patterns cost time."""
+        found: CausePriority = _answer(self, "priority")
         return found
 
     def words(self) -> dict[str, object]:
@@ -146,8 +146,8 @@ def _lines_of(exception: str, lines: list[str]) -> Iterator[str]:
         yield line
 
 
-class Rank(enum.IntEnum):
-    """Whose failure explains the others: that of the lowest rank."""
+class CausePriority(enum.IntEnum):
+    """Whose failure explains the others: the lowest wins."""
 
     BUSY = 0
     OWN = 1
@@ -174,14 +174,14 @@ class FailureKind:
     """
 
     fits: Callable[[Failure], bool]
-    rank: Rank | None = None
+    priority: CausePriority | None = None
     sentence: str | None = None
     remedy: str | None = None  # goes with the sentence
     script: str | None = None  # the remedy in a script of the user's, where it is another
     restart: Restart | None = None
     reason: str | None = None  # why there is another attempt
     exit_code: int | None = None  # of the run; where no kind says, it is the process's own
-    one_says_why: bool | None = None  # all ranks of a machine end by it, and one says why
+    one_rank_explains: bool | None = None  # all ranks of a machine end by it, and one says why
     no_resume: str | None = None  # why the run is not to be continued from what it saved
     known: str | None = None  # what it means: of a script it goes before the remedy, as a hint
 
@@ -249,7 +249,7 @@ def _by_signal(name: str, meaning: str, remedy: str) -> tuple[FailureKind, ...]:
 FAILURE_KINDS: tuple[FailureKind, ...] = (
     FailureKind(
         _exits(OUT_OF_MEMORY, "worker"),
-        rank=Rank.OWN,
+        priority=CausePriority.OWN,
         restart=Restart.IN_SMALLER_PIECES,
         reason="{host} ran out of memory; micro-batches are 1/{divisor} now",
     ),
@@ -289,7 +289,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     FailureKind(_from("busy", "paused", "gone", "guard", "hung", "alone", "left"), exit_code=1),
     FailureKind(
         _from("busy"),
-        rank=Rank.BUSY,
+        priority=CausePriority.BUSY,
         sentence="{host}: {message}",
         remedy="wait for it (QUEUE=1), or ask its owner",
     ),
@@ -335,7 +335,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     ),
     FailureKind(
         _from("guard"),
-        rank=Rank.GUARD,
+        priority=CausePriority.GUARD,
         sentence="{host} lost its guard{and_message}",
         remedy="find out who killed or changed it; MAX_RESTARTS=3 starts the run again",
         script="find out who killed or changed it; with RESUME_ARGS= and MAX_RESTARTS=3 a run "
@@ -344,7 +344,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     FailureKind(_from("launch"), sentence=LAUNCHED, remedy=READ_BELOW),
     FailureKind(
         _from("launch"),
-        rank=Rank.LAUNCH,
+        priority=CausePriority.LAUNCH,
         sentence="{host} could not run torch.distributed.launch{and_message}{after}",
         remedy="read nodes/<host>/launch.log of the run",
     ),
@@ -353,7 +353,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="{own}",
         remedy="start a new run with what is suggested; such options are given as ARGS='--lr 0.01'",
         restart=Restart.SAME_AGAIN,
-        one_says_why=True,
+        one_rank_explains=True,
         no_resume="what was saved before is in runs/{run}/checkpoints; RESUME={run} would repeat "
         "the steps that diverged, and end in the same way",
     ),
@@ -364,24 +364,24 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     ),
     FailureKind(
         _exits(DATA_LOST),
-        rank=Rank.OWN,
+        priority=CausePriority.OWN,
         sentence="{who}: trainer: {own}",
         remedy="when it is well again, `make train RESUME=latest` goes on; with MAX_RESTARTS=3 a "
         "run starts again by itself, without a machine that cannot read its images",
-        one_says_why=True,
+        one_rank_explains=True,
     ),
     FailureKind(
         _exits(BAD_INPUT),
         sentence="{who}: {last}",
         remedy="correct it and start again",
         restart=Restart.SAME_AGAIN,
-        one_says_why=True,
+        one_rank_explains=True,
     ),
-    FailureKind(_lost_its_peer, rank=Rank.PEER_LOST),
+    FailureKind(_lost_its_peer, priority=CausePriority.PEER_LOST),
     FailureKind(_from("worker"), reason="{who} failed: {how}"),
     FailureKind(
         lambda failure: True,
-        rank=Rank.OWN,
+        priority=CausePriority.OWN,
         sentence="{who} ended with exit code {exit_code}{and_error}",
         remedy=READ_BELOW,
         restart=Restart.HELPS,
@@ -401,8 +401,8 @@ def first_of(failures: list[Failure]) -> Failure | None:
     """The failure that explains the others."""
 
     def place(failure: Failure) -> tuple[int, bool, bool, int]:
-        silent = bool(_answer(failure, "one_says_why")) and failure.own_words is None
-        return (failure.place, silent, not failure.first_on_node, failure.order)
+        silent = bool(_answer(failure, "one_rank_explains")) and failure.own_words is None
+        return (failure.priority, silent, not failure.first_on_node, failure.order)
 
     return min(failures, key=place, default=None)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from contract.validate import Invalid
 from launcher.background import MIB
-from launcher.machines.engine import Process, place_of
+from launcher.machines.engine import Process, error_location
 from launcher.node.machine import boottime
 from launcher.node.task import LEASE
 from launcher.owners import Owners
@@ -99,7 +99,7 @@ class Outcome:
     wall_seconds: float
     gone: list[str]
     exits: dict[str, dict[str, Any]]
-    lingering: list[str] = field(default_factory=list)
+    unresponsive: list[str] = field(default_factory=list)
     regroup: str | None = None  # why the run goes on with other machines
     silent_ranks: Sequence[str] = ()  # where they stood, a line each place
 
@@ -140,14 +140,14 @@ class Watch:
         with selectors.DefaultSelector() as selector, wakeup() as wake, self._ruling:
             selector.register(wake, selectors.EVENT_READ)
             for guard in self._guards.values():
-                with self._border(guard, selector):
+                with self._isolate_errors(guard, selector):
                     selector.register(guard.process, selectors.EVENT_READ, guard)
                     guard.send(task(self._plan, guard.node))
             renew_at = time.monotonic() + RENEW_EVERY
             while self._active():
                 asked = self._stopper.asked
                 for guard in self._ready(selector, wake, renew_at):
-                    with self._border(guard, selector):
+                    with self._isolate_errors(guard, selector):
                         self._read(guard)
                     if self._stopper.asked > asked:
                         break  # what the others sent is still there in the next turn
@@ -164,13 +164,13 @@ class Watch:
                         begun, size = len(self._begun), self._plan.world_size
                         self._notice.update(f"{begun} of {size} processes run")
                     for guard in self._active():
-                        with self._border(guard, selector):
+                        with self._isolate_errors(guard, selector):
                             guard.renew()
                 self._decide(now, selector)
         return self._outcome()
 
     @contextlib.contextmanager
-    def _border(self, guard: Guarded, selector: selectors.BaseSelector) -> Iterator[None]:
+    def _isolate_errors(self, guard: Guarded, selector: selectors.BaseSelector) -> Iterator[None]:
         """Around whatever is done with one machine and its data: what goes wrong there, a defect of
         ours included, is that machine's failure."""
         try:
@@ -178,7 +178,7 @@ class Watch:
         except Invalid as error:
             self._distrust(guard, f"it sent something that no guard sends: {error}")
         except Exception as error:
-            self._distrust(guard, f"what it sent ended in an error here: {place_of(error)}")
+            self._distrust(guard, f"what it sent ended in an error here: {error_location(error)}")
         if guard.ended:
             self._hang_up(guard, selector)
 
@@ -341,7 +341,7 @@ class Watch:
         return any(failure.host == host for failure in self._failures)
 
     def _fail(self, failure: Failure) -> None:
-        _ = failure.place  # judged now, within the border of its machine
+        _ = failure.priority  # judged now, within the border of its machine
         if not self._failures and failure.peer_lost:
             self._failures += self._hung()
         self._failures.append(failure)
@@ -407,7 +407,7 @@ class Watch:
             again = " (press again to kill them at once)" if self._stopper.asked else ""
             self._say(f"{why}: the workers {what}{again}")
         for guard in self._active():
-            with self._border(guard, selector):
+            with self._isolate_errors(guard, selector):
                 if stage is Stage.STOPPING:
                     guard.send({"type": "stop", "grace": STOP_GRACE})
                 elif stage is Stage.ENDING:
@@ -452,7 +452,7 @@ class Watch:
             wall_seconds=self._end - self._begin,
             gone=gone,
             exits=exits,
-            lingering=[host for host in self._guards if host not in exits and host not in gone],
+            unresponsive=[host for host in self._guards if host not in exits and host not in gone],
             regroup=self._regroup if status == "stopped" else None,
             silent_ranks=[*by_place(self._ruling.standings(self._plan.attempt)).values()],
         )

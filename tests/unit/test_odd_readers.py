@@ -81,7 +81,7 @@ def test_of_any_listing_files_below_its_folders_are_taken(said, wrong):
 
 
 def test_of_a_file_no_more_is_kept_than_was_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(collect, "pieces", lambda *_, **__: iter([collect.MARK + b"x" * 50]))
+    monkeypatch.setattr(collect, "stream_output", lambda *_, **__: iter([collect.MARK + b"x" * 50]))
     node = SimpleNamespace(start=lambda argv: SimpleNamespace(close=lambda: None))
     path = tmp_path / "file"
     assert collect.receive(node, "x", path, 9) == path.stat().st_size == 10

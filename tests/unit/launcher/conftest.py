@@ -77,8 +77,8 @@ def machines(monkeypatch):
     def open_all(hosts):
         return look(hosts, None, without_missing=True).nodes, {}
 
-    monkeypatch.setattr(owners.look, "at", look)
-    monkeypatch.setattr(owners.look, "ways", lambda *_: {})
+    monkeypatch.setattr(owners.look, "open_and_probe", look)
+    monkeypatch.setattr(owners.look, "unreachable_pairs", lambda *_: {})
     monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
     monkeypatch.setattr(owners.engine, "open_all", open_all)
     monkeypatch.setattr(owners, "ask", lambda nodes: {n: those[n].get("sign") for n in nodes})

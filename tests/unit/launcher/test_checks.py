@@ -37,8 +37,8 @@ def ready(monkeypatch, tmp_path):
             return replace(SETTINGS, weights=options.trainer.get("weights"))
 
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
-        monkeypatch.setattr(look, "at", answers)
-        monkeypatch.setattr(look, "ways", lambda *_: {})
+        monkeypatch.setattr(look, "open_and_probe", answers)
+        monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
         monkeypatch.setattr(checks, "trainer_settings", settings_of)
         monkeypatch.setattr(folders, "RUNS", tmp_path)
         monkeypatch.setattr(checks.time, "sleep", slept.append)

@@ -237,7 +237,7 @@ def judged(script, *environments):
     with mock.patch.object(layer, "of", side_effect=AssertionError("a look makes no layer")):
         for _ in range(2):
             checks._with_packages(asked, machines)
-            wrong = judge.problems(machines, asked, look.here(asked))
+            wrong = judge.problems(machines, asked, look.control_machine_facts(asked))
     return wrong
 
 

@@ -24,7 +24,7 @@ def test_a_guard_that_lies_is_its_nodes_failure(tmp_path, name):
     assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
     assert "it sent something that no guard sends" in outcome.cause.message
     assert outcome.exits["node1"]["reason"] == "killed"
-    assert outcome.lingering == ["node2"]
+    assert outcome.unresponsive == ["node2"]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == []
 
 
@@ -43,7 +43,7 @@ DEAF = "while True:\n    say(type='beat', unix=1.0, running=[1], disk_free=1)\n 
 def test_who_holds_on_to_a_run_is_its_failure(tmp_path, monkeypatch, said, host):
     monkeypatch.setattr("launcher.watch.watch.SILENCE", 1.0)
     outcome, _ = watch(tmp_path, [said + GOOD, DEAF])
-    assert outcome.lingering == ["node2"] and outcome.cause.host == host
+    assert outcome.unresponsive == ["node2"] and outcome.cause.host == host
     told = "it was told to end its part, but went on" in (outcome.cause.message or "")
     assert told == (host == "node2")
 

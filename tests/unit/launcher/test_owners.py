@@ -12,14 +12,14 @@ from launcher import owners
 from launcher.look import OpenMachines, Requirements
 from launcher.machines import inventory, owned
 from launcher.machines.owned import Owner
-from launcher.owners import Owners, Report
+from launcher.owners import Availability, Owners
 from tests.unit.launcher.launcher_values import SETTINGS, VERSIONS, host
 from tests.unit.launcher.test_inventory import document
 
 MONDAY = datetime(2026, 11, 23, 20, 0)
 YIELDS, NIGHTS = Owner(yields=True), Owner(hours=owned.hours("19:00-07:30,sat,sun"))
-FREE = Report(free_since=0.0, why="", fit=True)
-USED = Report(None, owned.SIGNS["seat"])
+FREE = Availability(free_since=0.0, why="", fit=True)
+USED = Availability(None, owned.SIGNS["seat"])
 LONG_AGO = -1e6
 
 
@@ -87,7 +87,7 @@ ALL = ["node1", "node2", "node3"]
         # Free for long enough, but the machines changed a moment ago.
         (ALL[:2], [FREE, FREE, FREE], 601.0, 60.0, None),
         # Nothing is wrong with it only where that was looked at.
-        (ALL[:2], [FREE, FREE, Report(free_since=0.0)], 601.0, 0.0, None),
+        (ALL[:2], [FREE, FREE, Availability(free_since=0.0)], 601.0, 0.0, None),
         # Leaving goes first.
         (ALL[:2], [FREE, USED, FREE], 601.0, 0.0, "node2 leaves: somebody works at it"),
     ],
@@ -111,7 +111,7 @@ def test_an_owner_who_comes_and_goes_every_minute_costs_no_more_than_one_start_i
         if here:
             report = USED
         elif report.free_since is None:
-            report = Report(free_since=float(second), why="", fit=True)
+            report = Availability(free_since=float(second), why="", fit=True)
         reports = {"node1": FREE, "node2": report}
         if owners.regroup(hosts, inside, reports, MONDAY, float(second), changed):
             missing = owners.absence(hosts[1], report, "node2" in inside, MONDAY, float(second))
@@ -166,7 +166,7 @@ def test_too_few_by_the_clock_are_asked_nothing(monkeypatch):
     nights = [host(1, owner=Owner(hours=owned.hours("00:00-00:01"))), host(2)]
     known = Owners(nights, 2)
     monkeypatch.setattr(owners, "datetime", type("Noon", (), {"now": lambda: MONDAY}))
-    monkeypatch.setattr(owners.look, "at", None)
+    monkeypatch.setattr(owners.look, "open_and_probe", None)
     assert names(known.present(ASKED)) == []
     assert known.absent() == {"node1": "it is outside its hours (00:00-00:01)"}
 
@@ -184,7 +184,7 @@ def test_one_that_joins_must_go_together_with_the_others(machines):
     assert names(these) == ["node1", "node2"]
     known.silent("node3")
     known._seen(DESKS[2], None)
-    known._reports["node3"] = Report(free_since=LONG_AGO)
+    known._reports["node3"] = Availability(free_since=LONG_AGO)
     known._seen(DESKS[2], None)
     assert known._reports["node3"].why.startswith("torch differs between machines")
 

@@ -19,10 +19,10 @@ from contract.errors import UNWRITTEN, UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import prediction_path
-from launcher import carry_out, collect, folders, hours, look, run
-from launcher.carry_out import Run
+from launcher import collect, folders, hours, lifecycle, look, run
 from launcher.engines.local import LocalNode
 from launcher.engines.ssh import SshNode
+from launcher.lifecycle import Run
 from launcher.look import OpenMachines, Requirements
 from launcher.machines.engine import Busy
 from launcher.plan import checks, predictions
@@ -35,7 +35,7 @@ from launcher.watch.watch import Outcome
 from tests.unit.launcher.launcher_values import SETTINGS, build, facts, host
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
-REPORT = carry_out.REPORT
+REPORT = lifecycle.REPORT
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def start(tmp_path, monkeypatch, capsys, local_hosts):
     is a stand-in that says nothing.
     """
     monkeypatch.setattr(folders, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr("launcher.carry_out.REPORT", ("true",))
+    monkeypatch.setattr("launcher.lifecycle.REPORT", ("true",))
 
     def start(script, nodes=3, env=None, resumed=None, **options):
         numbers = range(1, nodes + 1) if isinstance(nodes, int) else nodes
@@ -56,7 +56,7 @@ def start(tmp_path, monkeypatch, capsys, local_hosts):
             found = {h.name: facts(int(h.name[4:]), machine="one", interfaces={}) for h in hosts}
             return OpenMachines(hosts, {h.name: h.engine.node(h) for h in hosts}, found)
 
-        monkeypatch.setattr(look, "at", answers)
+        monkeypatch.setattr(look, "open_and_probe", answers)
         # This machine may be training, or have these tests twice.
         asked = Config(**{"force": True, **options})
         settings = replace(SETTINGS, **asked.trainer)
@@ -96,7 +96,7 @@ ODD = "a b'c\"d$HOME\n`e`\\ü"
 
 
 def test_a_run_that_finishes(start, monkeypatch):
-    monkeypatch.setattr("launcher.carry_out.REPORT", REPORT)
+    monkeypatch.setattr("launcher.lifecycle.REPORT", REPORT)
     code, said, folder = start(WHOLE, env={"ODD": ODD})
     assert (code, told(folder)["status"]) == (0, "finished")
     for rank, node in enumerate(json.loads((folder / "plan.json").read_text())["nodes"]):
@@ -172,7 +172,7 @@ def test_a_run_that_cannot_begin_is_told_of(start, monkeypatch, tmp_path):
     def full(*_):
         raise UserError("node1: its disk is full: make room.")
 
-    monkeypatch.setattr(carry_out, "sync_code", full)
+    monkeypatch.setattr(lifecycle, "sync_code", full)
     with pytest.raises(UserError):
         start("", notify=f"sh -c 'echo $TANDEM_STATUS $TANDEM_WHY >>{tmp_path}/told'")
     assert (tmp_path / "told").read_text() == "failed node1: its disk is full: make room.\n"
@@ -232,7 +232,7 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
         def open_session(self, timeout):
             raise EOFError
 
-    seen, lost = carry_out.start_guards, []
+    seen, lost = lifecycle.start_guards, []
 
     def start_guards(plan, machines):
         if plan.attempt == 2 and not lost:
@@ -240,7 +240,7 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
             machines.nodes["node10"] = Broken(machines.hosts[1])
         return seen(plan, machines)
 
-    monkeypatch.setattr(carry_out, "start_guards", start_guards)
+    monkeypatch.setattr(lifecycle, "start_guards", start_guards)
     script = (
         "print(os.environ['MASTER_PORT'], sys.argv[-1])\n"
         "if os.environ['TANDEM_ATTEMPT'] == '1': sys.exit(9)"
@@ -279,14 +279,14 @@ def test_parts_are_decided_anew_where_the_machines_change(start, monkeypatch):
 
 
 def test_what_no_other_machine_would_mend_ends_the_run_with_its_records(start, monkeypatch):
-    seen = carry_out.sync_code
+    seen = lifecycle.sync_code
 
     def sync_code(plan, machines, say):
         if plan.attempt == 2:
             raise UserError("this machine's disk is full: make room.")
         seen(plan, machines, say)
 
-    monkeypatch.setattr(carry_out, "sync_code", sync_code)
+    monkeypatch.setattr(lifecycle, "sync_code", sync_code)
     code, said, folder = start("sys.exit(9)", nodes=1, max_restarts=2)
     assert code == 1
     assert "tandem: this machine's disk is full" in said
@@ -308,7 +308,7 @@ def refuse_records(monkeypatch):
 
 def refuse_report(monkeypatch):
     fails = (sys.executable, "-c", "raise SystemExit('full')")
-    monkeypatch.setattr(carry_out, "REPORT", fails)
+    monkeypatch.setattr(lifecycle, "REPORT", fails)
 
 
 def refuse_outcome(monkeypatch):

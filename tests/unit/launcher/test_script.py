@@ -119,7 +119,7 @@ def test_what_cannot_be_meant_is_refused_before_any_machine_is_asked(
     (project / "other.sh").write_text("true\n")
     monkeypatch.chdir(project)
     monkeypatch.setattr(inventory, "load", lambda _path: [host(1)])
-    monkeypatch.setattr(look, "at", ask)
+    monkeypatch.setattr(look, "open_and_probe", ask)
     assert cli.main(["dry-run", *words]) == 2
     told = capsys.readouterr().err
     assert said in told
@@ -315,8 +315,8 @@ def test_the_machines_are_checked_and_nothing_is_said_of_precision(project, monk
     hosts = [host(1), host(2)]
     found = {h.name: facts(n) for n, h in enumerate(hosts, 1)}
     monkeypatch.setattr(inventory, "load", lambda _path: hosts)
-    monkeypatch.setattr(look, "at", lambda *_: OpenMachines(hosts, {}, found))
-    monkeypatch.setattr(look, "ways", lambda *_: {})
+    monkeypatch.setattr(look, "open_and_probe", lambda *_: OpenMachines(hosts, {}, found))
+    monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
     said = io.StringIO()
     ready = checks.check_machines(asked(project), Terminal(said))
     assert "precision" not in said.getvalue()
@@ -344,7 +344,7 @@ def test_a_secret_in_args_is_said_to_be_readable_before_any_machine_is_asked(
 ):
     terminal = Terminal(said := io.StringIO())
     monkeypatch.setattr(inventory, "load", lambda _path: [host(1)])
-    monkeypatch.setattr(look, "at", lambda *_: sys.exit())
+    monkeypatch.setattr(look, "open_and_probe", lambda *_: sys.exit())
     with pytest.raises(SystemExit):
         checks.check_machines(asked(project, words=tuple(words)), terminal)
     terminal.drain()

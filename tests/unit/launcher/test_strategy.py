@@ -63,8 +63,8 @@ def ready(monkeypatch, tmp_path):
 
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
-    monkeypatch.setattr(look, "at", answers)
-    monkeypatch.setattr(look, "ways", lambda *_: {})
+    monkeypatch.setattr(look, "open_and_probe", answers)
+    monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
     return make
 
 

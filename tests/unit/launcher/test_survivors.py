@@ -65,7 +65,7 @@ def test_one_that_nobody_looks_at_again_is_asked_before_the_next_attempt(machine
     found.ended()
     machines["node2"] = BUSY
     assert [one.name for one in survivors(found)[0].hosts] == ["node1"]
-    assert found.here() == hosts
+    assert found.available() == hosts
 
 
 def test_a_run_that_is_stopped_while_it_waits_says_what_it_waited_for(machines):

@@ -42,7 +42,7 @@ from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Outcome, Watch
 
 
-def watched(
+def run_attempt(
     plan: Plan,
     machines: OpenMachines,
     logs: RunLogs,
@@ -107,7 +107,7 @@ class Run:
         refused = plan.attempt > 1 and self._refused(outcome)
         self.attempts.close(self.before if refused else outcome.status)
         present = {host.name for host in self.machines.hosts}
-        lost = outcome.status == "failed" or bool(outcome.gone or outcome.lingering)
+        lost = outcome.status == "failed" or bool(outcome.gone or outcome.unresponsive)
         if lost or not present.issuperset(self.parts):
             self._reconnect()
         try:
@@ -263,7 +263,7 @@ class Run:
         needs = dataclasses.replace(self.checked.needs, run=plan.run)
         self.owners.began(self.machines, needs)
         try:
-            outcome = watched(plan, self.machines, logs, stopper, self.owners)
+            outcome = run_attempt(plan, self.machines, logs, stopper, self.owners)
         finally:
             self.owners.ended()
         cause = outcome.cause
@@ -288,7 +288,7 @@ class Run:
             outputs.put(self.machines.nodes[first.host], file, size, target)
 
         with waiting(self.terminal, f"giving the newest checkpoint to {first.host}"):
-            left = look.at(hosts, self.checked.needs, without_missing=True)
+            left = look.open_and_probe(hosts, self.checked.needs, without_missing=True)
             try:
                 return collect.hand_on(left.nodes, self._folders(left), self.folder, give)
             except collect.Unwritable as error:
@@ -315,7 +315,7 @@ class Run:
         self.machines.close()
         hosts, needs = self.owners.hosts, self.checked.needs
         with waiting(self.terminal, "finding out which machines answer"):
-            self.machines = look.at(hosts, needs, without_missing=True)
+            self.machines = look.open_and_probe(hosts, needs, without_missing=True)
         here = {host.name for host in self.machines.hosts}
         for name in self.parts:
             if name not in here:
