@@ -72,7 +72,7 @@ def rows(entries, table, bundle):
          "lines": [f"REFUSED: {row['cause']}", f"remedy: {row['remedy']}"]}
         for host, row in refused.items()
     ]  # fmt: skip
-    outside = [host for host, row in refused.items() if row["fault"] not in looks.MENDED]
+    outside = [host for host, row in refused.items() if row["fault"] not in looks.REMEDIABLE]
     members = [entry["facts"]["host"] for entry in entries if entry["facts"]["host"] not in outside]
     entries = [entry for entry in entries if entry["facts"]["host"] not in refused]
     entries = [entry for entry in entries if set(entry["facts"]) != {"host"}]
@@ -112,17 +112,17 @@ def _refusals(machines):
     examined = {facts["host"] for facts in answering if "gpus" in facts}
     first = {}
     for row in looks.unfit(answering, importlib.metadata.version("ansible-core")):
-        if row["host"] not in examined or row["fault"] not in looks.MENDED:
+        if row["host"] not in examined or row["fault"] not in looks.REMEDIABLE:
             first.setdefault(row["host"], row)
     return first
 
 
 def _cards(facts, table):
-    parting = [device for device, _ in stacks.counting(facts, table)]
-    names = [_card(device, parting, table) for device in stacks.devices(facts)]
+    parting = [device for device, _ in stacks.participating_gpus(facts, table)]
+    names = [_card(device, parting, table) for device in stacks.nvidia_devices(facts)]
     system = f"{facts['distribution'].capitalize()} {facts['release']}, kernel {facts['kernel']}"
     gcc = f"gcc {facts['gcc']}" if facts["gcc"] else "no gcc"
-    hidden = stacks.hidden_card(facts)
+    hidden = stacks.hidden_gpu(facts)
     names += [hidden[0]] if hidden else []
     return [*(names or ["no card of NVIDIA's"]), f"{system}, {gcc}"]
 
@@ -135,7 +135,8 @@ def _card(device, parting, table):
     if device in parting:
         parting.remove(device)
         return f"{row['name']} {device}, compute capability {row['sm'] // 10}.{row['sm'] % 10}"
-    own = "no stack has code for it" if stacks.only_draws(row, table) else "by gpus= of its line"
+    idle = stacks.is_display_only(row, table)
+    own = "no stack has code for it" if idle else "by gpus= of its line"
     return f"{row['name']} {device}, takes no part: {own}"
 
 

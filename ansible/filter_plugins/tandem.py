@@ -78,15 +78,15 @@ FILTERS: dict[str, Callable[..., Any]] = {
         *(driver.driver_plan, driver.driver_wanted),
         driver_power.power_plan,
         *(driver_result.driver_hold, driver_result.driver_outcome, driver_result.kernel_packages),
-        *(firewall.by_family, firewall.card_networks, firewall.connection_end),
+        *(firewall.by_family, firewall.interface_networks, firewall.connection_end),
         *(firewall.container_bridges, firewall.cut_off, firewall.kept_addresses),
         *(firewall.member_addresses, firewall.other_firewall, firewall.ssh_cut_off),
         *(looks.looks, looks.unfit),
         *(members.forgotten, members.former_hosts_file, members.hosts_file),
         *(members.known_hosts_file, members.member, members.wrong_names),
         network.network_plan,
-        *(network_facts.address_conflicts, network_facts.card_facts, network_facts.full_address),
-        *(network_facts.interface_of, network_facts.parse_files),
+        *(network_facts.address_conflicts, network_facts.full_address),
+        *(network_facts.interface_facts, network_facts.interface_of, network_facts.parse_files),
         *(network_faults.set_aside, network_faults.unreachable),
         *(offline.bundle_needed, offline.bundle_order),
         *(packages.locked, packages.packages_planned),
@@ -97,7 +97,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
         *(wake.wake_fault, wake.wake_record, wake.wake_verdict),
     )
 } | {
-    "cards": stacks.counting,
+    "cards": stacks.participating_gpus,
     "cluster_findings": network_faults.cluster,
     "driver_facts": border.driver,
     "driver_reboot_refused": driver_result.reboot_refused,
@@ -116,7 +116,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 # whatever a program printed. The facts and figures of the others were checked when they came in, by
 # the filters of border.py, or are looked at by themselves (member, the firewall's).
 SHAPES = {
-    "card_facts": {0: str},
+    "interface_facts": {0: str},
     "connection_end": {0: str},
     "cut_off": {0: str},
     "driver_outcome": {1: str, 2: {"rc": int, "text": str}},

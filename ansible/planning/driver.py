@@ -148,8 +148,8 @@ def upgrade_plan(facts, wanted, stack, table, here=""):
 def _plan(facts, wanted, stack, table):
     if stack["cuda"] is None:
         return offers.Plan("nothing", f"stack {stack['name']} needs no driver")
-    rows = [row for _, row in stacks.cards(facts, table)]
-    hidden = stacks.hidden_card(facts)
+    rows = [row for _, row in stacks.known_gpus(facts, table)]
+    hidden = stacks.hidden_gpu(facts)
     if rows and hidden:
         raise offers.Refusal(*hidden)
     if not rows:

@@ -82,7 +82,7 @@ def _link(facts: dict[str, Any], name: str) -> border.Interface:
     return border.read(known, border.Interface, f"its network interface {name}")
 
 
-def card_networks(facts: dict[str, Any], own: str) -> list[str]:
+def interface_networks(facts: dict[str, Any], own: str) -> list[str]:
     """The networks of the card that has an address: whoever is in them may try ssh.
 
     facts: `ansible_facts` of the machine, used for its own rules alone. [] if no card has it.

@@ -12,8 +12,8 @@ NAMES = {"ID": "distribution", "VERSION_ID": "release", "ID_LIKE": "like"}
 # The Ansible for old machines, and the Pythons of machines that it takes. source: the support
 # matrix in docs.ansible.com, "Releases and maintenance", ansible-core 2.16.
 OLDER, OLDEST, NEWEST = "2.16", (3, 6), (3, 12)
-# Faults of machines that another Ansible, or a package, lets in: their cards count.
-MENDED = ("python", "no_python")
+# Faults that another Ansible, or a package, removes: the GPUs of such machines count.
+REMEDIABLE = ("python", "no_python")
 
 
 def looks(machines):

@@ -31,7 +31,7 @@ _PLANNERS = {
 def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """Plan a static address.
 
-    facts: host, interface, card (see card_facts), files ({path: text} of the managers' folders),
+    facts: host, interface, card (see interface_facts), files ({path: text} of its managers),
     nmcli (values GENERAL.STATE, .CONNECTION, .CON-UUID, .TYPE, a line each), connection (of that
     connection ipv4.method, .addresses, .gateway, .dns, a line each), networkctl (text of
     `networkctl status CARD`), and what preserved_settings.present_way reads.

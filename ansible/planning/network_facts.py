@@ -75,7 +75,7 @@ def interface_of(ip_json: str, address: str, host: str) -> str:
     )
 
 
-def card_facts(ip_json: str, interface: str, host: str) -> dict[str, Any]:
+def interface_facts(ip_json: str, interface: str, host: str) -> dict[str, Any]:
     """Give {"mac", "mtu", "addresses": ["192.168.56.111/24", ...], "dynamic"} of a card.
 
     IPv4 alone. dynamic: whether one of the addresses is lent for a time, as DHCP does it.

@@ -46,10 +46,10 @@ def generation(device, table):
     return None
 
 
-def cards(machine, table):
+def known_gpus(machine, table):
     """[(device, generation)] of the NVIDIA GPUs that take part. Raises PlanError for a card that
     the table lacks."""
-    rows = counting(machine, table)
+    rows = participating_gpus(machine, table)
     for device, row in rows:
         if row is None:
             raise PlanError(
@@ -59,24 +59,24 @@ def cards(machine, table):
     return rows
 
 
-def counting(machine, table):
+def participating_gpus(machine, table):
     """[(device, generation or None)] of the NVIDIA GPUs that take part, ordered by slot.
 
-    Those that only draw (see only_draws) take no part; of the others as many as `gpus` of the
+    Those that only draw (see is_display_only) take no part; of the others as many as `gpus` of the
     machine's line in the inventory says ("gpus_counted"), as in a run.
     """
-    idle = without_code(machine, table)
+    idle = gpus_without_code(machine, table)
     able = [pair for pair in _rows(machine, table) if pair not in idle]
     return able[: machine.get("gpus_counted")]
 
 
-def without_code(machine, table):
+def gpus_without_code(machine, table):
     """[(device, generation)] of the NVIDIA GPUs for which no stack has code, such as a GT 710."""
     rows = _rows(machine, table)
-    return [(device, row) for device, row in rows if row and only_draws(row, table)]
+    return [(device, row) for device, row in rows if row and is_display_only(row, table)]
 
 
-def hidden_card(machine):
+def hidden_gpu(machine):
     """(cause, remedy) where something says that a machine has an NVIDIA card, and nothing can use
     it; None where all that there is can be seen, or none is to take part."""
     if machine.get("gpus_counted") == 0:
@@ -86,7 +86,7 @@ def hidden_card(machine):
             "prime-select (intel) keeps its NVIDIA card off",
             "there: sudo prime-select on-demand && sudo reboot",
         )
-    if devices(machine):
+    if nvidia_devices(machine):
         return None
     if machine.get("passed_through"):
         return (
@@ -105,15 +105,15 @@ def hidden_card(machine):
 
 
 def _rows(machine, table):
-    return [(device, generation(device, table)) for device in devices(machine)]
+    return [(device, generation(device, table)) for device in nvidia_devices(machine)]
 
 
-def devices(machine):
+def nvidia_devices(machine):
     """The PCI device numbers of a machine's NVIDIA GPUs."""
     return [gpu["device"] for gpu in machine["gpus"] if gpu["vendor"] == NVIDIA]
 
 
-def only_draws(row, table):
+def is_display_only(row, table):
     """Whether a generation of cards is older than the oldest that any stack has code for."""
     return row["sm"] < lowest(table)
 
@@ -168,7 +168,7 @@ def obstacles(name, machine, table):
     if stack["cuda"] is None:
         return sentences
     # No card is no obstacle: a CUDA build of torch runs on the CPU too, for whoever names it.
-    for device, row in cards(machine, table):
+    for device, row in known_gpus(machine, table):
         if not runs_on(stack, row["sm"]):
             sentences.append(
                 f"{host}: torch {stack['torch']} for CUDA {stack['cuda']} has no code for its "
@@ -182,7 +182,7 @@ def candidates(machines, table):
 
     One that the installed drivers run already comes before one that needs a newer driver.
     """
-    newest = max(row["sm"] for machine in machines for _, row in cards(machine, table))
+    newest = max(row["sm"] for machine in machines for _, row in known_gpus(machine, table))
     names = [
         rule["stack"]
         for rule in table["auto"]
@@ -280,22 +280,22 @@ def _decide(machines, members, table):
     """(name, reason) of the stack that `auto` takes. Raises PlanError."""
     unknown = [name for name in members if name not in {machine["host"] for machine in machines}]
     for machine in machines:
-        hidden = hidden_card(machine)
+        hidden = hidden_gpu(machine)
         if hidden:
             raise PlanError(
                 f"stack: auto decides once for all machines, and {machine['host']} has a card that "
                 f"nothing can use: {hidden[0]}. Remedy: {hidden[1]}; or "
                 f"{_out_of_it('NAME, of ansible/stacks.yml')}"
             )
-    with_cards = [machine for machine in machines if cards(machine, table)]
+    with_cards = [machine for machine in machines if known_gpus(machine, table)]
     drawing = "".join(
         f"; {machine['host']}'s {row['name']} card {device} takes no part: no stack has code for it"
         for machine in machines
-        for device, row in without_code(machine, table)
+        for device, row in gpus_without_code(machine, table)
     )
     if not with_cards:
         rest = f"; not asked: {', '.join(unknown)}" if unknown else ""
-        kind = " that takes part" if any(map(devices, machines)) else ""
+        kind = " that takes part" if any(map(nvidia_devices, machines)) else ""
         return "cpu", f"no machine that was asked has an NVIDIA GPU{kind}{drawing}{rest}"
     if unknown:
         raise PlanError(
@@ -324,7 +324,7 @@ def _refuse_impossible(name, machines, table, what):
     wrong = _all_obstacles(name, machines, table)
     if not wrong:
         return
-    with_cards = [machine for machine in machines if cards(machine, table)]
+    with_cards = [machine for machine in machines if known_gpus(machine, table)]
     tried = candidates(with_cards, table) if with_cards else ["cpu"]
     fitting = [other for other in tried if not _all_obstacles(other, machines, table)]
     nearest = (
@@ -340,14 +340,14 @@ def resolve_driver(machine, stack, table, wanted="auto"):
 
     `wanted`: "auto", which is the newest that does, or a version in the table.
     """
-    own_cards = cards(machine, table)
-    if not own_cards or stack["cuda"] is None:
+    known = known_gpus(machine, table)
+    if not known or stack["cuda"] is None:
         return None
     rows = [row for row in table["drivers"] if wanted in ("auto", row["version"])]
     if not rows:
         known = ", ".join(row["version"] for row in table["drivers"])
         raise PlanError(f"driver {wanted} is not in ansible/stacks.yml, which has {known} and auto")
-    sms = [row["sm"] for _, row in own_cards]
+    sms = [row["sm"] for _, row in known]
     wrong = []
     for driver in rows:
         reasons = _driver_obstacles(driver, machine, sms, stack)

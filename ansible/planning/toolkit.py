@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from . import PlanError, stacks
-from . import driver_candidates as offers
+from . import driver_candidates as candidates
 
 LINK = "/usr/local/cuda"
 COMPILER = re.compile(r"g\+\+-(\d+)$")
@@ -140,7 +140,7 @@ def _word(name, value):
 
 def _has_toolkit(machine, stack, wanted, table):
     if wanted["toolkit"] == "auto":  # training needs none: only where nvcc could build apex with it
-        able = stack.get("toolkit_default") and stacks.cards(machine, table)
+        able = stack.get("toolkit_default") and stacks.known_gpus(machine, table)
         return bool(able and not compiler_obstacle(machine, stack))
     if wanted["toolkit"] == "true" and not stack.get("toolkit"):
         raise PlanError(
@@ -158,7 +158,7 @@ def _has_apex(machine, stack, wanted, table):
             f"torch.amp took its place; set apex: auto, or stack: {' or '.join(with_apex)}"
         )
     if wanted["apex"] == "auto":
-        return bool(stack.get("apex") and stacks.cards(machine, table))
+        return bool(stack.get("apex") and stacks.known_gpus(machine, table))
     return wanted["apex"] == "true"
 
 
@@ -187,7 +187,7 @@ def _part(entry):
 def _apex(machine, foreign, obstacle, stack, table):
     """found: a toolkit of somebody else, or None; obstacle: the result of _no_extensions."""
     kit = foreign.folder if _is_used(foreign) else f"{LINK}-{stack['toolkit']}"
-    sms = sorted({row["sm"] for _, row in stacks.cards(machine, table)})
+    sms = sorted({row["sm"] for _, row in stacks.known_gpus(machine, table)})
     gcc, package = compiler(machine, stack)
     return Apex(
         part=_part(table["apex"][stack["apex"]]),
@@ -234,7 +234,7 @@ def compiler(machine, stack):
     Where the machine has none, role base installs the release's own; where that is too new, the
     newest of the archive's older ones that the stack takes.
     """
-    own = machine["gcc"] or offers.packaged_gcc(machine)
+    own = machine["gcc"] or candidates.packaged_gcc(machine)
     if own is None or stacks.version(own)[0] <= stack["gcc"]:
         return own, ""
     there = {**machine.get("offered", {}), **machine.get("packages", {})}

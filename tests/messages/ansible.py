@@ -300,7 +300,7 @@ NETWORK = {
     "no folder of ifupdown": card(files={cards.INTERFACES: "iface eth0 inet dhcp\n"}),
     "no manager": card(),
     "address of no card": error(network_facts.interface_of, cards.IP_JSON, "10.0.0.1", "node1"),
-    "unknown card": error(network_facts.card_facts, cards.IP_JSON, "eno1", "node1"),
+    "unknown card": error(network_facts.interface_facts, cards.IP_JSON, "eno1", "node1"),
     "no prefix length": address("10.1.2.3"),
     "no address": address("node1"),
     "only DHCP knows": way(**kept.LOCAL),

@@ -187,7 +187,7 @@ def duplicates(machines):
 
 def cluster(machines):
     """Findings that concern several machines, each of which may be in order."""
-    return duplicates(machines) + unequal_mtus(machines) + faster_cards(machines)
+    return duplicates(machines) + unequal_mtus(machines) + faster_interfaces(machines)
 
 
 def unequal_mtus(machines):
@@ -213,7 +213,7 @@ def unequal_mtus(machines):
     ]
 
 
-def faster_cards(machines):
+def faster_interfaces(machines):
     """How to use a faster network than the present one, if every machine has a card in it."""
     today = [own_link(facts) for facts in machines]
     if len(machines) < 2 or not all(link and link["speed"] for link in today):

@@ -4,7 +4,7 @@ import datetime
 
 from .. import PlanError, stacks, toolkit
 from .. import driver as drivers
-from .. import driver_candidates as offers
+from .. import driver_candidates as candidates
 
 # Days after which newer drivers should be looked for: NVIDIA's branches get mends each few months.
 OLD_TABLE = 180
@@ -23,18 +23,18 @@ MEANING = {
 }
 
 
-def cards(facts, question):
+def gpus(facts, question):
     """Of the NVIDIA cards that take no part, why."""
-    hidden = stacks.hidden_card(facts)
+    hidden = stacks.hidden_gpu(facts)
     if hidden:
         yield ("card_hidden", *hidden)
-    for device in facts["passed_through"] if stacks.devices(facts) else ():
+    for device in facts["passed_through"] if stacks.nvidia_devices(facts) else ():
         yield (
             "card_left_out",
             f"its NVIDIA card {device} takes no part: vfio-pci holds it for virtual machines",
             "nothing",
         )
-    for device, row in stacks.without_code(facts, question["table"]):
+    for device, row in stacks.gpus_without_code(facts, question["table"]):
         yield (
             "card_left_out",
             f"its {row['name']} card {device} takes no part: no stack has code for it",
@@ -44,7 +44,7 @@ def cards(facts, question):
 
 
 def driver(facts, question):
-    if not stacks.counting(facts, question["table"]):
+    if not stacks.participating_gpus(facts, question["table"]):
         return
     looked_up = datetime.date.fromisoformat(question["table"]["looked_up"])
     age = int(facts["clock"] / 86400) - (looked_up - datetime.date(1970, 1, 1)).days
@@ -62,7 +62,7 @@ def driver(facts, question):
                 question,
                 "make provision installs the driver, and says how to enrol its key if it needs one",
             )
-            if offers.can_sign(facts)
+            if candidates.can_sign(facts)
             else "switch Secure Boot off in the firmware's setup",
         )
     if facts["nouveau"]:
@@ -99,7 +99,7 @@ def driver(facts, question):
 
 def ended_branch(facts, question):
     """A driver's branch that gets no security fixes any more."""
-    if not facts["driver"] or not stacks.counting(facts, question["table"]):
+    if not facts["driver"] or not stacks.participating_gpus(facts, question["table"]):
         return
     branch, ends = stacks.version(facts["driver"])[0], question["table"]["branch_ends"]
     month = datetime.datetime.fromtimestamp(facts["clock"], datetime.timezone.utc).strftime("%Y-%m")
@@ -114,7 +114,7 @@ def ended_branch(facts, question):
         )
 
 
-def card_errors(facts, question):
+def gpu_errors(facts, question):
     for number in facts["xids"]:
         what = f" ({MEANING[number]})" if number in MEANING else ""
         cause = f"its kernel has logged the NVIDIA error Xid {number}{what} since it booted"
@@ -163,7 +163,7 @@ def refused_driver(facts, stack, question):
     cannot be known yet what there is.
     """
     wanted = question["driver"]
-    if not stack["cuda"] or not stacks.cards(facts, question["table"]):
+    if not stack["cuda"] or not stacks.known_gpus(facts, question["table"]):
         return None
     listed = facts["offered"].keys() - facts["packages"].keys()
     if wanted["policy"] == "keep" or wanted["offline"] or not listed:
@@ -172,14 +172,14 @@ def refused_driver(facts, stack, question):
         wanted = {**wanted, "policy": "upgrade"}
     try:
         drivers.decide({**facts, "broken": None}, wanted, stack, question["table"])
-    except offers.Refusal as refusal:
+    except candidates.Refusal as refusal:
         return refusal.args
     return None
 
 
 def is_old(facts, stack, table):
     """Whether the loaded driver is older than the cards' stack needs."""
-    needed = stack["cuda"] and facts["driver"] and stacks.cards(facts, table)
+    needed = stack["cuda"] and facts["driver"] and stacks.known_gpus(facts, table)
     return bool(needed) and stacks.version(facts["driver"]) < stacks.version(stack["driver"])
 
 
@@ -194,7 +194,7 @@ def old_driver(facts, stack, question):
 
 
 def compiler(facts, stack, table):
-    if "gcc" not in stack or not facts["gcc"] or not stacks.cards(facts, table):
+    if "gcc" not in stack or not facts["gcc"] or not stacks.known_gpus(facts, table):
         return
     if toolkit.compiler_obstacle(facts, stack):
         nearest = stacks.for_compiler(facts, table)
@@ -257,4 +257,4 @@ def held_kernel(facts, question):
         )
 
 
-CHECKS = (cards, driver, ended_branch, card_errors, fitting, held_kernel)
+CHECKS = (gpus, driver, ended_branch, gpu_errors, fitting, held_kernel)

@@ -141,7 +141,7 @@ SETUP = {
 }  # fmt: skip
 # Of each filter that takes what a machine says: good arguments.
 ASKED = {
-    "card_facts": (IP, "eth0", "pc1"),
+    "interface_facts": (IP, "eth0", "pc1"),
     "connection_end": ("192.168.56.1 40310 192.168.56.111 22",),
     "cut_off": (SOCKETS, "22", []),
     "driver_outcome": (GOOD_FACTS, "No such device", {"rc": 0, "text": "580.126.20"}),
@@ -198,7 +198,7 @@ def test_what_a_program_printed_is_refused_or_read(data):
 @given(odd(SETUP), odd({"firewalld.service": {"state": "running"}}))
 def test_ansibles_own_facts_are_refused_or_read(setup, services):
     refused_or(firewall.container_bridges, setup)
-    refused_or(firewall.card_networks, setup, "10.0.0.1")
+    refused_or(firewall.interface_networks, setup, "10.0.0.1")
     refused_or(firewall.ssh_cut_off, SSH, JOURNAL, [], setup)
     refused_or(firewall.other_firewall, services, UFW, CHAINS)
 
@@ -247,7 +247,7 @@ def test_what_is_no_proof_counts_for_none(said):
 def test_a_network_is_refused_or_planned(data):
     facts, want = copy.deepcopy(data.draw(st.sampled_from([*PLANS.values()])))
     printed = data.draw(cut(IP))
-    card = refused_or(network_facts.card_facts, printed, facts["interface"], "pc1")
+    card = refused_or(network_facts.interface_facts, printed, facts["interface"], "pc1")
     facts["card"] = card or facts["card"]
     for name in data.draw(st.sets(st.sampled_from([*network.PRINTED, "files"]), max_size=3)):
         if name == "files":

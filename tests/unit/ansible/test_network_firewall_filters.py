@@ -86,7 +86,7 @@ CARDS = {
     ],
 )
 def test_ssh_is_open_to_the_network_of_the_card_by_which_the_control_machine_comes(own, networks):
-    assert firewall.card_networks(CARDS, own) == networks
+    assert firewall.interface_networks(CARDS, own) == networks
 
 
 # As ss of iproute2 6.1 prints it.

@@ -221,7 +221,7 @@ def test_the_card_is_the_one_that_holds_the_address():
     leased = IP_JSON.replace('"prefixlen":24', '"prefixlen":24,"dynamic":true')
     card = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
     for text, dynamic in ((IP_JSON, False), (leased, True)):
-        assert facts_of.card_facts(text, "eth0", "node1") == {**card, "dynamic": dynamic}
+        assert facts_of.interface_facts(text, "eth0", "node1") == {**card, "dynamic": dynamic}
 
 
 def test_addresses_of_the_inventory():

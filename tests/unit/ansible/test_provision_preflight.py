@@ -365,7 +365,7 @@ def two_cards(number, fast=2500, network="10.0.2"):
     ],
 )
 def test_no_faster_network_no_proposal(machines):
-    assert network.faster_cards(machines) == []
+    assert network.faster_interfaces(machines) == []
 
 
 def test_cards_of_unlike_packets_are_one_finding():

@@ -66,7 +66,7 @@ def test_a_card_that_no_stack_has_code_for_takes_no_part(device):
         chosen["name"] == "cu132"
         and f"node2's {stacks.generation(device, TABLE)['name']}" in (chosen["reason"])
     )
-    assert [row["sm"] for _, row in stacks.cards(beside, TABLE)] == [86]
+    assert [row["sm"] for _, row in stacks.known_gpus(beside, TABLE)] == [86]
 
 
 def test_gpus_says_how_many_cards_take_part():
@@ -76,7 +76,8 @@ def test_gpus_says_how_many_cards_take_part():
     without = {**volta, "gpus_counted": border.counted("0", "node1")}
     assert stacks.resolve([without, blackwell], "auto", TABLE)["name"] == "cu132"
     both = machine(cards=["1b06", "2204"])
-    assert stacks.cards({**both, "gpus_counted": 1}, TABLE) == stacks.cards(both, TABLE)[:1]
+    one = {**both, "gpus_counted": 1}
+    assert stacks.known_gpus(one, TABLE) == stacks.known_gpus(both, TABLE)[:1]
     for wrong in ("-1", "two", 1.5):
         with pytest.raises(PlanError):
             border.counted(wrong, "node1")
