@@ -14,7 +14,7 @@ from contract.options import DEFAULT_INVENTORY
 from contract.text import clean
 from launcher import control, folders, terminal
 from report.files import last_of
-from report.status import Follower, Progress, section_of, troubles
+from report.status import Follower, Progress, section_of, warnings
 from report.text import COLUMNS, section_lines
 
 
@@ -58,7 +58,7 @@ def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
         if not running:  # nothing is of now
             told.update(dict.fromkeys(("hang", "left", "recent_images_per_second")))
         for machine, one in zip(told["machines"], progress.machines):
-            machine["trouble"] = troubles(one, running)
+            machine["trouble"] = warnings(one, running)
     return told
 
 

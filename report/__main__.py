@@ -22,11 +22,11 @@ from contract.errors import UserError
 from report.analysis import Analysis, analyse
 from report.cli import find_run, write
 from report.comparing import compare_main, sweep_main
-from report.overtime import as_csv
 from report.page import render_page
 from report.plan import plan_main
 from report.run_view import view_of
 from report.text import printable, printed, render_text
+from report.time_charts import as_csv
 
 # Of this process. A month of five machines takes a tenth of either.
 MOST_MEMORY, MOST_SECONDS = 1 << 30, 600

@@ -19,7 +19,7 @@ from report.bottleneck import has_straggler, late_hosts, parts
 from report.files import Entry, number
 from report.measure import Step, own_speeds, slowest
 from report.network import slow_link
-from report.uses import Uses
+from report.uses import ResourceUsage
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03
@@ -88,7 +88,7 @@ NONE = Advice(0.0)
 
 
 def advise(
-    step: Step | None, cause: str, start: Entry, evidence: Uses, balance: str | None = None
+    step: Step | None, cause: str, start: Entry, evidence: ResourceUsage, balance: str | None = None
 ) -> Advice:
     """`start`: a rank's start line; `balance`: the run's BALANCE."""
     if step is None or step.seconds <= 0:
@@ -101,11 +101,11 @@ def advise(
         remedies += fewer_nodes(step, now) + straggler_advice(step, now, cause)
         remedies += balance_advice(step, now, cause, balance)
     remedies += data_advice(step, now, cause, start, evidence) + checkpoint_advice(step, now, start)
-    worth = [remedy for remedy in remedies if remedy.predicted > WORTH * now.images_per_second]
+    worthwhile = [remedy for remedy in remedies if remedy.predicted > WORTH * now.images_per_second]
     if step.own_script:
-        worth = [without_options(remedy) for remedy in worth]
-    ranked = sorted(worth, key=lambda remedy: (remedy.money, -remedy.predicted))
-    return together(Advice(now.images_per_second, tuple(ranked), now.saving > 0), now)
+        worthwhile = [without_options(remedy) for remedy in worthwhile]
+    ranked = sorted(worthwhile, key=lambda remedy: (remedy.money, -remedy.predicted))
+    return with_combined_remedy(Advice(now.images_per_second, tuple(ranked), now.saving > 0), now)
 
 
 def without_options(remedy: Remedy) -> Remedy:
@@ -129,7 +129,7 @@ def situation(step: Step, cause: str) -> Situation:
     )
 
 
-def together(advice: Advice, now: Situation) -> Advice:
+def with_combined_remedy(advice: Advice, now: Situation) -> Advice:
     """The advice with `together`: the best free remedy of each part, where two or more add up."""
     best: dict[str, tuple[int, Remedy]] = {}
     for place, remedy in enumerate(advice.remedies, 1):
@@ -281,7 +281,7 @@ def nodes_rate(step: Step, now: Situation, nodes: int) -> float:
     return replace(now, images=images, network=waited, peers=0.0).images_per_second
 
 
-def link_advice(step: Step, now: Situation, evidence: Uses) -> list[Remedy]:
+def link_advice(step: Step, now: Situation, evidence: ResourceUsage) -> list[Remedy]:
     """One slow link as fast as the others."""
     slow = slow_link(evidence.networks)
     if slow is None or step.strategy is None:
@@ -316,7 +316,7 @@ def balance_advice(step: Step, now: Situation, cause: str, balance: str | None) 
     return [propose(now, change, "peers", shared, words=words)]
 
 
-MENDED = {
+REMEDY_TEXT = {
     "cpu_contention": "without the other programs",
     "memory_pressure": "with memory enough (see above)",
 }
@@ -329,7 +329,9 @@ def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
         return []
     remedies: list[Remedy] = []
     if not cause.startswith("data"):
-        change = f"{last.host} {MENDED.get(cause, 'repaired or upgraded')}: as fast as the others"
+        change = (
+            f"{last.host} {REMEDY_TEXT.get(cause, 'repaired or upgraded')}: as fast as the others"
+        )
 
         def level(then: Situation) -> Situation:
             return replace(then, work=others, data=0.0, peers=0.0)
@@ -345,7 +347,7 @@ def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
 
 
 def data_advice(
-    step: Step, now: Situation, cause: str, start: Entry, evidence: Uses
+    step: Step, now: Situation, cause: str, start: Entry, evidence: ResourceUsage
 ) -> list[Remedy]:
     """Smaller copies of large images; more loaders; images on each node's own disk."""
     if not cause.startswith("data"):
@@ -369,7 +371,7 @@ def data_advice(
 
 
 def loader_advice(
-    step: Step, now: Situation, workers: float | None, evidence: Uses
+    step: Step, now: Situation, workers: float | None, evidence: ResourceUsage
 ) -> list[Remedy]:
     """More loader processes, where processors are idle that they could take, or nobody says so."""
     hosts = late_hosts(step)

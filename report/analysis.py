@@ -23,7 +23,7 @@ from report.progress import (
 )
 from report.read import Run, read_run
 from report.rerun import TooShort, own_args, too_short, train_line
-from report.uses import Uses, uses_of
+from report.uses import ResourceUsage, uses_of
 from report.verdict import UNTIMED, Verdict, headline_of, verdict
 
 LAST_LINES = 12
@@ -49,8 +49,8 @@ class Analysis:
     silent_ranks: list[str]  # where they stood then, a line each place
     too_short: TooShort | None  # in place of the verdict
     advice: Advice
-    uses: Uses  # of all attempts; no networks where all ranks are on one machine
-    evidence: Uses  # those of the attempt whose steps were measured
+    uses: ResourceUsage  # of all attempts; no networks where all ranks are on one machine
+    evidence: ResourceUsage  # those of the attempt whose steps were measured
     memory: list[MemoryUse]
     curve: list[Epoch]
     line: list[TimePoint]

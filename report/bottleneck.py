@@ -13,8 +13,8 @@ from report.disk import DiskUse
 from report.machines import MachineUse
 from report.measure import RankWork, Step, slowest
 from report.network import slow_link
-from report.uses import Uses
-from report.waits import most_in_excess, ruling_cause, slower_rank
+from report.uses import ResourceUsage
+from report.wait_rules import most_in_excess, ruling_cause, slower_rank
 
 # A disk with requests outstanding for this fraction of the time is what a late loader waits for.
 DISK_BUSY = 60.0
@@ -42,7 +42,7 @@ def parts(step: Step) -> dict[str, float]:
     return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
 
 
-def bottleneck(step: Step | None, evidence: Uses) -> str:
+def bottleneck(step: Step | None, evidence: ResourceUsage) -> str:
     """The value of `bottleneck` in summary.json.
 
     A machine that swaps is it whatever else there is, for swapping slows any part of a step. Else
@@ -65,7 +65,7 @@ def bottleneck(step: Step | None, evidence: Uses) -> str:
     return cause or "none"
 
 
-def fullest(evidence: Uses) -> MachineUse | None:
+def fullest(evidence: ResourceUsage) -> MachineUse | None:
     """The machine whose processors are most oversubscribed."""
     full = [use for use in evidence.machines if use.oversubscribed]
     return max(full, key=lambda use: use.queued or 0.0, default=None)
@@ -76,7 +76,7 @@ def has_straggler(step: Step) -> bool:
     return slower_rank({place: rank.own for place, rank in enumerate(step.ranks)}) is not None
 
 
-def swapping(evidence: Uses) -> list[MachineUse]:
+def swapping(evidence: ResourceUsage) -> list[MachineUse]:
     """The machines that are short of memory, the worst first."""
 
     def short(use: MachineUse) -> bool:
@@ -94,7 +94,7 @@ def late_hosts(step: Step) -> set[str]:
     return {rank.host for rank in step.ranks if rank.seconds.get("data", 0.0) >= most / 2}
 
 
-def data_cause(evidence: Uses, hosts: set[str]) -> str:
+def data_cause(evidence: ResourceUsage, hosts: set[str]) -> str:
     """Why the loader is late on these machines: the file share, a busy disk, else the processors
     that decode."""
     disk = data_disk(evidence.disks, hosts)
@@ -116,7 +116,7 @@ def data_disk(disks: Sequence[DiskUse], hosts: set[str] | None = None) -> DiskUs
     return max(holding or read, key=lambda use: use.util, default=None)
 
 
-def straggler_cause(step: Step, evidence: Uses) -> str:
+def straggler_cause(step: Step, evidence: ResourceUsage) -> str:
     """Why one rank is slower than the others: other programs, its images, or else itself."""
     last, others = slowest(step)
     waits, use = excess_queueing(step, evidence), evidence.machine(last.host)
@@ -128,7 +128,7 @@ def straggler_cause(step: Step, evidence: Uses) -> str:
     return "straggler"
 
 
-def excess_queueing(step: Step, evidence: Uses) -> float | None:
+def excess_queueing(step: Step, evidence: ResourceUsage) -> float | None:
     """Seconds a step that the threads of the slowest rank's machine wait longer for a processor
     than those of the others (the median); None where that was not recorded."""
     last, _ = slowest(step)

@@ -23,11 +23,11 @@ from report.view import (
     Item,
     Key,
     Line,
-    Say,
+    Paragraph,
     Section,
     Table,
     View,
-    known,
+    or_unknown,
     table,
 )
 
@@ -73,7 +73,7 @@ def sides_section(comparison: Comparison) -> Section:
 def best_section(comparison: Comparison) -> Section:
     items: list[Item] = []
     if comparison.conclusion:
-        items.append(Say(comparison.conclusion, "headline"))
+        items.append(Paragraph(comparison.conclusion, "headline"))
     if comparison.command:
         items.append(Command(comparison.command))
     return Section("Best", items)
@@ -82,13 +82,13 @@ def best_section(comparison: Comparison) -> Section:
 def task_section(comparison: Comparison) -> Section:
     """Says that the runs cannot be compared; empty where they can."""
     named = "; ".join(f"{task.name}: {task.words()}" for task in comparison.other_task)
-    items: list[Item] = [Say(f"{OTHER_TASK}{named}.", "headline")] if named else []
+    items: list[Item] = [Paragraph(f"{OTHER_TASK}{named}.", "headline")] if named else []
     return Section("Not comparable", items)
 
 
 def difference_section(title: str, differences: list[Difference]) -> Section:
     rows = [Fact(difference.name, difference.words()) for difference in differences]
-    return Section(title, [Facts(title, rows)] if rows else [Say("none")])
+    return Section(title, [Facts(title, rows)] if rows else [Paragraph("none")])
 
 
 def result_section(comparison: Comparison) -> Section:
@@ -99,7 +99,7 @@ def result_section(comparison: Comparison) -> Section:
         Bar(
             side.label,
             [("forward", speed)],
-            known(speed, three_digits),
+            or_unknown(speed, three_digits),
             (side.spread or 0.0) * speed,
             side.link,
         )
@@ -110,13 +110,13 @@ def result_section(comparison: Comparison) -> Section:
     if bars:
         items.append(Bars("Images per second", bars, "/s", []))
     items.append(results(comparison))
-    items += [Say(f"{side.label}: {side.cause}") for side in comparison.sides if side.cause]
+    items += [Paragraph(f"{side.label}: {side.cause}") for side in comparison.sides if side.cause]
     items += [
-        Say(f"{side.label}: too short to judge: {side.missing_for_verdict}.")
+        Paragraph(f"{side.label}: too short to judge: {side.missing_for_verdict}.")
         for side in comparison.sides
         if side.missing_for_verdict
     ]
-    items += [Say(ONE_PC)] if comparison.one_pc else []
+    items += [Paragraph(ONE_PC)] if comparison.one_pc else []
     return Section("Results", items)
 
 
@@ -125,18 +125,20 @@ def results(comparison: Comparison) -> Table:
     columns = [
         Column("", lambda side: side.label),
         Column("status", status),
-        Column("images/s", lambda side: known(side.images_per_second, three_digits)),
+        Column("images/s", lambda side: or_unknown(side.images_per_second, three_digits)),
     ]
     if any(side.spread is not None for side in comparison.sides):
-        columns.append(Column("spread", lambda side: known(side.spread, spread)))
+        columns.append(Column("spread", lambda side: or_unknown(side.spread, spread)))
     if first is not None:
         base, head = first.images_per_second or 1.0, f"x {first.label}"
         columns.append(
-            Column(head, lambda side: known(side.images_per_second, lambda v: f"{v / base:.2f}"))
+            Column(
+                head, lambda side: or_unknown(side.images_per_second, lambda v: f"{v / base:.2f}")
+            )
         )
     columns += [
-        Column("100 epochs", lambda side: known(side.hundred_epochs, seconds)),
-        Column("this run", lambda side: known(side.wall, seconds)),
+        Column("100 epochs", lambda side: or_unknown(side.hundred_epochs, seconds)),
+        Column("this run", lambda side: or_unknown(side.wall, seconds)),
     ]
     return table("Speed", columns, comparison.sides)
 
@@ -162,21 +164,21 @@ def step_section(comparison: Comparison) -> Section:
         Bar(
             side.label,
             [(colour, 1000 * (side.part(field) or 0.0)) for field, _, colour in used],
-            known(side.part("seconds"), seconds),
+            or_unknown(side.part("seconds"), seconds),
             link=side.link,
         )
         for side in sides
     ]
     keys = [Key(colour, head) for _, head, colour in used]
     columns = [Column("", lambda side: side.label)]
-    columns += [Column("step", lambda side: known(side.part("seconds"), seconds))]
+    columns += [Column("step", lambda side: or_unknown(side.part("seconds"), seconds))]
     columns += [Column(head, partial(part_of, field)) for field, head, _ in used]
     return Section(
         "The mean step",
         [
             Bars("The mean step", bars, "ms", keys),
             table("Parts of the mean step", columns, sides, 1),
-            Say(WAITS, "note"),
+            Paragraph(WAITS, "note"),
         ],
     )
 
@@ -185,7 +187,7 @@ WAITS = "`network`: what even the last rank waits for; `slower`: how much longer
 
 
 def part_of(field: str, side: Side) -> str:
-    return known(side.part(field), seconds)
+    return or_unknown(side.part(field), seconds)
 
 
 def accuracy_section(comparison: Comparison) -> Section:
@@ -203,8 +205,8 @@ def accuracy_section(comparison: Comparison) -> Section:
     level = comparison.level
     columns = [
         Column("", lambda side: side.label),
-        Column("best", lambda side: known(side.best_top1, top1)),
-        Column("at the end", lambda side: known(side.curve[-1].top1, top1)),
+        Column("best", lambda side: or_unknown(side.best_top1, top1)),
+        Column("at the end", lambda side: or_unknown(side.curve[-1].top1, top1)),
     ]
     if level:
         columns.append(Column(f"to {top1(level)}", lambda side: time_to(side, level)))
@@ -232,7 +234,7 @@ def time_to(side: Side, level: float) -> str:
 
 def after(number: int, side: Side) -> str:
     score = next((epoch.top1 for epoch in side.curve if epoch.epoch == number), None)
-    return known(score, top1)
+    return or_unknown(score, top1)
 
 
 def some_epochs(sides: list[Side]) -> list[int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from contract.text import three_digits
 from report import formulas, tables
 from report.analysis import Analysis
-from report.view import UNKNOWN, Bar, Bars, Item, Say, Section, table
+from report.view import UNKNOWN, Bar, Bars, Item, Paragraph, Section, table
 
 MOST_BARS = 16  # machines in a chart
 
@@ -17,10 +17,10 @@ def disk_section(analysis: Analysis) -> Section:
     if analysis.uses.disks:
         items.append(table("What each disk did", tables.DISKS, analysis.uses.disks))
     items += [
-        Say(f"{use.host} read {three_digits(use.read)} MB/s from {use.mount} ({use.kind}).")
+        Paragraph(f"{use.host} read {three_digits(use.read)} MB/s from {use.mount} ({use.kind}).")
         for use in analysis.uses.shares
     ]
-    items += [Say(DISKS, "note")] if items else []
+    items += [Paragraph(DISKS, "note")] if items else []
     return Section("Disks", items, WHILE)
 
 
@@ -50,7 +50,7 @@ def network_section(analysis: Analysis) -> Section:
         items.append(Bars(what, rows, "MB/s", [], limit))
     items.append(table("What each machine sent", tables.NETWORKS, analysis.uses.networks))
     if any(use.shared_by > 1 for use in analysis.uses.networks):
-        items.append(Say(SHARED, "note"))
+        items.append(Paragraph(SHARED, "note"))
     return Section("Network", items, f"sent {WHILE}")
 
 
@@ -62,7 +62,7 @@ def machine_section(analysis: Analysis) -> Section:
     if not analysis.uses.machines:
         return Section("Machines", [])
     rows = table("Processors, memory and swap", tables.MACHINES, analysis.uses.machines)
-    return Section("Machines", [rows, Say(QUEUED, "note")], WHILE)
+    return Section("Machines", [rows, Paragraph(QUEUED, "note")], WHILE)
 
 
 QUEUED = (
@@ -80,8 +80,8 @@ def gpu_section(analysis: Analysis) -> Section:
     if joules is not None:
         image = f", {three_digits(each)} J an image" if each else ""
         watt_hours = three_digits(joules / 3600)
-        items.append(Say(f"The cards took {watt_hours} Wh{image}; the PCs took more."))
-    return Section("GPUs", [*items, Say(RESIDENT, "note")], WHILE)
+        items.append(Paragraph(f"The cards took {watt_hours} Wh{image}; the PCs took more."))
+    return Section("GPUs", [*items, Paragraph(RESIDENT, "note")], WHILE)
 
 
 RESIDENT = (

@@ -12,8 +12,8 @@ from report import formulas
 from report.files import Entry
 from report.network import NetworkUse
 from report.read import RankRecord, Run
-from report.waits import OWN_WORK
-from report.ways import SCRIPT, TRAINER, Ways
+from report.wait_rules import OWN_WORK
+from report.ways import SCRIPT, TRAINER, Phrasing
 
 # A verdict takes so many measured steps, whose halves agree: until then the device, caches and
 # connections may be warming up. In SETTLED_STEPS they weigh little, and steps that still change are
@@ -84,7 +84,7 @@ class Step:
     contradiction: str | None = None  # a figure that cannot be, and was left out
 
     @property
-    def ways(self) -> Ways:
+    def ways(self) -> Phrasing:
         """The words for advice: our trainer's options, or a script's."""
         return SCRIPT if self.own_script else TRAINER
 

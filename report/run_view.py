@@ -22,9 +22,9 @@ from report.machine_view import (
     network_section,
 )
 from report.measure import Step, own_speeds, slowest, unsummed_steps
-from report.overtime import charts_of
 from report.read import Run
 from report.rerun import train_line
+from report.time_charts import charts_of
 from report.verdict import not_summed, only_received, step_words
 from report.view import (
     Bar,
@@ -41,7 +41,7 @@ from report.view import (
     Line,
     Log,
     Mark,
-    Say,
+    Paragraph,
     Section,
     View,
     table,
@@ -173,26 +173,26 @@ def verdict_section(analysis: Analysis) -> Section:
     short, verdict = analysis.too_short, analysis.verdict
     if analysis.failure:
         cause = analysis.summary["first_cause"] or {}
-        items += [Say(analysis.failure, "headline")]
-        items += [Say(f"Remedy: {cause['remedy']}")] if cause.get("remedy") else []
+        items += [Paragraph(analysis.failure, "headline")]
+        items += [Paragraph(f"Remedy: {cause['remedy']}")] if cause.get("remedy") else []
         items += (
-            [Say(f"{analysis.to_resume[:1].upper()}{analysis.to_resume[1:]}.")]
+            [Paragraph(f"{analysis.to_resume[:1].upper()}{analysis.to_resume[1:]}.")]
             if analysis.to_resume
             else []
         )
         items += [Log(list(map(str, cause["last_lines"])))] if cause.get("last_lines") else []
-        items += [Say(f"{line[:1].upper()}{line[1:]}.") for line in analysis.silent_ranks]
+        items += [Paragraph(f"{line[:1].upper()}{line[1:]}.") for line in analysis.silent_ranks]
     if apart := ranks_apart(analysis.run):
-        items.append(Say(apart, "headline"))
+        items.append(Paragraph(apart, "headline"))
     if analysis.failure and analysis.step is None and not analysis.run.untimed:
         return Section("Verdict", items)
     if short:
-        items.append(Say(short.headline, "headline"))
+        items.append(Paragraph(short.headline, "headline"))
     if short and not analysis.failure:
-        items += [Say("This one says more:"), Command(short.command)]
+        items += [Paragraph("This one says more:"), Command(short.command)]
     if verdict:
-        items.append(Say(verdict.headline, "headline"))
-        items += [Say(sentence) for sentence in verdict.because]
+        items.append(Paragraph(verdict.headline, "headline"))
+        items += [Paragraph(sentence) for sentence in verdict.because]
     return Section("Verdict", items)
 
 
@@ -226,7 +226,7 @@ def advice_section(analysis: Analysis) -> Section:
         [
             Choices(rows),
             Bars("Images per second", bars, "/s", []),
-            Say("Predictions of one model, from the measured step: docs/report.md.", "note"),
+            Paragraph("Predictions of one model, from the measured step: docs/report.md.", "note"),
         ],
         f"predicted images/s; now {three_digits(advice.now)}{saving}",
     )
@@ -257,7 +257,9 @@ def time_section(analysis: Analysis) -> Section:
         ]
     items: list[Item] = [Bars("Where the wall time went", rows, unit, keys)]
     if accounting.gap < -0.005 * accounting.wall:
-        items.append(Say("The categories say more than the clock: the last part is negative."))
+        items.append(
+            Paragraph("The categories say more than the clock: the last part is negative.")
+        )
     return Section(
         "Where the time went",
         items,
@@ -281,7 +283,7 @@ def step_section(analysis: Analysis) -> Section:
     )
     steps = pluralize(step.measured_steps, "step")
     items: list[Item] = [
-        Say(f"{step.images:.0f} images in {step_words(step)}, the mean of {steps}: {named}.")
+        Paragraph(f"{step.images:.0f} images in {step_words(step)}, the mean of {steps}: {named}.")
     ]
     if len(step.ranks) < 2:
         return Section("One step", items)
@@ -299,9 +301,11 @@ def step_section(analysis: Analysis) -> Section:
     items.append(table("The mean step of each rank", tables.RANKS, ranks))
     last, others = slowest(step)
     if others > 0 and last.own > 1.1 * others:
-        items.append(Say(f"{last.host} needs {last.own / others:.2f} times what the others need."))
+        items.append(
+            Paragraph(f"{last.host} needs {last.own / others:.2f} times what the others need.")
+        )
     unequal = unequal_parts(step)
-    items += [Say(unequal)] if unequal else []
+    items += [Paragraph(unequal)] if unequal else []
     of = f"the slowest {len(ranks)} of {len(step.ranks)}" if len(ranks) < len(step.ranks) else ""
     return Section("One step, rank by rank", items, of)
 
@@ -397,4 +401,4 @@ def run_section(analysis: Analysis) -> Section:
 
 def missing_section(analysis: Analysis) -> Section:
     """What was not recorded."""
-    return Section("What is missing", [Say(note) for note in analysis.notes])
+    return Section("What is missing", [Paragraph(note) for note in analysis.notes])

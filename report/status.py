@@ -32,8 +32,8 @@ from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Machine, RankRecord, Reader
 from report.stacks import Standing, by_place, standings
 from report.verdict import READ_FROM_DISK, not_summed, only_received, step_words, wait_words
-from report.view import Column, Item, Say, Section, table
-from report.waits import WORDS, most_in_excess, ruling_cause, slower_rank
+from report.view import Column, Item, Paragraph, Section, table
+from report.wait_rules import WORDS, most_in_excess, ruling_cause, slower_rank
 from report.ways import in_samples
 
 # Seconds: what a run does now is what it did in them, or in its last LEAST_STEPS where these took
@@ -75,7 +75,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Ruling:
-    """The bottleneck by the last steps, or else by all steps. `kind`: a wait of report/waits.py,
+    """The bottleneck by the last steps, or else by all steps. `kind`: a wait of wait_rules.py,
     `compute`, or None where there is no single one. `slower`: the rank that the others wait for,
     by its `work` of that kind."""
 
@@ -302,15 +302,17 @@ def queued(first: Entry, last: Entry) -> float | None:
 
 def section_of(progress: Progress, running: bool) -> Section:
     """Progress, bottleneck and machines of a run; without current figures where it is over."""
-    place, figures = place_of(progress, running), figures_of(progress, running)
+    place, figures = progress_text(progress, running), speed_text(progress, running)
     lines = [*(", ".join(part) for part in (place, figures) if part), verdict(progress, running)]
     lines += [not_summed(progress.unsummed)] if progress.unsummed else []
     lines += by_place(progress.stands).values() if running else []
-    section = Section("", [Say(line) for line in lines] + machines_of(progress.machines, running))
+    section = Section(
+        "", [Paragraph(line) for line in lines] + machines_of(progress.machines, running)
+    )
     return in_samples(section) if progress.script else section
 
 
-def place_of(progress: Progress, running: bool) -> list[str]:
+def progress_text(progress: Progress, running: bool) -> list[str]:
     epochs = f" of {progress.epochs}" if progress.epochs else ""
     place = [] if progress.epoch is None else [f"epoch {progress.epoch}{epochs}"]
     if progress.step is not None and progress.steps:
@@ -323,7 +325,7 @@ def place_of(progress: Progress, running: bool) -> list[str]:
     return place
 
 
-def figures_of(progress: Progress, running: bool) -> list[str]:
+def speed_text(progress: Progress, running: bool) -> list[str]:
     figures = []
     if progress.images_per_second:
         recent = progress.recent_images_per_second
@@ -374,8 +376,8 @@ def verdict(progress: Progress, running: bool = True) -> str:
 MACHINES = (
     Column("machine", lambda machine: machine.host),
     Column("step", lambda machine: as_integer(machine.step)),
-    Column("GPU%", lambda machine: as_integer(most(machine.gpus, 1))),
-    Column("GPU C", lambda machine: as_integer(most(machine.gpus, 3))),
+    Column("GPU%", lambda machine: as_integer(max_over_gpus(machine.gpus, 1))),
+    Column("GPU C", lambda machine: as_integer(max_over_gpus(machine.gpus, 3))),
     Column("CPU%", lambda machine: as_integer(machine.cpu)),
     Column("queue%", lambda machine: as_integer(machine.queued)),
     Column("mem%", lambda machine: as_integer(machine.memory)),
@@ -388,9 +390,9 @@ MACHINES = (
     Column("free", lambda machine: bytes_of(machine.disk_free)),
     Column("again/s", lambda machine: as_integer(machine.again)),
     Column("drops/s", lambda machine: as_integer(machine.dropped)),
-    Column("GPU mem", lambda machine: bytes_of(most(machine.gpus, 2))),
-    Column("GPU W", lambda machine: as_integer(most(machine.gpus, 4))),
-    Column("GPU MHz", lambda machine: as_integer(most(machine.gpus, 5))),
+    Column("GPU mem", lambda machine: bytes_of(max_over_gpus(machine.gpus, 2))),
+    Column("GPU W", lambda machine: as_integer(max_over_gpus(machine.gpus, 4))),
+    Column("GPU MHz", lambda machine: as_integer(max_over_gpus(machine.gpus, 5))),
 )
 
 
@@ -409,14 +411,14 @@ def machines_of(machines: list[Figures], running: bool) -> list[Item]:
         for machine in machines
     ]
     wrong = [
-        Say(f"{machine.host}: {text}")
+        Paragraph(f"{machine.host}: {text}")
         for machine in machines
-        for text in troubles(machine, running)
+        for text in warnings(machine, running)
     ]
     return [table("Machines", shown, now, 1), *wrong]
 
 
-def most(gpus: list[list[Any]], place: int) -> float | None:
+def max_over_gpus(gpus: list[list[Any]], place: int) -> float | None:
     """The largest figure of a machine's GPUs."""
     return max((gpu[place] for gpu in gpus if gpu[place] is not None), default=None)
 
@@ -437,7 +439,7 @@ def named_ranks(numbers: list[int]) -> str:
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:5]))}"
 
 
-def troubles(machine: Figures, running: bool = True) -> list[str]:
+def warnings(machine: Figures, running: bool = True) -> list[str]:
     """Short sentences on what is wrong with a machine."""
     problems = []
     if running and machine.age > STALE:
@@ -448,7 +450,7 @@ def troubles(machine: Figures, running: bool = True) -> list[str]:
         )
     if running and machine.only_received:
         problems.append(only_received(machine.only_received))
-    hot = most(machine.gpus, 3)
+    hot = max_over_gpus(machine.gpus, 3)
     if hot is not None and hot >= HOT_GPU:
         problems.append(f"a GPU has {hot:.0f} C and may slow down: clean fans, give it air")
     if machine.temperature is not None and machine.temperature >= HOT_CPU:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from contract.text import link_speed, percent, seconds, size, three_digits
 from report.formulas import line_rate
-from report.view import Column, known
+from report.view import Column, or_unknown
 
 
 def loss(value: float) -> str:
@@ -30,14 +30,14 @@ DISKS = (
 NETWORKS = (
     Column("node", lambda use: use.host),
     Column("card", lambda use: use.interface),
-    Column("link", lambda use: known(use.speed_mbit, link_speed)),
+    Column("link", lambda use: or_unknown(use.speed_mbit, link_speed)),
     Column("MB/s", lambda use: three_digits(use.sent / 1e6)),
     Column("peak", lambda use: three_digits(use.peak_sent / 1e6)),
     Column(
         "of link",
-        lambda use: known(use.speed_mbit, lambda mbit: percent(use.sent / line_rate(mbit))),
+        lambda use: or_unknown(use.speed_mbit, lambda mbit: percent(use.sent / line_rate(mbit))),
     ),
-    Column("a step", lambda use: known(use.sent_per_step, size)),
+    Column("a step", lambda use: or_unknown(use.sent_per_step, size)),
     Column("retransmits", lambda use: f"{use.retransmits:,}"),
     Column("drops", lambda use: f"{use.dropped:,}"),
 )
@@ -46,29 +46,29 @@ MACHINES = (
     Column("node", lambda use: use.host),
     Column("CPUs", lambda use: str(use.cores)),
     Column("busy", lambda use: percent(use.busy)),
-    Column("by others", lambda use: known(use.others_busy, percent)),
-    Column("queued", lambda use: known(use.queued, percent)),
+    Column("by others", lambda use: or_unknown(use.others_busy, percent)),
+    Column("queued", lambda use: or_unknown(use.queued, percent)),
     Column("memory", lambda use: size(use.memory_total)),
     Column("used", lambda use: percent(use.memory_used)),
     Column("swap MB/s", lambda use: three_digits((use.swapped_in + use.swapped_out) / 1e6)),
-    Column("pressure", lambda use: known(use.memory_pressure, percent)),
+    Column("pressure", lambda use: or_unknown(use.memory_pressure, percent)),
 )
 GPUS = (
     Column("node", lambda use: use.host),
     Column("GPU", lambda use: str(use.index)),
     Column("resident", lambda use: f"{use.utilization:.0f} %"),
     Column("memory", lambda use: size(use.memory_peak)),
-    Column("power", lambda use: known(use.power, lambda watts: f"{watts:.0f} W")),
-    Column("hottest", lambda use: known(use.temperature, lambda celsius: f"{celsius:.0f} C")),
-    Column("slowest clock", lambda use: known(use.clock, lambda mhz: f"{mhz:.0f} MHz")),
+    Column("power", lambda use: or_unknown(use.power, lambda watts: f"{watts:.0f} W")),
+    Column("hottest", lambda use: or_unknown(use.temperature, lambda celsius: f"{celsius:.0f} C")),
+    Column("slowest clock", lambda use: or_unknown(use.clock, lambda mhz: f"{mhz:.0f} MHz")),
 )
 # Memory of the process that used most; on a GPU, what torch had allocated there.
 MEMORY = (
     Column("node", lambda use: use.host),
     Column("device", lambda use: use.device),
     Column("processes", lambda use: str(use.ranks)),
-    Column("peak memory", lambda use: known(use.peak_memory, size)),
-    Column("bad images", lambda use: known(use.bad_images, lambda count: f"{count:,.0f}")),
+    Column("peak memory", lambda use: or_unknown(use.peak_memory, size)),
+    Column("bad images", lambda use: or_unknown(use.bad_images, lambda count: f"{count:,.0f}")),
 )
 # A rank's mean step: its own work, of what it consists, and its waits for others.
 RANKS = (
@@ -84,7 +84,7 @@ RANKS = (
 # Top-1 on the validation images, and the mean loss of the epoch's steps and of these images.
 EPOCHS = (
     Column("epoch", lambda epoch: str(epoch.epoch)),
-    Column("top-1", lambda epoch: known(epoch.top1, top1)),
-    Column("training loss", lambda epoch: known(epoch.train_loss, loss)),
-    Column("validation loss", lambda epoch: known(epoch.loss, loss)),
+    Column("top-1", lambda epoch: or_unknown(epoch.top1, top1)),
+    Column("training loss", lambda epoch: or_unknown(epoch.train_loss, loss)),
+    Column("validation loss", lambda epoch: or_unknown(epoch.loss, loss)),
 )

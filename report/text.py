@@ -16,7 +16,7 @@ from report.view import (
     Facts,
     Item,
     Log,
-    Say,
+    Paragraph,
     Section,
     Table,
     View,
@@ -68,7 +68,7 @@ def wrap(
     )
 
 
-def say_lines(item: Say, width: int) -> list[str]:
+def say_lines(item: Paragraph, width: int) -> list[str]:
     return wrap(item.text, width=width)
 
 
@@ -150,7 +150,7 @@ def aligned(
 
 
 PRINTERS: dict[type, Callable[[Any, int], list[str]]] = {
-    Say: say_lines,
+    Paragraph: say_lines,
     Command: command_lines,
     Log: log_lines,
     Choices: choice_lines,

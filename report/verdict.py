@@ -19,7 +19,7 @@ from report.bottleneck import (
 from report.files import Entry
 from report.measure import Step, slowest
 from report.network import slow_link
-from report.uses import Uses
+from report.uses import ResourceUsage
 
 READ_FROM_DISK = 5.0  # MB/s; where disks read less, images come from memory
 # A headline, and the sentences that give its reasons.
@@ -34,7 +34,7 @@ class Verdict:
     because: tuple[str, ...]
 
 
-def verdict(cause: str, step: Step | None, evidence: Uses) -> Verdict:
+def verdict(cause: str, step: Step | None, evidence: ResourceUsage) -> Verdict:
     """Words for a value of `bottleneck`."""
     if step is None:
         return Verdict(
@@ -53,7 +53,7 @@ def verdict(cause: str, step: Step | None, evidence: Uses) -> Verdict:
         "cpu_oversubscribed": oversubscribed,
         "memory_pressure": memory,
         "checkpoint": checkpoint,
-        "none": spread,
+        "none": no_single_bottleneck,
     }
     headline, because = writers[cause](step, evidence)
     sentences = (*demo(step), *warm_up(step), *because, *page_cache(cause, step, evidence))
@@ -97,7 +97,7 @@ def warm_up(step: Step) -> list[str]:
     ]
 
 
-def network(step: Step, evidence: Uses) -> Finding:
+def network(step: Step, evidence: ResourceUsage) -> Finding:
     """Most of the wait is for gradients that even the last rank waits for."""
     what = "Exchanging gradients within the machine" if step.one_machine else "The network"
     waits = part(step, step.network)
@@ -161,7 +161,7 @@ def three_figures(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def compute(step: Step, evidence: Uses) -> Finding:
+def compute(step: Step, evidence: ResourceUsage) -> Finding:
     """Forward, backward and optimizer dominate: the healthy case."""
     waits = {
         "gradients": step.network,
@@ -180,7 +180,7 @@ def compute(step: Step, evidence: Uses) -> Finding:
     )
 
 
-def late(step: Step) -> str:
+def data_wait_clause(step: Step) -> str:
     """Half a sentence: how long ranks wait for images, or for a rank that does."""
     if step.peers <= step.data:
         return f"{part(step, step.data)} of each step waits for images"
@@ -189,12 +189,12 @@ def late(step: Step) -> str:
     return f"the others wait {waits} of each step for {last.host}, which waits for images"
 
 
-def disk(step: Step, evidence: Uses) -> Finding:
+def disk(step: Step, evidence: ResourceUsage) -> Finding:
     """A busy disk keeps the loader waiting."""
     busy = data_disk(evidence.disks, late_hosts(step))
     assert busy is not None  # without one the cause would be different (bottleneck.data_cause)
     return (
-        f"The disk is the bottleneck: {late(step)}.",
+        f"The disk is the bottleneck: {data_wait_clause(step)}.",
         [
             f"{busy.device} on {busy.host} was busy {busy.util:.0f} % of the time, reading "
             f"{three_digits(busy.read)} MB/s at {three_digits(busy.await_ms)} ms a request."
@@ -202,12 +202,12 @@ def disk(step: Step, evidence: Uses) -> Finding:
     )
 
 
-def share(step: Step, evidence: Uses) -> Finding:
+def share(step: Step, evidence: ResourceUsage) -> Finding:
     """The images come over NFS or SMB, too slowly."""
     hosts = late_hosts(step)
     most = max((use for use in evidence.shares if use.host in hosts), key=lambda use: use.read)
     return (
-        f"The data share is the bottleneck: {late(step)}.",
+        f"The data share is the bottleneck: {data_wait_clause(step)}.",
         [
             f"{most.host} read {three_digits(most.read)} MB/s from {most.mount} ({most.kind}), "
             f"{three_digits(sum(use.read for use in evidence.shares))} MB/s over all machines."
@@ -215,7 +215,7 @@ def share(step: Step, evidence: Uses) -> Finding:
     )
 
 
-def decode(step: Step, evidence: Uses) -> Finding:
+def decode(step: Step, evidence: ResourceUsage) -> Finding:
     """The loader is late although nothing that it reads from is busy."""
     busy = data_disk(evidence.disks, late_hosts(step))
     idle = (
@@ -227,12 +227,12 @@ def decode(step: Step, evidence: Uses) -> Finding:
         else "The disks were not recorded, so a slow disk is not excluded."
     )
     return (
-        f"Decoding images is the bottleneck: {late(step)}.",
+        f"Decoding images is the bottleneck: {data_wait_clause(step)}.",
         [idle, "The processors cannot decode and augment images as fast as training takes them."],
     )
 
 
-def h2d(step: Step, evidence: Uses) -> Finding:
+def h2d(step: Step, evidence: ResourceUsage) -> Finding:
     """Copies to the device dominate."""
     return (
         f"Copying batches to the device is the bottleneck: {part(step, step.h2d)} of each step.",
@@ -244,7 +244,7 @@ def h2d(step: Step, evidence: Uses) -> Finding:
     )
 
 
-def straggler(step: Step, evidence: Uses) -> Finding:
+def straggler(step: Step, evidence: ResourceUsage) -> Finding:
     """Ranks wait for a slower one, or for each other in turn."""
     last, others = slowest(step)
     waits = part(step, step.peers)
@@ -264,7 +264,7 @@ def straggler(step: Step, evidence: Uses) -> Finding:
     )
 
 
-def contention(step: Step, evidence: Uses) -> Finding:
+def contention(step: Step, evidence: ResourceUsage) -> Finding:
     """Other programs take the processors of the machine that the others wait for."""
     last, others = slowest(step)
     use, waits = evidence.machine(last.host), excess_queueing(step, evidence)
@@ -283,7 +283,7 @@ def contention(step: Step, evidence: Uses) -> Finding:
     )
 
 
-def oversubscribed(step: Step, evidence: Uses) -> Finding:
+def oversubscribed(step: Step, evidence: ResourceUsage) -> Finding:
     """More threads want a processor than there are."""
     use = fullest(evidence)
     assert use is not None  # bottleneck.bottleneck
@@ -303,7 +303,7 @@ def oversubscribed(step: Step, evidence: Uses) -> Finding:
     )
 
 
-def memory(step: Step, evidence: Uses) -> Finding:
+def memory(step: Step, evidence: ResourceUsage) -> Finding:
     """A machine reads back from swap what training needs."""
     first, *more = swapping(evidence)
     also = f", and so are {', '.join(use.host for use in more)}" if more else ""
@@ -321,7 +321,7 @@ def memory(step: Step, evidence: Uses) -> Finding:
     )
 
 
-def slow_link_of(step: Step, evidence: Uses) -> Finding:
+def slow_link_of(step: Step, evidence: ResourceUsage) -> Finding:
     """All wait for gradients because one machine's link is slow."""
     slow = slow_link(evidence.networks)
     assert slow is not None  # bottleneck.bottleneck
@@ -340,7 +340,7 @@ def slow_link_of(step: Step, evidence: Uses) -> Finding:
     )
 
 
-def checkpoint(step: Step, evidence: Uses) -> Finding:
+def checkpoint(step: Step, evidence: ResourceUsage) -> Finding:
     """Saving stalls training."""
     return (
         f"Saving checkpoints is the bottleneck: {percent(parts(step)['checkpoint'])} of "
@@ -352,7 +352,7 @@ def checkpoint(step: Step, evidence: Uses) -> Finding:
     )
 
 
-def spread(step: Step, evidence: Uses) -> Finding:
+def no_single_bottleneck(step: Step, evidence: ResourceUsage) -> Finding:
     """No part is large enough to be called the bottleneck."""
     fractions = sorted(parts(step).items(), key=lambda item: -item[1])[:3]
     named = ", ".join(f"{name} {percent(value)}" for name, value in fractions)
@@ -377,7 +377,7 @@ def only_received(received: float) -> str:
     )
 
 
-def page_cache(cause: str, step: Step, evidence: Uses) -> list[str]:
+def page_cache(cause: str, step: Step, evidence: ResourceUsage) -> list[str]:
     """A sentence on an idle disk, which is often taken for the cause, or was not needed yet."""
     read = max((use.read for use in evidence.disks), default=0.0)
     if cause.startswith("data") or read > READ_FROM_DISK or parts(step)["data"] >= 0.1:

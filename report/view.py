@@ -13,7 +13,7 @@ UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
-class Say:
+class Paragraph:
     """A paragraph; `role`: headline, or note, which is said quietly."""
 
     text: str
@@ -134,7 +134,7 @@ class Charts:
     curves: list[Curve]
 
 
-Item = Say | Command | Log | Choices | Table | Facts | Bars | Charts
+Item = Paragraph | Command | Log | Choices | Table | Facts | Bars | Charts
 
 
 @dataclass(frozen=True)
@@ -174,5 +174,5 @@ def table(caption: str, columns: Sequence[Column], uses: Sequence[Any], names: i
     return Table(caption, tuple(column.head for column in columns), tuple(rows), names)
 
 
-def known(value: float | None, words: Callable[[float], str]) -> str:
+def or_unknown(value: float | None, words: Callable[[float], str]) -> str:
     return UNKNOWN if value is None else words(value)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from report.view import Choice, Command, Facts, Log
 
 
-class Ways(NamedTuple):
+class Phrasing(NamedTuple):
     """Words for one who trains in this way; `{}` is the strategy."""
 
     sync: str
@@ -21,7 +21,7 @@ class Ways(NamedTuple):
     memory: str
 
 
-TRAINER = Ways(
+TRAINER = Phrasing(
     sync="SYNC={}",
     warmed_up="with more EPOCHS, or with ARGS='--sync_warmup 0'",
     batch="twice the BATCH per node (--accumulate 2 if memory is short)",
@@ -29,7 +29,7 @@ TRAINER = Ways(
     saving="save half as often (--checkpoint_every)",
     memory="Fewer loader processes (ARGS='--workers 1'), a smaller BATCH",
 )
-SCRIPT = Ways(
+SCRIPT = Phrasing(
     sync='tandem.sync.attach(model, "{}", optimizer=optimizer) in the script',
     warmed_up="with more steps, or with attach's warmup_steps=0",
     batch="twice the batch of each rank, by the script's own option",

@@ -3,7 +3,7 @@
 import shutil
 import time
 
-from launcher.node.processes import Teller
+from launcher.node.processes import LineProcess
 
 QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
 
@@ -19,7 +19,7 @@ class Gpus:
         tool = shutil.which("nvidia-smi")
         if tool is not None:
             query = ["--query-gpu=" + QUERY, "--format=csv,noheader,nounits", "--loop=1"]
-            self.teller = Teller([tool, *query])
+            self.teller = LineProcess([tool, *query])
 
     def read(self):
         """The samples since the last look, a dictionary a card."""

@@ -40,10 +40,10 @@ class Stage(enum.Enum):
 class Guard:
     """One attempt of one node."""
 
-    def __init__(self, stdin, stdout, way, why):
+    def __init__(self, stdin, stdout, supervision, fallback_reason):
         self.link = Link(stdin, stdout)
         self.frames = self.link.frames
-        self.way, self.why = way, why
+        self.supervision, self.fallback_reason = supervision, fallback_reason
         self.task, self.workers, self.recorder, self.launch = None, None, None, None
         self.output, self.tail, self.stacks, self.marks = None, None, None, []
         self.owner, self.present = None, ""
@@ -61,7 +61,9 @@ class Guard:
     def run(self):
         """Live until everything is over. Returns the guard's own exit code."""
         self.listen()
-        self.frames.send("hello", protocol=PROTOCOL, way=self.way, why=self.why, **identity())
+        self.frames.send(
+            "hello", protocol=PROTOCOL, way=self.supervision, why=self.fallback_reason, **identity()
+        )
         while self.stage is not Stage.DONE:
             self.listen_to_reader()
             self.selector.select(self.patience())
@@ -146,7 +148,7 @@ class Guard:
             if self.stage is not Stage.DONE:
                 # Launch ends after its workers: their reports have arrived and say why.
                 self.output.pass_on()
-            alone = self.alone() if self.launch_status == 0 else None
+            alone = self.isolation_warning() if self.launch_status == 0 else None
             whole = "alone" if alone else "finished"
             self.end(self.reason or (whole if self.launch_status == 0 else "failed"), alone)
 
@@ -306,7 +308,7 @@ class Guard:
         if not self.not_met():  # what is left to see is what they send, if anything
             train = self.traffic.total()[0] > sockets.SENT_MOST
             self.next_look = now + (float("inf") if train else self.task.meet_within / 6)
-        signs, alone = {}, self.alone()
+        signs, alone = {}, self.isolation_warning()
         if alone:
             signs["alone"] = self.not_met()
             self.trouble("group", alone)
@@ -322,7 +324,7 @@ class Guard:
         met = self.traffic.met if self.traffic is not None else set(self.task.ranks)
         return [rank for rank in self.task.ranks if rank not in met]
 
-    def alone(self):
+    def isolation_warning(self):
         """What is said of ranks that have met no other for long; None where all have."""
         alone = self.not_met()
         if not alone or time.monotonic() < self.meet_by:
@@ -378,7 +380,7 @@ class Guard:
         """End what is left, write the files, send what was left."""
         if self.owner is not None:
             self.owner.stop()
-        spare = self.recorder.spare() if self.recorder is not None else []
+        spare = self.recorder.helper_pids() if self.recorder is not None else []
         ended, left, statuses = end_descendants(spare)
         self.note_ended(statuses)
         if self.output is not None:
@@ -399,7 +401,7 @@ class Guard:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
 
-def serve(way, why):
+def serve(supervision, fallback_reason):
     """Be the guard of this process's stdin and stdout."""
     become_subreaper()
-    return Guard(0, 1, way, why).run()
+    return Guard(0, 1, supervision, fallback_reason).run()

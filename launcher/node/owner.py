@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from launcher.node.processes import PROC, Teller, stat_of
+from launcher.node.processes import PROC, LineProcess, stat_of
 
 LOOK_EVERY = 2.0  # seconds
 CARDS_EVERY = 10.0  # nvidia-smi takes a second
@@ -186,4 +186,4 @@ def watch(names, away):
     root = str(pathlib.Path(__file__).resolve().parents[2])
     text = "import sys; sys.path[0] = {!r}; from launcher.node import owner as one; "
     text += "one.stream({!r}, {!r})"
-    return Teller([sys.executable, "-IB", "-c", text.format(root, list(names), away)])
+    return LineProcess([sys.executable, "-IB", "-c", text.format(root, list(names), away)])

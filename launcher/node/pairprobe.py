@@ -105,7 +105,7 @@ def receive_rate(connection, plan):
 # ---------------------------------------------------------------------------- the serving side
 
 
-class Door:
+class Listener:
     """Where partners come in. Others may come, too, before it is known that they have no token:
     they keep nobody waiting, whatever they say or leave unsaid."""
 
@@ -395,7 +395,7 @@ def main(plan):
     """All figures of this machine."""
     result, early = {"host": plan["host"], "address": plan["address"], "pairs": {}}, {}
     result["card"] = card(plan["interface"])
-    with Door(plan) as door:
+    with Listener(plan) as door:
         for turn in filter(None, plan["rounds"]):
             found = take_part(door, plan, turn, early)
             if turn["role"] == "ring":

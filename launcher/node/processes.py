@@ -88,7 +88,7 @@ def descendants(ancestor):
     return result
 
 
-class Teller:
+class LineProcess:
     """A command that prints lines while this process lives. It is never waited for: it may hang."""
 
     def __init__(self, argv):

@@ -19,13 +19,13 @@ from launcher.node.sockets import Peers
 
 INTERVAL = 1.0  # seconds between two lines
 LAST = 1 << 18  # bytes of all files after the last process has ended
-BEHIND = 1 << 16  # bytes that wait for the reader: then nothing is added
-THINNED = 20000  # lines: after so many only every second sample is taken, then every fourth, ...
+BACKLOG_LIMIT = 1 << 16  # bytes that wait for the reader: then nothing is added
+DECIMATE_AFTER = 20000  # lines: then every second sample is taken, then every fourth, ...
 LOOKED_FOR = 10  # samples between two searches for a rank's other processes
 MOST_THREADS = 512  # of a rank that are read
 # Sensors of processors, as their drivers call themselves in /sys/class/hwmon.
 PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-FAILS = (OSError, ValueError, KeyError, IndexError)  # of a file of the kernel's
+READ_ERRORS = (OSError, ValueError, KeyError, IndexError)  # of a file of the kernel's
 
 
 def text_of(path):
@@ -36,7 +36,7 @@ def text_of(path):
         return ""
 
 
-def default_card():
+def default_network_interface():
     """The card of the default route, else the loopback."""
     routes = text_of("/proc/net/route"), text_of("/proc/net/ipv6_route")
     return counters.default_interface(*routes) or "lo"
@@ -60,7 +60,7 @@ def disk_of(path):
     return place.parent.name if (place / "partition").exists() else place.name
 
 
-class Schedule:
+class CpuTimes:
     """Seconds that the threads of a process and of its descendants `ran`, and `waited` for a
     processor, since they began. What a thread had that has ended stays in the sums."""
 
@@ -107,7 +107,7 @@ class Sampler:
     `pids()` gives the process of each rank that lives; `folder`: where the run's files lie."""
 
     def __init__(self, interface="", data="", folder=None, pids=dict, trouble=None):
-        self.interface = interface or default_card()
+        self.interface = interface or default_network_interface()
         self.data_disk = disk_of(data) if data else None
         self.folder, self.pids = folder, pids
         self.trouble = trouble or (lambda what, why: None)
@@ -118,12 +118,12 @@ class Sampler:
             "processors": self.processors,
             "memory": self.memory,
             "temperature": self.temperature,
-            "room": self.room,
+            "room": self.free_disk_bytes,
             "ranks": self.ranks,
-            "network card": self.card,
+            "network card": self.interface_counters,
             "disks": self.disk_rates,
             "mounts": self.mounts,
-            "GPUs": self.cards,
+            "GPUs": self.gpu_samples,
         }
 
     def sample(self):
@@ -132,7 +132,7 @@ class Sampler:
         for name, part in self.parts.items():
             try:
                 line.update(part())
-            except FAILS as error:
+            except READ_ERRORS as error:
                 self.trouble(name, "{}: {}".format(type(error).__name__, error))
         return line
 
@@ -156,7 +156,7 @@ class Sampler:
                 degrees += [int(text) / 1000 for text in texts if text.isdigit()]
         return {"temperature": max(degrees)} if degrees else {}
 
-    def room(self):
+    def free_disk_bytes(self):
         free = disk_free(self.folder) if self.folder is not None else None
         return {} if free is None else {"disk_free": free}
 
@@ -164,7 +164,7 @@ class Sampler:
         """How each rank that lives is, and what its threads had of the processors; its loaders'
         included."""
         pids = self.pids()
-        self.schedules = {rank: self.schedules.get(rank) or Schedule(pids[rank]) for rank in pids}
+        self.schedules = {rank: self.schedules.get(rank) or CpuTimes(pids[rank]) for rank in pids}
         ranks = {}
         for rank, schedule in self.schedules.items():
             schedule.look()
@@ -172,7 +172,7 @@ class Sampler:
             ranks[str(rank)] = {"ran": ran, "waited": waited, "state": schedule.state()}
         return dict(self.signs, ranks=ranks) if ranks else {}
 
-    def card(self):
+    def interface_counters(self):
         dev, snmp = text_of("/proc/net/dev"), text_of("/proc/net/snmp")
         card = counters.network(dev, snmp, self.interface)
         if card is None:
@@ -214,7 +214,7 @@ class Sampler:
                 mounts[point] = {"type": kind, "read_bytes": read}
         return {"mounts": mounts}
 
-    def cards(self):
+    def gpu_samples(self):
         """The last that nvidia-smi printed of each GPU since the line before."""
         seen = {card["index"]: card for card in self.gpus.read()}
         return {"gpus": [seen[index] for index in sorted(seen)]} if seen else {}
@@ -266,12 +266,12 @@ class Recorder:
         self.write(self.sampler.sample())
 
     def tick(self):
-        """To be called every INTERVAL; a run of weeks has a line in so many (THINNED)."""
+        """To be called every INTERVAL; a run of weeks has a line in so many (DECIMATE_AFTER)."""
         self.ticks += 1
         if self.ticks % self.every == 0:
             self.write(self.sampler.sample())
             self.lines += 1
-            if self.lines % THINNED == 0:
+            if self.lines % DECIMATE_AFTER == 0:
                 self.every *= 2
 
     def end(self, entry, peaks):
@@ -282,7 +282,7 @@ class Recorder:
         signs = self.sampler.signs
         self.write(dict({"kind": "exit"}, **entry, peak_memory_bytes=peaks, **signs))
 
-    def spare(self):
+    def helper_pids(self):
         """Processes that belong to the recorder and not to the run."""
         teller = self.sampler.gpus.teller
         return [teller.process.pid] if teller is not None else []
@@ -340,7 +340,7 @@ class Tail:
         """The next piece of each file, unless the reader is behind. Returns the bytes of all."""
         total = 0
         for name, offset in self.sent.items():
-            if frames.size > BEHIND:
+            if frames.size > BACKLOG_LIMIT:
                 break
             piece = self.read(name, offset)
             if piece:

@@ -29,7 +29,7 @@ PROPERTIES = ["KillMode=control-group", "TimeoutStopSec=4", "TasksMax=infinity"]
 # it heeds on a user's services from 252 on (systemd.resource-control(5)); role base helps before.
 SINCE = {"OOMPolicy=continue": 243, "ManagedOOMPreference=omit": 248}
 WARDENS = 2  # processes above the guard that only wait
-ORDERLY = 5  # seconds the guard gets to end the run itself
+SHUTDOWN_SECONDS = 5  # seconds the guard gets to end the run itself
 JOURNAL_SECONDS = 2.0  # in which the journal has what was said of a service's end
 
 
@@ -42,7 +42,7 @@ def main(arguments):
         command = service_command("tandem-{}-{}".format(unit, os.getpid()))
     except NoService as error:
         why = str(error)
-        return guarded(lambda: guard.serve("wardens", why))
+        return run_under_guard(lambda: guard.serve("wardens", why))
     code = subprocess.call(command)  # stdin and stdout go on as they are
     if code != 0 and ended_by_oomd("tandem-{}-{}".format(unit, os.getpid())):
         print("systemd-oomd ended this service, for lack of memory", file=sys.stderr)
@@ -133,7 +133,7 @@ def attempt(command):
     return None if done.returncode == 0 else (lines or ["exit code {}".format(done.returncode)])[-1]
 
 
-def guarded(run):
+def run_under_guard(run):
     """Call `run` in a grandchild. Returns the exit code, in each of the three processes. Each is a
     subreaper: whichever survives inherits what the others left behind."""
     signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
@@ -164,7 +164,7 @@ def wait_for(child):
             os.kill(child, signal.SIGTERM)
         else:
             os.kill(child, signal.SIGUSR1)
-            signal.sigtimedwait([signal.SIGCHLD], ORDERLY)
+            signal.sigtimedwait([signal.SIGCHLD], SHUTDOWN_SECONDS)
             break
     end_descendants()
     return 1 if code is None else code

@@ -16,7 +16,7 @@ from report.stacks import Standing, by_place, standings
 from report.status import Follower
 from report.status import Ruling as Judgement
 from report.verdict import wait_words
-from report.waits import WORDS
+from report.wait_rules import WORDS
 
 LOOK_EVERY = 5.0  # seconds
 LAST_LOOK = 5.0  # seconds that the end of a run waits for the last one

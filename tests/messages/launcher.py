@@ -17,7 +17,7 @@ from launcher.watch import attempts
 from launcher.watch.failures import Failure, exit_code, explained, reason, restart
 from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
 from launcher.watch.watch import Outcome
-from report.waits import WORDS
+from report.wait_rules import WORDS
 from tests.unit.launcher.launcher_values import (
     DATA,
     LISTING,

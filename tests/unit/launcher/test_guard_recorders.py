@@ -59,7 +59,7 @@ def test_a_record_is_of_samples_and_ends_with_how_the_node_s_part_did(record, tm
 
 
 @pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("error", records.FAILS)
+@pytest.mark.parametrize("error", records.READ_ERRORS)
 def test_what_fails_of_one_part_leaves_the_others(part, error):
     def fails():
         raise error("planted")
@@ -148,7 +148,7 @@ def test_a_hog_shows_in_what_a_rank_waits_for_a_processor():
 
 
 def test_a_run_of_months_is_thinned(record, monkeypatch):
-    monkeypatch.setattr(records, "THINNED", 4)
+    monkeypatch.setattr(records, "DECIMATE_AFTER", 4)
     made, _, lines = record()
     for _ in range(4 + 8 + 16):
         made.tick()
@@ -182,7 +182,7 @@ def test_nvidia_smi_is_read_line_by_line(record, nvidia_smi):
     )
     made, troubles, lines = record()
     made.begin()
-    (pid,) = made.spare()
+    (pid,) = made.helper_pids()
     assert "nvidia-smi" in Path(f"/proc/{pid}/cmdline").read_text()
     limit = time.monotonic() + 20
     while not any("gpus" in line for line in lines()) and time.monotonic() < limit:

@@ -95,7 +95,7 @@ def test_a_partner_that_has_given_up_is_met_in_the_round_of_all():
         plan = {"address": "127.0.0.1", "port": any_port.getsockname()[1], "token": "secret"}
     early, turn = {}, {"role": "server", "partner": "node2"}
     with (
-        pairprobe.Door(plan) as door,
+        pairprobe.Listener(plan) as door,
         socket.create_connection((plan["address"], plan["port"])) as partner,
     ):
         partner.sendall(b'{"token": "secret", "host": "node2", "test": "ring"}\n')
@@ -110,7 +110,7 @@ def test_whoever_has_no_token_keeps_nobody_waiting(said):
     with socket.create_server(("127.0.0.1", 0)) as any_port:
         plan = {"address": "127.0.0.1", "port": any_port.getsockname()[1], "token": "secret"}
     with contextlib.ExitStack() as held:
-        door = held.enter_context(pairprobe.Door(plan))
+        door = held.enter_context(pairprobe.Listener(plan))
 
         def say(words):
             there = (plan["address"], plan["port"])

@@ -17,7 +17,7 @@ from launcher import collect
 from launcher.background import MIB, Spool
 from launcher.engines.local import LocalNode, LocalProcess
 from launcher.node.link import FrameWriter
-from launcher.node.records import BEHIND, Tail
+from launcher.node.records import BACKLOG_LIMIT, Tail
 from launcher.watch import failures, records
 from launcher.watch.guards import Frames, Guarded
 from launcher.watch.lines import RankLog, RunLogs
@@ -101,7 +101,7 @@ def test_while_the_reader_is_behind_nothing_is_added_but_beats(way):
     way.write(STEPS, lines(20000))
     for _ in range(100):
         way.tail.send(way.writer)
-    assert way.writer.size <= BEHIND + 2 * PIECE
+    assert way.writer.size <= BACKLOG_LIMIT + 2 * PIECE
     way.writer.send("beat", unix=0.0, running=[])
     assert way.writer.pending
 

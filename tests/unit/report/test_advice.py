@@ -9,7 +9,7 @@ from contract import prices
 from report.advice import NONE, advise, family_of
 from report.analysis import analyse
 from report.measure import real_rate
-from report.uses import Uses
+from report.uses import ResourceUsage
 from tests.unit.report.report_runs import BOTTLENECKS, STEP, RunBuilder, change, change_lines
 
 
@@ -24,8 +24,10 @@ def test_processes_of_one_machine_are_told_nothing_of_strategies(tmp_path):
     step = advised(tmp_path, **BOTTLENECKS["network"]).step
     inner = dataclasses.replace(step, nodes=1, world=4, network=0.1, rate=None)
     assert real_rate(inner, []) is None
-    assert not any("SYNC" in one.change for one in advise(inner, "network", {}, Uses()).remedies)
-    assert advise(None, "none", {}, Uses()) == NONE
+    assert not any(
+        "SYNC" in one.change for one in advise(inner, "network", {}, ResourceUsage()).remedies
+    )
+    assert advise(None, "none", {}, ResourceUsage()) == NONE
 
 
 def test_a_run_that_had_asked_for_parts_by_speed_did_not_know_these_speeds(tmp_path):

@@ -9,7 +9,7 @@ from report.analysis import analyse
 from report.bottleneck import bottleneck
 from report.measure import RankWork, Step
 from report.status import Follower
-from report.uses import Uses
+from report.uses import ResourceUsage
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, change_lines
 
 STEP = Step(
@@ -95,9 +95,13 @@ def test_images_that_are_late_on_one_machine_are_its_own_disk_s(tmp_path):
 @pytest.mark.parametrize("part", ["data", "h2d", "network", "peers", "checkpoint"])
 def test_a_wait_counts_from_a_quarter_of_the_time(part):
     edge = STEP.seconds / 3
-    assert bottleneck(dataclasses.replace(STEP, **{part: edge * 1.01}), Uses()) != "compute"
-    assert bottleneck(dataclasses.replace(STEP, **{part: edge * 0.99}), Uses()) == "compute"
-    assert bottleneck(None, Uses()) == "none"
+    assert (
+        bottleneck(dataclasses.replace(STEP, **{part: edge * 1.01}), ResourceUsage()) != "compute"
+    )
+    assert (
+        bottleneck(dataclasses.replace(STEP, **{part: edge * 0.99}), ResourceUsage()) == "compute"
+    )
+    assert bottleneck(None, ResourceUsage()) == "none"
 
 
 def test_the_step_ignores_the_first_one(tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from report import charts
 from report.__main__ import main
 from report.analysis import analyse
-from report.overtime import charts_of, marks_of
 from report.run_view import restarts
+from report.time_charts import charts_of, marks_of
 from report.view import Curve, Line
 from tests.unit.report.report_runs import (
     BOTTLENECKS,
