@@ -20,7 +20,13 @@ from contract.text import read_text
 # Of what a run records (docs/run-directory.md). It grows where runs of before could not be compared
 # with runs of after: where a record lacks a setting, or means something else by it.
 RECORD = 2
+RUNS = "runs"  # the folder with the folders of all runs, in the checkout and on each machine
 MEASURED = "measured"  # the folder below runs/ that holds what was measured without a run
+
+
+def folder_on_machine(node_dir: str, run: str) -> str:
+    """A run's folder on a machine whose folder for this project is `node_dir`."""
+    return f"{node_dir}/{RUNS}/{run}"
 
 
 def short_name(model: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from contract import validate
+from contract import runs, validate
 from contract.errors import UserError
 from contract.locks import open_lock
 from contract.runs import bump_second
@@ -20,7 +20,7 @@ from contract.validate import Invalid
 from launcher.machines.inventory import CHECKOUT
 from launcher.node import machine, processes
 
-RUNS = CHECKOUT / "runs"
+RUNS = CHECKOUT / runs.RUNS
 
 
 def find(name: str) -> Path:

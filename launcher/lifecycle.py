@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from contract.errors import BAD_INPUT, UserError
+from contract.runs import folder_on_machine
 from contract.text import pluralize
 from launcher import checkpoints, collect, folders, hours, look, outputs
 from launcher.background import MIB
@@ -299,7 +300,10 @@ class Run:
     def _folders(self, machines: OpenMachines) -> dict[str, str]:
         """Where each machine has the run."""
         facts, run = machines.facts, self.folder.name
-        return {h.name: f"{facts[h.name].absolute(h.node_dir)}/runs/{run}" for h in machines.hosts}
+        return {
+            h.name: folder_on_machine(facts[h.name].absolute(h.node_dir), run)
+            for h in machines.hosts
+        }
 
     def _report_outcome(self, outcome: Outcome) -> None:
         lines = []

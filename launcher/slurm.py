@@ -18,7 +18,7 @@ from typing import Any
 from contract.errors import UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
-from contract.runs import run_id
+from contract.runs import RUNS, run_id
 from contract.text import write_whole
 from launcher import folders, judge, look, run, terminal
 from launcher.look import Requirements
@@ -126,7 +126,7 @@ def main(options: Config) -> int:
     refuse(hosts[0], replace(options, nodes=None), settings, wanted)
     host, options = hosts[0], replace(options, nodes=wanted)
     name = run_id(settings.model, wanted, time.time())
-    path = CHECKOUT / "runs" / f"{name}.sbatch"
+    path = CHECKOUT / RUNS / f"{name}.sbatch"
     text = script(options, settings, host, name)
     with folders.writing(path):
         write_whole(path, text.encode(), mode=0o600)  # run_env may hold passwords

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from contract.errors import UserError
+from contract.runs import RUNS
 from contract.text import pluralize, write_whole
 
 
@@ -25,8 +26,8 @@ def find_run(name: str) -> Path:
     if before:
         return earlier(int(before[1]))
     path = Path(name)
-    if not path.exists() and (Path("runs") / path).exists():
-        path = Path("runs") / path
+    if not path.exists() and (Path(RUNS) / path).exists():
+        path = Path(RUNS) / path
     if path.is_file():  # runs/<id>/report.html, as it was printed
         path = path.parent
     if not path.exists() and name == "latest":
@@ -36,7 +37,7 @@ def find_run(name: str) -> Path:
 
 def earlier(before: int) -> Path:
     """The run that so many others followed. Raises UserError."""
-    folders = sorted((path.parent for path in Path("runs").glob("*Z-*/plan.json")), reverse=True)
+    folders = sorted((path.parent for path in Path(RUNS).glob("*Z-*/plan.json")), reverse=True)
     if before >= len(folders):
         raise UserError(
             f"latest~{before}: there are {pluralize(len(folders), 'run')}: `make runs` lists them."

@@ -159,20 +159,20 @@ def step_section(comparison: Comparison) -> Section:
     sides = [side for side in comparison.sides if side.part("seconds")]
     if not sides:
         return Section("The mean step", [])
-    used = [part for part in PARTS if any((side.part(part[0]) or 0.0) >= 0.0005 for side in sides)]
+    used = [name for name in PARTS if any((side.part(name) or 0.0) >= 0.0005 for side in sides)]
     bars = [
         Bar(
             side.label,
-            [(colour, 1000 * (side.part(field) or 0.0)) for field, _, colour in used],
+            [(name, 1000 * (side.part(name) or 0.0)) for name in used],
             or_unknown(side.part("seconds"), seconds),
             link=side.link,
         )
         for side in sides
     ]
-    keys = [Key(colour, head) for _, head, colour in used]
+    keys = [Key(name, PARTS[name].short) for name in used]
     columns = [Column("", lambda side: side.label)]
     columns += [Column("step", lambda side: or_unknown(side.part("seconds"), seconds))]
-    columns += [Column(head, partial(part_of, field)) for field, head, _ in used]
+    columns += [Column(PARTS[name].short, partial(part_of, name)) for name in used]
     return Section(
         "The mean step",
         [

@@ -75,7 +75,7 @@ def by_label(values: list[tuple[str, list[str]]]) -> dict[str, str]:
 
 
 def side_figures(side: Side) -> dict[str, object]:
-    parts = ("seconds", *(name for name, _, _ in PARTS))
+    parts = ("seconds", *PARTS)
     return {
         "label": side.label,
         "name": side.name,

@@ -8,6 +8,7 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
+from contract.records import CATEGORIES, DERIVED
 from report import charts
 from report.view import View
 
@@ -24,7 +25,9 @@ def render_page(view: View) -> str:
     environment.filters.update(
         prose=prose, kind=lambda item: type(item).__name__, bars=charts.bars, curve=charts.curve
     )
-    return environment.get_template("page.html.j2").render(view=view)
+    return environment.get_template("page.html.j2").render(
+        view=view, categories={**CATEGORIES, **DERIVED}
+    )
 
 
 CODE = Markup("<code>{}</code>")

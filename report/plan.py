@@ -71,7 +71,7 @@ PLAN = verbs.Verb(
         Option("only from a run in this one", make="PRECISION"),
         Option("of this cluster: what was measured of others is not used", make="MACHINES"),
         Option("the run to start from (the newest of that model)", make="RUN"),
-        Option("where runs are (runs)", make="RUNS", default="runs"),
+        Option("where runs are (runs)", make="RUNS", default=runs.RUNS),
         Option("each strategy and number of machines", make="ALL", kind="switch", default=False),
     ),
 )

@@ -6,7 +6,7 @@ import shlex
 import time
 from collections.abc import Mapping
 
-from contract.records import CATEGORIES
+from contract.records import CATEGORIES, COMPUTE, DERIVED, LOCAL, PEERS, of_kind
 from contract.split import MIN_SPEED_RATIO
 from contract.text import millions, percent, pluralize, seconds, three_digits
 from report import differences, tables
@@ -46,34 +46,17 @@ from report.view import (
     View,
     table,
 )
+from report.wait_rules import OWN_WORK
 from report.ways import in_samples
 from report.windows import Points
 
 MOST_RANKS = 16  # rows of a chart
-WORDS = {
-    "start_stop": "start and stop",
-    "data": "waiting for images",
-    "h2d": "copy to device",
-    "forward": "forward",
-    "backward": "backward",
-    "sync_exposed": "waiting for gradients",
-    "optimizer": "optimizer",
-    "evaluate": "evaluation",
-    "checkpoint": "checkpoints",
-    "other": "other",
-    "gap": "not accounted for",
+# The parts of the mean step: fields of Step, by their categories.
+PARTS = {
+    part: {**CATEGORIES, **DERIVED}[part]
+    for name in of_kind(COMPUTE, LOCAL, PEERS)
+    for part in (("network", "peers") if name == "sync_exposed" else (name,))
 }
-# The parts of the mean step: the field of Step, its name, and the category whose colour it has.
-PARTS = (
-    ("data", "images", "data"),
-    ("h2d", "copy", "h2d"),
-    ("forward", "forward", "forward"),
-    ("backward", "backward", "backward"),
-    ("network", "network", "sync_exposed"),
-    ("peers", "slower", "peers"),
-    ("optimizer", "optim.", "optimizer"),
-    ("other", "other", "other"),
-)
 
 
 def view_of(analysis: Analysis) -> View:
@@ -242,7 +225,9 @@ def time_section(analysis: Analysis) -> Section:
     if abs(accounting.gap) >= 0.005 * accounting.wall:
         spent.append(("gap", accounting.gap))
     keys = [
-        Key(name, WORDS[name], f"{percent(value / accounting.wall):>5} {seconds(value):>8}", part)
+        Key(
+            name, words_of(name), f"{percent(value / accounting.wall):>5} {seconds(value):>8}", part
+        )
         for name, value in spent
         for part in [value / accounting.wall]
     ]
@@ -267,6 +252,10 @@ def time_section(analysis: Analysis) -> Section:
     )
 
 
+def words_of(name: str) -> str:
+    return {**CATEGORIES, **DERIVED}[name].words
+
+
 def rank_parts(spent: Mapping[str, float], length: float) -> list[tuple[str, float]]:
     return [(name, value / length) for name, value in spent.items()]
 
@@ -277,9 +266,9 @@ def step_section(analysis: Analysis) -> Section:
     if step is None:
         return Section("One step", [])
     named = ", ".join(
-        f"{name} {seconds(getattr(step, field))}"
-        for field, name, _ in PARTS
-        if getattr(step, field) >= 0.0005
+        f"{part.short} {seconds(getattr(step, name))}"
+        for name, part in PARTS.items()
+        if getattr(step, name) >= 0.0005
     )
     steps = pluralize(step.measured_steps, "step")
     items: list[Item] = [
@@ -297,7 +286,9 @@ def step_section(analysis: Analysis) -> Section:
         )
         for rank in ranks
     ]
-    items.append(Bars("One step of each rank", rows, "ms", [Key(n, WORDS[n]) for n in STEP_PARTS]))
+    items.append(
+        Bars("One step of each rank", rows, "ms", [Key(n, words_of(n)) for n in STEP_PARTS])
+    )
     items.append(table("The mean step of each rank", tables.RANKS, ranks))
     last, others = slowest(step)
     if others > 0 and last.own > 1.1 * others:
@@ -310,7 +301,7 @@ def step_section(analysis: Analysis) -> Section:
     return Section("One step, rank by rank", items, of)
 
 
-STEP_PARTS = ("data", "h2d", "forward", "backward", "optimizer", "other", "sync_exposed")
+STEP_PARTS = (*OWN_WORK, *of_kind(PEERS))  # what the others wait for first, then the waiting
 
 
 def unequal_parts(step: Step) -> str:

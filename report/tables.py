@@ -3,6 +3,7 @@ add one, add it here."""
 
 from __future__ import annotations
 
+from contract.records import CATEGORIES, COMPUTE, PEERS, of_kind
 from contract.text import link_speed, percent, seconds, size, three_digits
 from report.formulas import line_rate
 from report.view import Column, or_unknown
@@ -75,11 +76,10 @@ RANKS = (
     Column("rank", lambda rank: str(rank.rank)),
     Column("node", lambda rank: rank.host),
     Column("own work", lambda rank: seconds(rank.own)),
-    Column("images", lambda rank: seconds(rank.seconds.get("data", 0.0))),
-    Column("forward", lambda rank: seconds(rank.seconds.get("forward", 0.0))),
-    Column("backward", lambda rank: seconds(rank.seconds.get("backward", 0.0))),
-    Column("optim.", lambda rank: seconds(rank.seconds.get("optimizer", 0.0))),
-    Column("waits", lambda rank: seconds(rank.seconds.get("sync_exposed", 0.0))),
+    *(
+        Column(CATEGORIES[name].short, lambda rank, name=name: seconds(rank.seconds.get(name, 0.0)))
+        for name in ("data", *of_kind(COMPUTE), *of_kind(PEERS))
+    ),
 )
 # Top-1 on the validation images, and the mean loss of the epoch's steps and of these images.
 EPOCHS = (

@@ -6,6 +6,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from contract.records import COMPUTE, LOCAL, of_kind
+
 # A wait rules from a quarter of training time: without it the run would be at least a third faster.
 WAIT = 0.25
 # Computing is called the bottleneck when it takes at least half.
@@ -20,8 +22,7 @@ WORDS = {
     "h2d": "copies to the device",
     "checkpoint": "checkpoints",
 }
-COMPUTE = ("forward", "backward", "optimizer")
-OWN_WORK = ("data", "h2d", *COMPUTE, "other")  # of a rank; waiting for peers is not
+OWN_WORK = of_kind(COMPUTE, LOCAL)  # of a rank in a step; waiting for peers is not
 
 
 def largest_wait(fractions: dict[str, float]) -> str | None:

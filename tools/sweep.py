@@ -26,11 +26,12 @@ from contract.command_line import verb_words
 from contract.errors import INTERRUPTED, STOPPED, UserError
 from contract.locks import open_lock
 from contract.options import ENTRIES
+from contract.runs import RUNS
 from contract.text import pluralize, read_text, write_whole
 from contract.validate import NATURAL, Invalid, Match, Maybe, One
 from tools.verbs import say
 
-SWEEPS = Path("runs/sweeps")
+SWEEPS = Path(RUNS, "sweeps")
 # What may have several values: everything that a run can differ in.
 SWEPT = ("NODES", "MODEL", "DATA", "EPOCHS", "BATCH", "PRECISION", "SYNC", "ARGS")
 # Of steps in a run without EPOCHS: the report judges from 20 steps on (report/measure.py), each of

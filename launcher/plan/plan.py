@@ -18,6 +18,7 @@ from typing import Any
 from contract import split
 from contract.options import Config
 from contract.options import Options as TrainerOptions
+from contract.runs import folder_on_machine
 from contract.text import pluralize
 from launcher import judge
 from launcher.look import FIRST_PORT, PORT_COUNT, Facts
@@ -272,7 +273,7 @@ def _node(
 ) -> NodePlan:
     """One node's part; `first` is its first rank, `place` launch's arguments."""
     folder, settings, code = own.absolute(host.node_dir), request.settings, request.code.folder
-    output, data = f"{folder}/runs/{plan.run}", host.data_path(plan.data)
+    output, data = folder_on_machine(folder, plan.run), host.data_path(plan.data)
     if isinstance(settings, TrainerOptions) and models.folder(settings.model):
         env["TANDEM_MODEL_FOLDER"] = OWN
     env.update({**request.extra_env, **host.env, **part.environment(host.env)})

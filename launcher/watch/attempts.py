@@ -19,6 +19,7 @@ from typing import Any
 
 from contract import validate
 from contract.errors import STOPPED, UNWRITTEN, UserError
+from contract.runs import folder_on_machine
 from contract.text import pluralize, write_whole
 from contract.validate import NATURAL, Each, Invalid, Maybe, One
 from launcher import judge, look
@@ -285,7 +286,7 @@ def set_aside(
     for host in machines.hosts:
         if host.name in before:
             continue
-        output = f"{machines.facts[host.name].absolute(host.node_dir)}/runs/{run}"
+        output = folder_on_machine(machines.facts[host.name].absolute(host.node_dir), run)
         held, aside = f"{output}/checkpoints/{host.name}", f"{output}/abandoned/{host.name}"
         argv = ["sh", "-c", script, "sh", held, aside, str(attempt)]
         _, said, status = talk(machines.nodes[host.name].start(argv), b"", 20.0)
