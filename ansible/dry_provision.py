@@ -16,16 +16,18 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
+from typing import Literal, Union
 
 import yaml
+from msgspec import UNSET, Struct, UnsetType, defstruct, to_builtins
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
+from boundary.schema import Integer, Text
 from contract import interrupts
 from contract.errors import UserError
 from contract.text import read_text
-from contract.validate import One
-from planning import PlanError, border, driver, looks, preflight, stacks, toolkit
+from planning import PlanError, driver, looks, preflight, reading, stacks, toolkit
 
 ANSIBLE = Path(__file__).resolve().parent
 ROOT = ANSIBLE.parent
@@ -36,15 +38,28 @@ SETTINGS = (
     *("stack", "env_manager", "conda_installer", "pip_index_url"),
     *("toolkit", "apex", "apex_extensions", "gpus"),
 )
+SWITCHES = ("toolkit", "apex", "apex_extensions", *(row.name for row in driver.SETTINGS.values()))
+
+
+class Kept(Struct):
+    """What `stack: auto` decided before, or nothing."""
+
+    stack: Union[Text, UnsetType] = UNSET
+    path: Union[Text, UnsetType] = UNSET
+
+
 # What a file of facts may say of them.
-SETTING = {
-    **dict.fromkeys(("stack", "conda_installer", "pip_index_url"), str),
-    **dict.fromkeys(("toolkit", "apex", "apex_extensions"), (bool, str)),
-    **{setting.name: (bool, str) for setting in driver.SETTINGS.values()},
-    "env_manager": One(("auto", "venv", "conda", "uv")),
-    "gpus": (int, str),
-    "kept": ({"stack": str, "path": str}, {}),
-}
+Setting = defstruct(
+    "Setting",
+    [
+        *((name, Union[Text, UnsetType], UNSET) for name in ("stack", "conda_installer")),
+        ("pip_index_url", Union[Text, UnsetType], UNSET),
+        *((name, Union[bool, Text, UnsetType], UNSET) for name in SWITCHES),
+        ("env_manager", Union[Literal["auto", "venv", "conda", "uv"], UnsetType], UNSET),
+        ("gpus", Union[Integer, Text, UnsetType], UNSET),
+        ("kept", Union[Kept, UnsetType], UNSET),
+    ],
+)
 
 
 class Facts(dict):
@@ -319,8 +334,8 @@ def read(path):
         )
     common = settings()
     try:
-        own = (border.some(one.get("settings", {}), SETTING, "settings") for one in entries)
-        said = [{**common, **settings} for settings in own]
+        own = (reading.read(one.get("settings", {}), Setting, "settings") for one in entries)
+        said = [{**common, **to_builtins(settings)} for settings in own]
         return [
             {"facts": Facts(_recorded(entry["facts"], own)), "settings": own}
             for entry, own in zip(entries, said)
@@ -331,10 +346,10 @@ def read(path):
 
 def _recorded(facts, said):
     """The facts, with how many of its cards the machine's settings count."""
-    known = border.recorded(facts)
+    known = reading.recorded(facts)
     if set(known) == {"host"}:
         return known
-    return {**known, "gpus_counted": border.counted(said.get("gpus"), known["host"])}
+    return {**known, "gpus_counted": reading.counted(said.get("gpus"), known["host"])}
 
 
 def _is_entry(entry):

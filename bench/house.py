@@ -10,7 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("contract", "tandem", "trainer", "launcher", "report", "ansible", "lab", "tools")
+ROOMS = (
+    "contract",
+    "boundary",
+    "tandem",
+    "trainer",
+    "launcher",
+    "report",
+    "ansible",
+    "lab",
+    "tools",
+)
 
 
 def imports(room_files: dict[str, Path]) -> dict[str, set[str]]:

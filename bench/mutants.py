@@ -37,7 +37,7 @@ DRAWN = ROOT / "bench/mutants.jsonl"
 SCRATCH = Path("/var/tmp/tandem-mutants")  # a disk: /tmp is covered in the namespaces
 SEED, COUNT = 20261125, 120
 LONGEST = 120.0  # seconds of tests for one mutant
-ROOMS = ("contract", "tandem", "trainer", "launcher", "report", "ansible/planning")
+ROOMS = ("contract", "boundary", "tandem", "trainer", "launcher", "report", "ansible/planning")
 CRITICAL = (
     *("trainer/checkpoint.py", "trainer/writer.py", "trainer/snapshots.py", "trainer/resume.py"),
     *(
@@ -49,15 +49,16 @@ CRITICAL = (
     *("contract/split.py", "tandem/sync/*.py", "tandem/exchange.py", "trainer/step.py"),
     *("trainer/train.py", "trainer/optim.py", "trainer/ema.py", "trainer/evaluate.py"),
     *("trainer/finite.py", "trainer/parallel.py", "trainer/syncbn.py", "trainer/data/*.py"),
-    *("launcher/plan/balance.py", "contract/validate.py", "contract/machines.py"),
+    *("launcher/plan/balance.py", "boundary/*.py", "contract/machines.py"),
     *("launcher/engines/ssh.py", "ansible/planning/firewall.py", "tandem/compat.py"),
-    *("ansible/planning/border.py", "ansible/planning/share.py", "launcher/node/machine_lock.py"),
+    *("ansible/planning/reading.py", "ansible/planning/share.py", "launcher/node/machine_lock.py"),
     *("launcher/node/link.py", "launcher/watch/guards.py", "launcher/plan/script.py"),
 )
 # Rooms much of whose work is done by processes that the tests start, where nothing is recorded.
 SPAWNING = ("launcher/node/", "trainer/", "tandem/")
 TESTS = {
     "contract": ("tests/unit/contract",),
+    "boundary": ("tests/unit/launcher", "tests/unit/ansible", "tests/unit/report"),
     "tandem": ("tests/unit/tandem", "tests/unit/trainer/test_sync"),
     "trainer": ("tests/unit/trainer", "tests/train"),
     "launcher": ("tests/unit/launcher", "tests/train"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import coverage
 import pytest
 
-ROOMS = ["contract", "tandem", "trainer", "launcher", "report", "ansible/planning"]
+ROOMS = ["contract", "boundary", "tandem", "trainer", "launcher", "report", "ansible/planning"]
 COVERAGE = coverage.Coverage(data_file=f".reach.{os.getpid()}", source=ROOMS, config_file=False)
 COVERAGE.start()
 

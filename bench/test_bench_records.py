@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from boundary.frames import Frames
 from launcher.background import Spool
 from launcher.node.link import FrameWriter
 from launcher.node.records import Recorder, Sampler, Tail
 from launcher.node.task import read_task
-from launcher.watch.guards import Frames
 from launcher.watch.records import Records
 from report.status import Follower, section_of
 from report.text import section_lines

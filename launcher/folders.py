@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from contract import runs, validate
+from msgspec import Struct
+
+from boundary.schema import Invalid, decode
+from contract import runs
 from contract.errors import UserError
 from contract.locks import open_lock
 from contract.runs import bump_second
 from contract.text import read_text
-from contract.validate import Invalid
 from launcher.machines.inventory import CHECKOUT
 from launcher.node import machine, processes
 
@@ -64,13 +66,14 @@ def begin(parent: Path, name: str) -> Path:
         name = bump_second(name)
 
 
-def recorded(path: Path, shape: dict[str, object]) -> dict[str, Any]:
-    """A JSON object that a run wrote; the fields in `shape` are as it says. Raises UserError where
-    it is damaged."""
+def recorded(path: Path, kind: type[Struct]) -> dict[str, Any]:
+    """A JSON object that a run wrote; the fields that `kind` has are of its types. Raises
+    UserError where it is damaged."""
     try:
-        found: dict[str, Any] = validate.parse(read_text(path))
-        validate.check(found, shape, "it")
-        return found
+        text = read_text(path)
+        decode(text, kind, "it")
+        document: dict[str, Any] = decode(text, dict[str, Any], "it")
+        return document
     except FileNotFoundError:
         why = "it is missing"
     except (OSError, ValueError) as error:

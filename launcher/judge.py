@@ -17,8 +17,8 @@ from contract.split import refuse_batch
 from contract.text import pluralize, seconds
 from launcher.look import (
     Control,
-    Facts,
     Listing,
+    NodeFacts,
     OpenMachines,
     Requirements,
     Source,
@@ -101,7 +101,7 @@ def master(hosts: Sequence[Host]) -> list[Problem]:
 # ---- one machine by itself ----
 
 
-def _software(host: Host, facts: Facts, on_gpus: bool) -> Iterator[Problem]:
+def _software(host: Host, facts: NodeFacts, on_gpus: bool) -> Iterator[Problem]:
     """The first thing that its software lacks."""
     missing = [name for name in ("torch", "torchvision") if not getattr(facts.versions, name)]
     error = facts.gpus.error
@@ -117,7 +117,7 @@ def _software(host: Host, facts: Facts, on_gpus: bool) -> Iterator[Problem]:
         yield problem("guard-python-missing", host, python=host.engine.guard_python)
 
 
-def data(host: Host, facts: Facts, needs: Requirements) -> Iterator[Problem]:
+def data(host: Host, facts: NodeFacts, needs: Requirements) -> Iterator[Problem]:
     """Why the folder is not a data set, in the trainer's own words (contract/layout.py)."""
     folder, seen = host.data_path(needs.options.data), facts.data
     if folder and not seen.exists:
@@ -146,7 +146,7 @@ def _data_remedy(host: Host, name: str) -> str:
     return f"correct DATA, or put class folders into its train/ and val/{there}"
 
 
-def _state(host: Host, facts: Facts) -> Iterator[Problem]:
+def _state(host: Host, facts: NodeFacts) -> Iterator[Problem]:
     folder = facts.absolute(host.node_dir)
     if not facts.writable:
         yield problem("not-writable", host, folder=folder)
@@ -158,7 +158,7 @@ def _state(host: Host, facts: Facts) -> Iterator[Problem]:
         yield problem("clock", host, seconds=abs(facts.skew), way=way)
 
 
-def _busy(host: Host, facts: Facts, run: str | None, on_gpus: bool) -> Iterator[Problem]:
+def _busy(host: Host, facts: NodeFacts, run: str | None, on_gpus: bool) -> Iterator[Problem]:
     """Of a run on this machine, with GPUs or without; otherwise of whoever else uses its GPUs. What
     is left of `run` itself is no problem."""
     others = {
@@ -189,7 +189,7 @@ def model(machines: OpenMachines, name: str, control: Control) -> list[Problem]:
     return [*_own(name, host, facts, control.sent)] or together([*imports])
 
 
-def _classifier(name: str, host: Host, facts: Facts) -> Iterator[Problem]:
+def _classifier(name: str, host: Host, facts: NodeFacts) -> Iterator[Problem]:
     known = facts.models
     if known and name not in known:  # else there is no torchvision, or no answer in time
         near = ", ".join(difflib.get_close_matches(name, known, 3) or known[:3])
@@ -197,7 +197,7 @@ def _classifier(name: str, host: Host, facts: Facts) -> Iterator[Problem]:
         yield problem("model-unknown", model=name, near=near, **own)
 
 
-def _own(name: str, host: Host, facts: Facts, sent: Sequence[str]) -> Iterator[Problem]:
+def _own(name: str, host: Host, facts: NodeFacts, sent: Sequence[str]) -> Iterator[Problem]:
     """A file of any folder, or `package.module:function` in the checkout or in the machine's
     environment. (Its functions were looked at before: models.by_path.)"""
     module, _, function = name.rpartition(":")
@@ -243,7 +243,7 @@ def _script(machines: OpenMachines, script: Script) -> list[Problem]:
     return together([*wrong, *_imports(machines, script.imports, "script-imports", script=name)])
 
 
-def _reads_no_more(facts: Facts) -> bool:
+def _reads_no_more(facts: NodeFacts) -> bool:
     """Whether its Python is not newer than ours, by which the script was read."""
     minor = re.match(r"(\d{1,4})\.(\d{1,4})", str(facts.versions.python))
     return minor is None or (int(minor[1]), int(minor[2])) <= sys.version_info[:2]

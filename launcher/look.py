@@ -7,13 +7,16 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from contract import layout, precisions, validate
+from msgspec import structs
+
+from boundary.answers import MOST_PACKAGES, DataSet, Listing, NodeFacts, Unreached
+from boundary.schema import Invalid, convert, decode
+from contract import layout, precisions
 from contract.errors import UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
-from contract.validate import NATURAL, Each, Invalid, Match, One
 from launcher import folders
 from launcher.machines import engine, inventory
 from launcher.machines.engine import (
@@ -28,7 +31,6 @@ from launcher.machines.engine import (
     stream_output,
     talk,
 )
-from launcher.machines.inventory import MOST_GPUS
 from launcher.plan import code, models
 from launcher.plan.layer import Environment
 from launcher.plan.script import Script
@@ -36,127 +38,11 @@ from launcher.problems import Problem, Refused, problem
 from launcher.remote import MARK, SECONDS, ask, marked, program
 
 FIRST_PORT, PORT_COUNT = 29500, 32
-MOST_PACKAGES = 5000  # of a machine
 NO_STATUS = -1  # what paramiko has where the connection ended before the command
 REACH_SECONDS = 15.0
 # With more machines than this each tries only its nearest neighbours and node 0, not all n * n
 # pairs.
 ALL_PAIRS = 16
-
-
-Version = Annotated[str, Match(r"[A-Za-z0-9.+!_-]{1,100}")]
-Count = Annotated[int, NATURAL]
-Port = Annotated[int, One(range(1, 1 << 16))]
-Interface = Annotated[str, Match(r"[^\s/]{1,15}")]
-
-
-@dataclass(frozen=True)
-class Versions:
-    """`cuda` is the one that torch was built for."""
-
-    python: Version | None
-    torch: Version | None
-    torchvision: Version | None
-    nccl: Version | None
-    cuda: Version | None
-
-
-@dataclass(frozen=True)
-class Card:
-    """A GPU: `sm` is 10 x major + minor of its compute capability, None where the driver does not
-    say; `pci` the number of its PCI device."""
-
-    name: str
-    uuid: str
-    pci: str | None
-    sm: Annotated[int, One(range(10, 1000))] | None
-
-
-@dataclass(frozen=True)
-class GpuProcess:
-    pid: Count
-    user: str
-    command: str
-
-
-@dataclass(frozen=True)
-class Gpus:
-    """In the order of nvidia-smi; `on_bus` counts NVIDIA's cards, with a driver or without."""
-
-    cards: list[Card]
-    driver: str | None
-    processes: list[GpuProcess]
-    error: str | None
-    on_bus: Count
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A run that has the machine. `seconds`: for how long."""
-
-    pid: Count
-    run: str
-    holder: str
-    seconds: Count
-
-
-@dataclass(frozen=True)
-class Listing:
-    """One split of a data set; `sha256` is of its names and sizes, `note` what is not read."""
-
-    classes: Count
-    images: Count
-    sha256: Annotated[str, Match("[0-9a-f]{64}")]
-    note: Annotated[str, Match(rf"[^\x00-\x1f]{{0,{layout.NOTE}}}")]
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """`others`: the names of those beside one that is missing."""
-
-    exists: bool
-    problem: str | None
-    splits: dict[str, Listing]
-    others: list[str]
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What launcher/node/probe.py answers on one machine, of what it was asked. `missing` of the
-    packages, `free_ports` of the ports; `interfaces` by peer; `toolkit`: cuda_home is one, where
-    there is any."""
-
-    unix: float
-    home: Annotated[str, Match(r"/[^\x00-\x1f]*")]
-    cores: Annotated[int, One(range(1, 1 << 20))]
-    cpu_flags: list[Annotated[str, One(precisions.BF16_FLAGS)]]
-    machine: str
-    versions: Versions
-    models: list[str]
-    missing: list[str]
-    distributions: Annotated[dict[str, str], Each(Match(r"[\w.+!-]{1,100}"), MOST_PACKAGES)]
-    glibc: Annotated[int, One(range(1000))]
-    gpus: Gpus
-    runs: list[Claim]
-    toolkit: bool
-    interfaces: dict[str, Interface | None]
-    free_ports: list[Port]
-    data: DataSet
-    disk_free: Count
-    writable: bool
-    guard_python: bool
-    # By this machine: its name, and by how many seconds its clock is ahead of ours, at least.
-    host: str = ""
-    skew: float = 0.0
-
-    def absolute(self, folder: str) -> str:
-        """An absolute path on this machine; relative ones begin at the run user's home."""
-        return folder if folder.startswith("/") else f"{self.home}/{folder}"
-
-    @property
-    def python(self) -> str:
-        """3.11, for which packages are made."""
-        return ".".join(str(self.versions.python).split(".")[:2])
 
 
 @dataclass(frozen=True)
@@ -190,7 +76,7 @@ class OpenMachines:
 
     hosts: list[Host]
     nodes: dict[str, Node]
-    facts: dict[str, Facts]
+    facts: dict[str, NodeFacts]
 
     def close(self) -> None:
         engine.close_all(self.nodes)
@@ -302,19 +188,19 @@ def candidate_ports(options: Config) -> list[int]:
 
 def ask_all(
     nodes: dict[str, Node], questions: dict[str, dict[str, Any]]
-) -> tuple[dict[str, Facts], dict[str, Problem]]:
-    """Facts by host name, and a problem for each host that gave none."""
+) -> tuple[dict[str, NodeFacts], dict[str, Problem]]:
+    """NodeFacts by host name, and a problem for each host that gave none."""
     facts, failures = {}, {}
     answers = of_each(lambda name: _asked(nodes[name], questions[name]), nodes)
     for name, answer in zip(nodes, answers):
-        if isinstance(answer, Facts):
+        if isinstance(answer, NodeFacts):
             facts[name] = answer
         else:
             failures[name] = answer
     return facts, failures
 
 
-def _asked(node: Node, question: dict[str, Any]) -> Facts | Problem:
+def _asked(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
     """The border of a machine: what goes wrong here with its answer is that machine's."""
     try:
         return _ask(node, question)
@@ -324,7 +210,7 @@ def _asked(node: Node, question: dict[str, Any]) -> Facts | Problem:
         return problem("answer-fails", node.host, place=error_location(error))
 
 
-def _ask(node: Node, question: dict[str, Any]) -> Facts | Problem:
+def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
     host = node.host
     source = program("launcher.node.probe", f"main({question!r}, {MARK!r})")
     start = time.time()
@@ -341,7 +227,7 @@ def _ask(node: Node, question: dict[str, Any]) -> Facts | Problem:
         return problem("connection-broke", host, why=f": {error}")
     if (line := marked(output)) is not None:
         facts = read_facts(line, question)
-        return replace(facts, host=host.name, skew=skew(facts.unix, start, time.time()))
+        return structs.replace(facts, host=host.name, skew=skew(facts.unix, start, time.time()))
     if status in (126, 127):
         return problem("python-missing", host, python=host.env_python, said=said)
     if status == NO_STATUS:
@@ -351,16 +237,14 @@ def _ask(node: Node, question: dict[str, Any]) -> Facts | Problem:
     return problem("python-fails", host, python=host.env_python, said=said)
 
 
-def read_facts(line: str, question: Mapping[str, Any]) -> Facts:
+def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
     """What a machine answers to a question, and nothing else. Raises Invalid."""
-    facts: Facts = validate.check(validate.parse(line), Facts, "answer")
-    if len(facts.gpus.cards) > MOST_GPUS:
-        raise Invalid(f"answer.gpus.cards are {len(facts.gpus.cards)}")
+    facts: NodeFacts = decode(line, NodeFacts, "answer")
     silent = [peer for peer in question["peers"] if peer not in facts.interfaces]
     if silent:
         raise Invalid(f"answer.interfaces.{silent[0]} is missing")
     missing, free = set(facts.missing), set(facts.free_ports)
-    return replace(
+    return structs.replace(
         facts,
         missing=[name for name in question["packages"] if name in missing],
         interfaces={peer: facts.interfaces[peer] for peer in question["peers"]},
@@ -392,7 +276,7 @@ def _read_copied(folder: str) -> Source | None:
         found = layout.listings(Path(folder), inventory.CHECKOUT / ".tandem")
     except layout.LayoutError:  # it may be gone since; the copies are still good
         return None
-    return Source(f"{folder} here", True, validate.check(found, Each(Listing), "listing"))
+    return Source(f"{folder} here", True, convert(found, dict[str, Listing], "listing"))
 
 
 def _read_shared(name: str, options: Config) -> Source | None:
@@ -415,15 +299,6 @@ def _read_shared(name: str, options: Config) -> Source | None:
 def skew(unix: float, start: float, end: float) -> float:
     """By how many seconds a clock is ahead that showed `unix` at some time between two of ours."""
     return unix - end if unix > end else min(0.0, unix - start)
-
-
-@dataclass(frozen=True)
-class Unreached:
-    """A machine that another does not reach by TCP."""
-
-    address: str
-    port: Port
-    why: str
 
 
 def peers_of(index: int, count: int) -> list[int]:
@@ -461,7 +336,7 @@ def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str
 def read_unreached(line: bytes, known: Collection[str]) -> list[Unreached] | str:
     """What an answer says of each machine, once at most; or why it is not one."""
     try:
-        those: list[Unreached] = validate.check(validate.parse(line), [Unreached], "its answer")
+        those: list[Unreached] = decode(line, list[Unreached], "its answer")
         addresses = [one.address for one in those]
         if len(set(addresses)) < len(addresses) or not set(addresses) <= set(known):
             raise Invalid("it names a machine twice, or one that it was not asked for")

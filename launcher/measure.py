@@ -15,6 +15,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from boundary.answers import NodeFacts
 from contract.errors import UserError
 from contract.options import Config
 from contract.runs import MEASURED
@@ -23,7 +24,6 @@ from launcher import collect, folders
 from launcher.background import MIB
 from launcher.folders import relative
 from launcher.lifecycle import run_attempt
-from launcher.look import Facts
 from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
@@ -189,7 +189,7 @@ class Measurement:
             raise UserError(*said)
 
 
-def apart(plan: Plan, facts: dict[str, Facts], tables: dict[str, dict[str, Any]]) -> Plan:
+def apart(plan: Plan, facts: dict[str, NodeFacts], tables: dict[str, dict[str, Any]]) -> Plan:
     """The plan with each machine a world of its own, which measures its links beforehand."""
     nodes, taken = [], defaultdict[str, set[int]](set)  # ports, by machine
     for node in plan.nodes:
@@ -216,7 +216,7 @@ STREAM = {"seconds": 1.0}  # how long each stream lasts
 PATIENCE = 60.0  # for a machine that is late: guards start within a second of each other
 
 
-def timetables(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, dict[str, Any]]:
+def timetables(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str, dict[str, Any]]:
     """Each machine's plan for launcher/node/pairprobe.py; none where there is no cable between
     them. Raises UserError.
 

@@ -6,8 +6,12 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Optional, Union
 
+from msgspec import Meta, defstruct
+
+from boundary.run_files import Line
+from boundary.schema import LARGEST, Count
 from contract.command_line import read_config, trainer_words, words_for_trainer
 from contract.errors import UserError
 from contract.options import (
@@ -22,7 +26,6 @@ from contract.options import (
 from contract.options import Options as TrainerOptions
 from contract.runs import short_name
 from contract.strategies import AUTO, EXACT
-from contract.validate import LARGEST, NATURAL, Match, Maybe, One
 from launcher.hours import moments
 from launcher.machines.inventory import CHECKOUT
 
@@ -60,25 +63,26 @@ def with_trainer(config: Config, **given: Any) -> Config:
     return dataclasses.replace(config, trainer={**config.trainer, **given})
 
 
-# Options as plan.json has them; an older plan may lack some.
-WORD = Match(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]*", "a line of text")
-
-
-def _shape(row: Option) -> object:
+def _kind(row: Option) -> Any:
     if row.kind == "switch":
-        return Maybe(bool)
+        return bool
     if row.choices:
-        return Maybe(One(row.choices))
+        return Literal[row.choices]
     if row.kind == "number":
-        return Maybe(One(range(int(row.least), int(min(row.most, LARGEST - 1)) + 1)))
-    return Maybe(NATURAL if row.kind == "time" else WORD)
+        return Annotated[int, Meta(ge=int(row.least), le=int(min(row.most, LARGEST)))]
+    return Count if row.kind == "time" else Line
 
 
-STORED: dict[str, object] = {
-    **{name: _shape(row) for name, row in RUN_OPTIONS.items() if row.stored},
-    **dict.fromkeys(VARIABLES, Maybe((WORD, NATURAL))),
-    **{"data": WORD, "trainer": [WORD]},
-}
+# Options as plan.json has them; an older plan may lack some.
+STORED = defstruct(
+    "Stored",
+    [
+        ("data", Line),
+        ("trainer", list[Line]),
+        *((name, Optional[_kind(row)], None) for name, row in RUN_OPTIONS.items() if row.stored),
+        *((key, Union[Line, Count, None], None) for key in VARIABLES if key != "data"),
+    ],
+)
 
 
 def document(config: Config) -> dict[str, Any]:

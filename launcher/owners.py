@@ -16,9 +16,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from boundary.answers import OwnerAnswer
 from contract.errors import UserError
 from contract.text import pluralize
-from contract.validate import One
 from launcher import judge, look, remote
 from launcher.look import OpenMachines, Requirements
 from launcher.machines import engine
@@ -346,9 +346,8 @@ def ask(nodes: dict[str, Node]) -> dict[str, str | None]:
 def _ask(node: Node) -> str | None:
     owner = node.host.owner
     call = f"show({remote.MARK!r}, {list(owner.signs)!r}, {owner.away_dir!r})"
-    shape = {"sign": One((*owner.signs, ""))}
     try:
-        sign: str = remote.ask(node, "launcher.node.owner", call, shape)["sign"]
+        sign: str = remote.ask(node, "launcher.node.owner", call, OwnerAnswer).sign
     except Exception:  # the border of a machine: whatever goes wrong there, it gave no answer
         return SILENT
-    return sign or None
+    return (sign if sign in owner.signs else SILENT) if sign else None

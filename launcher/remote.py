@@ -6,11 +6,10 @@ from __future__ import annotations
 import ast
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from contract import validate
+from boundary.schema import Invalid, decode, matching
 from contract.errors import UserError
-from contract.validate import Invalid, Match
 from launcher.machines.engine import Node, talk
 from launcher.machines.inventory import CHECKOUT
 
@@ -66,7 +65,7 @@ def _path(name: str) -> Path:
     return CHECKOUT / f"{name.replace('.', '/')}.py"
 
 
-def ask(node: Node, module: str, call: str, shape: Any) -> Any:
+def ask(node: Node, module: str, call: str, kind: Any) -> Any:
     """What a function of launcher/node answers on a machine, by the guard's Python. Raises OSError,
     UserError and Invalid."""
     process = node.start([node.host.engine.guard_python, "-IB", "-"])
@@ -74,7 +73,7 @@ def ask(node: Node, module: str, call: str, shape: Any) -> Any:
     line = marked(output)
     if line is None:
         raise UserError(f"it gave no answer{said and f': {said}'}")
-    return validate.check(validate.parse(line), shape, "answer")
+    return decode(line, kind, "answer")
 
 
 def marked(output: bytes) -> str | None:
@@ -87,8 +86,8 @@ def tree_sha256(node: Node, folder: str) -> str | None:
     """The hash of the tree that a machine holds in `folder`, "" where it has no such folder, None
     where it cannot be known."""
     try:
-        shape = Match("([0-9a-f]{64})?")
-        known: str = ask(node, "launcher.node.machine", f"show({MARK!r}, {folder!r})", shape)
+        kind = Annotated[str, matching("([0-9a-f]{64})?")]
+        known: str = ask(node, "launcher.node.machine", f"show({MARK!r}, {folder!r})", kind)
     except (OSError, UserError, Invalid):
         return None
     return known

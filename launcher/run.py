@@ -5,19 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Optional, TypeVar
 
+from msgspec import defstruct
+
+from boundary.run_files import Attempts, Decided, Line
 from contract import seal
 from contract.errors import UserError
 from contract.options import DEFAULT_INVENTORY, DEFAULT_MODEL, Config, as_typed
 from contract.text import clean
-from contract.validate import Maybe
 from launcher import folders
 from launcher.machines.engine import Busy
 from launcher.notify import Facts
 from launcher.options import (
     STORED,
-    WORD,
     config_of,
     for_trainer,
     read,
@@ -103,28 +104,27 @@ def train_once(options: Config, terminal: Terminal, turn: Turn, name: str = "") 
 
 
 # What a run that goes on reads of its plan.json.
-PLANNED: dict[str, object] = {
-    **{"options": STORED, **dict.fromkeys(("precision", "sync"), Maybe(WORD))},
-}
+PLANNED = defstruct(
+    "Planned",
+    [("options", STORED), *((name, Optional[Line], None) for name in ("precision", "sync"))],
+)
 
 
 def resume(name: str, given: dict[str, Any]) -> int:
     """Resume a run whose controller has ended, however that happened; `given` is what was typed
     now. Returns the exit code."""
-    from launcher.watch.attempts import RECORDED
-
     folder = folders.find(name)
     planned = folders.recorded(folder / "plan.json", PLANNED)
     attempts = []
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
-        attempts = folders.recorded(folder / "attempts.json", RECORDED)["attempts"]
+        attempts = folders.recorded(folder / "attempts.json", Attempts)["attempts"]
     began = read(planned["options"])
     if not seal.holds(planned["options"], planned.get("seal")):
         _refuse_unnamed(folder.name, began, given)
     if began.script:
         options = script_resumed(began, given)
     else:
-        planned = folders.recorded(folder / "plan.json", {"precision": WORD, "sync": WORD})
+        planned = folders.recorded(folder / "plan.json", Decided)
         began = with_trainer(began, precision=planned["precision"])
         if checks.asks_auto(began):
             began = with_trainer(began, sync=planned["sync"])

@@ -21,14 +21,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from contract import seal, validate, verbs
+from msgspec import to_builtins
+
+from boundary.run_files import Ended, Sweep
+from boundary.schema import Invalid, decode
+from contract import seal, verbs
 from contract.command_line import verb_words
 from contract.errors import INTERRUPTED, STOPPED, UserError
 from contract.locks import open_lock
 from contract.options import ENTRIES
 from contract.runs import RUNS
 from contract.text import pluralize, read_text, write_whole
-from contract.validate import NATURAL, Invalid, Match, Maybe, One
 from tools.verbs import say
 
 SWEEPS = Path(RUNS, "sweeps")
@@ -38,16 +41,6 @@ SWEPT = ("NODES", "MODEL", "DATA", "EPOCHS", "BATCH", "PRECISION", "SYNC", "ARGS
 # which may take 1.9 s.
 SECONDS = 40
 TRIAL = ("--trial", str(SECONDS), "--sync_warmup", "0")
-
-# What is read of sweep.json and of a run's attempts.json.
-LOG = Match(r"\d{1,9}-\d{1,9}-\d{1,9}\.log")
-RUN = {"round": NATURAL, "cell": NATURAL, "log": LOG, "run": (None, str), "cause": (None, str)}
-SWEEP: dict[str, object] = {
-    **{"sweep": str, "rounds": One(range(1, 1001))},
-    **{"cells": [{"name": str, "argv": [str], "command": str}], "runs": [RUN]},
-    "seal": Maybe(str),
-}
-ENDED: dict[str, object] = {"status": str, "attempts": [{"first_cause": Maybe({"message": str})}]}
 
 Words = dict[str, str]  # NAME -> value, as they are typed after `make train`
 State = dict[str, Any]  # sweep.json
@@ -203,7 +196,7 @@ def read(folder: Path) -> State:
     """The state of a sweep. Raises UserError where its file is damaged."""
     path = folder / "sweep.json"
     try:
-        state: State = validate.check(validate.parse(read_text(path)), SWEEP, "it")
+        state: State = to_builtins(decode(read_text(path), Sweep, "it"))
         if any(run["cell"] >= len(state["cells"]) for run in state["runs"]):
             raise Invalid("it has runs of cells that it has not")
         return state
@@ -283,7 +276,7 @@ def run_of(log: Path) -> str | None:
 def attempts_of(run: str) -> State:
     path = SWEEPS.parent / run / "attempts.json"
     with contextlib.suppress(OSError, ValueError, Invalid):
-        return dict(validate.check(validate.parse(read_text(path)), ENDED, "it"))
+        return dict(to_builtins(decode(read_text(path), Ended, "it")))
     return {"status": "", "attempts": []}
 
 

@@ -20,6 +20,15 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from contract.text import clean
 
+try:
+    # The filters of all roles need it, and Ansible would miss them one by one.
+    import msgspec  # noqa: F401
+except ModuleNotFoundError:
+    sys.exit(
+        f"tandem: {sys.executable}, by which this Ansible runs, has no msgspec. Use make's verbs, "
+        "or the checkout's own: .venv/bin/ansible-playbook"
+    )
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTATION = """
     name: tandem

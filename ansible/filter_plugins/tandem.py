@@ -17,11 +17,13 @@ from ansible.module_utils.parsing.convert_bool import boolean
 # where planning/, contract/ and launcher/ are. At the end of the list, where they hide no module.
 sys.path += map(str, Path(__file__).resolve().parents[1:3])
 
+from msgspec import to_builtins
+
+from boundary.facts import Printed, Reader, Smi
 from contract.machines import CLOCK_TOLERANCE
 from planning import (
     PlanError,
     boot,
-    border,
     clock,
     data,
     driver,
@@ -35,6 +37,7 @@ from planning import (
     offline,
     packages,
     preflight,
+    reading,
     share,
     stacks,
     toolkit,
@@ -71,7 +74,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     for function in (
         *(findings, offline_hosts, older_core),
         boot.linux_again,
-        border.proven,
+        reading.proven,
         *(clock.clock_server, clock.clock_servers_fault),
         data.copy_failure,
         data.data_refusal,
@@ -99,46 +102,46 @@ FILTERS: dict[str, Callable[..., Any]] = {
 } | {
     "cards": stacks.participating_gpus,
     "cluster_findings": network_faults.cluster,
-    "driver_facts": border.driver,
+    "driver_facts": reading.driver,
     "driver_reboot_refused": driver_result.reboot_refused,
     "driver_upgrade": driver.upgrade_plan,
     "expected_stack": stacks.expected,
     "finding_text": preflight.text,
     "kept": stacks.read_decision,
     "kept_file": stacks.decision_file,
-    "machine_facts": border.machine,
+    "machine_facts": reading.machine,
     "python": python_of,
     "stack": stacks.resolve,
 }
 
 
-# What machines say among the arguments of these filters, by place: border.py's shapes, where str is
-# whatever a program printed. The facts and figures of the others were checked when they came in, by
-# the filters of border.py, or are looked at by themselves (member, the firewall's).
+# What machines say among the arguments of these filters, by place. The facts and figures of the
+# others were checked when they came in, by the filters of reading.py, or are looked at by
+# themselves (member, the firewall's).
 SHAPES = {
-    "interface_facts": {0: str},
-    "connection_end": {0: str},
-    "cut_off": {0: str},
-    "driver_outcome": {1: str, 2: {"rc": int, "text": str}},
-    "former_hosts_file": {0: str},
-    "hosts_file": {0: str},
-    "interface_of": {0: str},
-    "known_hosts_file": {0: str},
-    "linux_again": {0: str, 1: str},
-    "other_firewall": {1: str, 2: str},
-    "packages_planned": {0: str},
-    "parse_files": {0: str},
-    "power_plan": {3: str},
-    "share_disk": {1: str},
-    "share_failure": {1: str, 2: str},
-    "share_missing": {1: str},
-    "share_options": {1: border.READER},
-    "share_refusal": {2: str},
-    "share_unit": {0: str},
-    "ssh_cut_off": {0: str, 1: str},
-    "wake_fault": {0: str},
-    "wake_verdict": {0: str, 1: [str]},
-    "wrong_names": {0: str},
+    "interface_facts": {0: Printed},
+    "connection_end": {0: Printed},
+    "cut_off": {0: Printed},
+    "driver_outcome": {1: Printed, 2: Smi},
+    "former_hosts_file": {0: Printed},
+    "hosts_file": {0: Printed},
+    "interface_of": {0: Printed},
+    "known_hosts_file": {0: Printed},
+    "linux_again": {0: Printed, 1: Printed},
+    "other_firewall": {1: Printed, 2: Printed},
+    "packages_planned": {0: Printed},
+    "parse_files": {0: Printed},
+    "power_plan": {3: Printed},
+    "share_disk": {1: Printed},
+    "share_failure": {1: Printed, 2: Printed},
+    "share_missing": {1: Printed},
+    "share_options": {1: Reader},
+    "share_refusal": {2: Printed},
+    "share_unit": {0: Printed},
+    "ssh_cut_off": {0: Printed, 1: Printed},
+    "wake_fault": {0: Printed},
+    "wake_verdict": {0: Printed, 1: list[Printed]},
+    "wrong_names": {0: Printed},
 }
 
 
@@ -149,8 +152,9 @@ def _for_ansible(name, function):
     def filtered(*arguments):
         checked = list(arguments)
         try:
-            for place, shape in SHAPES.get(name, {}).items():
-                checked[place] = border.read(checked[place], shape, name.replace("_", " "))
+            for place, kind in SHAPES.get(name, {}).items():
+                known = reading.read(checked[place], kind, name.replace("_", " "))
+                checked[place] = to_builtins(known)
             return function(*checked)
         except PlanError as error:
             raise AnsibleFilterError(str(error)) from error

@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from . import PlanError, border
+from boundary.facts import Interface, Services, Setup
+
+from . import PlanError, reading
 
 # The bridges of Docker, libvirt, LXD, Incus, LXC, Podman and CNI.
 GUESTS_BRIDGE = re.compile(
@@ -25,9 +27,8 @@ def other_firewall(services: dict[str, Any], ufw_conf: str, chains: str) -> str 
     18.04 has no JSON. A packet has to pass every base chain of the hook: a second one that drops by
     default keeps peers out whatever we do.
     """
-    units = border.some(services, {"firewalld.service": border.Unit}, "its services")
-    running = any(unit.state == "running" for unit in units.values())
-    manager = firewall_manager(ufw_conf, running)
+    units = reading.read(services, Services, "its services")
+    manager = firewall_manager(ufw_conf, units.firewalld.state == "running")
     if manager:
         return manager
     for family, table, chain in _dropping_chains(chains):
@@ -73,13 +74,14 @@ def container_bridges(facts: dict[str, Any]) -> list[str]:
 
 
 def _interfaces(facts: dict[str, Any]) -> list[str]:
-    return border.read(facts, {"interfaces": [str]}, "its network interfaces")["interfaces"]
+    own = {"interfaces": facts.get("interfaces")}
+    return list(reading.read(own, Setup, "its network interfaces").interfaces)
 
 
-def _link(facts: dict[str, Any], name: str) -> border.Interface:
+def _link(facts: dict[str, Any], name: str) -> Interface:
     """What Ansible knows of a network interface; its keys have _ where a name has - : or ."""
     known = facts.get(re.sub(r"[-:.]", "_", name)) or {}
-    return border.read(known, border.Interface, f"its network interface {name}")
+    return reading.read(known, Interface, f"its network interface {name}")
 
 
 def interface_networks(facts: dict[str, Any], own: str) -> list[str]:
@@ -94,7 +96,7 @@ def interface_networks(facts: dict[str, Any], own: str) -> list[str]:
     return []
 
 
-def _networks_of_link(link: border.Interface) -> list[Any]:
+def _networks_of_link(link: Interface) -> list[Any]:
     """The networks that an interface is in, of which each has room for others."""
     texts = [f"{address.address}/{address.prefix}" for address in link.addresses]
     try:
@@ -222,15 +224,15 @@ def member_addresses(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
     addresses = set()
     for host in hosts:
         own = hostvars[host]
-        static = border.setting(own, "address", host).split("/")[0]
-        addresses |= {border.setting(own, "ansible_host", host, host), static, *_others(host, own)}
+        static = reading.setting(own, "address", host).split("/")[0]
+        addresses |= {reading.setting(own, "ansible_host", host, host), static, *_others(host, own)}
     return sorted(addresses - {""})
 
 
 def kept_addresses(variables: dict[str, Any], new: str) -> str:
     """other_addresses of a machine that gets a new address beside the one in the inventory."""
     host = variables["inventory_hostname"]
-    addresses = [*_others(host, variables), border.setting(variables, "ansible_host", host, host)]
+    addresses = [*_others(host, variables), reading.setting(variables, "ansible_host", host, host)]
     return ",".join(dict.fromkeys(address for address in addresses if address != new))
 
 

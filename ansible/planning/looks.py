@@ -2,7 +2,9 @@
 
 import re
 
-from . import border, stacks
+from boundary.facts import Printed
+
+from . import reading, stacks
 from .faults import machine
 
 LINE = re.compile(
@@ -25,7 +27,7 @@ def looks(machines):
         {"host": host, **facts}
         for host, answer in answers
         if not answer.get("unreachable")
-        for facts in [look(border.read(answer.get("stdout", ""), str, host))]
+        for facts in [look(reading.read(answer.get("stdout", ""), Printed, host))]
         if facts
     ]
 

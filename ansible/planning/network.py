@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from . import PlanError, border
+from boundary.facts import Printed
+
+from . import PlanError, reading
 from . import network_ifupdown as ifupdown
 from . import network_netplan as netplan
 from . import network_networkd as networkd
@@ -41,7 +43,7 @@ def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     [shell line], "wrong": [what is not so yet]}. Raises one sentence where nothing can be planned.
     """
     for name in PRINTED:
-        border.read(facts[name], str, f"{facts['host']}: {name}")
+        reading.read(facts[name], Printed, f"{facts['host']}: {name}")
     # Ansible's strings and lists carry tags that yaml.safe_dump does not know: take plain ones.
     facts, want = json.loads(json.dumps(facts)), json.loads(json.dumps(want))
     manager = _manager(facts)

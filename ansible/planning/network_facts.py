@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 from typing import Any
 
-from . import PlanError, border
+from boundary.facts import IpLink, LinkAddress
+
+from . import PlanError, reading
 
 ROUTE_KINDS = ("unicast", "local", "broadcast", "multicast", "throw", "unreachable", "prohibit",
                "blackhole", "nat", "anycast")  # fmt: skip
@@ -55,13 +57,10 @@ def _is_route(row: dict[str, Any]) -> bool:
         return False
 
 
-def links(ip_json: str) -> list[border.Link]:
+def links(ip_json: str) -> list[IpLink]:
     """The cards of `ip -json address`."""
-    what = "ip -json address"
-    cards: list[border.Link] = border.read(
-        border.parsed(ip_json or "[]", what), [border.Link], what
-    )
-    return [link for link in cards if link.ifname]
+    known: list[IpLink] = reading.parsed(ip_json or "[]", list[IpLink], "ip -json address")
+    return [link for link in known if link.ifname]
 
 
 def interface_of(ip_json: str, address: str, host: str) -> str:
@@ -94,7 +93,7 @@ def interface_facts(ip_json: str, interface: str, host: str) -> dict[str, Any]:
     )
 
 
-def _with_prefix(entry: border.LinkAddress, host: str) -> str:
+def _with_prefix(entry: LinkAddress, host: str) -> str:
     try:
         return ipaddress.IPv4Interface((entry.local, entry.prefixlen)).with_prefixlen
     except ValueError as error:
@@ -126,8 +125,8 @@ def address_conflicts(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
     conflicts = []
     for host in hosts:
         variables = hostvars[host]
-        static = border.setting(variables, "address", host).split("/")[0]
-        claimed = {border.setting(variables, "ansible_host", host, host), static}
+        static = reading.setting(variables, "address", host).split("/")[0]
+        claimed = {reading.setting(variables, "ansible_host", host, host), static}
         for address in sorted(claimed - {""}):
             owner = owners.setdefault(address, host)
             if owner != host:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from . import PlanError, border, stacks
+from . import PlanError, reading, stacks
 
 ANSIBLE = Path(__file__).resolve().parents[1]
 
@@ -44,7 +44,7 @@ def offline_releases(hostvars, offline, stack):
     table, packages = releases(), dict[str, set[str]]()
     for host in offline:
         release, kernel = (
-            border.setting(hostvars[host], name, host) for name in ("release", "kernel")
+            reading.setting(hostvars[host], name, host) for name in ("release", "kernel")
         )
         further = packages.setdefault(release, set())
         if stack.get("apex") and "extensions" in table.get(release, {}):

@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from . import PlanError, border
+from boundary.facts import IDS, BlockDevice, BlockDevices, FileSystems
+
+from . import PlanError, reading
 
 NTFS = {"fuseblk", "ntfs", "ntfs3"}
 # The kernel's NFS server needs file handles that outlive a restart; these give none.
@@ -56,8 +58,7 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
 
     findmnt: output of `findmnt --mtab --json --output TARGET,SOURCE,FSTYPE,OPTIONS --target PATH`.
     """
-    shape = {"filesystems": [border.FileSystem]}
-    systems = border.read(border.parsed(findmnt, "findmnt"), shape, "findmnt")["filesystems"]
+    systems = reading.parsed(findmnt, FileSystems, "findmnt").filesystems
     if not systems:
         raise PlanError(f"{path} is on no file system that findmnt knows")
     (disk, *_) = systems
@@ -147,17 +148,13 @@ def share_disk(
     return {"source": source, "fstype": kind, "options": ",".join(options)}
 
 
-def block_devices(lsblk: str) -> list[border.Disk]:
+def block_devices(lsblk: str) -> list[BlockDevice]:
     """All devices of lsblk's tree, in its order."""
-    tree = border.parsed(lsblk, "lsblk")
-    devices, waiting = [], [tree.get("blockdevices") if isinstance(tree, dict) else None]
+    devices, waiting = [], reading.parsed(lsblk, BlockDevices, "lsblk").blockdevices[::-1]
     while waiting:
-        part = waiting.pop()
-        if isinstance(part, list):
-            waiting += reversed(part)
-            continue
-        devices.append(border.read(part, border.Disk, "lsblk"))
-        waiting += [part["children"]] if part and part.get("children") else []
+        device = waiting.pop()
+        devices.append(device)
+        waiting += device.children[::-1]
     return [device for device in devices if device.name]
 
 
@@ -177,7 +174,7 @@ def share_options(protocol: str, machine: dict[str, Any]) -> str:
     common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
     if protocol == "smb":
-        uid, gid = re.findall(border.IDS.pattern, machine["ids"])[0]
+        uid, gid = re.findall(IDS, machine["ids"])[0]
         who = [f"uid={uid}", f"gid={gid}", "file_mode=0444", "dir_mode=0555"]
         secret = "credentials=/etc/tandem/share.credentials"  # noqa: S105 - a path, no password
         return ",".join([*common, secret, "vers=3.1.1", *who])
@@ -206,7 +203,8 @@ def share_loss(listing: str, whole: str, host: str, server: str) -> str:
 
     listing, whole: what contract/layout.py prints on the client, and on the server.
     """
-    there, here = (border.parsed(text, "the listing of data sets") for text in (whole, listing))
+    what = "the listing of data sets"
+    there, here = (reading.parsed(text, Any, what) for text in (whole, listing))
     for name, split in ((name, split) for name in there for split in ("train", "val")):
         own, theirs = (_amount(sets.get(name), split) for sets in (here, there))
         if own != theirs:

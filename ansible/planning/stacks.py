@@ -33,7 +33,7 @@ def version(text):
 def upstream(version):
     """NVIDIA's version in a package's: "2:535.261.03-1" -> "535.261.03"."""
     match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", version)
-    assert match is not None  # the border lets no other version in
+    assert match is not None  # what is read lets no other version in
     return match[1]
 
 

@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from boundary.answers import NodeFacts
 from contract import split
 from contract.errors import UserError
 from contract.runs import DAYS
-from launcher.look import Facts
 from launcher.machines.engine import Host
 
 AUTO, OFF = "auto", "off"
@@ -69,7 +69,7 @@ def decide(
     asked: str,
     everybody: Sequence[Host],
     hosts: Sequence[Host],
-    facts: Mapping[str, Facts],
+    facts: Mapping[str, NodeFacts],
     speeds: Callable[[], Mapping[str, float]],
 ) -> Balance:
     """What BALANCE= becomes for a start on `hosts`, of `everybody` in the run; `speeds` are

@@ -9,11 +9,12 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from boundary.answers import Gpu, NodeFacts
 from contract import precisions
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.precisions import Device, Level
-from launcher.look import Card, Facts, OpenMachines, Requirements
+from launcher.look import OpenMachines, Requirements
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.plan.script import Script
@@ -50,7 +51,7 @@ def wants_gpus(host: Host, device: str) -> bool:
 
 
 def assign(
-    hosts: list[Host], facts: dict[str, Facts], settings: TrainerOptions | Script
+    hosts: list[Host], facts: dict[str, NodeFacts], settings: TrainerOptions | Script
 ) -> dict[str, NodeDevices]:
     """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
     GPUs, all of them compute on the CPU. Raises Refused."""
@@ -82,7 +83,7 @@ def assign(
     }
 
 
-def _on_one_machine(hosts: list[Host], facts: dict[str, Facts]) -> dict[str, tuple[str, ...]]:
+def _on_one_machine(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str, tuple[str, ...]]:
     """Entries of CUDA_VISIBLE_DEVICES by node. A node that names GPUs gets those; then come the
     nodes that name a number of GPUs; the others share the rest."""
     if not hosts:
@@ -116,7 +117,7 @@ def _entries(own: str) -> tuple[str, ...]:
     return tuple(words[:cut])
 
 
-def _own(host: Host, facts: Facts) -> tuple[str, ...]:
+def _own(host: Host, facts: NodeFacts) -> tuple[str, ...]:
     """The GPUs that run_env names, limited to as many as `gpus` says. Raises Refused."""
     visible = host.env[VISIBLE]
     entries = _entries(visible) if facts.versions.cuda else ()
@@ -129,7 +130,7 @@ def _own(host: Host, facts: Facts) -> tuple[str, ...]:
     return entries[: host.gpus]
 
 
-def _index(entry: str, facts: Facts) -> int | None:
+def _index(entry: str, facts: NodeFacts) -> int | None:
     """The number that nvidia-smi gives a GPU, by its number or the beginning of its UUID."""
     if re.fullmatch("[0-9]{1,4}", entry):
         return int(entry) if int(entry) < len(facts.gpus.cards) else None
@@ -140,7 +141,7 @@ def _index(entry: str, facts: Facts) -> int | None:
     return known[0] if len(known) == 1 else None
 
 
-def _too_many(host: Host, hosts: list[Host], facts: Facts) -> Problem:
+def _too_many(host: Host, hosts: list[Host], facts: NodeFacts) -> Problem:
     count = len(facts.gpus.cards)
     if count and not facts.versions.cuda:
         return problem("gpus-unusable", host, gpus=host.gpus, why=_why_cpu(host, facts))
@@ -149,7 +150,7 @@ def _too_many(host: Host, hosts: list[Host], facts: Facts) -> Problem:
     return problem("gpus-missing", host, listed=listed, count=count)
 
 
-def _why_cpu(host: Host, facts: Facts) -> str:
+def _why_cpu(host: Host, facts: NodeFacts) -> str:
     """Why a node computes on its CPU, and what to do about it."""
     if host.gpus == 0:
         return "the inventory says gpus=0 for it."
@@ -165,7 +166,7 @@ def _why_cpu(host: Host, facts: Facts) -> str:
     return "it has no GPU."
 
 
-def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> NodeDevices:
+def _part(host: Host, facts: NodeFacts, visible: tuple[str, ...], parallel: str) -> NodeDevices:
     version, cuda = str(facts.versions.torch), facts.versions.cuda
     if not visible:
         limit = {LIMIT: os.environ[LIMIT]} if LIMIT in os.environ else {}
@@ -183,7 +184,7 @@ def _part(host: Host, facts: Facts, visible: tuple[str, ...], parallel: str) -> 
     return NodeDevices(visible, tuple(devices), len(devices) if parallel == "ddp" else 1)
 
 
-def _sm(card: Card) -> int:
+def _sm(card: Gpu) -> int:
     """Compute capability: from the driver or, where that does not say, from the PCI device number;
     0 for a card that ansible/stacks.yml does not know either."""
     if card.sm:

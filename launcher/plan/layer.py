@@ -28,11 +28,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract import validate
+from msgspec import structs
+
+from boundary.run_files import LayerRecord
+from boundary.schema import Invalid, decode
 from contract.errors import UserError
 from contract.locks import open_lock
 from contract.options import path_of
-from contract.validate import Each, Invalid, Match
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
@@ -49,8 +51,6 @@ LABEL = "stack"
 GLIBCS = (28, 17)
 # What belongs to the stack: a script's layer neither replaces nor adds any of it.
 STACKS = re.compile(r"torch|torchvision|pytorch-triton|triton|apex|nvidia-.*|cuda-.*")
-SHA256 = Match("[0-9a-f]{64}")
-RECORD = {"sha256": SHA256, "packages": Each(str), "provided": Each(str)}
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 LOCKED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*) *(?:==(\S+)|@)")
 NAMES = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)", re.MULTILINE)
@@ -170,8 +170,8 @@ def throw_away(cache: Path) -> None:
 
 def _kept(folder: Path) -> Layer | None:
     try:
-        record = json.loads((folder / "layer.json").read_text(encoding="utf-8"))
-        layer = Layer(folder / "tree", **validate.check(record, RECORD, "layer"))
+        record = decode((folder / "layer.json").read_bytes(), LayerRecord, "layer")
+        layer = Layer(folder / "tree", **structs.asdict(record))
     except (OSError, ValueError, Invalid):
         return None
     return layer if tree_sha256(layer.tree) == layer.sha256 else None

@@ -15,13 +15,16 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
+from boundary.answers import NodeFacts
 from contract import split
 from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import folder_on_machine
 from contract.text import pluralize
 from launcher import judge
-from launcher.look import FIRST_PORT, PORT_COUNT, Facts
+from launcher.look import FIRST_PORT, PORT_COUNT
 from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.node.machine import PATH
@@ -185,7 +188,7 @@ class Request:
     weights: Code | None = None
 
 
-def build(hosts: list[Host], facts: dict[str, Facts], request: Request) -> Plan:
+def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> Plan:
     """The plan of one attempt. Raises Refused."""
     options, settings, code = request.options, request.settings, request.code
     parts = devices.assign(hosts, facts, settings)
@@ -241,7 +244,7 @@ def _of_script(script: Script) -> dict[str, Any]:
 
 def _nodes(
     hosts: list[Host],
-    facts: dict[str, Facts],
+    facts: dict[str, NodeFacts],
     plan: Plan,
     request: Request,
     parts: dict[str, NodeDevices],
@@ -262,7 +265,7 @@ def _nodes(
 
 def _node(
     host: Host,
-    own: Facts,
+    own: NodeFacts,
     part: NodeDevices,
     plan: Plan,
     request: Request,
@@ -298,7 +301,7 @@ def _node(
         cwd=f"{folder}/{code}",
         output=output,
         data=data,
-        versions=asdict(own.versions),
+        versions=structs.asdict(own.versions),
         owner_signs=host.owner.signs,
         away_dir=host.owner.away_dir if host.owner.signs else "",
     )
@@ -387,7 +390,7 @@ def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> N
         raise Refused([problem("batch-small", name=name, processes=processes, **about)])
 
 
-def choose_port(facts: Facts, wanted: int | None, avoid: Collection[int]) -> int:
+def choose_port(facts: NodeFacts, wanted: int | None, avoid: Collection[int]) -> int:
     """A free port on node 0. Raises Refused when the one that was asked for is taken."""
     if wanted is not None and wanted not in facts.free_ports:
         raise Refused([problem("port-taken", name=facts.host, port=wanted)])
@@ -398,7 +401,7 @@ def choose_port(facts: Facts, wanted: int | None, avoid: Collection[int]) -> int
     return wanted if wanted is not None and wanted not in avoid else free[0]
 
 
-def script_port(facts: Facts, wanted: int | None, used: Collection[int]) -> int:
+def script_port(facts: NodeFacts, wanted: int | None, used: Collection[int]) -> int:
     """The port at which a script's ranks meet, beside launch's own. Each attempt, which has used
     one more of these, takes another: a machine that thaws must not find it. Raises Refused."""
     own = choose_port(facts, wanted, used)
@@ -406,7 +409,7 @@ def script_port(facts: Facts, wanted: int | None, used: Collection[int]) -> int:
     return free[-1 - len(used) % len(free)] if free else choose_port(facts, None, {*used, own})
 
 
-def interface(host: Host, facts: Facts) -> str | None:
+def interface(host: Host, facts: NodeFacts) -> str | None:
     """The card that leads to the peers. Raises Refused if several cards do."""
     if host.interface:
         return host.interface

@@ -17,11 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from contract import validate
+from msgspec import Struct
+
+from boundary import run_files
+from boundary.frames import Process
+from boundary.schema import Invalid, decode
 from contract.errors import STOPPED, UNWRITTEN, UserError
 from contract.runs import folder_on_machine
 from contract.text import pluralize, write_whole
-from contract.validate import NATURAL, Each, Invalid, Maybe, One
 from launcher import judge, look
 from launcher.folders import recorded, relative
 from launcher.look import OpenMachines, Requirements
@@ -37,17 +40,6 @@ from launcher.watch.watch import Outcome
 from report.files import before_hole, open_record
 
 LINE = 1 << 20  # bytes; no line of ours is longer
-START = {"kind": One(("start",)), "attempt": NATURAL, "resumed_samples": NATURAL}
-# What a run that goes on reads of attempts.json.
-ATTEMPT = {
-    **{"attempt": NATURAL, "nodes": [str], "ranks": Each([NATURAL]), "status": str, "reason": str},
-    **{"master_port": One(range(1 << 16)), "wall_seconds": (None, float)},
-    "balance": Each(NATURAL),
-    "went_on_from": Maybe(str),
-}
-RECORDED: dict[str, object] = {"status": str, "attempts": [ATTEMPT]}
-STEP = {"kind": One(("step",))}
-CHECKPOINT = {"kind": One(("checkpoint",)), "file": str}
 LARGEST_DIVISOR = 64
 # Machines are given this long to come back when fewer than MIN_NODES answer.
 PATIENCE = 90.0
@@ -68,7 +60,7 @@ class Attempts:
         self.problem: str | None = None  # why the file is not what it should be
         self.status = "running"
         if self.path.exists():
-            found = recorded(self.path, RECORDED)
+            found = recorded(self.path, run_files.Attempts)
             self.list, self.status = found["attempts"], found["status"]
 
     @property
@@ -123,9 +115,9 @@ class Attempts:
         for each attempt is enough, so a file is read no further than the last of them."""
         unknown = {attempt["attempt"]: attempt for attempt in self.list}
         paths = folder.glob("nodes/*/rank*.steps.jsonl")
-        for start in (line for path in paths for line in lines_of(path, START)):
-            if attempt := unknown.pop(start["attempt"], None):
-                attempt["resumed_samples"] = start["resumed_samples"]
+        for start in (line for path in paths for line in lines_of(path, run_files.Start)):
+            if attempt := unknown.pop(start.attempt, None):
+                attempt["resumed_samples"] = start.resumed_samples
             if not unknown:
                 break
         self._write(self.status)
@@ -140,7 +132,7 @@ class Attempts:
     def saved(folder: Path) -> bool:
         """Whether any rank whose records are here wrote a checkpoint."""
         paths = folder.glob("nodes/*/rank*.steps.jsonl")
-        return any(line["file"] for path in paths for line in lines_of(path, CHECKPOINT))
+        return any(line.file for path in paths for line in lines_of(path, run_files.Checkpoint))
 
     def unfit(self, folder: Path) -> frozenset[str]:
         """Checkpoints of a script from which its last attempts went on: a rank of each failed by
@@ -149,7 +141,7 @@ class Attempts:
         for attempt in reversed(self.list):
             name, cause = attempt.get("went_on_from"), attempt.get("first_cause") or {}
             paths = folder.glob(f"nodes/*/rank*.{attempt['attempt']}.steps.jsonl")
-            stepped = any(True for path in paths for _ in lines_of(path, STEP))
+            stepped = any(True for path in paths for _ in lines_of(path, run_files.Step))
             if not name or cause.get("rank") is None or not cause.get("exit_code") or stepped:
                 break
             found.add(name)
@@ -168,16 +160,16 @@ class Attempts:
             self.problem = f"{self.path} could not be written ({error.strerror}): make room"
 
 
-def lines_of(path: Path, shape: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The lines of a rank's timings that have this shape: what a rank wrote is not trusted."""
-    word = f'"{shape["kind"].values[0]}"'.encode()
+def lines_of(path: Path, kind: type[Struct]) -> Iterator[Any]:
+    """The lines of a rank's timings that are of this kind: what a rank wrote is not trusted."""
+    word = f'"{kind.__struct_config__.tag}"'.encode()
     with contextlib.suppress(OSError), open_record(path) as text:
         left, _ = before_hole(text.buffer, 0)
         while line := text.buffer.readline(min(LINE, left)):
             left -= len(line)
             if word in line:
                 with contextlib.suppress(Invalid):
-                    yield validate.check(validate.parse(line), shape, "line")
+                    yield decode(line, kind, "line")
 
 
 @dataclass(frozen=True)
@@ -315,9 +307,9 @@ def leftovers(outcome: Outcome) -> list[str]:
     """What each node's guard says is left of the attempt there."""
     lines = []
     for host, frame in outcome.exits.items():
-        left = _named(frame["left"])
-        ended = pluralize(len(frame["ended"]), "leftover process")
-        clean = f"clean: {ended} ended" if frame["ended"] else "clean: nothing was left"
+        left = _named(frame.left)
+        ended = pluralize(len(frame.ended), "leftover process")
+        clean = f"clean: {ended} ended" if frame.ended else "clean: nothing was left"
         lines.append(f"{host}: still alive: {left}" if left else f"{host}: {clean}")
     for host in outcome.gone:
         lines.append(f"{host}: does not answer; its guard ends its part by itself within 20 s")
@@ -328,9 +320,9 @@ def leftovers(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _named(processes: list[dict[str, Any]]) -> str:
+def _named(processes: list[Process]) -> str:
     """Names the first few and counts the rest, since a machine may claim any number."""
-    named = [f"{process['pid']} {process['command'][:LONGEST]}" for process in processes[:NAMED]]
+    named = [f"{process.pid} {process.command[:LONGEST]}" for process in processes[:NAMED]]
     more = len(processes) - NAMED
     return ", ".join(named) + (f" and {more} more" if more > 0 else "")
 

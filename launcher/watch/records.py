@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
+from boundary.frames import Record
+from boundary.schema import Invalid
 from contract import records
 from contract.records import PIECE
-from contract.validate import Invalid
 from launcher.background import MIB, Spool
 from launcher.plan.plan import Plan
 
@@ -55,20 +55,20 @@ class Records:
             for name in records.names(plan.attempt, node.ranks)
         }
 
-    def take(self, host: str, frame: dict[str, Any], payload: bytes) -> None:
+    def take(self, host: str, frame: Record, payload: bytes) -> None:
         """A piece of a file. Raises Invalid for one that its guard does not have, that does not
         follow the last, or that comes sooner than a guard sends it. Beyond the file's limit pieces
         are counted and left out."""
-        copy = self._copies.get((host, frame["file"]))
+        copy = self._copies.get((host, frame.file))
         if copy is None:
-            raise Invalid(f"a record {frame['file']!r}, which is none of its own")
+            raise Invalid(f"a record {frame.file!r}, which is none of its own")
         offset = copy.end
-        if frame["offset"] != offset:
-            raise Invalid(f"byte {frame['offset']} of {frame['file']} after byte {offset}")
+        if frame.offset != offset:
+            raise Invalid(f"byte {frame.offset} of {frame.file} after byte {offset}")
         copy.end += len(payload)
         copy.cost += max(len(payload), LEAST)
         seconds = time.monotonic() - self._begun
         if copy.cost > BESIDE + PIECE * seconds:
-            raise Invalid(f"more of {frame['file']} than a guard sends in {int(seconds) + 1} s")
+            raise Invalid(f"more of {frame.file} than a guard sends in {int(seconds) + 1} s")
         if copy.end <= copy.limit:
             self._spool.add(lambda: copy.append(offset, payload), len(payload))

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from contract.validate import Invalid
+from boundary import frames
+from boundary.schema import Invalid
 from launcher.background import MIB
 from launcher.machines.engine import Process, error_location
 from launcher.node.machine import boottime
@@ -98,7 +99,7 @@ class Outcome:
     cause: Failure | None
     wall_seconds: float
     gone: list[str]
-    exits: dict[str, dict[str, Any]]
+    exits: dict[str, frames.Exit]
     unresponsive: list[str] = field(default_factory=list)
     regroup: str | None = None  # why the run goes on with other machines
     silent_ranks: Sequence[str] = ()  # where they stood, a line each place
@@ -253,68 +254,67 @@ class Watch:
         guard.exit = None
         self._fail(self._failure(guard.node.host, "guard", message=message))
 
-    def _take(self, guard: Guarded, frame: dict[str, Any], payload: bytes) -> None:
-        kind = frame["type"]
+    def _take(self, guard: Guarded, frame: frames.Frame, payload: bytes) -> None:
         host = guard.node.host
-        if kind in ("trouble", "owner"):
+        if isinstance(frame, (frames.Trouble, frames.OwnerSign)):
             self._of_machine(host, frame)
-        elif kind == "log":
-            self._logs.feed(host, frame["rank"], frame["stream"], payload)
-            if frame["rank"] is not None:
+        elif isinstance(frame, frames.Log):
+            self._logs.feed(host, frame.rank, frame.stream, payload)
+            if frame.rank is not None:
                 self._notice = None
-        elif kind == "record":
+        elif isinstance(frame, frames.Record):
             self._records.take(host, frame, payload)
-        elif kind == "worker":
-            self._begun.add((host, frame["rank"]))
-        elif kind == "worker_exit":
+        elif isinstance(frame, frames.Worker):
+            self._begun.add((host, frame.rank))
+        elif isinstance(frame, frames.WorkerExit):
             self._worker_exit(host, frame)
-        elif kind == "exit":
+        elif isinstance(frame, frames.Exit):
             self._exit(guard, frame)
 
-    def _of_machine(self, host: str, frame: dict[str, Any]) -> None:
-        if frame["type"] == "trouble":
-            self._say(f"{host}: {frame['message']}")
+    def _of_machine(self, host: str, frame: frames.Trouble | frames.OwnerSign) -> None:
+        if isinstance(frame, frames.Trouble):
+            self._say(f"{host}: {frame.message}")
         elif self._owners:
-            self._owners.told(host, frame["sign"])
+            self._owners.told(host, frame.sign)
 
-    def _exit(self, guard: Guarded, frame: dict[str, Any]) -> None:
+    def _exit(self, guard: Guarded, frame: frames.Exit) -> None:
         host = guard.node.host
         guard.exit = frame
-        if frame["reason"] == "busy":
-            self._fail(self._failure(host, "busy", message=frame["message"]))
-        elif frame["reason"] == "failed" and not self._has_failure(host):
+        if frame.reason == "busy":
+            self._fail(self._failure(host, "busy", message=frame.message))
+        elif frame.reason == "failed" and not self._has_failure(host):
             self._fail(self._launch_failure(host, frame))
-        elif frame["reason"] in ("lease", "eof", "guard") and not self._ending:
+        elif frame.reason in ("lease", "eof", "guard") and not self._ending:
             message = {
                 "lease": "it heard nothing from here for too long, and stopped its part",
                 "eof": "its connection from here ended, and it stopped its part",
                 "guard": f"a part of its guard was killed after {self._seconds():.0f} s",
-            }[frame["reason"]]
-            source = "guard" if frame["reason"] == "guard" else "gone"
-            if frame["reason"] == "lease" and self._pauses.longest > LEASE / 2:
+            }[frame.reason]
+            source = "guard" if frame.reason == "guard" else "gone"
+            if frame.reason == "lease" and self._pauses.longest > LEASE / 2:
                 source = "paused"
                 message = f"the control machine did not run for {self._pauses.longest:.0f} s"
             self._fail(self._failure(host, source, message=message))
 
-    def _worker_exit(self, host: str, frame: dict[str, Any]) -> None:
+    def _worker_exit(self, host: str, frame: frames.WorkerExit) -> None:
         if self._ending:
             return
-        if frame["exit_code"] == 0:
-            self._left.append((host, frame["rank"], self._seconds()))
+        if frame.exit_code == 0:
+            self._left.append((host, frame.rank, self._seconds()))
             return
-        if self._asked and not frame["first"]:
+        if self._asked and not frame.first:
             return
-        log = self._logs.of(host, frame["rank"])
+        log = self._logs.of(host, frame.rank)
         self._fail(
             self._failure(
                 host,
                 "worker",
-                rank=frame["rank"],
-                exit_code=frame["exit_code"],
-                signal=frame["signal"],
-                exception=frame["exception"],
+                rank=frame.rank,
+                exit_code=frame.exit_code,
+                signal=frame.signal,
+                exception=frame.exception,
                 last_lines=tuple(log.last),
-                first_on_node=frame["first"],
+                first_on_node=frame.first,
             )
         )
 
@@ -327,13 +327,13 @@ class Watch:
     def _seconds(self) -> float:
         return time.monotonic() - self._begin
 
-    def _launch_failure(self, host: str, frame: dict[str, Any]) -> Failure:
+    def _launch_failure(self, host: str, frame: frames.Exit) -> Failure:
         return self._failure(
             host,
             "launch",
-            exit_code=frame["exit_code"],
-            signal=frame["signal"],
-            message=frame["message"],
+            exit_code=frame.exit_code,
+            signal=frame.signal,
+            message=frame.message,
             last_lines=tuple(self._logs.of(host, None).last),
         )
 
@@ -433,11 +433,11 @@ class Watch:
         exits = {host: guard.exit for host, guard in self._guards.items() if guard.exit}
         gone = [host for host, guard in self._guards.items() if guard.gone]
         whole = len(exits) == len(self._guards)
-        finished = whole and all(one["reason"] in WHOLE for one in exits.values())
+        finished = whole and all(one.reason in WHOLE for one in exits.values())
         for host, frame in exits.items() if finished else ():
-            if frame["reason"] == "alone":  # only now: the others were to end by themselves
+            if frame.reason == "alone":  # only now: the others were to end by themselves
                 finished = False
-                self._fail(self._failure(host, "alone", message=frame["message"]))
+                self._fail(self._failure(host, "alone", message=frame.message))
         if self._left and self._failures and all(one.peer_lost for one in self._failures):
             host, rank, after = self._left[0]  # only now: the other machine may have said it later
             other = f"{self._failures[0].host}, rank {self._failures[0].rank}"

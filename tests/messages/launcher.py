@@ -153,7 +153,7 @@ FOLDERS = {"no digits": "digits", "no imagenet": "imagenet", "no such data": "/d
 # Of one machine by itself, for other reasons than its answer.
 OF_ONE = {
     "answer-fails": {"place": "ValueError: x (look.py:1)"},
-    "answer-impossible": {"why": "answer.cores is 'eight', and a whole number was expected"},
+    "answer-impossible": {"why": "answer.cores: expected `int`, got `str`"},
     "answer-refused": {"why": "its answer is longer than 4 MiB: does a .bashrc print there?"},
     "answer-late": {"seconds": 30.0},
     "connection-broke": {"why": ": Broken pipe"},

@@ -11,15 +11,23 @@ import pytest
 from bench import house
 
 ROOT = Path(__file__).parents[2]
-ROOMS = {"contract", "tandem", "trainer", "launcher", "report", "lab"}
+ROOMS = {"contract", "boundary", "tandem", "trainer", "launcher", "report", "lab"}
 # Each room may import contract/, which owns what passes between rooms, and tandem/, of which any
-# script is built, and no other room; the launcher also the report, whose figures it shows.
+# script is built, and no other room; on the control machine the launcher and the report also
+# boundary/, and the launcher the report, whose figures it shows.
 SHARED = {"contract", "tandem"}
-MAY = {"contract": set(), "tandem": {"contract"}, "launcher": {*SHARED, "report"}}
+MAY = {
+    "contract": set(),
+    "boundary": {"contract"},
+    "tandem": {"contract"},
+    "launcher": {*SHARED, "boundary", "report"},
+    "report": {*SHARED, "boundary"},
+}
 NEVER = {
-    "contract": {"torch", "torchvision", "fabric", "paramiko", "ansible"},
-    "tandem": {"torchvision", "fabric", "paramiko", "ansible"},
-    "trainer": {"fabric", "ansible"},
+    "contract": {"torch", "torchvision", "fabric", "paramiko", "ansible", "msgspec"},
+    "boundary": {"torch", "torchvision", "fabric", "paramiko", "ansible"},
+    "tandem": {"torchvision", "fabric", "paramiko", "ansible", "msgspec"},
+    "trainer": {"fabric", "ansible", "msgspec"},
     "launcher": {"torch"},
     "report": {"torch", "torchvision", "fabric", "paramiko"},
     "lab": {"torch", "fabric", "ansible"},
@@ -94,7 +102,7 @@ READS = {
         ansible/bootstrap.py ansible/dry_provision.py ansible/planning/network_netplan.py
         ansible/planning/stacks.py ansible/planning/wake.py ansible/roles/owner/files/tandem.py
         ansible/wake.py contract/command_line.py contract/layout.py contract/runs.py
-        contract/text.py contract/validate.py launcher/checkpoints.py launcher/collect.py
+        contract/text.py launcher/checkpoints.py launcher/collect.py
         launcher/control.py launcher/folders.py launcher/engines/ssh.py
         launcher/machines/inventory.py launcher/node/owner.py launcher/node/pairprobe.py
         launcher/node/machine_lock.py launcher/node/probe.py launcher/outputs.py
@@ -125,7 +133,7 @@ READS = {
         launcher/engines/slurm.py launcher/node/link.py launcher/slurm.py
         trainer/models.py
         ansible/planning/network.py ansible/module_utils/commands.py""",
-    "what a machine finds on itself, which is checked here (border.py)": """
+    "what a machine finds on itself, which is checked here (boundary/facts.py)": """
         ansible/library/driver_facts.py ansible/library/machine_facts.py
         ansible/module_utils/kernels.py""",
     "a user's own, as that user: test_user_modules.py": """

@@ -14,11 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from boundary import frames, run_files
+from boundary.frames import Frames
+from boundary.schema import Invalid
 from contract import layout, runs
 from contract.command_line import parse
 from contract.errors import UserError
 from contract.text import PARTS, SHORT, read_text
-from contract.validate import Invalid
 from launcher import control, folders, look, outputs, top
 from launcher.background import Spool
 from launcher.engines import ssh
@@ -27,8 +29,6 @@ from launcher.node import owner
 from launcher.node import probe as machine
 from launcher.plan import requirements, sources
 from launcher.watch import records
-from launcher.watch.attempts import RECORDED
-from launcher.watch.guards import Frames
 from planning import PlanError, stacks
 from report.read import read_run
 from report.status import Follower
@@ -75,7 +75,7 @@ DOCUMENTS = {
         lambda part, size: within("models", part, size, **ANSWER),
     ),
     "plans": (
-        lambda path: folders.recorded(path, RECORDED),
+        lambda path: folders.recorded(path, run_files.Attempts),
         lambda part, size: within("attempts", part, size, status="x"),
     ),
     "predictions": (prediction, lambda part, size: within("rows", part, size)),
@@ -197,7 +197,7 @@ def pieces(folder, count):
     def read():
         copies = records.Records(plan, folder, Spool(), 1 << 30)
         for number in range(count // 10):
-            frame = {"file": "machine.1.jsonl", "offset": 2 * number}
+            frame = frames.Record("machine.1.jsonl", 2 * number, 2)
             copies.take("node1", frame, b"{\n")
 
     return read
@@ -348,7 +348,7 @@ def test_what_is_larger_is_refused(tmp_path, name):
         os.mkfifo(path)  # it would be waited for
     for read in (
         lambda: read_text(path),
-        lambda: folders.recorded(path, RECORDED),
+        lambda: folders.recorded(path, run_files.Attempts),
         lambda: parse(["--config", str(path)]),
         lambda: dry.read(path),
     ):

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from contract.errors import UserError
 from planning import (
     PlanError,
-    border,
     driver,
     driver_result,
     firewall,
@@ -24,6 +23,7 @@ from planning import (
     network,
     network_facts,
     preflight,
+    reading,
     stacks,
     toolkit,
     wake,
@@ -86,8 +86,8 @@ GOOD_FACTS = driver_machines.facts(
 @example(GOOD_FACTS)
 @example({**GOOD_FACTS, "disks": {}})
 def test_facts_are_refused_or_planned_with(facts):
-    known = refused_or(border.machine, facts, "pc1", "192.168.56.111", FOLDERS)
-    own = refused_or(border.driver, facts, "pc1")
+    known = refused_or(reading.machine, facts, "pc1", "192.168.56.111", FOLDERS)
+    own = refused_or(reading.driver, facts, "pc1")
     if known is None:
         return
     known["sudo"] = True
@@ -239,7 +239,7 @@ def test_what_a_shell_says_is_a_machine_or_none(lines):
 @given(odd({"rc": 0, "stdout": '{"names": ["x"], "precisions": ["fp32"]}'}))
 def test_what_is_no_proof_counts_for_none(said):
     done = said if isinstance(said, dict) else {}
-    assert len(border.proven([{"inventory_hostname": "pc1", "prove_cards": done}])) <= 1
+    assert len(reading.proven([{"inventory_hostname": "pc1", "prove_cards": done}])) <= 1
 
 
 @many(200)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from planning import border
+from planning import reading
 from tests.unit.ansible.provision_machines import load
 
 torch = pytest.importorskip("torch")
@@ -56,5 +56,5 @@ def test_only_what_a_machine_proves_counts():
         "pc4": {"rc": 0, "stdout": "no JSON"},
     }
     machines = [{"inventory_hostname": n, "prove_cards": done} for n, done in answers.items()]
-    (row,) = border.proven([*machines, {"inventory_hostname": "pc5"}])
+    (row,) = reading.proven([*machines, {"inventory_hostname": "pc5"}])
     assert row == {"host": "pc1", "names": ["its CPU"], "precisions": ["fp32"]}

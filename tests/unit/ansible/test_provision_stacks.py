@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from planning import PlanError, border, stacks
+from planning import PlanError, reading, stacks
 from tests.unit.ansible.provision_machines import RELEASES, ROOT, TABLE, machine, played
 
 # PCI device numbers (pci.ids) of common cards.
@@ -73,14 +73,14 @@ def test_gpus_says_how_many_cards_take_part():
     volta, blackwell = machine(cards=["1db4"]), machine(cards=["2b85"], host="node2")
     with pytest.raises(PlanError):
         stacks.resolve([volta, blackwell], "auto", TABLE)
-    without = {**volta, "gpus_counted": border.counted("0", "node1")}
+    without = {**volta, "gpus_counted": reading.counted("0", "node1")}
     assert stacks.resolve([without, blackwell], "auto", TABLE)["name"] == "cu132"
     both = machine(cards=["1b06", "2204"])
     one = {**both, "gpus_counted": 1}
     assert stacks.known_gpus(one, TABLE) == stacks.known_gpus(both, TABLE)[:1]
     for wrong in ("-1", "two", 1.5):
         with pytest.raises(PlanError):
-            border.counted(wrong, "node1")
+            reading.counted(wrong, "node1")
 
 
 def test_where_cards_are_a_machine_that_is_off_blocks_auto():

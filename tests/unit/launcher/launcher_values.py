@@ -5,12 +5,14 @@ import json
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
-from contract import validate
+from boundary.answers import NodeFacts
+from boundary.schema import convert
 from contract.options import Config
 from contract.options import Options as TrainerOptions
 from launcher import judge
-from launcher.look import Control, Facts, OpenMachines, Requirements
+from launcher.look import Control, OpenMachines, Requirements
 from launcher.machines.engine import Host
 from launcher.options import config_of, document, with_trainer
 from launcher.plan import devices
@@ -73,8 +75,8 @@ ANSWER = {
 def facts(number, skew=0.0, **changes):
     """What node `number` answers, but for these parts of it."""
     answer = {**ANSWER, "machine": f"machine{number}", **changes}
-    known = validate.check(answer, Facts, "answer")
-    return replace(known, host=f"node{number}", skew=skew)
+    known = convert(answer, NodeFacts, "answer")
+    return structs.replace(known, host=f"node{number}", skew=skew)
 
 
 def problems(hosts, found, asked=None, control=None):

@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
+from boundary.frames import Frames
 from launcher.machines.owned import SIGNS
 from launcher.node import owner
 from launcher.node.processes import PROC, descendants
-from launcher.watch.guards import Frames
 from tests.unit.launcher.guard_client import workers
 
 GNOME = {"Seat": "seat0", "Class": "user", "Active": "yes", "IdleHint": "no", "LockedHint": "no"}
@@ -146,6 +146,6 @@ def test_a_sign_that_nobody_knows_is_refused():
     hello = b'{"type":"hello","protocol":2,"way":"service"}\n'
     frames = Frames((0,))
     (_, told) = list(frames.feed(hello + b'{"type":"owner","sign":"card"}\n'))
-    assert told[0]["sign"] == "card"
+    assert told[0].sign == "card"
     with pytest.raises(Exception, match="sign"):
         list(frames.feed(b'{"type":"owner","sign":"a word of its own"}\n'))

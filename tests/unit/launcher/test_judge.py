@@ -5,13 +5,13 @@ from itertools import product
 
 import pytest
 
-from contract import validate
+from boundary.answers import Listing
+from boundary.schema import convert
 from contract.errors import UserError
 from contract.machines import CLOCK_TOLERANCE
 from contract.options import Config
 from launcher.look import (
     Control,
-    Listing,
     OpenMachines,
     Requirements,
     Source,
@@ -82,7 +82,7 @@ def splits(images, classes=10, **more):
 @pytest.mark.parametrize("is_copied", [True, False])
 def test_less_than_its_source_has_is_refused_and_other_is_said(own, code, is_copied):
     found = [facts(number, data={**DATA, "splits": own}) for number in (1, 2)]
-    whole = validate.check(splits(1442), validate.Each(Listing), "listing")
+    whole = convert(splits(1442), dict[str, Listing], "listing")
     sources = dict.fromkeys(["node1", "node2"], Source("/d here", is_copied, whole))
     hosts = [host(1), host(2)]
     found = launcher_values.problems(hosts, found, control=Control(1 << 40, sources=sources))

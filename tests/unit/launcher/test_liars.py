@@ -2,6 +2,7 @@
 
 import pytest
 
+from boundary.frames import Exit, Process
 from launcher.watch.attempts import leftovers
 from launcher.watch.watch import Outcome
 from tests.unit.launcher.scripted_guards import watch
@@ -23,7 +24,7 @@ def test_a_guard_that_lies_is_its_nodes_failure(tmp_path, name):
     assert outcome.status == "failed"
     assert (outcome.cause.host, outcome.cause.source) == ("node2", "guard")
     assert "it sent something that no guard sends" in outcome.cause.message
-    assert outcome.exits["node1"]["reason"] == "killed"
+    assert outcome.exits["node1"].reason == "killed"
     assert outcome.unresponsive == ["node2"]
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == []
 
@@ -49,8 +50,9 @@ def test_who_holds_on_to_a_run_is_its_failure(tmp_path, monkeypatch, said, host)
 
 
 def test_what_still_lives_is_named_in_few_words():
-    left = [{"pid": number, "command": "x" * 4000} for number in range(20_000)]
-    outcome = Outcome("failed", None, 1.0, [], {"node1": {"left": left, "ended": []}})
+    left = [Process(number, "x" * 4000) for number in range(20_000)]
+    ended = Exit("failed", None, None, None, 0.0, 1.0, {}, [], left)
+    outcome = Outcome("failed", None, 1.0, [], {"node1": ended})
     (line,) = leftovers(outcome)
     assert line.startswith("node1: still alive: 0 xxx") and line.endswith("x and 19995 more")
     assert len(line) < 1200

@@ -11,15 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from boundary import frames
+from boundary.frames import Frames
+from boundary.schema import Invalid
 from contract.records import PIECE
-from contract.validate import Invalid
 from launcher import collect
 from launcher.background import MIB, Spool
 from launcher.engines.local import LocalNode, LocalProcess
 from launcher.node.link import FrameWriter
 from launcher.node.records import BACKLOG_LIMIT, Tail
 from launcher.watch import failures, records
-from launcher.watch.guards import Frames, Guarded
+from launcher.watch.guards import Guarded
 from launcher.watch.lines import RankLog, RunLogs
 from launcher.watch.watch import Watch
 from tests.fuzz import many
@@ -62,7 +64,7 @@ class Way:
                 return pieces
             for frame, payload in self.frames.feed(data):
                 self.copies.take("node1", frame, payload)
-                pieces.append((frame["file"], payload))
+                pieces.append((frame.file, payload))
 
     def copy(self, name):
         path = self.here / "nodes/node1" / name
@@ -126,14 +128,16 @@ ODD = {
 }
 
 
-FIELDS = {
-    "file": st.sampled_from([STEPS, MACHINE, "rank1.1.steps.jsonl", "../plan.json", ""]),
-    "offset": st.sampled_from([0, 4, 8, 5, -1]),
-}
+RECORDS = st.builds(
+    frames.Record,
+    file=st.sampled_from([STEPS, MACHINE, "rank1.1.steps.jsonl", "../plan.json", ""]),
+    offset=st.sampled_from([0, 4, 8, 5, -1]),
+    bytes=st.just(4),
+)
 
 
 @many(400)
-@given(st.lists(st.fixed_dictionaries(FIELDS), max_size=9), st.booleans())
+@given(st.lists(RECORDS, max_size=9), st.booleans())
 def test_of_any_pieces_those_that_follow_each_other_are_kept(pieces, link):
     """Or none beyond a link that lies in the place of a copy."""
     with tempfile.TemporaryDirectory() as name:
@@ -147,10 +151,10 @@ def test_of_any_pieces_those_that_follow_each_other_are_kept(pieces, link):
             try:
                 copies.take("node1", frame, b"abc\n")
             except Invalid:
-                assert frame["offset"] != taken.get(frame["file"])
+                assert frame.offset != taken.get(frame.file)
             else:
-                assert frame["offset"] == taken[frame["file"]]
-                taken[frame["file"]] += 4
+                assert frame.offset == taken[frame.file]
+                taken[frame.file] += 4
         spool.drain()
         copy = folder / "nodes/node1" / STEPS
         assert (copy.stat().st_size if copy.exists() else 0) == min(8, taken[STEPS])
@@ -173,7 +177,7 @@ def test_more_than_a_guard_sends_is_refused_before_it_fills_anything(way, size):
     piece, begun = b"x" * size, time.monotonic()
     with pytest.raises(Invalid):
         for number in range(1 << 16):
-            way.copies.take("node1", {"file": STEPS, "offset": number * size}, piece)
+            way.copies.take("node1", frames.Record(STEPS, number * size, size), piece)
     most = records.BESIDE + PIECE * (time.monotonic() - begun)
     way.spool.drain()
     # What a second may bring is counted from the first piece, a moment before `begun` ends.
@@ -241,7 +245,7 @@ FAILED = "say(type='worker_exit', rank=0, exit_code=1, signal=None, exception=No
 # Where the loop has to do with one machine, and whether a call is about node1.
 READERS = {
     "its process": (LocalProcess, "read", lambda process: "'abcd'" in process._process.args[-1]),
-    "its frames": (Frames, "feed", lambda frames, _: 0 in frames._shapes["worker"]["rank"].values),
+    "its frames": (Frames, "feed", lambda frames, _: 0 in frames._ranks),
     "its records": (records.Records, "take", lambda _, host, *rest: host == "node1"),
     "its ranks' words": (RunLogs, "feed", lambda _, host, *rest: host == "node1"),
     "its troubles": (Watch, "_of_machine", lambda _, host, *rest: host == "node1"),

@@ -1,5 +1,5 @@
-"""What a node tells, at the border: 100 and more generated cases for each parser, none of which may
-do anything but be taken as true or be refused."""
+"""What a node says, where it comes in (boundary/): 100 and more generated cases for each parser,
+none of which may do anything but be taken as true or be refused."""
 
 import base64
 import contextlib
@@ -10,17 +10,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import structs, to_builtins
 
+from boundary import run_files
+from boundary.answers import MOST_PACKAGES, Unreached
+from boundary.frames import KINDS, LARGEST, Frames
+from boundary.schema import Invalid
 from contract.errors import UserError
 from contract.options import Config
 from contract.text import clean
-from contract.validate import Invalid
 from launcher import judge, look, measure
 from launcher.engines import ssh
 from launcher.look import Control, OpenMachines, Requirements
 from launcher.terminal import Terminal
 from launcher.watch import attempts
-from launcher.watch.guards import LARGEST, ONCE, Frames, shapes
 from launcher.watch.lines import RunLogs
 from tests import fuzz
 from tests.unit.launcher.launcher_values import ANSWER as TOLD
@@ -55,6 +58,7 @@ GOOD = (
 )
 
 
+KIND = {kind.__struct_config__.tag: kind for kind in KINDS}
 # Python's recursion allows to read it, but not to look through it; with half a surrogate.
 NESTED = "[" * 600 + '"\\ud800"' + "]" * 600
 
@@ -87,9 +91,9 @@ WHOLE_EXIT = GOOD[-1]
     ("odd", "why"),
     [
         ('{"type": "beat", "unix": 1%s, "running": [], "disk_free": 1}' % ("0" * 900_000), None),
-        ('{"type": "beat", "unix": NaN, "running": [], "disk_free": 1}', "unix"),
-        ('{"type": "beat", "unix": 1.0, "running": [7]}', "running"),
-        (f'{{"type": "beat", "unix": {NESTED}, "running": [], "disk_free": 1}}', None),
+        ('{"type": "beat", "unix": 1e999, "running": [], "disk_free": 1}', "unix"),
+        ('{"type": "beat", "unix": 1.0, "running": [7]}', "rank"),
+        (f'{{"type": "beat", "unix": {NESTED}, "running": [], "disk_free": 1}}', "unix"),
         ('{"type": ["log"]}', None),
         ('{"type": "upgrade"}', None),
         ('{"type": "log", "rank": 7, "stream": "stdout", "bytes": 3}', "rank"),
@@ -138,17 +142,17 @@ def test_frames_do_not_depend_on_the_pieces(size):
     for start in range(0, len(data), size):
         found += frames.feed(data[start : start + size])
     kinds = ["hello", "log", "beat"]
-    assert [(frame["type"], rest) for frame, rest in found] == list(zip(kinds, (b"", payload, b"")))
+    assert [(frame.type, rest) for frame, rest in found] == list(zip(kinds, (b"", payload, b"")))
     assert frames.rest() == "welcome to node1"
 
 
 def test_what_no_shape_has_is_left_out_and_every_text_can_be_written():
     more = '{"type": "trouble", "what": "disk", "message": "full \\ud800", "x": HERE}\n'
     (_, (frame, _)) = read(wire(HELLO) + more.replace("HERE", NESTED).encode())
-    assert frame == {"type": "trouble", "what": "disk", "message": "full \ufffd"}
+    assert to_builtins(frame) == {"type": "trouble", "what": "disk", "message": "full \ufffd"}
 
 
-@pytest.mark.parametrize("again", [frame for frame in (HELLO, *GOOD) if frame["type"] in ONCE])
+@pytest.mark.parametrize("again", [frame for frame in (HELLO, *GOOD) if KIND[frame["type"]].once])
 def test_what_a_guard_sends_once_is_not_taken_twice(again):
     kind, rank = again["type"], again.get("rank")
     says = f"a second {kind} frame" if rank is None else f"a second {kind} frame of rank {rank}"
@@ -176,23 +180,23 @@ def test_an_answer_is_of_what_was_asked_and_nothing_else():
 def test_an_answer_says_all_that_was_asked(name):
     for asked in ANSWER[name]:
         less = {key: value for key, value in ANSWER[name].items() if key != asked}
-        with pytest.raises(Invalid, match=re.escape(f"answer.{name}.{asked} is missing")):
+        with pytest.raises(Invalid, match=re.escape(asked)):
             look.read_facts(json.dumps({**ANSWER, name: less}), TASK)
 
 
 def test_a_machine_has_as_many_cards_as_a_machine_may_have():
-    with pytest.raises(Invalid, match=r"answer\.gpus\.cards are 65"):
+    with pytest.raises(Invalid, match=r"answer\.gpus\.cards: "):
         look.read_facts(json.dumps({**ANSWER, "gpus": gpus(65)}), TASK)
 
 
 def test_a_machine_has_as_many_packages_as_a_machine_may_have():
     """Of each a file is made for pip: 100,000 names were 390 MiB."""
-    most = {f"a{number}": "1" for number in range(look.MOST_PACKAGES)}
+    most = {f"a{number}": "1" for number in range(MOST_PACKAGES)}
     whole = json.dumps({**ANSWER, "distributions": most})
-    assert len(look.read_facts(whole, TASK).distributions) == look.MOST_PACKAGES
-    with pytest.raises(Invalid, match=r"answer.distributions is "):
+    assert len(look.read_facts(whole, TASK).distributions) == MOST_PACKAGES
+    with pytest.raises(Invalid, match=r"answer.distributions: "):
         look.read_facts(json.dumps({**ANSWER, "distributions": {**most, "b": "1"}}), TASK)
-    with pytest.raises(Invalid, match=r"distributions is 'kkk"):
+    with pytest.raises(Invalid, match="4096"):
         look.read_facts(json.dumps({**ANSWER, "distributions": {"k" * 5000: "1"}}), TASK)
 
 
@@ -202,7 +206,7 @@ def test_what_is_nested_without_end_is_no_answer(name):
     for what in (NESTED, "[" * 100_000, "1" * 1_000_000):
         with pytest.raises(Invalid):
             look.read_facts(whole.replace('"HERE"', what), TASK)
-    with pytest.raises(Invalid, match=r"answer is \[\["):
+    with pytest.raises(Invalid, match="answer: "):
         look.read_facts(NESTED, TASK)
 
 
@@ -231,7 +235,7 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
         return
     assert found.home.startswith("/") and "\n" not in found.home
     assert len(found.gpus.cards) <= 64
-    known = {"node1": replace(found, host="node1"), "node2": facts(2)}
+    known = {"node1": structs.replace(found, host="node1"), "node2": facts(2)}
     env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
     hosts = [host(1, env=env, cuda_home="/usr/local/cuda"), host(2)]
     chosen = {"device": device, "output": "."}
@@ -247,12 +251,10 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
 @given(st.sampled_from(GOOD).flatmap(lambda good: fuzz.odd(good, ODD)))
 def test_an_odd_frame_is_true_or_refused(frame):
     text = wire(HELLO) + json.dumps(frame).encode() + b"\nabc"
-    known = shapes(RANKS)
     with contextlib.suppress(Invalid):
         for taken, payload in read(text):
-            json.dumps(taken).encode()
-            assert taken.keys() <= known[taken["type"]].keys() | {"type"}
-            assert taken.get("rank") in (*RANKS, None) and len(payload) <= LARGEST
+            json.dumps(to_builtins(taken)).encode()
+            assert getattr(taken, "rank", None) in (*RANKS, None) and len(payload) <= LARGEST
 
 
 @many
@@ -274,17 +276,17 @@ def way(address="192.0.2.1", port=1):
     [
         ([way()], None),
         ([way("192.0.2.7")], "it names a machine twice, or one that it was not asked for"),
-        ([way(port=0)], "its answer[0].port is 0, and one of range(1, 65536) was expected"),
+        ([way(port=0)], "its answer[0].port: "),
         ([way(), way(port=2)], "it names a machine twice, or one that it was not asked for"),
-        (NESTED, "its answer[0] is [["),
-        ("[" * 100_000, "it is no JSON"),
+        (NESTED, "its answer[0]: "),
+        ("[" * 100_000, "its answer[0]: "),
     ],
 )
 def test_what_a_machine_says_of_its_peers(said, told):
     line = said if isinstance(said, str) else json.dumps(said)
     found = look.read_unreached(line.encode(), {"192.0.2.1": "node1"})
     if told is None:
-        assert found == [look.Unreached(**one) for one in said]
+        assert found == [Unreached(**one) for one in said]
     else:
         assert found.startswith(f"what it says is impossible ({told}")
 
@@ -365,4 +367,4 @@ def test_any_timings_are_read(tmp_path_factory, lines):
     good = b'{"kind": "start", "attempt": 1, "resumed_samples": 8}'
     odd = b'{"kind": "start", "x": %s}' % NESTED.encode()
     path.write_bytes(b"\n".join([*lines, b'["start"]', odd, good]) + b"\n")
-    assert [line["resumed_samples"] for line in attempts.lines_of(path, attempts.START)][-1:] == [8]
+    assert [line.resumed_samples for line in attempts.lines_of(path, run_files.Start)][-1:] == [8]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.validate import One
+from boundary import run_files
 from launcher.watch import attempts
 from report import files, read
 from report.__main__ import main
@@ -352,7 +352,7 @@ def test_of_a_file_of_holes_its_own_bytes_are_read(tmp_path, begin):
     grown, before = files.Growing(path), bytes_read()
     assert [*grown.lines(), *grown.lines()] == [{"kind": "start"}] * 3
     assert grown.bad == 1
-    (start, *others) = attempts.lines_of(path, {"kind": One(("start",))})
+    (start, *others) = attempts.lines_of(path, run_files.Start)
     assert (start, len(others)) == ({"kind": "start"}, 2)
     assert bytes_read() - before < 1 << 20
 

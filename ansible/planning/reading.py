@@ -1,0 +1,118 @@
+"""What machines say, checked once where it comes in (boundary/facts.py); all of planning/ behind it
+trusts it. A value that cannot be, in type, range, size or alphabet, is a PlanError: that machine's
+failure.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from typing import Annotated
+
+from msgspec import Struct, to_builtins
+
+from boundary.facts import PRINTED, DriverFacts, MachineFacts, Printed, Proof, Version
+from boundary.schema import Invalid, Text, convert, decode, matching
+
+from . import PlanError
+
+LONE = re.compile("[\ud800-\udfff]")  # halves of surrogates, which no file could hold
+
+
+class _OfShell(Struct):
+    """Of a machine that role reach set aside."""
+
+    host: Text
+    like: Text
+    container: Text
+    python: Version | Annotated[str, matching("")]
+
+
+def machine(facts, host, address="", folders=(), gpus=None):
+    """What machine_facts returned, asked by this address and about these folders; gpus: what the
+    inventory says of its cards."""
+    known = to_builtins(read(facts, MachineFacts, host))
+    lacking = [folder for folder in folders if folder not in known["disks"]]
+    if lacking:
+        raise _impossible(host, f"it says nothing of the disk of {lacking[0]}")
+    links = (link["name"] for link in known["links"] if address in link["addresses"])
+    interface = next(links, None)
+    return {**known, "interface": interface, "host": host, "gpus_counted": counted(gpus, host)}
+
+
+def counted(gpus, host):
+    """How many of a machine's cards take part by the inventory's `gpus`; None: all."""
+    if gpus in (None, ""):
+        return None
+    if not re.fullmatch("[0-9]{1,4}", str(gpus)):
+        raise PlanError(f"{host}: gpus is {gpus!r} in the inventory: write a number, 0 for none")
+    return int(gpus)
+
+
+def driver(facts, host):
+    """What driver_facts returned."""
+    return to_builtins(read(facts, DriverFacts, host))
+
+
+def setting(variables, name, host, default=""):
+    """A text that the inventory says of a machine."""
+    value = variables.get(name, default)
+    if not isinstance(value, str):
+        raise PlanError(f"{host}: {name} in the inventory is {str(value)[:40]!r}, which is no text")
+    return value
+
+
+def recorded(facts):
+    """The facts of one machine in a file of facts, which may lack some; of one that role reach set
+    aside only what its shell said."""
+    hints = {}
+    for kind in (MachineFacts, DriverFacts, _OfShell):
+        hints.update(typing.get_type_hints(kind, include_extras=True))
+    known = {
+        name: read(facts[name], kind, f"a machine.{name}")
+        for name, kind in hints.items()
+        if name in facts
+    }
+    return to_builtins(known)
+
+
+def proven(machines):
+    """[{"host", "names", "precisions"}] of those whose products were right, by role prove's command
+    in their variables."""
+    proofs = []
+    for machine in machines:
+        host, done = machine["inventory_hostname"], machine.get("prove_cards", {})
+        if done.get("rc") == 0 and isinstance(done.get("stdout"), str):
+            try:
+                proof = parsed(done.get("stdout"), Proof, host)
+            except PlanError:
+                continue  # what it printed is no proof
+            proofs.append({"host": host, **to_builtins(proof)})
+    return proofs
+
+
+def read(value, kind, what):
+    """The value of this type; PlanError where it is none."""
+    if kind is Printed:  # of any size that a program may print
+        if not isinstance(value, str) or len(value) > PRINTED:
+            raise _impossible(what, "it is no text, or too long")
+        return LONE.sub("\ufffd", value)
+    try:
+        return convert(value, kind, what)
+    except Invalid as error:
+        raise _impossible(what, error) from None
+
+
+def parsed(text, kind, what):
+    """What a program printed as JSON."""
+    try:
+        return decode(read(text, Printed, what), kind, what)
+    except Invalid as error:
+        raise _impossible(what, error) from None
+
+
+def _impossible(what, wrong):
+    return PlanError(
+        f"{what}: {wrong}. The machine reports what cannot be: see what is wrong with it, or take "
+        "it out of the inventory"
+    )

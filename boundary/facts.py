@@ -1,0 +1,264 @@
+"""What Ansible's modules and the programs that roles call say of a machine. In texts that programs
+printed, those who read them find what they look for, or nothing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+from boundary.schema import Integer, Number, Text, matching
+
+PRINTED = 1 << 22  # characters of what one program prints
+Printed = Annotated[str, Meta(max_length=PRINTED)]
+# Such as 6.1.0-31-amd64, and of a package 2:535.261.03-1.
+Version = Annotated[str, matching(r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}")]
+PackageVersion = Annotated[str, matching(r"([0-9]{1,9}:)?[0-9]{1,9}[\w.+~:-]{0,200}")]
+Hex = Annotated[str, matching(r"[0-9a-f]{1,8}")]
+_BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+Ipv4 = Annotated[str, matching(rf"{_BYTE}(\.{_BYTE}){{3}}")]
+Network4 = Annotated[str, matching(rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9])")]
+IDS = r"uid=([0-9]{1,10})\S* gid=([0-9]{1,10}).*"  # what `id` prints
+
+
+class Process(Struct, frozen=True):
+    pid: Integer
+    command: Text | None
+
+
+class Pci(Struct, frozen=True):
+    """A display controller."""
+
+    vendor: Hex
+    device: Hex
+
+
+class Disk(Struct, frozen=True):
+    """Of a folder; `device`: the number of its file system."""
+
+    free: Number
+    free_inodes: Number | None
+    read_only: bool
+    device: Integer
+
+
+class Link(Struct, frozen=True):
+    """A network interface: Mbit/s, addresses, and these with the lengths of their prefixes."""
+
+    name: Text
+    mac: Text | None
+    mtu: Integer
+    speed: Integer | None
+    duplex: Text | None
+    wireless: bool
+    tunnel: bool
+    physical: bool
+    addresses: list[Ipv4]
+    networks: list[Network4]
+
+
+class Mount(Struct, frozen=True):
+    path: Text
+    type: Text
+
+
+class Source(Struct, frozen=True):
+    """Of apt."""
+
+    source: Text
+    file: Text | None
+
+
+class ShellFacts(Struct, frozen=True, kw_only=True):
+    """What the shell of a machine says before any module may run there (planning/looks.py)."""
+
+    host: Text = ""
+    distribution: Text | None
+    release: Text | None
+    kernel: Text
+    arch: Text
+    python: Text
+    like: Text = ""
+    container: Text = ""
+
+
+class MachineFacts(ShellFacts, frozen=True, kw_only=True):
+    """What ansible/library/machine_facts.py returns."""
+
+    kernel: Version
+    python: Version
+    codename: Text | None
+    glibc: Version
+    gcc: Version | None
+    driver: Version | None
+    driver_library: Version | None
+    kernel_headers: bool
+    python_venv: bool
+    systemd: bool
+    nouveau: bool
+    firewalld: bool
+    dpkg_broken: bool
+    rsync: bool
+    conda: bool
+    uv: bool
+    machine_id: Text | None
+    interface: Text | None
+    address_owner: Text | None
+    broken: Text | None
+    reboot_waits: Text | None
+    xids: list[Integer]
+    environments: list[Text]
+    loopback_names: list[Text]
+    missing_libraries: list[Text]
+    boot_passphrases: list[Text]
+    memory: Integer
+    secure_boot: bool | None
+    hostname: Text
+    ufw_conf: Text
+    clock: Number
+    held_since: Number | None
+    toolkits: dict[Text, Version | None]
+    gpus: list[Pci]
+    passed_through: list[Hex]
+    prime: Text | None
+    disks: dict[Text, Disk]
+    links: list[Link]
+    apt_lock: Process | None
+    missing_mounts: list[Mount]
+    dead_sources: list[Source]
+
+
+class DriverFacts(Struct, frozen=True):
+    """What ansible/library/driver_facts.py returns."""
+
+    packages: dict[Text, PackageVersion]
+    offered: dict[Text, PackageVersion]
+    displays: list[Process]
+    gpu_processes: list[Process]
+    dkms: bool
+    pending: bool
+    display_manager_active: bool
+    waiting_kernel: Version | None
+    runfile: Version | None
+    waiting_module: Text | None
+    module: Text | None
+    signing_key: Text | None
+    display_manager: Text | None
+    kernel_series: Text | None
+    held: list[Text]
+    held_by_us: list[Text]
+    seated: list[Text]
+    prebuilt: dict[Text, list[Text]]
+    uninstallable: dict[Text, Text]
+    transitional: dict[Text, Text]
+    offered_transitional: dict[Text, Text]
+    kernel_compiler: Annotated[str, matching("[0-9]{1,4}")] | None
+    free: dict[Text, Number]
+
+
+class Proof(Struct, frozen=True):
+    """What proof.py prints of a machine's GPUs."""
+
+    names: list[Text]
+    precisions: list[Literal["fp32", "fp16", "bf16"]]
+
+
+class Reader(Struct, frozen=True):
+    """What a share's options depend on: `ids` is what `id` prints."""
+
+    kernel: Version
+    speed: Integer
+    ids: Annotated[str, matching(IDS)]
+
+
+class Smi(Struct, frozen=True):
+    """What nvidia-smi said."""
+
+    rc: Integer
+    text: Printed
+
+
+class Unit(Struct, frozen=True):
+    """A service in Ansible's own facts."""
+
+    state: Text = ""
+
+
+class Services(Struct, frozen=True, rename={"firewalld": "firewalld.service"}):
+    firewalld: Unit = Unit()
+
+
+class Setup(Struct, frozen=True):
+    """Of Ansible's own facts."""
+
+    interfaces: list[Text]
+
+
+class Address(Struct, frozen=True):
+    """Of a network interface in Ansible's own facts."""
+
+    address: Text
+    prefix: Annotated[str, matching("[0-9]{1,3}")] | Integer
+
+
+class Interface(Struct, frozen=True):
+    """A network interface in Ansible's own facts, each part of which may lack."""
+
+    ipv4: Address | None = None
+    ipv4_secondaries: list[Address] = field(default_factory=list)
+    ipv6: list[Address] = field(default_factory=list)
+    interfaces: list[Text] = field(default_factory=list)
+    pciid: Text | None = None
+
+    @property
+    def addresses(self) -> list[Address]:
+        return [*([self.ipv4] if self.ipv4 else []), *self.ipv4_secondaries, *self.ipv6]
+
+
+class LinkAddress(Struct, frozen=True):
+    """Of `ip -json address`; iproute2 4.15 prints {} for what it leaves out."""
+
+    family: Text | None = None
+    local: Text | None = None
+    prefixlen: Integer | None = None
+    dynamic: bool = False
+
+
+class IpLink(Struct, frozen=True):
+    ifname: Text = ""
+    address: Text = ""
+    mtu: Integer = 1500
+    addr_info: list[LinkAddress] = field(default_factory=list)
+
+    @property
+    def ipv4(self) -> list[LinkAddress]:
+        whole = (each for each in self.addr_info if each.local and each.prefixlen is not None)
+        return [each for each in whole if each.family == "inet"]
+
+
+class FileSystem(Struct, frozen=True):
+    """Of findmnt."""
+
+    source: Text
+    fstype: Text
+    options: Text
+
+
+class FileSystems(Struct, frozen=True):
+    filesystems: list[FileSystem]
+
+
+class BlockDevice(Struct, frozen=True):
+    """Of lsblk, with those in it."""
+
+    name: Text = ""
+    fstype: Text | None = None
+    label: Text | None = None
+    uuid: Text | None = None
+    size: Text | None = None
+    mountpoint: Text | None = None
+    children: list[BlockDevice] = field(default_factory=list)
+
+
+class BlockDevices(Struct, frozen=True):
+    blockdevices: list[BlockDevice]

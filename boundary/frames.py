@@ -1,0 +1,231 @@
+"""The frames of a guard (docs/guard-protocol.md), cut out of its stream and checked."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal, Union
+
+from msgspec import UNSET, Meta, Struct
+
+from boundary.schema import Count, Integer, Invalid, Number, Text, decode, matching
+from contract.records import PIECE
+
+LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
+GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard
+KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
+
+ExitCode = Annotated[int, Meta(ge=0, le=255)]
+Signal = Annotated[str, matching(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}")]
+Sign = Literal["asked", "seat", "processors", "card"]
+Reason = Literal[
+    "finished", "alone", "failed", "stopped", "killed", "busy", "lease", "eof", "guard"
+]
+
+
+class Frame(Struct, frozen=True, tag_field="type"):
+    # Whether our guard sends it once at most; of those with a rank, once a rank.
+    once: ClassVar[bool] = False
+
+    @property
+    def type(self) -> str:
+        return str(self.__struct_config__.tag)
+
+
+class Hello(Frame, frozen=True, tag="hello"):
+    protocol: Literal[2]
+    way: Literal["service", "wardens"]
+    once: ClassVar[bool] = True
+
+
+class Started(Frame, frozen=True, tag="started"):
+    pid: Integer
+    mono_start: Number
+    once: ClassVar[bool] = True
+
+
+class Worker(Frame, frozen=True, tag="worker"):
+    rank: int
+    pid: Integer
+    once: ClassVar[bool] = True
+
+
+class Log(Frame, frozen=True, tag="log"):
+    """`bytes`: how many raw bytes follow."""
+
+    rank: int | None
+    stream: Literal["stdout", "stderr"]
+    bytes: Annotated[int, Meta(ge=1, le=LARGEST)]
+
+
+class Record(Frame, frozen=True, tag="record"):
+    file: Text
+    offset: Count
+    bytes: Annotated[int, Meta(ge=1, le=PIECE)]
+
+
+class Beat(Frame, frozen=True, tag="beat"):
+    unix: Number
+    running: list[int]
+
+
+class WorkerExit(Frame, frozen=True, tag="worker_exit"):
+    rank: int
+    first: bool
+    exit_code: ExitCode | None
+    signal: Signal | None
+    exception: Text | None
+    once: ClassVar[bool] = True
+
+
+class Trouble(Frame, frozen=True, tag="trouble"):
+    what: Text
+    message: Text
+
+
+class OwnerSign(Frame, frozen=True, tag="owner"):
+    sign: Sign | None
+
+
+class Process(Struct, frozen=True):
+    pid: Integer
+    command: Text
+
+
+class WorkerEnd(Struct, frozen=True):
+    exit_code: ExitCode | None
+    signal: Signal | None
+    exception: Text | None
+
+
+class Exit(Frame, frozen=True, tag="exit"):
+    """The last frame."""
+
+    reason: Reason
+    message: Text | None
+    exit_code: ExitCode | None
+    signal: Signal | None
+    mono_start: Number
+    mono_end: Number
+    workers: dict[Text, WorkerEnd]
+    ended: list[Process]
+    left: list[Process]
+    once: ClassVar[bool] = True
+
+
+KINDS = (Hello, Started, Worker, Log, Record, Beat, WorkerExit, Trouble, OwnerSign, Exit)
+AnyFrame = Union[KINDS]  # type: ignore[valid-type]
+TYPES = {kind.__struct_config__.tag for kind in KINDS}
+
+
+class _Head(Struct):
+    """What tells a frame from another line."""
+
+    type: Any = UNSET
+
+
+class Frames:
+    """Cuts a byte stream into frames, however it was split on the way.
+
+    A frame that our guard never sends raises Invalid: the rest of the stream means nothing.
+    """
+
+    def __init__(self, ranks: tuple[int, ...]):
+        self._ranks = frozenset(ranks)
+        # What came before hello: a .bashrc's greeting, or why there is no guard.
+        self.said_before = b""
+        self._before = 0  # bytes of it
+        self._buffer = bytearray()
+        self._looked = 0  # bytes of the buffer known to contain no newline
+        self._greeted = False
+        self._sent: set[tuple[str, int | None]] = set()  # those that come once, with their ranks
+        self._waiting: Log | Record | None = None  # a frame whose raw bytes are not all here
+
+    def feed(self, data: bytes) -> Iterator[tuple[Frame, bytes]]:
+        """Add bytes; yield the frames that are now complete, each with its raw bytes. After those
+        that precede a bad one, raises Invalid."""
+        self._buffer += data
+        while (frame := self._next()) is not None:
+            yield frame
+
+    def _next(self) -> tuple[Frame, bytes] | None:
+        while True:
+            if self._waiting is not None:
+                size = self._waiting.bytes
+                if len(self._buffer) < size:
+                    return None
+                frame, payload = self._waiting, bytes(self._buffer[:size])
+                del self._buffer[:size]
+                self._waiting = None
+                return frame, payload
+            line = self._line()
+            if line is None:
+                return None
+            known = self._frame(line)
+            if known is None:
+                self._keep(line + b"\n")
+            elif isinstance(known, (Log, Record)):
+                self._waiting = known
+            else:
+                return known, b""
+
+    def _line(self) -> bytes | None:
+        end = self._buffer.find(b"\n", self._looked)
+        if end < 0:
+            self._looked = len(self._buffer)
+            if self._looked > LARGEST:
+                self._keep(bytes(self._buffer[:KEPT]))
+                raise Invalid(f"a line of more than {LARGEST >> 20} MiB")
+            return None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 1]
+        self._looked = 0
+        return line
+
+    def _frame(self, line: bytes) -> Frame | None:
+        """The frame in a line, checked; None for a line that is not a frame."""
+        if not line.startswith(b"{"):  # a flood of other lines costs little
+            return None
+        try:
+            kind = decode(line, _Head, "frame").type
+        except Invalid:
+            return None
+        if kind is UNSET or (not self._greeted and kind != "hello"):
+            return None
+        if not isinstance(kind, str) or kind not in TYPES:
+            raise Invalid(f"a frame of type {reprlib.repr(kind)}")
+        frame: Frame = decode(line, AnyFrame, f"{kind} frame")
+        self._greeted = True
+        self._check_order(frame)
+        return frame
+
+    def _check_order(self, frame: Frame) -> None:
+        """Refuse the ranks of others, what comes again, however often, and what comes after the
+        last frame."""
+        rank = getattr(frame, "rank", None)
+        own = {*getattr(frame, "running", ()), *([] if rank is None else [rank])} <= self._ranks
+        if not own:
+            raise Invalid(f"a {frame.type} frame of a rank that is not there")
+        if ("exit", None) in self._sent:
+            raise Invalid(f"after its exit frame one of type {frame.type!r}")
+        if (frame.type, rank) in self._sent:
+            whose = "" if rank is None else f" of rank {rank}"
+            raise Invalid(f"a second {frame.type} frame{whose}")
+        if frame.once:
+            self._sent.add((frame.type, rank))
+
+    def _keep(self, said: bytes) -> None:
+        """Keep text that is not a frame. stderr shares the stream: the text is a defect of the
+        guard, or what answered instead of one."""
+        self.said_before = (self.said_before + said)[-KEPT:]
+        self._before += len(said)
+        if not self._greeted and self._before > GREETING:
+            raise Invalid(
+                f"{GREETING >> 20} MiB before its first frame: does a .bashrc print something "
+                "there?"
+            )
+
+    def rest(self) -> str:
+        """What is not a frame, as text."""
+        text = self.said_before + bytes(self._buffer[:KEPT])
+        return text.decode(errors="replace").strip()
