@@ -32,7 +32,7 @@ from contract.runs import RECORD
 from contract.strategies import EXACT, MIB
 
 from .compat import autocast_type, cpu_capability
-from .place import Place, cores, host_name, place
+from .coordinates import ProcessCoordinates, cores, host_name, read_coordinates
 from .sync.attach import attached_to
 from .sync.unsummed import UnsummedSteps, watch_steps
 
@@ -181,7 +181,7 @@ class Lines:
     """`nodes/<host>/rank<k>.<attempt>.steps.jsonl` below `output`; see docs/run-directory.md.
     Without an output nothing is written. Raises UserError where it cannot be.
 
-    Each line is held with its lap until `flush` or `keep_up`, because on CUDA a lap can be read
+    Each line is held with its lap until `flush` or `flush_ready`, because on CUDA a lap can be read
     only once the device has passed its end. Where none is added for STALL seconds, a thread says in
     which category the rank is, and again when that changes: so ranks that wait for another in a sum
     can be told from the one that has not arrived.
@@ -192,7 +192,7 @@ class Lines:
         self._waiting: List[Tuple[Dict[str, Any], Optional[Lap]]] = []
         self._flushed = time.monotonic()
         self._block = Block()
-        self._alone = True  # the next step warms up, and has a line to itself
+        self._first_step = True  # the next step warms up, and has a line to itself
         self.steps, self.spent = 0, 0.0  # all later ones that were read, and their seconds
         self._added, self._step = time.monotonic(), 0
         self._stalled: Optional[Tuple[float, str]] = None  # what `look` said last
@@ -241,7 +241,7 @@ class Lines:
         # After a failure the device may hang in a collective whose peers are gone.
         self.flush(patience=1.0 if fields["status"] == "failed" else None)
 
-    def keep_up(self) -> None:
+    def flush_ready(self) -> None:
         """Write, once in FLUSH seconds, the lines whose end the device has passed; waits for
         none."""
         if time.monotonic() - self._flushed < FLUSH:
@@ -266,7 +266,7 @@ class Lines:
                 if not spent and patience:
                     patience = 0.0  # later laps end later
                 line["seconds"] = {name: round(value, 7) for name, value in spent.items() if value}
-                if line["kind"] == "step" and not self._alone:
+                if line["kind"] == "step" and not self._first_step:
                     self.steps, self.spent = self.steps + 1, self.spent + sum(spent.values())
             self._put(line)
         del self._waiting[:count]
@@ -282,8 +282,8 @@ class Lines:
         if before is not None and before.get("exact") != line.get("exact"):
             self._print(self._block.close())
         done = self._block.add(line)
-        self._print(self._block.close() if self._alone and done is None else done)
-        self._alone = False
+        self._print(self._block.close() if self._first_step and done is None else done)
+        self._first_step = False
 
     def _print(self, line: Optional[Dict[str, Any]]) -> None:
         if line is not None and self._file is not None:
@@ -299,7 +299,9 @@ def peak(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def process_line(place: Place, host: str, device: torch.device, began: float) -> Dict[str, Any]:
+def process_line(
+    coordinates: ProcessCoordinates, host: str, device: torch.device, began: float
+) -> Dict[str, Any]:
     """The fields of the `start` line that say which process this is, where, and in which Python.
     `began`: when its clock did."""
     on_gpu = device.type == "cuda"
@@ -309,9 +311,9 @@ def process_line(place: Place, host: str, device: torch.device, began: float) ->
         "mono": began,
         "unix": time.time(),
         "host": host,
-        "rank": place.rank,
-        "local_rank": place.local_rank,
-        "world_size": place.size,
+        "rank": coordinates.rank,
+        "local_rank": coordinates.local_rank,
+        "world_size": coordinates.size,
         "pid": os.getpid(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -387,11 +389,13 @@ class Timings:
     """One process's own loop, timed by hooks of its loader and its models; see `timed`."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.place, self.host = place(os.environ), host_name(os.environ)
+        self.coordinates, self.host = read_coordinates(os.environ), host_name(os.environ)
         first = next(model.parameters(), torch.zeros(0))
         self.device, self._own_type = first.device, first.dtype
         self.clock = Clock(self.device)
-        self.lines = Lines(os.environ.get("TANDEM_OUTPUT"), self.host, self.place.rank, self.clock)
+        self.lines = Lines(
+            os.environ.get("TANDEM_OUTPUT"), self.host, self.coordinates.rank, self.clock
+        )
         self._models: List[Callable[[], Any]] = []
         self._sums: List[int] = []  # of each model: backwards that sum its gradients, in a step
         self._unsummed: List[UnsummedSteps] = []  # steps of each DDP model
@@ -463,7 +467,7 @@ class Timings:
         self._samples = []
         self.clock.enter("other")
         self.lines.add("step", **fields)
-        self.lines.keep_up()
+        self.lines.flush_ready()
 
     def _warming(self) -> bool:
         """Whether this step's sums were exact for a strategy that had not begun yet."""
@@ -504,15 +508,15 @@ class Timings:
         at_work = [attached_to(model) for model in models]
         specs = [EXACT if one is None else one.sync.strategy.spec for one in at_work]
         fields = {
-            **process_line(self.place, self.host, self.device, self.clock.started),
-            "node_rank": self.place.node or 0,
+            **process_line(self.coordinates, self.host, self.device, self.clock.started),
+            "node_rank": self.coordinates.node or 0,
             "model": "+".join(type(one).__name__ for one in own),
             "parameters": sum(p.numel() for one in own for p in one.parameters()),
             **gradients_line(*(summed or own)),
             "sync": "+".join(dict.fromkeys(specs)),
             "precision": self._type,
             "rank_batch": rank_batch,
-            "global_batch": rank_batch * self.place.size,
+            "global_batch": rank_batch * self.coordinates.size,
             "accumulate": parts,
             "workers": getattr(self._loader, "num_workers", 0),
             "image_size": self._pixels,

@@ -10,7 +10,7 @@ from typing import List, NoReturn, Optional
 
 from contract.command_line import parse
 from contract.errors import UserError
-from tandem.place import place
+from tandem.coordinates import read_coordinates
 
 from .errors import report_error
 
@@ -24,7 +24,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
     except UserError as error:
-        return report_error(error, place(os.environ))
+        return report_error(error, read_coordinates(os.environ))
     keep_compiled_code()
     # Only now, since it imports torch, for seconds: --help and refused options do without.
     from .process import begin

@@ -6,7 +6,7 @@ from typing import Any, Dict, Optional, Tuple
 from contract import prices
 from contract.strategies import parse
 from contract.text import pluralize
-from tandem.sync import carried_out
+from tandem.sync import effective_spec
 from tandem.timings import gradients_line, process_line
 
 from .build import Job
@@ -62,7 +62,7 @@ def describe_run(job: Job, cost: Cost) -> str:
     parts = f" ({' + '.join(map(str, world.batches))})" if options.balance else ""
     parts += f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     if world.size > 1:
-        strategy = parse(carried_out(options.sync, world.nodes, options.family))
+        strategy = parse(effective_spec(options.sync, world.nodes, options.family))
         if strategy.rule is not parse(options.sync).rule:
             parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
         elif strategy != parse(options.sync):

@@ -14,7 +14,7 @@ from contract.errors import UserError
 from contract.layout import SPLITS
 from contract.options import Options
 from contract.split import micro_batches, steps_per_epoch
-from tandem.sync import Sync, carried_out, make
+from tandem.sync import Sync, effective_spec, make
 from tandem.timings import Clock
 
 from . import parallel, precision, syncbn
@@ -70,7 +70,7 @@ class Job(Materials):
 def build_materials(options: Options, world: World, class_count: Optional[int] = None) -> Materials:
     """Data sets and model; `class_count`: its classes, where they are not those of the images.
     Raises UserError on all ranks when one of them lacks something."""
-    with world.agreed():
+    with world.raise_on_all_ranks():
         parts = _build_materials(options, world, class_count)
     names = hashlib.sha256(ascii(parts.train_set.classes).encode()).hexdigest()[:8]
     gathered = world.gather((len(parts.train_set), len(parts.eval_set), names))
@@ -123,7 +123,7 @@ def build_job(options: Options, world: World, parts: Materials, clock: Clock) ->
     exposed = partial(clock.enter, "sync_exposed")
     sync = None
     if world.size > 1:
-        spec = carried_out(options.sync, world.nodes, options.family)
+        spec = effective_spec(options.sync, world.nodes, options.family)
         sync = make(spec, exposed, options.timeout)
     if options.checkpoint_activations:
         recompute_activations(model)

@@ -143,7 +143,7 @@ def own_state(job: Job, position: Position) -> Optional[OwnState]:
     """A copy of this machine's own state; None where there is none, and on all its ranks but the
     first."""
     own = job.sync.state_dict() if job.sync is not None else None
-    if job.sync is None or own is None or not job.sync.topology.leads:
+    if job.sync is None or own is None or not job.sync.topology.is_leader:
         return None
     nodes = list(job.world.nodes)
     return OwnState(sync=_copy(own), run=position.run, step=position.step, nodes=nodes)
@@ -235,7 +235,7 @@ def read_weights(file: str) -> TrainedModel:
 def start_from_weights(job: Job) -> None:
     """Start from the model of --weights. Collective."""
     name, now, changes = f"--weights {job.options.weights}", job.train_set.classes, ""
-    with job.world.agreed():
+    with job.world.raise_on_all_ranks():
         trained = read_weights(job.options.weights or "")
         if trained.classes is not None:
             changes = class_changes(trained.classes, now)

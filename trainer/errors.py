@@ -3,7 +3,7 @@
 import sys
 
 from contract.errors import DATA_LOST, DIVERGED, RankError, UserError
-from tandem.place import Place
+from tandem.coordinates import ProcessCoordinates
 
 
 class DataLost(RankError):
@@ -18,10 +18,10 @@ class Diverged(UserError):
     code = DIVERGED
 
 
-def report_error(error: UserError, here: Place) -> int:
+def report_error(error: UserError, coordinates: ProcessCoordinates) -> int:
     """Print the error, once per node if all ranks know it, and once per run if it concerns no
     machine; returns the exit code."""
-    first = (here.rank if isinstance(error, Diverged) else here.local_rank) == 0
+    first = (coordinates.rank if isinstance(error, Diverged) else coordinates.local_rank) == 0
     if first or isinstance(error, RankError):
         print(f"trainer: {error}", file=sys.stderr)
     return error.code

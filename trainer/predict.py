@@ -32,13 +32,13 @@ def infer(options: Options, world: World) -> int:
         raise UserError(
             "--predict and --extract need a trained model: give --resume auto or --weights."
         )
-    with world.agreed():
+    with world.raise_on_all_ranks():
         if world.rank == 0:  # which alone writes
             _check_writable(options)
     trained = _trained_model(options, world)
     count = None if trained.classes is None else len(trained.classes)
     job = build_job(options, world, build_materials(options, world, count), Clock(world.device))
-    with world.agreed():
+    with world.raise_on_all_ranks():
         checkpoint.load_weights(job.model, trained.tensors)
     here = job.train_set.classes
     rows = _infer_all(job)
@@ -60,7 +60,7 @@ def _trained_model(options: Options, world: World) -> TrainedModel:
         return TrainedModel(average or state["model"], state["classes"] or None)
     if options.weights is None:
         raise UserError(f"--resume {options.resume}: no checkpoint below --output.")
-    with world.agreed():
+    with world.raise_on_all_ranks():
         trained = checkpoint.read_weights(options.weights)
     return trained
 

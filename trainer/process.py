@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from contract.errors import INTERRUPTED, OUT_OF_MEMORY, UserError
 from contract.options import Options
-from tandem.place import place
+from tandem.coordinates import read_coordinates
 
 from .data.workers import end_with
 from .errors import report_error
@@ -53,11 +53,14 @@ def work(options: Options) -> int:
         else:
             code = train((Trial if options.trial else Run)(options, world))
     except UserError as error:
-        return report_error(error, place(os.environ, options.local_rank))
+        return report_error(error, read_coordinates(os.environ, options.local_rank))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        print(f"trainer: rank {place(os.environ).rank}: out of memory: {error}", file=sys.stderr)
+        print(
+            f"trainer: rank {read_coordinates(os.environ).rank}: out of memory: {error}",
+            file=sys.stderr,
+        )
         return OUT_OF_MEMORY
     if world.exchange is not None:
         # All ranks come here: leave together, so that no peer sees a connection break.

@@ -66,7 +66,7 @@ def _find(
     """`steps`: those that all machines have their own files of; `train_set`: what the run that
     goes on trains on. The checkpoint's owner sends the bytes."""
     content, mine = b"", None
-    with world.agreed():
+    with world.raise_on_all_ranks():
         if world.local_rank == 0:
             content, mine = _newest_here(options, steps, train_set)
     candidates = [row and Candidate(tuple(row[0]), row[1]) for row in world.gather(mine)]
@@ -196,7 +196,7 @@ def _complete_steps(job: Job) -> FrozenSet[Tuple[str, int]]:
     """The (run, step) pairs for which all machines have their own files. Collective."""
     if job.sync is None or job.sync.state_dict() is None:
         return frozenset()
-    with job.world.agreed():
+    with job.world.raise_on_all_ranks():
         here = [key for key, _ in _own_files(job)]
     keys = job.world.gather(here)
     return frozenset.intersection(*(frozenset(map(tuple, theirs)) for theirs in keys))
@@ -248,7 +248,7 @@ def _from_checkpoint(options: Options, world: World) -> Dict[str, str]:
     if options.resume == "none" or options.predict or options.extract:
         return {}
     mine = None
-    with world.agreed():
+    with world.raise_on_all_ranks():
         if world.local_rank == 0:
             mine = _newest_options(options, ("precision", *OPEN))
     candidates = [candidate for candidate in world.gather(mine) if candidate]

@@ -47,7 +47,7 @@ def train_step(
         scale = 1.0 if follows is None else follows.value
         job.sync.begin(scale, exact)
     shape = shape_of(job, batch.sizes)
-    with resting(job.norms, shape.running_statistics):
+    with frozen_batch_norm(job.norms, shape.running_statistics):
         tally = _gradients(job, images, targets, batch.global_count, shape.micro, step)
     clock.enter("optimizer")
     skipped = job.precision.step(job.optimizer, job.options.clip_grad_norm)
@@ -113,11 +113,11 @@ def _inputs(
 def _empty_step(job: Job) -> torch.Tensor:
     """For a rank without samples: the peers wait for its gradients, which are zero."""
     job.clock.enter("forward")
-    blank_pass(job, job.net, 1, last=True)
+    dummy_pass(job, job.net, 1, last=True)
     return torch.zeros(2, device=job.world.device)
 
 
-def blank_pass(
+def dummy_pass(
     job: Job, net: nn.Module, count: int, last: bool = False, unseen: bool = False
 ) -> None:
     """Forward and backward of `count` blank images; all gradients are zero. `last`: this is the
@@ -152,7 +152,7 @@ def unchanged(job: Job) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def resting(norms: List[nn.Module], on: bool) -> Iterator[None]:
+def frozen_batch_norm(norms: List[nn.Module], on: bool) -> Iterator[None]:
     """Within, batch normalisation uses its running statistics and leaves them as they are."""
     if not on:
         yield
@@ -206,15 +206,15 @@ def rebuild_buckets(job: Job) -> None:
         if job.world.exchange is not None:
             static = job.options.static_graph
             alone = cast(nn.Module, job.net.module if static else job.net)
-            with local_only(alone, True), resting(job.norms, job.options.sync_bn):
+            with local_only(alone, True), frozen_batch_norm(job.norms, job.options.sync_bn):
                 for size in _throwaway_sizes(job):
-                    blank_pass(job, alone, size, unseen=static)
+                    dummy_pass(job, alone, size, unseen=static)
             job.net.zero_grad(set_to_none=True)
             job.world.exchange.meet()
         for size in _throwaway_sizes(job):
-            blank_pass(job, job.net, size)
+            dummy_pass(job, job.net, size)
         _refuse_unused(job)
-        blank_pass(job, job.net, _throwaway_sizes(job)[-1])
+        dummy_pass(job, job.net, _throwaway_sizes(job)[-1])
 
 
 def _refuse_unused(job: Job) -> None:
@@ -240,7 +240,7 @@ def agree_micro_batches(job: Job) -> None:
         return
     count = job.world.batches[job.world.rank]
     parts = job.micro_batches
-    with resting(job.norms, job.options.sync_bn):
+    with frozen_batch_norm(job.norms, job.options.sync_bn):
         while not _fits(job, max(micro_batches(count, parts))) and count // parts > SMALLEST:
             parts *= 2
     job.micro_batches = max(job.world.gather(parts))
@@ -253,7 +253,7 @@ def _fits(job: Job, size: int) -> bool:
         with unchanged(job), one_pass():
             reserve = reserve_bytes(job) if job.world.device.type == "cuda" else 0
             ballast = torch.empty(reserve, dtype=torch.uint8, device=job.world.device)
-            blank_pass(job, job.model, size)
+            dummy_pass(job, job.model, size)
             del ballast
     except OutOfMemory:
         return False
@@ -267,6 +267,6 @@ def reserve_bytes(job: Job) -> int:
     copies = len(OPTIMIZERS[job.options.optimizer].keeps(job.options))
     weights = sum(weight.numel() * weight.element_size() for weight in weights_of(job.optimizer))
     summed = sum(weight.numel() for weight in weights_of(job.optimizer)) * 4
-    kept = summed * job.sync.keeps if job.sync is not None else 0
+    kept = summed * job.sync.state_copies if job.sync is not None else 0
     total = torch.cuda.get_device_properties(job.world.device).total_memory
     return copies * weights + int(kept) + int(total) // 20

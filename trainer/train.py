@@ -63,7 +63,7 @@ class Run:
         self.cost = describe(parts.model, parts.image_size)
         self.job = build_job(options, world, parts, self.clock)
         self.options, self.world = options, world
-        with world.agreed():
+        with world.raise_on_all_ranks():
             self.lines = Lines(options.output, world.host, world.rank, self.clock)
             self.screen = Screen(options, world, self.job.steps_per_epoch, self.lines)
             self.sample_log = SampleLog(options, world)
@@ -173,7 +173,7 @@ class Run:
         if log_point:
             self.lines.flush()
         else:
-            self.lines.keep_up()
+            self.lines.flush_ready()
             if self.screen.due():
                 # The tallies are not reset: the lines must not depend on how fast this machine is.
                 self._show_tallies()

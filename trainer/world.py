@@ -21,13 +21,13 @@ from contract.options import Options
 from contract.precisions import Device, cpu_has_bf16, refuse_mixture
 from contract.split import SMALLEST, rank_batches, split_batch
 from tandem.compat import bound_to, nccl_settings
+from tandem.coordinates import ProcessCoordinates, host_name, numbered, read_coordinates
 from tandem.exchange import Exchange
-from tandem.place import Place, host_name, numbered, place
 
 
 @dataclasses.dataclass(frozen=True)
-class World(Place):
-    """Place, plus what is known once all ranks have met. `nodes`: the machine of each rank,
+class World(ProcessCoordinates):
+    """Coordinates, and what is known once all ranks have met. `nodes`: the machine of each rank,
     numbered from 0; `batches`: samples per rank and step."""
 
     node_rank: int = 0
@@ -61,7 +61,7 @@ class World(Place):
         return [thing] if self.exchange is None else self.exchange.state(thing)
 
     @contextlib.contextmanager
-    def agreed(self) -> Iterator[None]:
+    def raise_on_all_ranks(self) -> Iterator[None]:
         """A UserError of one rank within the block is raised on all, so that no rank waits for it,
         with the exit code of the first that has one. Collective."""
         own, code = "", 0
@@ -81,8 +81,8 @@ class World(Place):
 
 def start(options: Options) -> World:
     """Choose the device, then meet the other ranks. Raises UserError for what cannot work."""
-    here = place(os.environ, options.local_rank)
-    device = _device(options, here)
+    process = read_coordinates(os.environ, options.local_rank)
+    device = _device(options, process)
     # Before anything that could touch a device: NCCL calls a model on another GPU "invalid usage".
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -92,31 +92,31 @@ def start(options: Options) -> World:
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    world = World(**vars(here), host=host_name(os.environ), device=device)
+    world = World(**vars(process), host=host_name(os.environ), device=device)
     own = own_device(device, world.host, options)
     world = dataclasses.replace(world, devices=(own,))
-    if here.size > 1:
-        world = dataclasses.replace(world, **_meet(options, here, own, device)._asdict())
-    at = (world.host if here.node is None else here.node, here.local_rank)
+    if process.size > 1:
+        world = dataclasses.replace(world, **_meet(options, process, own, device)._asdict())
+    at = (world.host if process.node is None else process.node, process.local_rank)
     places = [(node, local) for node, local in world.gather(at)]
     nodes = numbered([node for node, _ in places])
     return dataclasses.replace(
         world,
-        node_rank=nodes[here.rank],
+        node_rank=nodes[process.rank],
         nodes=nodes,
-        local_size=nodes.count(nodes[here.rank]),
+        local_size=nodes.count(nodes[process.rank]),
         batches=rank_batches(options.per_node_batch_size, places, options.balance),
     )
 
 
-def _device(options: Options, here: Place) -> torch.device:
+def _device(options: Options, process: ProcessCoordinates) -> torch.device:
     count = torch.cuda.device_count() if options.device != "cpu" else 0
     if options.device == "cuda" and count == 0:
         raise UserError("--device cuda: this machine has no usable GPU; see nvidia-smi.")
     if count == 0:
         return torch.device("cpu")
     # srun and mpirun may show each process only its own GPU, as number 0.
-    index = 0 if count == 1 and "LOCAL_RANK" not in os.environ else here.local_rank
+    index = 0 if count == 1 and "LOCAL_RANK" not in os.environ else process.local_rank
     if index >= count:
         raise RankError(
             f"local rank {index} has no GPU: this machine has {count}. "
@@ -139,10 +139,12 @@ class Meeting(NamedTuple):
     devices: Tuple[Device, ...]
 
 
-def _meet(options: Options, here: Place, own: Device, device: torch.device) -> Meeting:
+def _meet(
+    options: Options, process: ProcessCoordinates, own: Device, device: torch.device
+) -> Meeting:
     """Form the process group. Raises UserError where the ranks do not find each other."""
     if "MASTER_ADDR" not in os.environ:
-        os.environ["MASTER_ADDR"] = _first_host(here)
+        os.environ["MASTER_ADDR"] = _first_host(process)
     os.environ.setdefault("MASTER_PORT", "29500")
     card = interface_towards(os.environ["MASTER_ADDR"])
     backend = _backend(device)
@@ -154,14 +156,14 @@ def _meet(options: Options, here: Place, own: Device, device: torch.device) -> M
     if backend == "nccl":
         os.environ.update(nccl_settings())
     try:
-        store, *_ = next(rendezvous("env://", here.rank, here.size, timeout=patience))
+        store, *_ = next(rendezvous("env://", process.rank, process.size, timeout=patience))
         store.set_timeout(patience)
-        devices = all_devices(own, here.rank, here.size, dist.PrefixStore("trainer", store))
+        devices = all_devices(own, process.rank, process.size, dist.PrefixStore("trainer", store))
         dist.init_process_group(
             backend,
             store=dist.PrefixStore("group", store),
-            rank=here.rank,
-            world_size=here.size,
+            rank=process.rank,
+            world_size=process.size,
             timeout=patience,
             **(bound_to(device) if backend == "nccl" else {}),
         )
@@ -171,17 +173,17 @@ def _meet(options: Options, here: Place, own: Device, device: torch.device) -> M
         if "nccl" in str(error).lower():
             raise  # the ranks have met; its own words say what is wrong
         raise UserError(
-            f"rank {here.rank} of {here.size} did not meet the others at "
+            f"rank {process.rank} of {process.size} did not meet the others at "
             f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {options.timeout} s: "
-            f"{str(error).splitlines()[0]}. Were {here.size} processes started, and is that "
+            f"{str(error).splitlines()[0]}. Were {process.size} processes started, and is that "
             "address the first machine's?"
         ) from error
     own_store = dist.PrefixStore("trainer", store)
     return Meeting(own_store, exchange, devices)
 
 
-def _first_host(here: Place) -> str:
-    if here.local_size == here.size or os.environ.get("SLURM_NNODES") == "1":
+def _first_host(process: ProcessCoordinates) -> str:
+    if process.local_size == process.size or os.environ.get("SLURM_NNODES") == "1":
         return "127.0.0.1"
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:

@@ -223,8 +223,8 @@ class Rank:
     def _set_up(self) -> Any:
         nodes = range(self.world)
         family = self.options.family
-        carried_out = strategies_of_ranks.carried_out(self.options.sync, nodes, family)
-        sync = strategies_of_ranks.make(carried_out, lambda: None)
+        effective_spec = strategies_of_ranks.effective_spec(self.options.sync, nodes, family)
+        sync = strategies_of_ranks.make(effective_spec, lambda: None)
         sync.setup(torch.device("cpu"))
         return sync
 

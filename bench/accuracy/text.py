@@ -173,7 +173,7 @@ def by_threads(case: dict[str, Any]) -> float:
 
     def rank_main(rank: int) -> float:
         mine = Training(case, rank)
-        spec = sync.carried_out(case["sync"], range(case["ranks"]), ADAM)
+        spec = sync.effective_spec(case["sync"], range(case["ranks"]), ADAM)
         strategy = sync.make(spec, lambda: None)
         strategy.setup(torch.device("cpu"))
         weights = list(mine.model.parameters())[::-1]

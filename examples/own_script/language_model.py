@@ -78,7 +78,7 @@ if options.sync:
     from tandem import sync
 
     attached = sync.attach(model, options.sync)
-    attached.settle(lambda: loss_of(batch(0, 0)).backward())
+    attached.warm_up_buckets(lambda: loss_of(batch(0, 0)).backward())
 
 
 def own(step: int) -> Path:

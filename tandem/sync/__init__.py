@@ -2,6 +2,6 @@
 
 from .attach import Attached, attach, hook
 from .base import Sync, Topology
-from .kinds import KINDS, carried_out, make
+from .kinds import KINDS, effective_spec, make
 
-__all__ = ["KINDS", "Attached", "Sync", "Topology", "attach", "carried_out", "hook", "make"]
+__all__ = ["KINDS", "Attached", "Sync", "Topology", "attach", "effective_spec", "hook", "make"]

@@ -31,11 +31,11 @@ from contract.strategies import ADAM, AUTO, EXACT, SGD, parse, usages
 from contract.strategies import ATTACHED as WHOSE
 
 from ..compat import timeout_of
+from ..coordinates import host_name, numbered, read_coordinates
 from ..exchange import Exchange
-from ..place import host_name, numbered, place
 from .base import NONE, Sync, Topology, Unused, sum_over_ranks
 from .carrier import PeerLost
-from .kinds import carried_out, family_of, make
+from .kinds import effective_spec, family_of, make
 from .unsummed import UnsummedSteps, watch_steps
 from .usage import Usage
 
@@ -53,7 +53,7 @@ class Attached:
 
     sync: Sync  # from `connect` on, as are these
     device: torch.device
-    carried_out: str
+    effective_spec: str
     hosts: List[str]  # of each rank
     usage: Optional[Usage] = None  # of the sums, where a strategy keeps what it leaves out of them
     world = 0
@@ -84,7 +84,7 @@ class Attached:
         self._optimizer = optimizer  # until `connect`
         self._said: Set[str] = set()
         self.scaled = parse(spec).of(self.family).spec  # with its scale
-        self.steps = 0  # that have begun, without those of `settle`
+        self.steps = 0  # that have begun, without those of `warm_up_buckets`
         self.exact = True  # whether the last step was
         self._scale: Optional[float] = None  # of the coming step, where a forward has read it
         self._sums: List[Sums] = []  # of this step's buckets
@@ -104,9 +104,10 @@ class Attached:
         if self.patience is None:
             self.patience = timeout_of(group, device).total_seconds()
         exchange = Exchange(timedelta(seconds=self.patience))
-        self.world, self.device, here = exchange.size, device, place(os.environ)
+        self.world, self.device = exchange.size, device
+        process = read_coordinates(os.environ)
         host = host_name(os.environ)
-        machine = host if here.node is None else str(here.node)
+        machine = host if process.node is None else str(process.node)
         if self.machines is not None:
             if len(self.machines) != self.world:
                 raise UserError(
@@ -122,8 +123,10 @@ class Attached:
                 f"{', '.join(sorted({f'{spec!r} after {n} exact steps' for spec, n in asked}))}."
             )
         nodes, self.hosts = numbered([one[0] for one in told]), [str(one[1]) for one in told]
-        self.carried_out = carried_out(self.spec, nodes, self.family) if self.world > 1 else EXACT
-        self.sync = make(self.carried_out, lambda: None, self.patience)
+        self.effective_spec = (
+            effective_spec(self.spec, nodes, self.family) if self.world > 1 else EXACT
+        )
+        self.sync = make(self.effective_spec, lambda: None, self.patience)
         topology = Topology(nodes, exchange.rank).connected(self.patience)
         self.sync.setup(device, topology)
         exchange.meet()
@@ -131,7 +134,7 @@ class Attached:
         if self.sync.strategy.rule.warms:
             self.usage = Usage(self._optimizer)
         self._optimizer = None
-        owner, give_back = (self, self.sync.end) if model is None else (model, self._give_back)
+        owner, give_back = (self, self.sync.end) if model is None else (model, self._release)
         ends = weakref.finalize(owner, give_back)
         ends.atexit = False  # where the process ends, all of it does
         self._end = ends
@@ -141,7 +144,7 @@ class Attached:
             if self.scaler is not None:
                 model.register_forward_pre_hook(self._before_forward)
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         self.sync.end()
         del self.sync
         self.usage = None
@@ -242,17 +245,19 @@ class Attached:
             self._end = None
             vars(self).pop("sync", None)
 
-    def settle(self, closure: Callable[[], Any]) -> None:
+    def warm_up_buckets(self, closure: Callable[[], Any]) -> None:
         """A throw-away pass, before the first step: `closure` makes a forward through the DDP model
         and a backward, on any images. DDP orders its buckets by it. Without it the first step is
         exact instead, and a run that goes on from a checkpoint sums its first step in another order
         than one that was never stopped. Buffers and random numbers stay as they are, and gradients
         are dropped. Collective. Raises UserError."""
         if self._ordered:
-            raise UserError(f"{WHOSE}: settle(closure) comes before the first backward.")
+            raise UserError(f"{WHOSE}: warm_up_buckets(closure) comes before the first backward.")
         model = self._model()
         if model is None:
-            raise UserError(f"{WHOSE}: settle(closure) needs the model: take attach and not hook.")
+            raise UserError(
+                f"{WHOSE}: warm_up_buckets(closure) needs the model: take attach and not hook."
+            )
         device = model.device
         buffers = [(one, one.clone()) for one in model.module.buffers()]
         self._settling = True
@@ -267,8 +272,8 @@ class Attached:
                     buffer.copy_(before)
         if not self._ordered:
             raise UserError(
-                f"{WHOSE}: the closure of settle made no backward that communicates: it calls the "
-                "DDP model, not what is in it, and not within no_sync."
+                f"{WHOSE}: the closure of warm_up_buckets made no backward that communicates: it "
+                "calls the DDP model, not what is in it, and not within no_sync."
             )
 
     @property
@@ -381,7 +386,7 @@ def hook(
 ) -> Tuple[Attached, Callable[[Attached, dist.GradBucket], Sums]]:
     """What `attach` registers, as (state, hook), for a library that makes the DDP model by itself:
     `model.register_comm_hook(*hook("ef:5"))`. The ranks meet in the first backward. Without the
-    model there is no `settle` and no state, and a `scaler` is read within backward. Raises
+    model there is no `warm_up_buckets` and no state, and a `scaler` is read within backward. Raises
     UserError."""
     return Attached(spec, warmup_steps, scaler, patience, machines, optimizer), sum_bucket
 
@@ -392,7 +397,7 @@ def sum_bucket(state: Attached, bucket: dist.GradBucket) -> Sums:
 
 def about_machines(spec: str, attached: Attached) -> Optional[str]:
     """A line on a strategy between machines where all ranks are on one."""
-    if attached.carried_out != EXACT or parse(spec).exact or attached.world == 1:
+    if attached.effective_spec != EXACT or parse(spec).exact or attached.world == 1:
         return None
     return (
         f"{WHOSE}: all {attached.world} ranks are on one machine, where {spec} sums exactly; "
@@ -402,7 +407,7 @@ def about_machines(spec: str, attached: Attached) -> Optional[str]:
 
 def about_scale(attached: Attached, optimizer: Any) -> Optional[str]:
     """A line on what a strategy made of an optimizer that was not named, or is not known."""
-    spec = attached.carried_out
+    spec = attached.effective_spec
     if spec in (attached.spec, EXACT) or attached.family is not None:
         return None
     what = "no optimizer= was named"
@@ -438,7 +443,7 @@ def about_use(usage: Usage) -> Optional[str]:
 
 def about_adam(attached: Attached) -> Optional[str]:
     """A line on a strategy that leaves out what Adam needs."""
-    strategy = parse(attached.carried_out)
+    strategy = parse(attached.effective_spec)
     known = not strategy.rule.warms or choice.is_acceptable(strategy, ADAM)
     if attached.family == SGD or known:
         return None

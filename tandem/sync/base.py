@@ -69,17 +69,17 @@ class Topology:
         return tuple(ranks[0] for ranks in self.ranks)
 
     @property
-    def leads(self) -> bool:
+    def is_leader(self) -> bool:
         return self.rank == self.own_ranks[0]
 
     @property
-    def several(self) -> bool:
+    def multi_rank_nodes(self) -> bool:
         """Whether any machine has more than one rank."""
         return len(self.nodes) > self.count
 
     def connected(self, patience: float) -> "Topology":
         """The same with its group, whose collectives time out after `patience` s. Collective."""
-        if not self.several:
+        if not self.multi_rank_nodes:
             return self
         group = new_group(self.ranks, timedelta(seconds=patience))
         return dataclasses.replace(self, group=group)
@@ -88,17 +88,18 @@ class Topology:
         self,
         stages: List[Stage],
         blank: Callable[[Any], Any],
-        wire: Callable[[Any], List[torch.Tensor]],
+        tensors_to_broadcast: Callable[[Any], List[torch.Tensor]],
     ) -> List[Stage]:
-        """The stages of this rank. A leader passes on the tensors `wire` before the last stage. Any
-        other rank begins with `blank(job)`, receives these tensors, and runs only the last stage.
+        """The stages of this rank. A leader passes on `tensors_to_broadcast` before the last stage.
+        Any other rank begins with `blank(job)`, receives these tensors, and runs only the last
+        stage.
         """
-        if not self.several:
+        if not self.multi_rank_nodes:
             return stages
 
         def hand_on(bucket: Any, group: Any) -> Any:
             if len(self.own_ranks) > 1:
-                broadcast(wire(bucket), self.own_ranks[0], group)
+                broadcast(tensors_to_broadcast(bucket), self.own_ranks[0], group)
             return bucket
 
         first, *middle, last = stages
@@ -106,7 +107,7 @@ class Topology:
             dataclasses.replace(stage, among=(self.leaders,)) if stage.sends else stage
             for stage in middle
         ]
-        if not self.leads:
+        if not self.is_leader:
             first = Stage(blank)
             middle = [dataclasses.replace(stage, work=_pass_on) for stage in middle]
         return [first, *middle, Stage(hand_on, sends=True, among=self.ranks), last]
@@ -187,7 +188,7 @@ class Sync:
         return None
 
     @property
-    def keeps(self) -> float:
+    def state_copies(self) -> float:
         """What this rank holds from step to step beside the gradients, in copies of them in fp32;
         known after `setup`."""
         return 0.0

@@ -37,13 +37,13 @@ class BucketState:
     `held`: the tensors before the first of several sums that no optimizer has used yet.
     """
 
-    now: List[torch.Tensor]
-    coming: List[torch.Tensor]
+    current: List[torch.Tensor]
+    pending: List[torch.Tensor]
     finite: Optional[Flag] = None
     parameters: Sequence[torch.Tensor] = ()
     starts: Sequence[int] = (0,)
     held: Optional[List[torch.Tensor]] = None
-    undoable = False  # whether `coming` is what `now` was before the last sum
+    undoable = False  # whether `pending` is what `current` was before the last sum
 
     @classmethod
     def blank(cls, sizes: Sequence[int], device: torch.device) -> "BucketState":
@@ -54,22 +54,22 @@ class BucketState:
         """Keep what the last sum left, where `taken`."""
         self.finite, self.undoable = None, taken
         if taken:
-            self.now, self.coming = self.coming, self.now
+            self.current, self.pending = self.pending, self.current
             return
-        for one in self.coming:
+        for one in self.pending:
             one.zero_()  # NaN is left there, even where no gradient comes
 
     def settle(self, unused: Unused) -> None:
         """Take back what sums left that were thrown away, and hold what was before those that
         may still be."""
-        before = self.coming if self.held is None and self.undoable else self.held
+        before = self.pending if self.held is None and self.undoable else self.held
         self.undoable = False
         if before is None:
             return
         waiting = any(unused.get(one, False) for one in self.parameters)
         if waiting and self.held is None:
             self.held = before
-            self.coming = [torch.zeros_like(one) for one in before]
+            self.pending = [torch.zeros_like(one) for one in before]
         for one, part, old in self._parts(before):
             if unused.get(one) is False:
                 part.copy_(old)
@@ -81,11 +81,11 @@ class BucketState:
     def _parts(
         self, before: List[torch.Tensor]
     ) -> Iterator[Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Each parameter with its values in `now` and `before`."""
+        """Each parameter with its values in `current` and `before`."""
         end = 0
         for one in self.parameters:
             begin, end = end, end + one.numel()
-            for start, now, old in zip(self.starts, self.now, before):
+            for start, now, old in zip(self.starts, self.current, before):
                 part = slice(max(begin - start, 0), max(end - start, 0))
                 yield one, now[part], old[part]
 
@@ -98,10 +98,10 @@ class Squares(BucketState):
         """They learn of a step's last sum alone, which has in it those that it was added to."""
         super().settle(dict.fromkeys(unused, False))
 
-    def of_each(self) -> Dict[torch.Tensor, torch.Tensor]:
+    def by_parameter(self) -> Dict[torch.Tensor, torch.Tensor]:
         """By parameter."""
         sizes = [one.numel() for one in self.parameters]
-        return dict(zip(self.parameters, self.now[0][: sum(sizes)].split(sizes)))
+        return dict(zip(self.parameters, self.current[0][: sum(sizes)].split(sizes)))
 
 
 @dataclasses.dataclass
@@ -152,7 +152,7 @@ class ErrorFeedback(Sync):
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         super().setup(device, topology)
-        stages = self.topology.stages(self.stages(), self.blank, self.wire)
+        stages = self.topology.stages(self.stages(), self.blank, self.tensors_to_broadcast)
         self.carrier = Carrier(stages, device, self.patience)
         able = sum_over_ranks(torch.tensor(float(can_compress()), device=device)).wait()
         if able == len(self.topology.nodes):
@@ -192,9 +192,9 @@ class ErrorFeedback(Sync):
 
     def rescale(self, ratio: float) -> None:
         """The loss scale has changed."""
-        kept = [[*one.now, *(one.held or ())] for one in self.kept.values()]
+        kept = [[*one.current, *(one.held or ())] for one in self.kept.values()]
         multiply([one for tensors in kept for one in tensors], ratio)
-        squares = [state.now[0] for state in self._squares.values()]
+        squares = [state.current[0] for state in self._squares.values()]
         multiply([*squares, *self._loose.values()], ratio**2)
 
     def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
@@ -217,12 +217,12 @@ class ErrorFeedback(Sync):
 
     def _state_of(self, buffer: torch.Tensor, index: int) -> BucketState:
         known = self.kept.get(index)
-        sizes = self.sizes(buffer) if self.topology.leads else []
+        sizes = self.sizes(buffer) if self.topology.is_leader else []
         # Also begun anew where --bucket_mb differs from that before a resume.
-        if known is None or [tensor.numel() for tensor in known.now] != sizes:
+        if known is None or [tensor.numel() for tensor in known.current] != sizes:
             known = self.kept[index] = BucketState.blank(sizes, buffer.device)
         known.parameters = self._parameters
-        if self.topology.leads:
+        if self.topology.is_leader:
             known.starts = 0, self.owners.index(self.topology.rank) * sizes[1]
         return known
 
@@ -244,7 +244,7 @@ class ErrorFeedback(Sync):
     def state_dict(self) -> Optional[Dict[str, Any]]:
         self.close()
         # Gradients are not saved, so what a sum left that is still in them is not, either.
-        kept = {str(index): kept.held or kept.now for index, kept in self.kept.items()}
+        kept = {str(index): kept.held or kept.current for index, kept in self.kept.items()}
         return {"scale": self.scale, "kept": kept}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
@@ -267,8 +267,8 @@ class ErrorFeedback(Sync):
         return self.topology.leaders
 
     @property
-    def keeps(self) -> float:
-        size = 2 * (1 + 1 / len(self.owners)) if self.topology.leads else 0
+    def state_copies(self) -> float:
+        size = 2 * (1 + 1 / len(self.owners)) if self.topology.is_leader else 0
         return size + 2 * self.learns
 
     def stages(self) -> List[Stage]:
@@ -300,8 +300,8 @@ class ErrorFeedback(Sync):
             self._loose, self._squares = self._all_squares(), {}
         size = len(self.owners) * shard_size(buffer.numel(), len(self.owners))
         made = BucketState.blank([size], buffer.device)
-        found = self._squares[index] = Squares(made.now, made.coming, None, parameters)
-        for one, part in found.of_each().items():
+        found = self._squares[index] = Squares(made.current, made.pending, None, parameters)
+        for one, part in found.by_parameter().items():
             if one in self._loose:
                 part.copy_(self._loose.pop(one))
         return found
@@ -309,7 +309,7 @@ class ErrorFeedback(Sync):
     def _all_squares(self) -> Dict[torch.Tensor, torch.Tensor]:
         found = dict(self._loose)
         for state in self._squares.values():
-            found.update(state.of_each())
+            found.update(state.by_parameter())
         return found
 
     def common_state(self, model: torch.nn.Module) -> Optional[Dict[str, Any]]:
@@ -350,19 +350,19 @@ class ErrorFeedback(Sync):
         coded = buffer.new_empty((len(self.owners), size), dtype=torch.uint8)
         return Bucket(buffer, kept, coded, squares=squares, own=self._scales(squares))
 
-    def wire(self, bucket: Bucket) -> List[torch.Tensor]:
+    def tensors_to_broadcast(self, bucket: Bucket) -> List[torch.Tensor]:
         return [bucket.coded]
 
     def _scales(self, squares: Optional[Squares]) -> Optional[torch.Tensor]:
         if squares is None:
             return None
-        return own_scales(squares.now[0]).view(len(self.owners), -1)
+        return own_scales(squares.current[0]).view(len(self.owners), -1)
 
     def _code(self, job: Any) -> Bucket:
         """Encode this rank's values plus what it left out before."""
         buffer, (kept, squares) = job
-        flat, values = kept.coming[0], buffer.numel()
-        torch.add(kept.now[0][:values], buffer, out=flat[:values])  # zeros fill it up
+        flat, values = kept.pending[0], buffer.numel()
+        torch.add(kept.current[0][:values], buffer, out=flat[:values])  # zeros fill it up
         own = self._scales(squares)
         coded = self.codec.encode(flat.view(len(self.owners), -1), own)
         return Bucket(buffer, kept, coded, squares=squares, own=own)
@@ -393,9 +393,9 @@ class ErrorFeedback(Sync):
         shard, own = self.owners.index(self.topology.rank), None
         if bucket.own is not None:
             own = bucket.own[shard : shard + 1]
-        whole = bucket.kept.coming[1]
+        whole = bucket.kept.pending[1]
         decoded = self.codec.decode(coded, len(whole), own)
-        torch.add(bucket.kept.now[1], decoded.sum(0), out=whole)
+        torch.add(bucket.kept.current[1], decoded.sum(0), out=whole)
         return self.codec.encode(whole.view(1, -1), own)[0]
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
@@ -419,7 +419,7 @@ def _learn(state: Squares, sums: torch.Tensor, dtype: torch.dtype) -> Flag:
     """Write what the mean squares become; returns whether these sums are finite in `dtype`, which
     the sizes of blocks do not say."""
     part = slice(sums.numel())
-    square = learn(state.now[0][part], sums, state.coming[0][part])
+    square = learn(state.current[0][part], sums, state.pending[0][part])
     # No mean square must become infinite: it would remain so.
     most = min(largest(dtype) ** 2, largest(torch.float32) * (1 - KEPT) / 2)
     state.finite = Flag(square, most)

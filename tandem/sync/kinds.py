@@ -38,7 +38,7 @@ def family_of(optimizer: Any) -> Optional[str]:
     return None
 
 
-def carried_out(spec: str, nodes: Sequence[int], family: Optional[str]) -> str:
+def effective_spec(spec: str, nodes: Sequence[int], family: Optional[str]) -> str:
     """The strategy that ranks on these machines carry out, with an optimizer of this family: the
     exact sum, where `spec` is one that is only between machines and all are one."""
     strategy = parse(spec).of(family)

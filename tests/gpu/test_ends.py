@@ -67,19 +67,19 @@ def unequal(images, device, given):
     # After the meeting, which may take as long as a loaded machine needs.
     for group in {dist.group.WORLD, *map(statistics_of, job.norms)}:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=3), group)
-    real = step.blank_pass
+    real = step.dummy_pass
 
     def slow(*args, **kwargs):
         """Stands in for a compilation, which one rank finds in its cache."""
-        step.blank_pass = real
+        step.dummy_pass = real
         time.sleep(4.5 * job.world.rank)
         return real(*args, **kwargs)
 
-    step.blank_pass = slow
+    step.dummy_pass = slow
     step.rebuild_buckets(job)
     before = weights(job)
     train(job, batches(job, 1, 1))
-    return step.blank_pass is real and distance(weights(job), before) > 0
+    return step.dummy_pass is real and distance(weights(job), before) > 0
 
 
 @pytest.mark.needs_torch_2  # whose time-outs can be set later

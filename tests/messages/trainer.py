@@ -83,9 +83,9 @@ def attachments():
     yield "another hook", lambda: sync.attach(with_hook, "ef:5")
     ddp = DistributedDataParallel(net)
     ours = sync.attach(ddp, "ef:5")
-    yield "no backward", lambda: ours.settle(lambda: None)
+    yield "no backward", lambda: ours.warm_up_buckets(lambda: None)
     hooked, _ = sync.hook("ef:5")
-    yield "a hook settles", lambda: hooked.settle(lambda: None)
+    yield "a hook settles", lambda: hooked.warm_up_buckets(lambda: None)
     yield "a hook keeps a state", hooked.state_dict
     state = ours.state_dict()
     for name, value in {"spec": "ef:15", "nodes": [0, 0], "steps": True}.items():

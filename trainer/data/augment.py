@@ -27,7 +27,7 @@ class Train:
     """The training transform: `kind` is one of none, shift, crop, trivial (see --augment).
 
     It has two parts, so that small images are decoded only once: `base` is the same in each epoch,
-    and `chance` makes the epoch's pixels from it. Where the random part comes first, as it does in
+    and `augment` makes the epoch's pixels from it. Where the random part comes first, as it does in
     a crop, `base` cannot be cached (`keeps` is False).
     """
 
@@ -41,7 +41,7 @@ class Train:
     def __call__(self, picture: Picture, rng: Random) -> np.ndarray:
         """uint8 (size, size, 3)."""
         if self.keeps:
-            return self.chance(self.base(picture), rng)
+            return self.augment(self.base(picture), rng)
         image = random_crop(picture, self.size, rng, self.scaled)
         if rng.random() < 0.5:
             image = ImageOps.mirror(image)
@@ -62,7 +62,7 @@ class Train:
         """The side of `base` in pixels."""
         return self.size + 2 * self.reach
 
-    def chance(self, base: np.ndarray, rng: Random) -> np.ndarray:
+    def augment(self, base: np.ndarray, rng: Random) -> np.ndarray:
         """uint8 (size, size, 3), perhaps a view: shifted by up to an eighth of the size. It is not
         mirrored, since a mirrored digit or letter is a different one."""
         top = left = 0
@@ -93,7 +93,7 @@ class Evaluate:
     def base(self, picture: Picture) -> np.ndarray:
         return np.asarray(center_crop(picture.pixels(), self.sizes.resize, self.sizes.evaluate))
 
-    def chance(self, base: np.ndarray, rng: Random) -> np.ndarray:
+    def augment(self, base: np.ndarray, rng: Random) -> np.ndarray:
         return base
 
 

@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 SMALL = 64  # pixels; images up to this size are used whole and shifted, not cropped
 USUAL = 224
-TRIED = 4  # other images that are read where one cannot be
+PROBE_COUNT = 4  # other images that are read where one cannot be
 # Most bytes that a machine's ranks together keep of a split; never more than 1/8 of its memory.
-MOST = 2**31
+CACHE_BYTES_MAX = 2**31
 NOT_DECODED, GOOD, BAD = 0, 1, 2
 
 
@@ -87,9 +87,9 @@ class ImageFolder:
         return median_low(sides or [USUAL])
 
     def reads_others(self, path: str) -> bool:
-        """Whether any of up to TRIED other images on the disk or share of this one can be read."""
+        """Whether any of PROBE_COUNT other images on this one's disk or share can be read."""
         others = [other for other in self.by_mount[self.mount_of(path)] if other != path]
-        step, place = len(others) // TRIED + 1, self.paths.index(path)
+        step, place = len(others) // PROBE_COUNT + 1, self.paths.index(path)
         return not others or any(is_readable(self.root / p) for p in others[place % step :: step])
 
     @cached_property
@@ -226,4 +226,4 @@ class ImageCache:
 def fits(count: int, side: int, ranks: int) -> bool:
     """Whether each of a machine's ranks may keep `count` bases."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return count * side * side * 3 * ranks <= min(MOST, memory // 8)
+    return count * side * side * 3 * ranks <= min(CACHE_BYTES_MAX, memory // 8)

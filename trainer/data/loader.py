@@ -23,7 +23,7 @@ from .decode import BadImage, Missing, Unreadable, open_picture
 from .folder import SMALL, Bad, ImageCache, ImageFolder, fits
 from .workers import data_loader, start, worker_count
 
-AGAIN = 60.0  # seconds in which a disk or share is waited for once
+RETRY_AFTER = 60.0  # seconds in which a disk or share is waited for once
 TRIALS = 16  # how many replacements in a row may be bad too before the run gives up
 
 
@@ -58,7 +58,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
         """In training (where the draw has an epoch), a bad image is replaced by another one of its
         class, drawn from (seed, epoch, index); in evaluation, after TRIALS replacements, and where
         a disk gives no image any more, `pixels` is None."""
-        rng, index = self.chance(draw), draw.number
+        rng, index = self.sample_rng(draw), draw.number
         paths, targets = self.folder.paths, self.folder.targets
         bad: List[Bad] = []
         chosen = index
@@ -98,11 +98,11 @@ class Samples(Dataset):  # type: ignore[type-arg]
         elif isinstance(error, Missing):
             return Bad(path, str(error))  # its mount is there, and no one waits for it
         elif path not in self.given_up:
-            self.patience[mount] = time.monotonic() + AGAIN
+            self.patience[mount] = time.monotonic() + RETRY_AFTER
         self.given_up.add(path)
         return Bad(path, str(error), mount, alone)
 
-    def chance(self, draw: Draw) -> Random:
+    def sample_rng(self, draw: Draw) -> Random:
         return Random(derive_seed("augment", self.seed, draw.epoch, draw.number))
 
 
@@ -134,7 +134,9 @@ class TrainBatches:
         self.dataset, self.options, self.world = dataset, options, world
         scaled = bool(options.jpeg_scaling)
         transform = Train(options.augment, dataset.sizes, options.random_erase, scaled)
-        self._source = Source(Samples(dataset, transform, options.seed), options, world, stays=True)
+        self._source = Source(
+            Samples(dataset, transform, options.seed), options, world, persistent=True
+        )
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This rank's samples of each step from position `start` of the epoch on; a step may have
@@ -191,12 +193,13 @@ class Steps:
 
 class Source:
     """The samples of a split, collated by step. They are decoded on demand; small ones are decoded
-    once and then cached. `stays`: loader processes wait for the next call of `batches`."""
+    once and then cached. `persistent`: loader processes wait for the next call of `batches`."""
 
     def __init__(
-        self, samples: Samples, options: Options, world: World, stays: bool = False
+        self, samples: Samples, options: Options, world: World, persistent: bool = False
     ) -> None:
-        self.samples, self.options, self.world, self.stays = samples, options, world, stays
+        self.samples, self.options, self.world = samples, options, world
+        self.persistent = persistent
         self.size, self._steps = samples.transform.size, Steps()
         self._loader: Optional[DataLoader[Collated]] = None
 
@@ -218,7 +221,7 @@ class Source:
                 partial(_collate, self.size),
                 self._workers(len(folder) // self.world.size),
                 pinned=self.world.device.type == "cuda",
-                stays=self.stays,
+                persistent=self.persistent,
             )
         return start(self._loader)
 
@@ -249,7 +252,7 @@ class Source:
         base = cache.get(draw.number)
         if base is None:
             return self.samples[draw]
-        pixels = self.samples.transform.chance(base, self.samples.chance(draw))
+        pixels = self.samples.transform.augment(base, self.samples.sample_rng(draw))
         return Sample(pixels, self.samples.folder.targets[draw.number], draw.number, [])
 
 

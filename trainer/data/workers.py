@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from contract.options import Options
-from tandem.place import cores
+from tandem.coordinates import cores
 
 from ..world import World
 from .folder import SMALL
@@ -43,9 +43,9 @@ def data_loader(
     collate: Callable[[Any], Any],
     workers: int,
     pinned: bool = False,
-    stays: bool = False,
+    persistent: bool = False,
 ) -> DataLoader[Any]:
-    """torch's DataLoader over `steps` of indices. `stays`: its processes outlive an epoch."""
+    """torch's DataLoader over `steps` of indices. `persistent`: its processes outlive an epoch."""
     return DataLoader(
         dataset,
         batch_sampler=steps,
@@ -57,7 +57,7 @@ def data_loader(
         # The default of Python 3.14 would import torch again in each of them.
         multiprocessing_context="fork" if workers else None,
         worker_init_fn=partial(end_with, os.getpid()),
-        persistent_workers=stays and workers > 0,
+        persistent_workers=persistent and workers > 0,
     )
 
 

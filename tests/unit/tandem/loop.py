@@ -63,7 +63,7 @@ class Script:
         self.attached = sync.attach(self.ddp, self.spec, scaler=self.scaler)
         self.normalise = Normalise(CPU, self.dtype, torch.contiguous_format)
         blank = torch.zeros((2, 3, *[self.folder.sizes.train] * 2), dtype=self.dtype)
-        self.attached.settle(lambda: (self.ddp(blank).sum() * 0).backward())
+        self.attached.warm_up_buckets(lambda: (self.ddp(blank).sum() * 0).backward())
 
     def steps(self, begin, end):
         each = len(self.folder) // (self.batch * self.world)

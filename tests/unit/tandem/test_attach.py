@@ -107,8 +107,8 @@ def test_an_overflow_under_a_grad_scaler_leaves_no_trace(images):
 
 
 def first_sums():
-    """Whether each of four steps was the exact average, without `settle` and with two exact steps
-    of warm-up."""
+    """Whether each of four steps was the exact average, without `warm_up_buckets` and with two
+    exact steps of warm-up."""
     rank, world = loop.joined()
     found = {}
     for warmup in (0, 2):
@@ -206,7 +206,7 @@ def patience_and_machines():
     for machines in (None, [0, 1]):
         ddp = loop.wrapped(torch.nn.Linear(2, 2))
         attached = sync.attach(ddp, SPEC, machines=machines)
-        found.append((attached.sync.patience, attached.carried_out))
+        found.append((attached.sync.patience, attached.effective_spec))
     return found
 
 

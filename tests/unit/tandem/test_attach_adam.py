@@ -31,11 +31,11 @@ def told(spec, kind):
     optimizer = None if kind is None else kind(model.parameters(), lr=0.1)
     with contextlib.redirect_stderr(io.StringIO()) as said:
         attached = sync.attach(model, spec, optimizer=optimizer)
-    return attached.carried_out, said.getvalue()
+    return attached.effective_spec, said.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("spec", "kind", "carried_out", "lines"),
+    ("spec", "kind", "effective_spec", "lines"),
     [
         ("ef:5", torch.optim.AdamW, "ef:5:own", 0),
         ("ef:5", Own, "ef:5:peak", 0),
@@ -46,10 +46,10 @@ def told(spec, kind):
     ],
 )
 def test_it_goes_by_the_optimizer_and_rank_0_says_once_what_it_cannot_know(
-    spec, kind, carried_out, lines
+    spec, kind, effective_spec, lines
 ):
     (first, said), (second, nothing) = run_ranks([1, 1], told, spec, kind)
-    assert (first, second, nothing) == (carried_out, carried_out, "")
+    assert (first, second, nothing) == (effective_spec, effective_spec, "")
     assert len(said.splitlines()) == lines
     assert kind is not Lion or "Lion" in said
     assert not spec.endswith("peak") or prices.with_adam(parse(spec)) in said

@@ -192,7 +192,7 @@ def skipped_layer():
         attached.state_dict()
         state = attached.sync.kept[0]
         sizes = [one.numel() for one in state.parameters]
-        parts = dict(zip(state.parameters, state.now[0][: sum(sizes)].split(sizes)))
+        parts = dict(zip(state.parameters, state.current[0][: sum(sizes)].split(sizes)))
         kept.append([parts[one.weight].clone().numpy() for one in (ddp.module.one, ddp.module.two)])
     return kept[-2:]
 

@@ -50,10 +50,10 @@ def test_once_a_second_what_the_device_has_passed_is_written_without_a_wait(made
         lines.add("step", step=step, samples=4)
         device.done = step - 3
         now.seconds += 0.25
-        lines.keep_up()
+        lines.flush_ready()
         counts.append(len(written()))
     assert counts == [0, 0, 0, 1, 1, 1, 1, 5]
-    lines.keep_up()
+    lines.flush_ready()
     assert (written(), device.waits) == ([1, 2, 3, 4, 5], 0)
     lines.flush()
     assert written() == [1, 2, 3, 4, 5, 6, 7, 8]

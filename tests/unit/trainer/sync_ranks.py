@@ -118,6 +118,6 @@ def six_steps(spec):
     # Buckets are in another order than the parameters: only their sums can be compared.
     kept = torch.zeros(())
     for bucket in steps.sync.kept.values():
-        kept += sum(one.sum() for one in bucket.now)
+        kept += sum(one.sum() for one in bucket.current)
     dist.all_reduce(kept)
     return steps, total, exact, float(total.sum() + kept - exact.sum()) / float(exact.abs().sum())

@@ -17,7 +17,7 @@ from contract.options import Options
 from trainer.data.augment import BILINEAR, GREY, Evaluate, erase, random_box, random_crop, reduction
 from trainer.data.batch import Normalise
 from trainer.data.decode import Picture, open_picture
-from trainer.data.folder import MOST, ImageFolder, Sizes, fits
+from trainer.data.folder import CACHE_BYTES_MAX, ImageFolder, Sizes, fits
 from trainer.data.loader import TrainBatches, eval_batches
 from trainer.world import World
 
@@ -243,7 +243,7 @@ def test_kept_images_have_the_pixels_of_decoded_ones(spoilt, monkeypatch, augmen
     folder = ImageFolder(spoilt, "train", options)
     for _ in range(2):
         again = [list(TrainBatches(folder, options, world()).epoch(epoch)) for epoch in range(2)]
-    monkeypatch.setattr("trainer.data.folder.MOST", 0)
+    monkeypatch.setattr("trainer.data.folder.CACHE_BYTES_MAX", 0)
     options = dataclasses.replace(options, workers=0)
     theirs = [samples(spoilt, options, (4,), epoch) for epoch in range(2)]
     assert all(same(*pair) for pair in zip(ours, theirs))
@@ -263,7 +263,7 @@ def test_what_is_kept_is_not_sent_to_loader_processes_and_has_a_bound(root, monk
     assert folder.cache is not None
     assert pickle.loads(pickle.dumps(folder)).cache is None
     side = folder.cache.pixels.shape[1]
-    most = MOST // (3 * side**2)
+    most = CACHE_BYTES_MAX // (3 * side**2)
     monkeypatch.setattr("os.sysconf", lambda name: 2**20)  # memory without end
     assert fits(most // 4, side, 4) and not fits(most // 4 + 1, side, 4)
     monkeypatch.setattr("os.sysconf", lambda name: 2**10)  # 1 MiB

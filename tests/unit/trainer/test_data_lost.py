@@ -99,14 +99,14 @@ def test_a_disk_of_which_memory_has_a_part_ends_so_too(images):
 @pytest.mark.parametrize("kept", [0, 1])
 def test_a_share_that_fails_is_waited_for_once_and_not_by_each_file(images, monkeypatch, kept):
     """Seconds until it is named: it took as long as its first batch, 7.5 s an image. With one good
-    image among them, as often as once in AGAIN."""
+    image among them, as often as once in RETRY_AFTER."""
     for path in sorted(images.glob("train/*/*.png"))[kept:]:
         fails(path)
     waited = []
     monkeypatch.setattr(decode.time, "sleep", waited.append)
     options = Options(image_size=16)
     found = folder.ImageFolder(str(images), "train", options)
-    monkeypatch.setattr(folder, "TRIED", len(found))  # so that the good one is met
+    monkeypatch.setattr(folder, "PROBE_COUNT", len(found))  # so that the good one is met
     samples = loader.Samples(found, Evaluate(found.sizes), 0)
     bad = [one for n in range(len(found)) for one in samples[loader.Draw(0, n)].bad]
     assert sum(waited) == sum(decode.PAUSES)

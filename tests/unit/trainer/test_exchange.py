@@ -154,7 +154,7 @@ def met(monkeypatch, device, form=None):
     monkeypatch.setattr(world.dist, "init_process_group", form or Formed(given))
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     own = Device("node1", device.type, "a card")
-    world._meet(Options(), world.Place(size=1), own, device)
+    world._meet(Options(), world.ProcessCoordinates(size=1), own, device)
     return given
 
 

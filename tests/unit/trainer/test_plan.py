@@ -18,7 +18,7 @@ from contract.split import (
     rank_batches,
     step_shape,
 )
-from tandem.place import place
+from tandem.coordinates import read_coordinates
 from trainer.parallel import balanced_sizes, check
 from trainer.world import World
 
@@ -28,8 +28,8 @@ def test_both_spellings_of_local_rank(word):
     """Pitfall 23; torchrun's LOCAL_RANK wins."""
     assert parse([word]).local_rank == 3
     env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
-    assert place(env, 1).local_rank == 1
-    assert place({**env, "LOCAL_RANK": "2"}, 1).local_rank == 2
+    assert read_coordinates(env, 1).local_rank == 1
+    assert read_coordinates({**env, "LOCAL_RANK": "2"}, 1).local_rank == 2
 
 
 def test_a_config_file_has_the_same_fields_and_flags_win(tmp_path):
@@ -90,7 +90,7 @@ SRUN = numbered("SLURM_", PROCID=4, NTASKS=5, LOCALID=1, NODEID=2)
     ],
 )
 def test_places(environ, expected):
-    ours = place(environ)
+    ours = read_coordinates(environ)
     assert (ours.rank, ours.size, ours.local_rank, ours.node) == expected
 
 

@@ -13,7 +13,7 @@ import torch
 
 from contract.errors import UserError
 from contract.options import Options
-from tandem.place import Place
+from tandem.coordinates import ProcessCoordinates
 from tests.trainer_ranks import lines, make_images, run_ranks, said, trainer
 from trainer import world
 from trainer.memory import OutOfMemory, is_out_of_memory, one_pass
@@ -220,7 +220,7 @@ def test_a_start_without_the_launcher_takes_the_card_towards_the_master(
     alone = OSError("nobody is there")
     monkeypatch.setattr(world, "rendezvous", mock.Mock(side_effect=alone))
     with pytest.raises(UserError, match="did not meet"):
-        world._meet(Options(), Place(size=2), None, torch.device("cpu"))
+        world._meet(Options(), ProcessCoordinates(size=2), None, torch.device("cpu"))
     assert [os.environ.get(name) for name in names] == cards
 
 

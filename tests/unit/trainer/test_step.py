@@ -15,7 +15,7 @@ from trainer import step
 from trainer.data.batch import Normalise, derive_seed, mix_images, plan_mix
 from trainer.parallel import Computing
 from trainer.precision import Precision
-from trainer.step import local_only, resting
+from trainer.step import frozen_batch_norm, local_only
 from trainer.world import World
 
 
@@ -123,7 +123,7 @@ def test_a_step_seeds_the_generators_it_draws_from_as_manual_seed_does(monkeypat
 def test_resting_norms_keep_their_statistics_and_rest_no_longer_than_a_step_that_failed():
     """--skip_oom goes on after one."""
     norm = torch.nn.BatchNorm1d(3)
-    with pytest.raises(RuntimeError), resting([norm], on=True):
+    with pytest.raises(RuntimeError), frozen_batch_norm([norm], on=True):
         norm(torch.ones(1, 3))
         raise RuntimeError("CUDA out of memory")
     assert norm.training

@@ -70,7 +70,7 @@ def summed_up(spec):
     sums alone are; a digest of them; how much this rank keeps."""
     steps, total, exact, off = six_steps(spec)
     near = float((total - exact).norm() / exact.norm())
-    held = sum(one.numel() for bucket in steps.sync.kept.values() for one in bucket.now)
+    held = sum(one.numel() for bucket in steps.sync.kept.values() for one in bucket.current)
     assert len(steps.sync.kept) != 1, "several buckets"
     return off, near, hashlib.sha256(total.numpy().tobytes()).hexdigest(), held
 
@@ -96,12 +96,14 @@ def overflowed(spec):
     """Whether sums are finite with an inf on one rank, whether errors stay, and the step after."""
     steps = Steps(spec)
     steps.step(1, scale=2.0)
-    before = {index: [one.clone() for one in kept.now] for index, kept in steps.sync.kept.items()}
+    before = {
+        index: [one.clone() for one in kept.current] for index, kept in steps.sync.kept.items()
+    }
     bad = steps.step(2, scale=2.0, spoil=float("inf"))
     kept = all(
         torch.equal(one, then)
         for index, kept in steps.sync.kept.items()
-        for one, then in zip(kept.now, before[index])
+        for one, then in zip(kept.current, before[index])
     )
     # The loss scale halves after an overflow, and errors with it.
     after = steps.step(3, scale=1.0)
@@ -119,7 +121,7 @@ def test_an_overflow_on_one_rank_is_seen_by_all_and_spoils_no_error():
 def exact_first():
     steps = Steps("ef:5")
     same = torch.equal(steps.step(1, exact=True), steps.exact(1))
-    kept = [one for bucket in steps.sync.kept.values() for one in bucket.now]
+    kept = [one for bucket in steps.sync.kept.values() for one in bucket.current]
     return same, len(kept) > 2, any(bool(one.any()) for one in kept)
 
 

@@ -14,9 +14,9 @@ def test_machines_are_told_from_the_machine_of_each_rank():
     """As mpirun deals ranks out by node."""
     machines = Topology((0, 1, 0, 2), rank=2)
     assert machines.ranks == ((0, 2), (1,), (3,))
-    assert (machines.leaders, machines.own_ranks, machines.leads) == ((0, 1, 3), (0, 2), False)
-    assert machines.several
-    assert not Topology((0, 1, 2), rank=2).several
+    assert (machines.leaders, machines.own_ranks, machines.is_leader) == ((0, 1, 3), (0, 2), False)
+    assert machines.multi_rank_nodes
+    assert not Topology((0, 1, 2), rank=2).multi_rank_nodes
 
 
 def test_the_group_within_a_machine_sums_once_before_any_backward(monkeypatch):

@@ -50,9 +50,11 @@ def learned():
         if spoil is None:
             expected = 0.95 * expected + sums.square()
         off.append(float((means(steps) - expected).abs().max() / expected.abs().max()))
-    held = sum(one.numel() for bucket in steps.sync.states() for one in bucket.now + bucket.coming)
+    held = sum(
+        one.numel() for bucket in steps.sync.states() for one in bucket.current + bucket.pending
+    )
     values = sum(one.numel() for one in steps.model.parameters())
-    return off, digest(means(steps)), held / values - steps.sync.keeps
+    return off, digest(means(steps)), held / values - steps.sync.state_copies
 
 
 def test_all_ranks_learn_them_of_each_finite_sum_and_of_nothing_else():
@@ -146,7 +148,7 @@ def first_steps(settles):
     ddp = loop.wrapped(net)
     attached = loop.sync.attach(ddp, SPEC)
     if settles:
-        attached.settle(lambda: ddp(torch.ones(2, 300)).sum().backward())
+        attached.warm_up_buckets(lambda: ddp(torch.ones(2, 300)).sum().backward())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
     found, expected = [], 0
     for step in range(4):

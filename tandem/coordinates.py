@@ -1,5 +1,5 @@
-"""A process's place: among the others, from its launcher's environment, and on its machine. It
-imports no torch."""
+"""A process's coordinates among the others, from its launcher's environment, and on its machine. No
+torch."""
 
 import dataclasses
 import os
@@ -18,7 +18,7 @@ VARIABLES = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ProcessCoordinates:
     """A process's coordinates, read from the environment alone."""
 
     rank: int = 0
@@ -28,16 +28,20 @@ class Place:
     node: Optional[int] = None  # its machine's number, if the launcher sets it
 
 
-def place(environ: Mapping[str, str], local_rank: Optional[int] = None) -> Place:
-    """Coordinates from torchrun or torch.distributed.launch, mpirun, srun, or one plain process."""
+def read_coordinates(
+    environ: Mapping[str, str], local_rank: Optional[int] = None
+) -> ProcessCoordinates:
+    """From torchrun or torch.distributed.launch, mpirun, srun, or one plain process."""
     env = {name: int(value) for name, value in environ.items() if value.isdigit()}
     for rank, size, local, count, node in VARIABLES:
         # A shell within salloc has SLURM_NTASKS but no rank; srun may set PMI_RANK, but then
         # no local rank. torch.distributed.launch may pass the local rank as an argument.
         if rank in env and env.get(size, 1) > 1 and (local in env or rank == "RANK"):
-            here = env.get(local, local_rank or 0)
-            return Place(env[rank], env[size], here, env.get(count, 1), env.get(node))
-    return Place()
+            local_rank = env.get(local, local_rank or 0)
+            return ProcessCoordinates(
+                env[rank], env[size], local_rank, env.get(count, 1), env.get(node)
+            )
+    return ProcessCoordinates()
 
 
 def host_name(environ: Mapping[str, str]) -> str:
