@@ -7,6 +7,7 @@ from pathlib import Path
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
+from boundary.frames import Exit, Process
 from contract import errors
 from contract.options import Config
 from launcher.engines import ssh
@@ -255,11 +256,12 @@ def of_ssh():
 
 
 def of_ends():
-    process = {"pid": 7, "command": "python x"}
+    process = Process(7, "python x")
+    rest = ("killed", None, None, None, 0.0, 1.0, {})
     exits = {
-        "node1": {"left": [], "ended": []},
-        "node2": {"left": [], "ended": [process]},
-        "node3": {"left": [process] * 7, "ended": []},
+        "node1": Exit(*rest, ended=[], left=[]),
+        "node2": Exit(*rest, ended=[process], left=[]),
+        "node3": Exit(*rest, ended=[], left=[process] * 7),
     }
     outcome = Outcome("failed", None, 1.0, ["node4"], exits, ["node5"])
     yield "end: machines", "\n".join(attempts.leftovers(outcome))
