@@ -1,24 +1,20 @@
 """What is typed, read by the tables: words of the trainer, of a file of its options, and of a verb
-of make. This is the only reader of a command line; each value has the type of its entry."""
+of make. This is the only reader of a command line; each value has the type of its option."""
 
+import argparse
 import difflib
 import re
-import textwrap
+from functools import partial
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from contract import verbs
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
-from contract.options import ENTRIES, GROUPS, OFF, ON, Option, Options
+from contract.options import ENTRIES, GROUPS, Options, number, numbers, switch, text, whole
+from contract.options import words as many
 
 # Below this similarity, the hint would only be a guess.
 NEAR = 0.66
-METAVARS = {"text": "VALUE", "number": "N", "float": "X", "numbers": "N,N,..."}
-WIDTH = 80  # of --help
-FLAGS = {f"--{name}": row for name, row in ENTRIES.items()}
 TRAINER = "python -m trainer"
-USAGE = f"""usage: {TRAINER} --data DIR --output DIR [options]
-
-Train an image classifier on one or many processes."""
 EPILOG = (
     "Dashes and underscores in option names are equivalent. Exit codes: 0 done, 2 bad input, "
     f"{STOPPED} stopped on request after saving, {OUT_OF_MEMORY} out of memory, {DIVERGED} the "
@@ -27,32 +23,78 @@ EPILOG = (
 )
 
 
+METAVARS = {text: "VALUE", whole: "N", number: "X", numbers: "N,N,...", switch: "true|false"}
+
+
+class Parser(argparse.ArgumentParser):
+    """Of options by --name, with dashes or underscores. What it refuses is a UserError."""
+
+    def __init__(self, program: str, **more: Any):
+        super().__init__(program, allow_abbrev=False, argument_default=argparse.SUPPRESS, **more)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}. See `{self.prog} --help`.")
+
+    def read(self, typed: Sequence[str], known: Iterable[str]) -> Tuple[Dict[str, Any], List[str]]:
+        """{name: value} of what was typed, and the words that are no options. Raises UserError."""
+        values, rest = self.parse_known_args([_underscored(word) for word in typed])
+        for word in rest:
+            if word.startswith("--"):
+                raise UserError(_unknown(word.partition("=")[0], known, self.prog))
+        return vars(values), rest
+
+
+def _underscored(word: str) -> str:
+    name, equals, value = word.partition("=")
+    if not name.startswith("--") or " " in name:
+        return word
+    return f"--{name[2:].replace('-', '_')}{equals}{value}"
+
+
+def _unknown(word: str, known: Iterable[str], program: str) -> str:
+    """What to say of a flag that is none of the known ones."""
+    near = difflib.get_close_matches(word.lstrip("-"), known, n=1, cutoff=NEAR)
+    hint = f"Did you mean --{near[0]}?" if near else f"See `{program} --help`."
+    return f"unknown option {word[:80]}. {hint}"
+
+
+def trainer_parser() -> Parser:
+    parser = Parser(
+        TRAINER,
+        usage=f"{TRAINER} --data DIR --output DIR [options]",
+        description="Train an image classifier on one or many processes.",
+        epilog=EPILOG,
+    )
+    for name, row in ENTRIES.items():
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
+        default = "" if row.default in (None, False) else str(row.default).strip("()")
+        shown = f"{row.help} (default: {default})" if default else row.help
+        group.add_argument(
+            f"--{name}",
+            type=partial(row.read, f"--{name}"),
+            help=shown.replace("%", "%%"),
+            metavar="|".join(row.choices) or METAVARS[row.type],
+            **({"nargs": "?", "const": True} if row.type is switch else {}),
+        )
+    return parser
+
+
 def parse(argv: Sequence[str]) -> Options:
     """The trainer's options; words override the file of --config. Raises UserError, and SystemExit
     after --help."""
-    if not {"-h", "--help"}.isdisjoint(argv):
-        show(trainer_help())
     values = trainer_words(argv)
     if "config" in values:
         values = {**read_config(values["config"]), **values}
     return Options(**values)
 
 
-def show(text: str) -> NoReturn:
-    print(text)
-    raise SystemExit(0)
-
-
 def trainer_words(argv: Sequence[str]) -> Dict[str, Any]:
-    """{option of the trainer: the value given to it}. Raises UserError."""
-    words, values = list(argv), {}
-    while words:
-        name, equals, text = words.pop(0).partition("=")
-        flag = _underscored(name)
-        if flag not in FLAGS:
-            raise UserError(_unknown(flag, FLAGS, TRAINER))
-        text = text if equals else _value(flag, FLAGS[flag], words, TRAINER)
-        values[flag[2:]] = FLAGS[flag].read(flag, text)
+    """{option of the trainer: the value given to it}. Raises UserError, and SystemExit after
+    --help."""
+    values, rest = trainer_parser().read(argv, ENTRIES)
+    if rest:
+        raise UserError(_unknown(rest[0], ENTRIES, TRAINER))
     return values
 
 
@@ -70,29 +112,6 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _value(flag: str, row: Option, words: List[str], program: str, positional: bool = False) -> str:
-    """The text of a flag's value, taken off the words behind it; a switch may have none."""
-    there = bool(words) and (not words[0].startswith("--") or " " in words[0])
-    if row.kind == "switch":
-        own = there and (not positional or words[0].lower() in ON + OFF)
-        return words.pop(0) if own else "true"
-    if not there:
-        raise UserError(f"{flag} needs a value. See `{program} --help`.")
-    return words.pop(0)
-
-
-def _underscored(name: str) -> str:
-    return "--" + name[2:].replace("-", "_") if name.startswith("--") else name
-
-
-def _unknown(word: str, known: Iterable[str], program: str) -> str:
-    """What to say of a flag that is none of the known ones."""
-    word = word[:80]
-    near = difflib.get_close_matches(word.lstrip("-"), [one[2:] for one in known], n=1, cutoff=NEAR)
-    hint = f" Did you mean --{near[0]}?" if near else f" See `{program} --help`."
-    return f"unknown option {word}.{hint}"
-
-
 def read_config(path: str) -> Dict[str, Any]:
     """The options in a YAML file, a flat mapping of their names, or in JSON itself, as the launcher
     gives them. Raises UserError.
@@ -104,18 +123,18 @@ def read_config(path: str) -> Dict[str, Any]:
     if not isinstance(options, dict):
         raise UserError(f"--config {path}: expected lines like `epochs: 90`.")
     values = {}
-    for name, value in options.items():
-        flag = _underscored(f"--{name}")
-        if flag not in FLAGS:
-            raise UserError(f"--config {path}: {_unknown(flag, FLAGS, TRAINER)}")
+    for key, value in options.items():
+        name = str(key).replace("-", "_")
+        if name not in ENTRIES:
+            raise UserError(f"--config {path}: {_unknown(f'--{name}', ENTRIES, TRAINER)}")
         parts = value if isinstance(value, list) else [value]
         # Lists of lists may be references to one another, and written out fill the memory.
         plain = not any(isinstance(part, (list, dict, set)) for part in parts)
-        text = _text(value) if plain else ""
-        if not plain or len(text) > 4096:
+        typed = _text(value) if plain else ""
+        if not plain or len(typed) > 4096:
             raise UserError(f"--config {path}: {name} is neither a value nor a list of values.")
         if value is not None:
-            values[flag[2:]] = FLAGS[flag].read(flag, text)
+            values[name] = ENTRIES[name].read(f"--{name}", typed)
     return values
 
 
@@ -140,66 +159,46 @@ def _loaded(path: str) -> Any:
         raise UserError(f"--config {path}: {said}.") from error
 
 
-def trainer_help() -> str:
-    """One paragraph an option, in the groups of options.py."""
-    lines = [USAGE]
-    for name, row in ENTRIES.items():
-        if name in GROUPS:
-            lines += ["", f"{GROUPS[name]}:"]
-        default = (
-            "" if row.default in (None, False) else f" (default: {str(row.default).strip('()')})"
-        )
-        metavar = "|".join(row.choices) or METAVARS.get(row.kind, "[true|false]")
-        text = textwrap.wrap(row.help + default, WIDTH - 24)
-        head = f"  --{name} {metavar}"
-        lines.append(f"{head:<23} {text.pop(0)}" if len(head) < 24 else head)
-        lines += [" " * 24 + line for line in text]
-    return "\n".join([*lines, "", *textwrap.wrap(EPILOG, WIDTH)])
-
-
 def verb_words(
-    verb: str, words: Sequence[str], program: str, table: Optional[verbs.Verb] = None
+    verb: str, typed: Sequence[str], program: str, row: Optional[verbs.Verb] = None
 ) -> Dict[str, Any]:
-    """{key: value} of what was typed for a verb, of make unless it has a row of its own: NAME=value
-    or --name value, and after `--` what ARGS= has. Raises UserError, and SystemExit after
-    --help."""
-    row = table or verbs.VERBS[verb]
-    variables = row.variables
-    rest = next((row for row in variables.values() if row.kind in ("run", "words")), None)
-    left, values = list(words), {}  # type: List[str], Dict[str, Any]
-    while left and left[0] != "--":
-        if left[0] in ("-h", "--help"):
-            show(verbs.help_text(program, row))
-        option, name, text = _word(left, verb, variables, rest, program)
-        if text and option.kind == "words" and name != option.make:
-            values[option.key] = [*values.get(option.key, []), text]
-        elif text:
-            values[option.key] = option.read(name, text)
-    for word in left[1:]:
-        if rest is None or (rest.kind == "run" and rest.key in values):
-            raise UserError(f"{word!r} is no option. See `{program} --help`.")
-        values[rest.key] = word if rest.kind == "run" else [*values.get(rest.key, []), word]
-    return values
+    """{name: value} of what was typed for a verb, of make unless it has a row of its own:
+    NAME=value or --name value, and after `--` what ARGS= has. Raises UserError, and SystemExit
+    after --help."""
+    row = row or verbs.VERBS[verb]
+    end = [*typed, "--"].index("--")
+    if not {"-h", "--help"}.isdisjoint(typed[:end]):
+        print(verbs.help_text(program, row))
+        raise SystemExit(0)
+    parser = Parser(program, add_help=False)
+    for name, option in row.variables.items():
+        flag = f"--{name.lower()}"
+        # No value stands behind a switch: it might be a run's name.
+        how: Any = {"type": partial(option.read, flag)}
+        parser.add_argument(flag, **({"action": "store_true"} if option.type is switch else how))
+    values, rest = parser.read(typed[:end], map(str.lower, row.variables))
+    unnamed = []
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not equals or not re.fullmatch("[A-Za-z_]+", name):
+            unnamed.append(word)
+        elif name not in row.variables:
+            raise UserError(verbs.refusal_of(name, value, verb, row.variables))
+        elif value:
+            values[name.lower()] = row.variables[name].read(name, value)
+    if unnamed and "ARGS" in row.variables:
+        hint = "options of the trainer come after `--`"
+        raise UserError(f"{unnamed[0]!r} is no option: {hint}. See `{program} --help`.")
+    return {**values, **_without_names([*unnamed, *typed[end + 1 :]], row, values, program)}
 
 
-def _word(
-    left: List[str], verb: str, variables: Dict[str, Option], rest: Optional[Option], program: str
-) -> Tuple[Option, str, str]:
-    """The option that the next word is about, its name there and the text of its value."""
-    word = left.pop(0)
-    name, equals, text = word.partition("=")
-    if name.startswith("--"):
-        flags = {row.word: row for row in variables.values()}
-        name = name.replace("_", "-")
-        if name not in flags:
-            raise UserError(_unknown(name, flags, program))
-        row = flags[name]
-        return row, name, text if equals else _value(name, row, left, program, rest is not None)
-    if equals and re.fullmatch("[A-Za-z_]*", name):
-        if name not in variables:
-            raise UserError(verbs.refusal_of(name, text, [verb], variables))
-        return variables[name], name, text
-    if rest is None or rest is verbs.ARGS:
-        after = ": options of the trainer come after `--`" if rest else ""
-        raise UserError(f"{word!r} is no option{after}. See `{program} --help`.")
-    return rest, word if rest.kind == "words" else rest.make, word
+def _without_names(
+    words: List[str], row: verbs.Verb, values: Mapping[str, Any], program: str
+) -> Dict[str, Any]:
+    """What words stand for that have no name: several ARGS or RUNS, or one RUN."""
+    several = [name.lower() for name, option in row.variables.items() if option.type is many]
+    if words and several:
+        return {several[0]: [*values.get(several[0], []), *words]}
+    if words and (len(words) > 1 or "run" in values or "RUN" not in row.variables):
+        raise UserError(f"{words[-1]!r} is no option. See `{program} --help`.")
+    return {"run": words[0]} if words else {}

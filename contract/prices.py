@@ -114,9 +114,3 @@ def caveats(strategy: Strategy, family: str, steps: float) -> List[str]:
         f"{name}: what it costs in accuracy was measured over {read()['task']['steps']:,} steps; "
         f"this run has {steps:,.0f}, and a shorter one may lose more (docs/slow-networks.md)"
     ]
-
-
-def labels() -> str:
-    """The labels of all measured strategies, for a sentence: `ef:3:peak safe, bf16 unsettled`."""
-    specs: List[str] = list(read()["strategies"])
-    return ", ".join(f"{spec} {label_of(strategies.parse(spec))}" for spec in specs)

@@ -1,6 +1,6 @@
-"""The verbs that a person types after `make`, each with its options: the only such table. `make
-help`, the launcher's command line and whatever prints a command have them from here. Standard
-library, as options.py.
+"""The verbs that a person types after `make`, each with what it takes and an example: the only such
+table. `make help`, the command lines and whatever prints a command read it. Standard library, as
+options.py.
 """
 
 import difflib
@@ -8,68 +8,82 @@ import os
 import re
 import shlex
 import textwrap
-from typing import Any, Dict, List, NamedTuple, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, Iterable, List, Mapping, Union
 
-from contract.options import ENTRIES, RUN_OPTIONS, Option
+from contract.options import ENTRIES, RUN_OPTIONS, Option, path, switch, whole, words
 
 # A list of machines other than inventory.ini, for the commands that this process and its children
 # print: see `with_inventory`.
 MACHINES = "TANDEM_MACHINES"
+LATEST = "latest"  # the run that is taken where none is named
+
+# Every variable of make. What is typed for NAME is kept as `name` (command_line.py).
+VARIABLES: Dict[str, Option] = {
+    **{name.upper(): row for name, row in RUN_OPTIONS.items()},
+    **{row.make: row for row in ENTRIES.values() if row.make},
+    "ARGS": Option(
+        "any option of `.venv/bin/python -m trainer --help`; those of SCRIPT", type=words
+    ),
+    "RUN": Option("its name or path (default: the newest)"),
+    "RUNS": Option("2 to 8 runs with spaces between", type=words),
+    "LIMIT": Option("only these machines: pc3, or pc1,pc2"),
+    "JSON": Option("1: for scripts", type=switch),
+    "ASK_SUDO": Option("1: ask for sudo's password once", type=switch, flag="--ask-become-pass"),
+    "CORE": Option("2.16: an older Ansible, for machines with Python 3.6", ("2.16",)),
+    "STOP_DISPLAY": Option(
+        "1: reboot for the driver although somebody is logged in",
+        type=switch,
+        flag="-e allow_stop_display",
+    ),
+    "DELETE": Option("1: delete data there that is gone here", type=switch, flag="-e data_delete"),
+    "TAGS": Option("only these parts of site.yml: network, or driver,data"),
+    "YES": Option("1: do not ask", type=switch, flag="-e poweroff_sure"),
+    "NET": Option("the addresses to ask on port 22: 192.168.1.0/24, at most a /22"),
+    "WRITE": Option("1: add the lines to the list, keeping what is there", type=switch),
+    "LOGIN": Option("a user there who may use sudo (default: you)"),
+    "KEEP_SUDO": Option("1: write no sudo rule", type=switch),
+    "FACTS": Option("a file of facts instead of machines (examples/machines/)"),
+    "SRC": Option("the folder of its archives", type=path),
+    "TO": Option("where (default: data/imagenet)", type=path),
+    "MEASURE": Option("1: measure anew: each pair of machines, and steps", type=switch),
+    "GPU": Option("on paper, without machines: 2080ti, 3090 ..."),
+    "LINK": Option("the network: 1gbit, 2.5gbit (default: as measured)"),
+    "ALL": Option("1: each strategy and number of machines", type=switch),
+    "SWEEP": Option("NAME=value,value ... (in ARGS with | between)"),
+    "ROUNDS": Option("how often each one runs (default: 2)", type=whole, least=1, most=1000),
+    "ONLY": Option("a room (launcher, train, gpu ...) or a file below tests/"),
+    "AGAIN": Option("1: also what passed before", type=switch),
+    "DEVICE": Option("cpu: only what needs no GPU", ("cuda", "cpu")),
+}
+SUBJECT = "INVENTORY NODES DATA MODEL BATCH EPOCHS PRECISION SYNC"
+START = "MAX_RESTARTS MIN_NODES BALANCE DETACH NOTIFY PORT QUEUE FORCE KEEP"
+# A script of one's own, in the place of the trainer (docs/own-script.md).
+PACKAGES = "SCRIPT FOLDER REQUIREMENTS"
+SCRIPT = f"{PACKAGES} OUTPUT RESUME_ARGS RESUME_FROM"
 
 
-class Verb(NamedTuple):
-    """`example`: what works as typed in a checkout, some on the machines of its inventory."""
+@dataclass(frozen=True)
+class Verb:
+    """`example`: what works as typed in a checkout, some on the machines of its inventory. `takes`:
+    variables of make; what `means` says of one holds for this verb alone."""
 
     help: str
-    options: Tuple[Option, ...] = ()
     example: str = ""
+    takes: str = ""
+    means: Mapping[str, Union[str, Option]] = field(default_factory=dict)
 
     @property
     def variables(self) -> Dict[str, Option]:
-        """{NAME: Option}: of two with one name the later."""
-        return {option.make: option for option in self.options}
+        """{NAME: Option}."""
+        own = {
+            name: replace(VARIABLES[name], help=meaning, make_help="")
+            if isinstance(meaning, str)
+            else meaning
+            for name, meaning in self.means.items()
+        }
+        return {name: own.get(name) or VARIABLES[name] for name in self.takes.split()}
 
-
-def _row(make: str, text: str, kind: str = "", flag: str = "", **more: Any) -> Option:
-    return Option(text, make=make, flag=flag, kind=kind, **more)
-
-
-INVENTORY, NODES = RUN_OPTIONS["inventory"], RUN_OPTIONS["nodes"]
-QUEUE, FORCE = RUN_OPTIONS["queue"], RUN_OPTIONS["force"]
-ARGS = _row(
-    "ARGS",
-    "any option of `.venv/bin/python -m trainer --help`; those of SCRIPT",
-    "words",
-    flag="--",
-)
-RUN = _row("RUN", "its name or path (default: the newest)", "run", default="latest")
-LIMIT = _row("LIMIT", "only these machines: pc3, or pc1,pc2")
-JSON = _row("JSON", "1: for scripts", "switch")
-ASK_SUDO = _row("ASK_SUDO", "1: ask for sudo's password once", "switch", flag="--ask-become-pass")
-STOP_DISPLAY = _row(
-    "STOP_DISPLAY",
-    "1: reboot for the driver although somebody is logged in",
-    "switch",
-    flag="-e allow_stop_display",
-)
-CORE = _row("CORE", "2.16: an older Ansible, for machines with Python 3.6", choices=("2.16",))
-ONLY = _row("ONLY", "a room (launcher, train, gpu ...) or a file below tests/")
-
-TRAINER_OPTIONS = tuple(row for row in ENTRIES.values() if row.make)
-SUBJECT = (INVENTORY, NODES, *TRAINER_OPTIONS)
-START = tuple(
-    RUN_OPTIONS[name]
-    for name in (
-        *("max_restarts", "min_nodes", "balance", "detach", "notify", "port", "queue", "force"),
-        "keep",
-    )
-)
-HOURS = (RUN_OPTIONS["at"], RUN_OPTIONS["until"])
-RESUME = RUN_OPTIONS["resume"]
-DEVICES = ("cuda", "cpu")
-# A script of one's own, in the place of the trainer (docs/own-script.md).
-PACKAGES = tuple(RUN_OPTIONS[name] for name in ("script", "folder", "requirements"))
-SCRIPT = (*PACKAGES, *(RUN_OPTIONS[name] for name in ("output", "resume_args", "resume_from")))
 
 # The first verb of each group in `make help`.
 GROUPS = {
@@ -81,262 +95,128 @@ GROUPS = {
     "wake": "Office",
     "test": "Develop",
 }
+# fmt: off
 VERBS: Dict[str, Verb] = {
-    "help": Verb("print this list; `make help VERB` says what VERB takes", (), "make help train"),
-    "env": Verb("install what this machine needs (torch: once it trains here)", (), "make env"),
-    "demo": Verb(
-        "train the digits on four local nodes: no root, no other machine",
-        (*SUBJECT[1:], *START, ARGS),
-        "make demo EPOCHS=3",
-    ),
-    "find": Verb(
-        "look for machines in this LAN: lines for inventory.ini",
-        (
-            INVENTORY,
-            _row("NET", "the addresses to ask on port 22: 192.168.1.0/24, at most a /22"),
-            _row("WRITE", "1: add the lines to the list, keeping what is there", "switch"),
-        ),
-        "make find NET=192.168.56.0/24",
-    ),
-    "bootstrap": Verb(
-        "let this control machine into new machines",
-        (
-            INVENTORY,
-            LIMIT,
-            _row("LOGIN", "a user there who may use sudo (default: you)"),
-            _row("KEEP_SUDO", "1: write no sudo rule", "switch"),
-            CORE,
-        ),
-        "make bootstrap LIMIT=node3 LOGIN=anna",
-    ),
-    "check": Verb(
-        "report what is wrong with machines; changes nothing",
-        (INVENTORY, JSON, ASK_SUDO, CORE),
-        "make check INVENTORY=examples/demo.ini",
-    ),
-    "dry-provision": Verb(
-        "print what `make provision` would install where",
-        (INVENTORY, _row("FACTS", "a file of facts instead of machines (examples/machines/)")),
-        "make dry-provision FACTS=examples/machines/2080ti-ubuntu2204.json",
-    ),
-    "provision": Verb(
-        "make the machines of inventory.ini a cluster",
-        (
-            INVENTORY,
-            LIMIT,
-            _row(
-                "DELETE", "1: delete data there that is gone here", "switch", flag="-e data_delete"
-            ),
-            _row("TAGS", "only these parts of site.yml: network, or driver,data"),
-            STOP_DISPLAY,
-            ASK_SUDO,
-            CORE,
-        ),
+    "help": Verb("print this list; `make help VERB` says what VERB takes", "make help train"),
+    "env": Verb("install what this machine needs (torch: once it trains here)", "make env"),
+    "demo": Verb("train the digits on four local nodes: no root, no other machine",
+        "make demo EPOCHS=3", f"{SUBJECT} {START} ARGS".replace("INVENTORY ", "")),
+    "find": Verb("look for machines in this LAN: lines for inventory.ini",
+        "make find NET=192.168.56.0/24", "INVENTORY NET WRITE"),
+    "bootstrap": Verb("let this control machine into new machines",
+        "make bootstrap LIMIT=node3 LOGIN=anna", "INVENTORY LIMIT LOGIN KEEP_SUDO CORE"),
+    "check": Verb("report what is wrong with machines; changes nothing",
+        "make check INVENTORY=examples/demo.ini", "INVENTORY JSON ASK_SUDO CORE"),
+    "dry-provision": Verb("print what `make provision` would install where",
+        "make dry-provision FACTS=examples/machines/2080ti-ubuntu2204.json", "INVENTORY FACTS"),
+    "provision": Verb("make the machines of inventory.ini a cluster",
         "make provision LIMIT=node3 TAGS=network",
-    ),
-    "verify": Verb(
-        "check that machines are still as provisioned; changes nothing",
-        (INVENTORY, ASK_SUDO, CORE),
-        "make verify",
-    ),
-    "upgrade": Verb(
-        "upgrade kernel, driver and stack, machine by machine",
-        (INVENTORY, LIMIT, STOP_DISPLAY, ASK_SUDO, CORE),
-        "make upgrade LIMIT=node3",
-    ),
+        "INVENTORY LIMIT DELETE TAGS STOP_DISPLAY ASK_SUDO CORE"),
+    "verify": Verb("check that machines are still as provisioned; changes nothing",
+        "make verify", "INVENTORY ASK_SUDO CORE"),
+    "upgrade": Verb("upgrade kernel, driver and stack, machine by machine",
+        "make upgrade LIMIT=node3", "INVENTORY LIMIT STOP_DISPLAY ASK_SUDO CORE"),
     "bundle": Verb(
         "gather what machines without internet need",
-        (
-            INVENTORY,
-            _row(
-                "FORCE",
-                "1: though no machine is offline=true",
-                "switch",
-                flag="-e bundle_for_nobody",
-            ),
-            *PACKAGES,
-        ),
-        "make bundle FORCE=1",
-    ),
-    "imagenet": Verb(
-        "make class folders from the archives of ILSVRC2012",
-        (
-            _row("SRC", "the folder of its archives", "path", flag="--source"),
-            _row("TO", "where (default: data/imagenet)", "path"),
-        ),
-        "make imagenet SRC=/media/anna/ILSVRC2012",
-    ),
+        "make bundle FORCE=1", f"INVENTORY FORCE {PACKAGES}",
+        {"FORCE": Option(
+            "1: though no machine is offline=true", type=switch, flag="-e bundle_for_nobody")}),
+    "imagenet": Verb("make class folders from the archives of ILSVRC2012",
+        "make imagenet SRC=/media/anna/ILSVRC2012", "SRC TO"),
     "plan": Verb(
         "predict the next run; measures first if nothing is known",
-        (
-            *SUBJECT,  # four of which mean something else here
-            NODES._replace(help="up to how many machines (default: all)"),
-            _row("DATA", "measure with these (default: noise; no MODEL: digits)"),
-            ENTRIES["epochs"]._replace(make_help="of the run that is counted (default: 90)"),
-            _row("SYNC", "for the file: as in `make train`"),
-            _row("MEASURE", "1: measure anew: each pair of machines, and steps", "switch"),
-            QUEUE,
-            FORCE,
-            _row("RUN", "predict from this run"),
-            _row("GPU", "on paper, without machines: 2080ti, 3090 ..."),
-            _row("LINK", "the network: 1gbit, 2.5gbit (default: as measured)"),
-            _row("ALL", "1: each strategy and number of machines", "switch"),
-            ARGS,
-        ),
         "make plan GPU=2080ti LINK=1gbit MODEL=resnet50 BATCH=64",
-    ),
-    "dry-run": Verb(
-        "print exactly what `make train` would run on each machine",
-        (*SUBJECT, *SCRIPT, *START, ARGS),
-        "make dry-run INVENTORY=examples/demo.ini NODES=2",
-    ),
-    "train": Verb(
-        "start a run",
-        (*SUBJECT, RESUME, *SCRIPT, *START, *HOURS, ARGS),
+        f"{SUBJECT} MEASURE QUEUE FORCE RUN GPU LINK ALL ARGS",
+        {"NODES": "up to how many machines (default: all)",
+         "DATA": "measure with these (default: noise; no MODEL: digits)",
+         "EPOCHS": "of the run that is counted (default: 90)",
+         "SYNC": "for the file: as in `make train`",
+         "RUN": "predict from this run"}),
+    "dry-run": Verb("print exactly what `make train` would run on each machine",
+        "make dry-run INVENTORY=examples/demo.ini NODES=2", f"{SUBJECT} {SCRIPT} {START} ARGS"),
+    "train": Verb("start a run",
         "make train INVENTORY=examples/demo.ini NODES=2 EPOCHS=3",
-    ),
-    "stop": Verb("end a run; its workers save a checkpoint first", (RUN,), "make stop RUN=latest"),
-    "slurm": Verb(
-        "write the same run as a batch script for a Slurm cluster",
-        (*SUBJECT, ARGS),
-        "make slurm INVENTORY=examples/demo.ini NODES=2",
-    ),
+        f"{SUBJECT} RESUME {SCRIPT} {START} AT UNTIL ARGS"),
+    "stop": Verb("end a run; its workers save a checkpoint first", "make stop RUN=latest", "RUN"),
+    "slurm": Verb("write the same run as a batch script for a Slurm cluster",
+        "make slurm INVENTORY=examples/demo.ini NODES=2", f"{SUBJECT} ARGS"),
     "top": Verb(
         "show a run on a live screen; between runs, how the machines are",
-        (INVENTORY, _row("RUN", "a run (default: the one under way, if any)")),
-        "make top INVENTORY=examples/demo.ini",
-    ),
-    "status": Verb(
-        "say how far a run is, what holds it up, how its machines are",
-        (RUN, JSON),
-        "make status JSON=1",
-    ),
-    "attach": Verb("show a run that is under way", (RUN,), "make attach RUN=latest"),
-    "runs": Verb("list all runs, newest first", (), "make runs"),
+        "make top INVENTORY=examples/demo.ini", "INVENTORY RUN",
+        {"RUN": "a run (default: the one under way, if any)"}),
+    "status": Verb("say how far a run is, what holds it up, how its machines are",
+        "make status JSON=1", "RUN JSON"),
+    "attach": Verb("show a run that is under way", "make attach RUN=latest", "RUN"),
+    "runs": Verb("list all runs, newest first", "make runs"),
     "report": Verb(
-        "make the report of a run from its files",
-        (RUN, _row("JSON", "1: print summary.json instead", "switch")),
-        "make report JSON=1",
-    ),
+        "make the report of a run from its files", "make report JSON=1", "RUN JSON",
+        {"JSON": "1: print summary.json instead"}),
     "compare": Verb(
         "set runs side by side: what differs, and what came of it",
-        (
-            _row("RUNS", "2 to 8 runs with spaces between", "words", flag="--"),
-            _row("JSON", "1: print the figures for scripts", "switch"),
-        ),
-        'make compare RUNS="latest latest~1"',
-    ),
+        'make compare RUNS="latest latest~1"', "RUNS JSON",
+        {"JSON": "1: print the figures for scripts"}),
     "sweep": Verb(
         "try each combination of settings in short runs, and compare",
-        (
-            _row("SWEEP", "NAME=value,value ... (in ARGS with | between)"),
-            *SUBJECT,
-            _row("ROUNDS", "how often each one runs (default: 2)", "number", least=1, most=1000),
-            _row("RESUME", "go on with a sweep: its name, or latest"),
-            ARGS,
-        ),
         'make sweep INVENTORY=examples/demo.ini SWEEP="BATCH=32,64" EPOCHS=2',
-    ),
-    "tensorboard": Verb(
-        "write a run's figures for TensorBoard, and show them",
-        (RUN,),
-        "make tensorboard RUN=latest",
-    ),
-    "wake": Verb(
-        "switch machines on over the network (wake_on_lan: true)",
-        (INVENTORY, LIMIT),
-        "make wake LIMIT=node2,node3",
-    ),
-    "poweroff": Verb(
-        "switch off the machines if no run uses them; asks once",
-        (
-            INVENTORY,
-            LIMIT,
-            _row("YES", "1: do not ask", "switch", flag="-e poweroff_sure"),
-            ASK_SUDO,
-            CORE,
-        ),
-        "make poweroff LIMIT=node2,node3",
-    ),
-    "test": Verb(
-        "run linters, unit tests and some training: minutes, no root",
-        (ONLY,),
-        "make test ONLY=launcher",
-    ),
-    "test-lab": Verb(
-        "provision and train on machines of the lab (root)",
-        (ONLY,),
-        "make test-lab ONLY=test_train.py",
-    ),
-    "test-all": Verb(
-        "run all other tests, piece by piece: hours (root)",
-        (ONLY, _row("AGAIN", "1: also what passed before", "switch")),
-        "make test-all ONLY=test_chaos",
-    ),
-    "test-gpu": Verb(
-        "test what GPUs compute and survive: docs/gpu.md (a GPU)",
-        (_row("DEVICE", "cpu: only cases that need no GPU", choices=DEVICES),),
-        "make test-gpu DEVICE=cpu",
-    ),
-    "snapshots": Verb(
-        "write the sentences that users meet anew: tests/messages/", (), "make snapshots"
-    ),
-    "mutants": Verb(
-        "change rules of the product: do the tests notice? (root, hours)", (), "make mutants"
-    ),
-    "lint": Verb("run every linter", (), "make lint"),
-    "bench": Verb("measure figures, by the methods of bench/README.md (root)", (), "make bench"),
-    "bench-gpu": Verb(
-        "measure our steps beside others': bench/performance.md (a GPU)",
-        (_row("DEVICE", "cpu: a tiny version, to try it", choices=DEVICES),),
-        "make bench-gpu DEVICE=cpu",
-    ),
-    "lock": Verb("make requirements/*.txt anew from *.in (needs uv)", (), "make lock"),
+        f"SWEEP {SUBJECT} ROUNDS RESUME ARGS",
+        {"RESUME": "go on with a sweep: its name, or latest"}),
+    "tensorboard": Verb("write a run's figures for TensorBoard, and show them",
+        "make tensorboard RUN=latest", "RUN"),
+    "wake": Verb("switch machines on over the network (wake_on_lan: true)",
+        "make wake LIMIT=node2,node3", "INVENTORY LIMIT"),
+    "poweroff": Verb("switch off the machines if no run uses them; asks once",
+        "make poweroff LIMIT=node2,node3", "INVENTORY LIMIT YES ASK_SUDO CORE"),
+    "test": Verb("run linters, unit tests and some training: minutes, no root",
+        "make test ONLY=launcher", "ONLY"),
+    "test-lab": Verb("provision and train on machines of the lab (root)",
+        "make test-lab ONLY=test_train.py", "ONLY"),
+    "test-all": Verb("run all other tests, piece by piece: hours (root)",
+        "make test-all ONLY=test_chaos", "ONLY AGAIN"),
+    "test-gpu": Verb("test what GPUs compute and survive: docs/gpu.md (a GPU)",
+        "make test-gpu DEVICE=cpu", "DEVICE"),
+    "snapshots": Verb("write the sentences that users meet anew: tests/messages/",
+        "make snapshots"),
+    "mutants": Verb("change rules of the product: do the tests notice? (root, hours)",
+        "make mutants"),
+    "lint": Verb("run every linter", "make lint"),
+    "bench": Verb("measure figures, by the methods of bench/README.md (root)", "make bench"),
+    "bench-gpu": Verb("measure our steps beside others': bench/performance.md (a GPU)",
+        "make bench-gpu DEVICE=cpu", "DEVICE"),
+    "lock": Verb("make requirements/*.txt anew from *.in (needs uv)", "make lock"),
 }
-# Said in the list of machines, of one machine.
-IN_INVENTORY = {
-    "GPUS": "how many GPUs of a machine take part is said in the inventory: gpus={} in its line."
-}
+# fmt: on
 
 
-def names() -> List[str]:
-    return [*VERBS]
-
-
-def variables_of(verb: str) -> Dict[str, Option]:
-    """{NAME: Option} of a verb."""
-    return VERBS[verb].variables
-
-
-def did_you_mean(word: str, known: Any) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     by_folded = {name.lower(): name for name in known}
     near = difflib.get_close_matches(word.lower(), by_folded, n=1)
     return f": did you mean {by_folded[near[0]]}?" if near else ": `make help` lists them."
 
 
-def refusal_of(name: str, value: str, verbs: List[str], variables: Dict[str, Option]) -> str:
-    """What to say of a variable that these verbs, which take others, do not."""
-    if name in IN_INVENTORY:
-        return f"{name}={value}: " + IN_INVENTORY[name].format(value)
+def refusal_of(name: str, value: str, verb: str, variables: Mapping[str, Option]) -> str:
+    """What to say of a variable that a verb, which takes others, does not."""
+    if name == "GPUS":
+        return (
+            f"GPUS={value}: how many GPUs of a machine take part is said in the inventory: "
+            f"gpus={value} in its line."
+        )
     if "ARGS" in variables and name.lower() in ENTRIES:
         words = shlex.quote(f"--{name.lower()} {value}")
         return f"{name}={value} is an option of the trainer: ARGS={words}"
-    every = {option.make for row in VERBS.values() for option in row.options}
-    verb = " ".join(verbs)
-    if name in every:
+    if name in VARIABLES:
         others = " ".join(variables) or "no variable"
-        return f"make {verb} does not take {name}; it takes {others} (make help {verbs[0]})."
-    for known in (variables, every):
+        return f"make {verb} does not take {name}; it takes {others} (make help {verb})."
+    for known in (variables, VARIABLES):
         hint = did_you_mean(name, known)
         if hint.endswith("?"):
             return f"there is no variable {name}{hint}"
-    return f"there is no variable {name}: `make help {verbs[0]}` lists those of make {verb}."
+    return f"there is no variable {name}: `make help {verb}` lists those of make {verb}."
 
 
 def line(verb: str, **words: object) -> str:
     """`make VERB NAME=value ...` without those of the words that are None or empty. Raises KeyError
     for a variable that the verb does not take."""
-    variables = variables_of(verb)
+    variables = VERBS[verb].variables
     typed = [
         (name, value)
         for name, value in words.items()
@@ -357,7 +237,7 @@ def with_inventory(text: str) -> str:
     needing = [
         words[0]
         for words in map(str.split, commands(text) if machines else [])
-        if words[0] in VERBS and "INVENTORY" in variables_of(words[0])
+        if words[0] in VERBS and "INVENTORY" in VERBS[words[0]].variables
         if not any(word.startswith(("INVENTORY=", "RESUME=")) for word in words)
     ]
     if not machines or not needing:

@@ -1,4 +1,5 @@
-"""The command line of the launcher."""
+"""The command line of the launcher. What a verb needs is imported when it is carried out, since a
+mistyped option need not wait for Fabric."""
 
 from __future__ import annotations
 
@@ -16,116 +17,42 @@ from launcher import terminal
 
 USAGE_ERROR = 2
 PROGRAM = "python -m launcher"
+Typed = dict[str, Any]  # command_line.verb_words
 # The verbs of make that this program carries out, and two that only the Makefile types.
 VERBS = ("find", "plan", "train", "dry-run", "slurm", "status", "top", "attach", "stop", "runs")
-ROWS: dict[str, verbs.Verb] = {
+ROWS = {
     **{name: verbs.VERBS[name] for name in VERBS},
-    "inventory": verbs.Verb(
-        "refuse a list of machines that cannot be used", (verbs.INVENTORY, verbs.LIMIT)
-    ),
+    "inventory": verbs.Verb("refuse a list of machines that cannot be used", "", "INVENTORY LIMIT"),
     "gather": verbs.Verb(
-        "gather the packages of a script into bundle/", (verbs.INVENTORY, *verbs.PACKAGES)
+        "gather the packages of a script into bundle/", "", f"INVENTORY {verbs.PACKAGES}"
     ),
 }
 
 
-def _predict(given: dict[str, Any]) -> int:
+def plan(typed: Typed) -> int:
     from launcher import measure
     from launcher.options import config_of, for_trainer, new_config
 
     reports = ("epochs", "batch", "precision", "sync", "run", "gpu", "link")
-    words = [f"--{key}={given[key]}" for key in reports if key in given]
-    words += ["--all"] if given.get("all") else []
-    if "gpu" in given:
-        words += [f"--{key}={given[key]}" for key in ("model", "nodes") if key in given]
-        typed = for_trainer(config_of({"data": "", "args": given.get("args", [])}))
-        words += [f"--optimizer={typed['optimizer']}"] if "optimizer" in typed else []
+    words = [f"--{key}={typed[key]}" for key in reports if key in typed]
+    words += ["--all"] if typed.get("all") else []
+    if "gpu" in typed:
+        words += [f"--{key}={typed[key]}" for key in ("model", "nodes") if key in typed]
+        own = for_trainer(config_of({"data": "", "args": typed.get("args", [])}))
+        words += [f"--optimizer={own['optimizer']}"] if "optimizer" in own else []
         return measure.on_paper(words)
-    own = {key: value for key, value in given.items() if key not in ("sync", "run", "link")}
-    config = new_config(own)
-    if "data" not in given and not {"model", "config"}.isdisjoint(config_of(own).trainer):
+    typed = {key: value for key, value in typed.items() if key not in ("sync", "run", "link")}
+    config = new_config(typed)
+    if "data" not in typed and not {"model", "config"}.isdisjoint(config_of(typed).trainer):
         config = dataclasses.replace(config, data="")  # noise: no images were named
-    return measure.plan(config, words, bool(given.get("measure")))
+    return measure.plan(config, words, bool(typed.get("measure")))
 
 
-def parse(argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The verb, and {key: value} of what was typed for it. Raises UserError."""
-    verb = argv[0] if argv else ""
-    if verb in ("-h", "--help"):
-        lines = [f"  {name:<14} {row.help}" for name, row in ROWS.items()]
-        command_line.show("\n".join([f"{PROGRAM} VERB NAME=value ...", *lines]))
-    if verb not in ROWS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise UserError(
-            f"{f'there is no verb {verb}' if verb else 'a verb is missing'}: it is one of "
-            f"{', '.join(VERBS)}.{hint} See `{PROGRAM} --help`."
-        )
-    given = command_line.verb_words(verb, argv[1:], f"{PROGRAM} {verb}", ROWS[verb])
-    if verb in ("train", "dry-run", "gather"):
-        from launcher.plan import script
-
-        script.check_together(given)
-        if "script" in given:
-            given["script"], given["folder"] = script.by_path(given["script"], given.get("folder"))
-    if "model" in given:
-        from launcher.plan import models
-
-        given["model"] = models.by_path(given["model"])
-    return verb, given
-
-
-def _carry_out(verb: str, given: dict[str, Any], argv: list[str]) -> int:
-    # Fabric takes a quarter of a second to import; a mistyped option need not wait for it.
-    from launcher.machines import inventory
-
-    file = given.get("inventory", DEFAULT_INVENTORY)
-    run = given.get("run", verbs.RUN.default)
-    if "INVENTORY" in ROWS[verb].variables:
-        terminal.keep_machines(file)
-    if verb == "inventory":
-        return inventory.refuse(Path(file), given.get("limit"))
-    if verb == "gather":
-        return _gather(given)
-    if verb == "find":
-        from launcher import find
-
-        return find.find(given.get("net"), file, given.get("write", False))
-    if verb == "status":
-        from launcher import status
-
-        return status.status(run, given.get("json", False))
-    if verb == "top":
-        from launcher import top
-
-        return top.top(given.get("run"), file)
-    if verb in ("runs", "stop", "attach"):
-        from launcher import control
-
-        act = getattr(control, verb)
-        return act() if verb == "runs" else act(run)
-    if verb == "plan":
-        return _predict(given)
-    return _train(verb, given, argv)
-
-
-def _gather(given: dict[str, Any]) -> int:
-    from launcher.folders import relative
-    from launcher.options import config_of
-    from launcher.plan import checks
-
-    folder = checks.gather(config_of(given), terminal.Terminal())
-    terminal.show(f"the packages of the script are in {relative(folder)}", sys.stdout)
-    return 0
-
-
-def _train(verb: str, given: dict[str, Any], argv: list[str]) -> int:
+def train(verb: str, typed: Typed, argv: list[str]) -> int:
     from launcher import run
     from launcher.options import new_config
 
-    if "script" not in given and not {"-h", "--help"}.isdisjoint(given.get("args", [])):
-        command_line.show(command_line.trainer_help())
-    config = new_config(given)
+    config = new_config(typed)
     if verb == "slurm":
         from launcher import slurm
 
@@ -136,14 +63,77 @@ def _train(verb: str, given: dict[str, Any], argv: list[str]) -> int:
         from launcher import control
 
         return control.detach(argv)
-    if config.resume:
-        return run.resume(config.resume, given)
-    return run.train(config)
+    return run.resume(config.resume, typed) if config.resume else run.train(config)
+
+
+def gather(typed: Typed) -> int:
+    from launcher.folders import relative
+    from launcher.options import config_of
+    from launcher.plan import checks
+
+    folder = checks.gather(config_of(typed), terminal.Terminal())
+    terminal.show(f"the packages of the script are in {relative(folder)}", sys.stdout)
+    return 0
+
+
+def show(verb: str, typed: Typed) -> int:
+    """What changes no machine."""
+    from launcher import control, find, status, top
+    from launcher.machines import inventory
+
+    file, run = typed.get("inventory", DEFAULT_INVENTORY), typed.get("run")
+    return {
+        "inventory": lambda: inventory.refuse(Path(file), typed.get("limit")),
+        "find": lambda: find.find(typed.get("net"), file, typed.get("write", False)),
+        "top": lambda: top.top(run, file),
+        "status": lambda: status.status(run or verbs.LATEST, typed.get("json", False)),
+        "attach": lambda: control.attach(run or verbs.LATEST),
+        "stop": lambda: control.stop(run or verbs.LATEST),
+        "runs": control.runs,
+    }[verb]()
+
+
+def parse(argv: Sequence[str]) -> tuple[str, Typed]:
+    """The verb, and {name: value} of what was typed for it. Raises UserError."""
+    verb = argv[0] if argv else ""
+    if verb in ("-h", "--help"):
+        lines = [f"  {name:<14} {row.help}" for name, row in ROWS.items()]
+        print("\n".join([f"{PROGRAM} VERB NAME=value ...", *lines]))
+        raise SystemExit(0)
+    if verb not in ROWS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise UserError(
+            f"{f'there is no verb {verb}' if verb else 'a verb is missing'}: it is one of "
+            f"{', '.join(VERBS)}.{hint} See `{PROGRAM} --help`."
+        )
+    typed = command_line.verb_words(verb, argv[1:], f"{PROGRAM} {verb}", ROWS[verb])
+    if "SCRIPT" in ROWS[verb].variables:
+        from launcher.plan import script
+
+        script.check_together(typed)
+        if "script" in typed:
+            typed["script"], typed["folder"] = script.by_path(typed["script"], typed.get("folder"))
+    if "model" in typed:
+        from launcher.plan import models
+
+        typed["model"] = models.by_path(typed["model"])
+    return verb, typed
+
+
+def carry_out(verb: str, typed: Typed, argv: list[str]) -> int:
+    if "INVENTORY" in ROWS[verb].variables:
+        terminal.keep_machines(typed.get("inventory", DEFAULT_INVENTORY))
+    if verb in ("train", "dry-run", "slurm"):
+        return train(verb, typed, argv)
+    if verb == "plan":
+        return plan(typed)
+    return gather(typed) if verb == "gather" else show(verb, typed)
 
 
 def main(argv: list[str]) -> int:
     try:
-        return interrupts.printed("tandem", lambda: _carry_out(*parse(argv), argv))
+        return interrupts.printed("tandem", lambda: carry_out(*parse(argv), argv))
     except UserError as error:
         for problem in error.problems:
             terminal.show(problem, sys.stderr)

@@ -22,6 +22,9 @@ from contract.options import (
     Option,
     as_typed,
     default_model,
+    switch,
+    time_of_day,
+    whole,
 )
 from contract.options import Options as TrainerOptions
 from contract.runs import short_name
@@ -29,8 +32,8 @@ from contract.strategies import AUTO, EXACT
 from launcher.hours import moments
 from launcher.machines.inventory import CHECKOUT
 
-# The trainer's options that are variables of make, by their names there in lower case.
-VARIABLES = {row.key: row for row in ENTRIES.values() if row.make}
+# {a variable of make, in lower case: its name in the trainer's options}
+VARIABLES = {row.make.lower(): name for name, row in ENTRIES.items() if row.make}
 # Those that name a file which the trainer writes; it goes into this folder of the run.
 RESULTS, RESULTS_FOLDER = ("predict", "extract"), "results"
 
@@ -41,10 +44,10 @@ def config_of(given: Mapping[str, Any], began: Config | None = None) -> Config:
     began = began or Config()
     values = {name: given[name] for name in RUN_OPTIONS if name in given}
     values.update(moments(given.get("at"), given.get("until")))
-    words = given.get("args", [])
+    words = given.get("args", ())
     if given.get("script") or began.script:
         return dataclasses.replace(began, **values, data="", words=(*began.words, *words))
-    trainer = {row.name: given[key] for key, row in VARIABLES.items() if key in given}
+    trainer = {name: given[key] for key, name in VARIABLES.items() if key in given}
     data = trainer.pop("data", began.data)
     trainer = {**began.trainer, **trainer, **trainer_words(words)}
     return dataclasses.replace(began, **values, data=data, trainer=trainer)
@@ -64,13 +67,13 @@ def with_trainer(config: Config, **given: Any) -> Config:
 
 
 def _kind(row: Option) -> Any:
-    if row.kind == "switch":
+    if row.type is switch:
         return bool
     if row.choices:
         return Literal[row.choices]
-    if row.kind == "number":
+    if row.type is whole:
         return Annotated[int, Meta(ge=int(row.least), le=int(min(row.most, LARGEST)))]
-    return Count if row.kind == "time" else Line
+    return Count if row.type is time_of_day else Line
 
 
 # Options as plan.json has them; an older plan may lack some.
@@ -90,7 +93,7 @@ def document(config: Config) -> dict[str, Any]:
     the words for what has no variable, or a script's words."""
     left = dict(config.trainer)
     own = {name: getattr(config, name) for name, row in RUN_OPTIONS.items() if row.stored}
-    named = {key: left.pop(row.name, None) for key, row in VARIABLES.items() if key != "data"}
+    named = {key: left.pop(name, None) for key, name in VARIABLES.items() if key != "data"}
     known = {key: value for key, value in named.items() if value is not None or key == "model"}
     words = list(config.words) if config.script else words_for_trainer(left)
     return {**own, **known, "data": config.data, "trainer": words}
@@ -101,9 +104,9 @@ def read(planned: Mapping[str, Any]) -> Config:
     given = {key: value for key, value in planned.items() if value is not None}
     for key in ("at", "until"):
         given.pop(key, None)
-    for key, row in VARIABLES.items():
+    for key, name in VARIABLES.items():
         if key in given:
-            given[key] = row.read(row.make, str(given[key]))
+            given[key] = ENTRIES[name].read(key.upper(), str(given[key]))
     return config_of({**given, "args": given.pop("trainer")})
 
 
@@ -147,8 +150,8 @@ def results(config: Config) -> list[str]:
 
 def in_words_of_make(text: str) -> str:
     """The trainer's sentence with BATCH=0 rather than --per_node_batch_size 0."""
-    for row in VARIABLES.values():
-        text = re.sub(rf"--{row.name} (?=[^-\s])", f"{row.make}=", text)
+    for key, name in VARIABLES.items():
+        text = re.sub(rf"--{name} (?=[^-\s])", f"{key.upper()}=", text)
     return text
 
 

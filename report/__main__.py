@@ -55,7 +55,7 @@ OTHERS = {"plan": plan_main, "compare": compare_main, "sweep": sweep_main}
 def report_main(argv: list[str]) -> int:
     """Makes and prints one report."""
     words = verb_words("report", argv, "python -m report")
-    analysis = analyse(find_run(words.get("run", verbs.RUN.default)))
+    analysis = analyse(find_run(words.get("run", verbs.LATEST)))
     text = write_report(analysis)
     if words.get("json"):
         print(summary_json(analysis), end="")

@@ -6,14 +6,15 @@ import contextlib
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 
 from contract import runs, verbs
 from contract.errors import UserError
+from contract.options import DEFAULT_MODEL, OPTIMIZERS, option
 from contract.split import node_batches, weights_of
+from contract.strategies import EXACT, WARMUP_EPOCHS
 from contract.text import millions, seconds, size
 from report.cli import NothingMeasured
 from report.files import Entry, dicts
@@ -21,7 +22,7 @@ from report.links import link_rates, links_sentences, read_links
 from report.measure import Step, measure_step, own_speeds
 from report.predict import Basis
 from report.progress import learning_curve
-from report.published_speeds import BATCH, images_per_second, level_of, paper_step
+from report.published_speeds import BATCH, MODEL, images_per_second, level_of, paper_step
 from report.read import Run, read_run
 from report.uses import uses_of
 
@@ -35,14 +36,42 @@ def on_paper(gpu: str, model: str, precision: str | None) -> Basis:
     return Basis(f"{gpu} on paper", model, 224, BATCH, (step,), None, 0.0, level, about)
 
 
-def find_basis(options: SimpleNamespace) -> Basis:
+@dataclass(frozen=True)
+class Question:
+    """What `python -m report plan` is asked."""
+
+    # fmt: off
+    nodes: int = option(4, "up to how many machines (4)", least=1)
+    model: str = option("",
+        f"as in make train ({DEFAULT_MODEL}, or with --gpu {MODEL})")
+    gpu: str | None = option(None,
+        "predict on paper, by its published or estimated speed: 2080ti, 3090")
+    image_size: int | None = option(None, "only from a run at this size")
+    link: str | None = option(None,
+        "of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)")
+    epochs: float = option(90.0, "of a whole run (90, as is usual on ImageNet)", least=1)
+    warmup: float = option(WARMUP_EPOCHS,
+        "epochs of exact sums before a strategy that leaves bits out (1)")
+    sync: str = option(EXACT, "as in make train (allreduce)")
+    optimizer: str = option("sgd", "as in make train (sgd)", tuple(OPTIMIZERS))
+    batch: int | None = option(None, "only from a run with so many images a node")
+    precision: str | None = option(None, "only from a run in this one")
+    machines: str | None = option(None,
+        "of this cluster: what was measured of others is not used")
+    run: str | None = option(None, "the run to start from (the newest of that model)")
+    runs: str = option(runs.RUNS, "where runs are (runs)")
+    all: bool = option(False, "each strategy and number of machines")
+    # fmt: on
+
+
+def find_basis(options: Question) -> Basis:
     """The run that was named, else the newest one that fits. Raises UserError."""
     if options.run:
-        basis = read_basis(options.run)
+        basis = read_basis(Path(options.run))
         if basis is None:
             raise UserError(f"{options.run} has no measured step: choose a run that trained.")
         return basis
-    for folder in folders(options.runs, options.model):
+    for folder in folders(Path(options.runs), options.model):
         basis = read_basis(folder)
         if basis is not None and fits(basis, options):
             return basis
@@ -54,14 +83,14 @@ def find_basis(options: SimpleNamespace) -> Basis:
     )
 
 
-def measure_command(options: SimpleNamespace) -> str:
+def measure_command(options: Question) -> str:
     """The command that measures what `make plan` asks about."""
     size = f"--image_size {options.image_size}" if options.image_size else None
     words = {"BATCH": options.batch, "PRECISION": options.precision, "ARGS": size}
     return verbs.line("plan", NODES=options.nodes, MODEL=options.model, **words)
 
 
-def conditions(options: SimpleNamespace) -> str:
+def conditions(options: Question) -> str:
     """` at 224 pixels in O1`: what restricts the prediction besides the model."""
     return "".join(
         (
@@ -81,9 +110,10 @@ def folders(root: Path, model: str) -> Iterator[Path]:
             yield path
 
 
-def fits(basis: Basis, options: SimpleNamespace) -> bool:
+def fits(basis: Basis, options: Question) -> bool:
+    machines = tuple(options.machines.split(",")) if options.machines else ()
     setting = runs.Setting(
-        options.model, options.batch, options.image_size, options.precision, options.machines
+        options.model, options.batch, options.image_size, options.precision, machines
     )
     fresh = not basis.machines or runs.is_fresh(basis.unix)
     return fresh and runs.still_applies(basis.setting, setting, options.nodes)

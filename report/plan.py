@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 from contract import runs, strategies, verbs
 from contract.command_line import verb_words
 from contract.errors import UserError
-from contract.options import DEFAULT_MODEL, OPTIMIZERS, Option
+from contract.options import DEFAULT_MODEL, OPTIMIZERS, options_of
 from contract.runs import prediction_path
-from contract.strategies import WARMUP_EPOCHS, Phases, Strategy
+from contract.strategies import Phases, Strategy
 from contract.text import link_speed, seconds, size, three_digits
 from report import formulas, published_speeds
 from report.cli import write
 from report.links import table
-from report.measurements import find_basis, on_paper
+from report.measurements import Question, find_basis, on_paper
 from report.predict import (
     HARMLESS,
     SHORT,
@@ -41,56 +40,22 @@ LABELS = {
     "experimental": "experim.",
     SHORT: "short",
 }
-EPOCHS = 90.0  # of a usual run on ImageNet
 DEFAULT_LINK = 1000.0  # Mbit/s: what the network cards of ordinary PCs do
 BETTER_LINK = 2500.0  # what newer ones do, with a switch for it
 WORTH = 1.05  # times as fast; less is no gain
 
 
-PLAN = verbs.Verb(
-    "predict the next run before it is started",
-    (
-        Option("up to how many machines (4)", make="NODES", kind="number", default=4, least=1),
-        Option(
-            f"as in make train ({DEFAULT_MODEL}, or with --gpu {published_speeds.MODEL})",
-            make="MODEL",
-        ),
-        Option("predict on paper, by its published or estimated speed: 2080ti, 3090", make="GPU"),
-        Option("only from a run at this size", make="IMAGE_SIZE", kind="number"),
-        Option("of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)", make="LINK"),
-        Option("of a whole run (90)", make="EPOCHS", kind="float", default=EPOCHS, least=1),
-        Option(
-            "epochs of exact sums before a strategy that leaves bits out (1)",
-            make="WARMUP",
-            kind="float",
-            default=WARMUP_EPOCHS,
-        ),
-        Option("as in make train (allreduce)", make="SYNC", default=strategies.EXACT),
-        Option("as in make train (sgd)", tuple(OPTIMIZERS), make="OPTIMIZER", default="sgd"),
-        Option("only from a run with so many images a node", make="BATCH", kind="number"),
-        Option("only from a run in this one", make="PRECISION"),
-        Option("of this cluster: what was measured of others is not used", make="MACHINES"),
-        Option("the run to start from (the newest of that model)", make="RUN"),
-        Option("where runs are (runs)", make="RUNS", default=runs.RUNS),
-        Option("each strategy and number of machines", make="ALL", kind="switch", default=False),
-    ),
-)
-
-
-def read_options(argv: list[str]) -> SimpleNamespace:
-    """The options of PLAN, as typed or by default. Raises UserError."""
-    words = verb_words("plan", argv, "python -m report plan", PLAN)
-    options = SimpleNamespace(**{row.key: words.get(row.key, row.default) for row in PLAN.options})
-    options.machines = tuple(options.machines.split(",")) if options.machines else ()
-    options.run, options.runs = options.run and Path(options.run), Path(options.runs)
-    return options
+ROWS = {name.upper(): row for name, row in options_of(Question).items()}
+PLAN = verbs.Verb("predict the next run before it is started", "", " ".join(ROWS), ROWS)
 
 
 def plan_main(argv: list[str]) -> int:
     """Prints the table. Writes runs/plan-<model>-<N>n.json, unless the question was about another
     network (--link) or machines on paper (--gpu): no run's report may show such an answer."""
-    options = read_options(argv)
-    options.model = options.model or (published_speeds.MODEL if options.gpu else DEFAULT_MODEL)
+    options = Question(**verb_words("plan", argv, "python -m report plan", PLAN))
+    if not options.model:
+        model = published_speeds.MODEL if options.gpu else DEFAULT_MODEL
+        options = replace(options, model=model)
     phases = Phases(options.epochs, options.warmup)
     requested = strategies.parse(options.sync)
     if options.gpu and (options.run or options.image_size):
@@ -110,7 +75,7 @@ def plan_main(argv: list[str]) -> int:
     elif options.link:
         last = "Not kept for the next run's report: this is about LINK, not about your network."
     else:
-        path = prediction_path(options.runs, options.model, options.nodes)
+        path = prediction_path(Path(options.runs), options.model, options.nodes)
         write_plan(path, options.nodes, row, basis, rate, rows)
         last = f"Written to {path}; the next such run's report shows it."
     shown = rows if options.all else worth_showing(rows, requested)

@@ -30,7 +30,7 @@ def train_line(
     # NODES as it was typed: a machine may have been away, and those that trained be others.
     nodes = natural_number(options.get("nodes")) or len(run.plan.get("nodes") or run.hosts)
     typed: dict[str, object] = {"NODES": nodes}
-    for name in verbs.variables_of("train"):
+    for name in verbs.VERBS["train"].variables:
         value = options.get(name.lower())
         if run.plan.get("script") and name == "BALANCE":
             continue  # of our trainer

@@ -4,8 +4,6 @@ the options that the variables stand for. Our own programs are given the words a
 
 The Makefile passes what was typed in the environment, so that no shell ever expands a value:
 TANDEM_VERBS (the words after `make`), TANDEM_GIVEN (the names before a =), and each variable.
-
-Standard library only: it runs before there is an environment.
 """
 
 import json
@@ -22,55 +20,52 @@ from contract.command_line import verb_words
 from contract.errors import UserError
 
 INTERNAL = ("ansible-env", "data/digits", "known", "machines")
-# Read by tools/venv.sh, which any verb may call.
-ANY = ("PYTHON",)
+# Not the tool's own: tools/venv.sh, which any verb may call, and the Makefile read them.
+PYTHON, CORE = "PYTHON", "CORE"
 
 
-def check(typed, names, environment):
-    """Refuse what was mistyped by raising UserError. Returns sentences on what is ignored.
+def typed_words(environment):
+    names = environment.get("TANDEM_GIVEN", "").split()
+    return [f"{name}={environment[name]}" for name in names if name != PYTHON]
 
-    typed: the words after make; names: of variables typed there; environment: their values.
-    """
+
+def check(typed, environment):
+    """Refuse what was mistyped by raising UserError. Returns sentences on what is ignored."""
     for verb in typed:
-        if verb not in (*verbs.names(), *INTERNAL) and typed[:2] != ["help", "develop"]:
-            raise UserError(f"there is no verb {verb}{verbs.did_you_mean(verb, verbs.names())}")
-    named = [verb for verb in typed if verb in verbs.names()] or ["help"]
+        if verb not in (*verbs.VERBS, *INTERNAL) and typed[:2] != ["help", "develop"]:
+            raise UserError(f"there is no verb {verb}{verbs.did_you_mean(verb, verbs.VERBS)}")
+    named = [verb for verb in typed if verb in verbs.VERBS] or ["help"]
     # Each is given all the words, but for those that take none, such as env.
-    for verb in [verb for verb in named if verbs.variables_of(verb)] or named[:1]:
-        words = [f"{name}={environment[name]}" for name in names if name not in ANY]
-        verb_words(verb, words, f"make {verb}")
-    variables = {name for verb in named for name in verbs.variables_of(verb)}
+    for verb in [verb for verb in named if verbs.VERBS[verb].takes] or named[:1]:
+        verb_words(verb, typed_words(environment), f"make {verb}")
+    variables = {name for verb in named for name in verbs.VERBS[verb].variables}
     return [
         f"{name}={environment[name]} in your shell's environment is not used: "
         f"type it after make: make {named[0]} {name}={shlex.quote(environment[name])}"
-        for name in sorted(variables)
-        if name not in names and environment.get(name)
+        for name in sorted(variables.difference(environment.get("TANDEM_GIVEN", "").split()))
+        if environment.get(name)
     ]
 
 
-def options(verb, names, environment):
-    """The arguments that a verb's variables stand for, words after `--` last. Raises UserError."""
-    words = [f"{name}={environment[name]}" for name in names if name not in ANY]
-    values = verb_words(verb, words, f"make {verb}")
-    argv, last = [], []
-    for row in verbs.variables_of(verb).values():
-        value = values.get(row.key)
-        if row.kind == "run":
-            last = ["--", value or row.default]
-        elif value is None or value is False or row is verbs.CORE:
+def options(verb, environment):
+    """The arguments that a verb's variables stand for. Raises UserError."""
+    values = verb_words(verb, typed_words(environment), f"make {verb}")
+    argv = []
+    for name, option in verbs.VERBS[verb].variables.items():
+        value = values.get(name.lower(), False)
+        flag = option.flag or f"--{name.lower().replace('_', '-')}"
+        if value is False or name == CORE:
             continue
-        elif row.kind == "words":
-            last = [row.word, *value]
-        elif row.word.startswith("-e "):
-            argv += ["--extra-vars", json.dumps({row.word[3:]: value})]
+        if flag.startswith("-e "):
+            argv += ["--extra-vars", json.dumps({flag[3:]: value})]
         else:
-            argv.append(row.word if value is True else f"{row.word}={value}")
-    return argv + last
+            argv.append(flag if value is True else f"{flag}={value}")
+    return argv
 
 
-def run(verb, command, names, environment):
+def run(verb, command, environment):
     """Become the command with its options."""
-    argv = [*command, *options(verb, names, environment)]
+    argv = [*command, *options(verb, environment)]
     if command[0] == "ansible-playbook":  # shown, since it can be typed without make as well
         print(" ".join(map(shlex.quote, argv)), flush=True)
     path = shutil.which(argv[0])
@@ -86,17 +81,20 @@ def say(sentence):
     print(verbs.wrapped(text, wide) if wide else text, file=sys.stderr)
 
 
+def print_help(typed):
+    named = [verb for verb in typed if verb in verbs.VERBS and verb != "help"]
+    texts = [verbs.help_text(f"make {verb}", verbs.VERBS[verb]) for verb in named]
+    print("\n\n".join(texts) or verbs.list_verbs("develop" in typed))
+
+
 def main(argv):
     typed = os.environ.get("TANDEM_VERBS", "").split()
-    names = os.environ.get("TANDEM_GIVEN", "").split()
     try:
         if argv[0] == "run":
-            return run(argv[1], argv[2:], names, os.environ)
-        ignored = check(typed, names, os.environ)
+            return run(argv[1], argv[2:], os.environ)
+        ignored = check(typed, os.environ)
         if argv[0] == "help":
-            wanted = [verb for verb in typed if verb in verbs.names() and verb != "help"]
-            texts = [verbs.help_text(f"make {verb}", verbs.VERBS[verb]) for verb in wanted]
-            print("\n\n".join(texts) or verbs.list_verbs("develop" in typed))
+            print_help(typed)
         else:
             for sentence in ignored:
                 say(sentence)

@@ -5,6 +5,7 @@ import stat
 import sys
 import tempfile
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import List, NoReturn, Optional
 
@@ -23,6 +24,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     """One process of the run; the returned number is its exit code (docs/run-directory.md)."""
     try:
         options = parse(sys.argv[1:] if argv is None else argv)
+        # After an out-of-memory exit, micro-batches are this part of their size.
+        divisor = int(os.environ.get("TANDEM_MICRO_BATCH_DIVISOR", "1"))
+        options = replace(options, accumulate=options.accumulate * divisor)
     except UserError as error:
         return report_error(error, read_coordinates(os.environ))
     keep_compiled_code()

@@ -148,5 +148,5 @@ def build_job(options: Options, world: World, parts: Materials, clock: Clock) ->
         loss=partial(cross_entropy, reduction="sum", label_smoothing=options.label_smoothing),
         sync=sync,
         ema=Ema(level.full_state(model), options.ema) if options.ema else None,
-        micro_batches=options.accumulation,
+        micro_batches=options.accumulate,
     )

@@ -1,5 +1,6 @@
 """The optimizer and its learning rate."""
 
+import importlib
 import inspect
 import math
 from typing import Any, Dict, List
@@ -45,7 +46,8 @@ def build_optimizer(model: nn.Module, options: Options, global_batch: int) -> to
     or at least uses only a few kernels for all weights."""
     groups = parameter_groups(model, options)
     row = OPTIMIZERS[options.optimizer]
-    kind: Any = getattr(torch.optim, row.torch)
+    module, _, name = row.maker.partition(":")
+    kind: Any = getattr(importlib.import_module(module), name)
     settings = {"lr": peak_lr(options, global_batch), **row.arguments(options)}
     on_cuda = all(p.is_cuda for group in groups for p in group["params"])
     if on_cuda and "fused" in inspect.signature(kind).parameters:

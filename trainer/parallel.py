@@ -63,10 +63,10 @@ def check(options: Options, world: World) -> None:
         )
     if gpus < 1:
         raise UserError(f"--parallel {options.parallel} needs GPUs, and this machine has none.")
-    if options.per_node_batch_size // options.accumulation < gpus:
+    if options.per_node_batch_size // options.accumulate < gpus:
         raise UserError(
-            f"a micro-batch of {options.per_node_batch_size // options.accumulation} is smaller "
-            f"than {gpus} GPUs: use --per_node_batch_size {gpus * options.accumulation} or more."
+            f"a micro-batch of {options.per_node_batch_size // options.accumulate} is smaller "
+            f"than {gpus} GPUs: use --per_node_batch_size {gpus * options.accumulate} or more."
         )
 
 

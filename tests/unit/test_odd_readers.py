@@ -272,7 +272,7 @@ VALUES = TEXT | st.sampled_from(
 
 
 def lines_of(verb):
-    named = st.sampled_from([*verbs.variables_of(verb), "NODES"])
+    named = st.sampled_from([*verbs.VERBS[verb].variables, "NODES"])
     words = TYPED | TEXT | st.builds("{}={}".format, named, VALUES)
     return st.tuples(st.just(verb), st.lists(words, max_size=5))
 
@@ -287,7 +287,7 @@ def lines_of(verb):
 @example(("train", ["--args", "--lr 1", "--", "--seed", "3"]))
 @example(("status", ["RUN=a", "--", "b"]))
 @example(("imagenet", ["TO=~nosuchuser/x"]))
-@given(st.sampled_from(verbs.names()).flatmap(lines_of))
+@given(st.sampled_from([*verbs.VERBS]).flatmap(lines_of))
 def test_any_line_is_taken_or_refused(line):
     verb, typed = line
     try:

@@ -156,8 +156,8 @@ def test_what_the_pages_say_to_type_are_verbs_and_variables_that_there_are():
     command = re.compile(r"^`?make ([a-z-]+)((?: [A-Z_]+=[^\s`]+)*)", re.MULTILINE)
     typed = [found for piece in code for found in command.findall(piece)]
     assert len(typed) > 50
-    known = {*verbs.names()}
+    known = {*verbs.VERBS}
     for verb, rest in typed:
         assert verb in known, f"make {verb}"
         names = set(re.findall(r"([A-Z_]+)=", rest))
-        assert names <= set(verbs.variables_of(verb)), f"make {verb}{rest}"
+        assert names <= set(verbs.VERBS[verb].variables), f"make {verb}{rest}"

@@ -12,7 +12,7 @@ from launcher import cli, measure
 from launcher.plan import predictions
 from report.advice import advise
 from report.analysis import analyse
-from report.uses import Uses
+from report.uses import ResourceUsage
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 from trainer import banner
 
@@ -34,7 +34,7 @@ def test_beside_advice_for_a_script_stands_the_loss_with_adam(tmp_path, monkeypa
     monkeypatch.setattr(prices, "read", lambda: TABLE)
     step = analyse(RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()).step
     own = replace(step, own_script=True)
-    told = [one.change for one in advise(own, "network", {}, Uses()).remedies]
+    told = [one.change for one in advise(own, "network", {}, ResourceUsage()).remedies]
     (sync,) = [change for change in told if "tandem.sync.attach" in change]
     assert prices.with_adam(strategies.parse("bf16")) in sync
 

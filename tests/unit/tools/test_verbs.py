@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from contract import verbs
+from contract import options, verbs
 from contract.command_line import verb_words
 from contract.errors import UserError
 from launcher import cli, folders, run, terminal
@@ -34,6 +34,13 @@ with open(os.environ["CALLS"], "a") as file:
     file.write(json.dumps([os.path.relpath(sys.argv[0]), *sys.argv[1:]]) + "\\n")
 """
 NASTY = 'it\'s a "test" `touch pwned` $(touch pwned) $(shell touch pwned) $HOME $$ ; touch pwned #'
+
+
+def check(*words):
+    """What `make` says before anything begins of what was typed."""
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    verbs_typed = [word for word in words if "=" not in word]
+    return tool.check(verbs_typed, {"TANDEM_GIVEN": " ".join(given), **given})
 
 
 @pytest.fixture
@@ -133,9 +140,8 @@ def test_the_older_ansible_runs_what_talks_to_machines(checkout):
     ],
 )
 def test_a_mistake_is_one_sentence(words, said):
-    given = dict(word.split("=", 1) for word in words if "=" in word)
     with pytest.raises(UserError) as refused:
-        tool.check([word for word in words if "=" not in word], list(given), given)
+        check(*words)
     assert str(refused.value).startswith(said)
 
 
@@ -156,64 +162,46 @@ def ansible_options():
     return {*re.findall(r"--[-\w]+", done.stdout)}
 
 
-SCRIPT = "-m package.train"
 OURS = ("launcher", "report", "tools.sweep", "tools.imagenet", "tools.tensorboard")
-
-
 VALUES = {
-    "number": "17",
-    "switch": "1",
-    "time": "19:00",
-    "words": "--no-such 'a b'",
-    "run": "-no such run",
+    **{"SCRIPT": "-m package.train", "AT": "19:00", "UNTIL": "19:00", "RUN": "-no such run"},
+    **dict.fromkeys(("ARGS", "RUNS"), "--no-such 'a b'"),
 }
+TYPES = {options.whole: "17", options.switch: "1"}
 
 
-def everything_that_can_be_typed():
-    """Of each verb its variables, with a value each; those of a script by themselves."""
-    for verb in verbs.names():
-        every = verbs.variables_of(verb).values()
-        of_script = [row for row in every if row in verbs.SCRIPT]
-        for rows in ([row for row in every if row not in of_script], of_script):
-            if rows:
-                typed = [(row, value_of(row)) for row in rows]
-                yield pytest.param(verb, typed, id=f"{verb}-{rows[0].make}")
+def value_of(name, option):
+    plain = VALUES.get(name) or TYPES.get(option.type, "no such thing")
+    return option.choices[-1] if option.choices else plain
 
 
-def value_of(row):
-    usual = SCRIPT if row.make == "SCRIPT" else "no such thing"
-    return row.choices[-1] if row.choices else VALUES.get(row.kind, usual)
+# A bundle of a script's packages is another program's.
+EVERYTHING = {verb: [*row.variables] for verb, row in verbs.VERBS.items() if row.takes}
+EVERYTHING["bundle"] = ["INVENTORY", "FORCE"]
 
 
-@pytest.mark.parametrize(("verb", "typed"), [*everything_that_can_be_typed()])
-def test_what_is_typed_is_what_the_tool_reads(checkout, verb, typed):
+@pytest.mark.parametrize(("verb", "names"), [*EVERYTHING.items(), ("bundle", ["SCRIPT"])])
+def test_what_is_typed_is_what_the_tool_reads(checkout, verb, names):
     """Through the real make: each verb, with each variable."""
-    call = last_call(checkout, verb, *(f"{row.make}={value}" for row, value in typed))
-    if call[0].endswith(".sh"):
-        assert call[-len(typed) :] == [f"{row.word}={value}" for row, value in typed]
+    variables = {name: verbs.VERBS[verb].variables[name] for name in names}
+    typed = {name: value_of(name, option) for name, option in variables.items()}
+    words = [f"{name}={value}" for name, value in typed.items()]
+    call = last_call(checkout, verb, *words)
+    if call[0] == "tools/all_tests.py" or (call[0].endswith("python") and call[2] in OURS):
+        assert {*words} <= {*call}
         return
-    if call[2] in OURS or call[0] == "tools/all_tests.py":
-        words = [word for word in call[1:] if "=" in word]
-        given = verb_words({"demo": "train"}.get(verb, verb), words, "it")
-        for row, value in typed:
-            wanted = str(ROOT / value) if row.kind == "path" else row.read(row.make, value)
-            assert given[row.key] == wanted, (row.make, call)
-        return
-    own = set(re.findall(r'add_argument\(\s*"([^"]+)', (ROOT / call[1]).read_text()))
-    for row, value in typed:
-        if row is verbs.CORE:
-            assert f".venv-core{value}/bin" in call[0]
-            continue
-        assert word_of(checkout, row, value) in call, row.make
-        assert row.word.startswith("-e ") or row.word in own | ansible_options(), row.make
-
-
-def word_of(checkout, row, value):
-    """The word in which a tool of others is given a variable's value."""
-    value = str(checkout / value) if row.kind == "path" else value
-    if row.word.startswith("-e "):
-        return json.dumps({row.word[3:]: row.kind == "switch" or value})
-    return row.word if row.kind == "switch" else f"{row.word}={value}"
+    if "CORE" in typed:
+        assert f".venv-core{typed.pop('CORE')}/bin" in call[0]
+    program = "" if call[0].endswith(".sh") else (ROOT / call[1]).read_text()
+    own = {*re.findall(r'add_argument\(\s*"([^"]+)', program)}
+    for name, value in typed.items():
+        flag = variables[name].flag or f"--{name.lower().replace('_', '-')}"
+        switch = variables[name].type is options.switch
+        if flag.startswith("-e "):
+            assert json.dumps({flag[3:]: switch or value}) in call
+        else:
+            assert (flag if switch else f"{flag}={value}") in call
+            assert call[0].endswith(".sh") or flag in own | ansible_options(), name
 
 
 @pytest.fixture
@@ -262,7 +250,7 @@ def texts(node):
 
 def printed():
     """(file, text) of every text of the programs that says `make` and a verb."""
-    known = "|".join(sorted([*verbs.names(), *tool.INTERNAL]))
+    known = "|".join(sorted([*verbs.VERBS, *tool.INTERNAL]))
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
             source = path.read_text()
@@ -280,8 +268,7 @@ def test_every_command_that_is_printed_can_be_typed():
             if verb == "help":
                 assert set(words) < set(verbs.VERBS)
                 continue
-            given = dict(word.split("=", 1) for word in words)
-            tool.check([verb], list(given), given)
+            check(verb, *words)
             seen += 1
         assert not re.search(r"\bmake [a-z-]+ [A-Z_]+=", re.sub(r"`[^`]*`", "", text)), (path, text)
     assert seen > 20
@@ -326,7 +313,7 @@ def test_words_for_off_switch_off(checkout):
     words = ("FORCE=0", "DETACH=no", "QUEUE=off", "PORT=")
     off = dict.fromkeys(("force", "detach", "queue"), False)
     assert verb_words("train", last_call(checkout, "train", *words)[4:], "it") == off
-    assert tool.options("provision", ["DELETE"], {"DELETE": "0"}) == []
+    assert tool.options("provision", {"TANDEM_GIVEN": "DELETE", "DELETE": "0"}) == []
 
 
 def test_what_a_shell_exported_is_named_and_not_used(checkout):
@@ -355,14 +342,14 @@ def test_ansible_has_this_checkouts_settings_and_the_users_vault(checkout):
 def test_help_starts_nothing_and_lists_every_verb(checkout):
     printed, code, calls = make(checkout, "help", "train")
     assert (code, calls) == (0, [])
-    assert all(name in printed for name in verbs.variables_of("train"))
+    assert all(name in printed for name in verbs.VERBS["train"].variables)
     printed, code, _ = make(checkout, "help", "data/digits")  # no verb of a person
     assert code == 0 and "make VERB NAME=value" in printed
     lists = [verbs.list_verbs(), verbs.list_verbs(develop=True)]
-    texts = [verbs.help_text(f"make {name}", verbs.VERBS[name]) for name in verbs.names()]
+    texts = [verbs.help_text(f"make {name}", verbs.VERBS[name]) for name in verbs.VERBS]
     for text in (*lists, *texts):
         assert max(map(len, text.splitlines())) <= 80
-    assert re.findall(r"^  (\S+) ", "\n".join(lists), re.M) == verbs.names()
+    assert re.findall(r"^  (\S+) ", "\n".join(lists), re.M) == [*verbs.VERBS]
     assert lists[0].count("\n") < 45
 
 
@@ -380,7 +367,7 @@ def test_the_table_and_the_makefile_have_the_same_verbs():
     text = (ROOT / "Makefile").read_text()
     rules = re.findall(r"^([a-z][a-z/ -]*):(?!=)", text, re.M)
     made = {name for rule in rules for name in rule.split()}
-    assert made == {*verbs.names(), *tool.INTERNAL}
+    assert made == {*verbs.VERBS, *tool.INTERNAL}
 
 
 def test_a_sentence_is_wrapped_and_its_command_is_not():
@@ -393,7 +380,7 @@ def test_a_sentence_is_wrapped_and_its_command_is_not():
     assert " ".join(line.strip() for line in lines) == said
 
 
-@pytest.mark.parametrize("verb", verbs.names())
+@pytest.mark.parametrize("verb", verbs.VERBS)
 def test_the_example_of_a_verb_can_be_typed_on_the_shipped_files(verb):
     make, named, *words = shlex.split(verbs.VERBS[verb].example)
     assert (make, named) == ("make", verb)
@@ -401,6 +388,6 @@ def test_the_example_of_a_verb_can_be_typed_on_the_shipped_files(verb):
         assert words == ["train"]
         return
     given = dict(word.split("=", 1) for word in words)
-    assert tool.check([verb], list(given), given) == []
+    assert check(verb, *words) == []
     for name in {"INVENTORY", "FACTS", "SCRIPT"} & set(given):
         assert (ROOT / given[name]).is_file()
