@@ -3,16 +3,19 @@ printed, those who read them find what they look for, or nothing."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import typing
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, defstruct, field
 
 from boundary.schema import Integer, Number, Text, matching
 
 PRINTED = 1 << 22  # characters of what one program prints
 Printed = Annotated[str, Meta(max_length=PRINTED)]
 # Such as 6.1.0-31-amd64, and of a package 2:535.261.03-1.
-Version = Annotated[str, matching(r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}")]
+_VERSION = r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}"
+Version = Annotated[str, matching(_VERSION)]
+VersionOrNone = Annotated[str, matching(f"({_VERSION})?")]  # "" for none
 PackageVersion = Annotated[str, matching(r"([0-9]{1,9}:)?[0-9]{1,9}[\w.+~:-]{0,200}")]
 Hex = Annotated[str, matching(r"[0-9a-f]{1,8}")]
 _BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -21,12 +24,25 @@ Network4 = Annotated[str, matching(rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9]
 IDS = r"uid=([0-9]{1,10})\S* gid=([0-9]{1,10}).*"  # what `id` prints
 
 
-class Process(Struct, frozen=True):
+class _ByName(Struct, frozen=True):
+    """Read by names, too, as planning/driver*.py and stacks.py do."""
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+    def keys(self) -> tuple[str, ...]:
+        return self.__struct_fields__
+
+
+class Process(_ByName, frozen=True):
     pid: Integer
     command: Text | None
 
 
-class Pci(Struct, frozen=True):
+class Pci(_ByName, frozen=True):
     """A display controller."""
 
     vendor: Hex
@@ -69,7 +85,7 @@ class Source(Struct, frozen=True):
     file: Text | None
 
 
-class ShellFacts(Struct, frozen=True, kw_only=True):
+class ShellFacts(_ByName, frozen=True, kw_only=True):
     """What the shell of a machine says before any module may run there (planning/looks.py)."""
 
     host: Text = ""
@@ -83,7 +99,7 @@ class ShellFacts(Struct, frozen=True, kw_only=True):
 
 
 class MachineFacts(ShellFacts, frozen=True, kw_only=True):
-    """What ansible/library/machine_facts.py returns."""
+    """What ansible/library/machine_facts.py returns, and driver_facts.py where there is a GPU."""
 
     kernel: Version
     python: Version
@@ -126,34 +142,40 @@ class MachineFacts(ShellFacts, frozen=True, kw_only=True):
     apt_lock: Process | None
     missing_mounts: list[Mount]
     dead_sources: list[Source]
+    # Of the control machine: how many GPUs take part (None: all), whether sudo works there.
+    gpus_counted: int | None = None
+    sudo: bool = False
+    # Of driver_facts.py; empty where it was not asked.
+    packages: dict[Text, PackageVersion] = field(default_factory=dict)
+    offered: dict[Text, PackageVersion] = field(default_factory=dict)
+    displays: list[Process] = field(default_factory=list)
+    gpu_processes: list[Process] = field(default_factory=list)
+    dkms: bool = False
+    pending: bool = False
+    display_manager_active: bool = False
+    waiting_kernel: Version | None = None
+    runfile: Version | None = None
+    waiting_module: Text | None = None
+    module: Text | None = None
+    signing_key: Text | None = None
+    display_manager: Text | None = None
+    kernel_series: Text | None = None
+    held: list[Text] = field(default_factory=list)
+    held_by_us: list[Text] = field(default_factory=list)
+    seated: list[Text] = field(default_factory=list)
+    prebuilt: dict[Text, list[Text]] = field(default_factory=dict)
+    uninstallable: dict[Text, Text] = field(default_factory=dict)
+    transitional: dict[Text, Text] = field(default_factory=dict)
+    offered_transitional: dict[Text, Text] = field(default_factory=dict)
+    kernel_compiler: Annotated[str, matching("[0-9]{1,4}")] | None = None
+    free: dict[Text, Number] = field(default_factory=dict)
 
 
-class DriverFacts(Struct, frozen=True):
-    """What ansible/library/driver_facts.py returns."""
-
-    packages: dict[Text, PackageVersion]
-    offered: dict[Text, PackageVersion]
-    displays: list[Process]
-    gpu_processes: list[Process]
-    dkms: bool
-    pending: bool
-    display_manager_active: bool
-    waiting_kernel: Version | None
-    runfile: Version | None
-    waiting_module: Text | None
-    module: Text | None
-    signing_key: Text | None
-    display_manager: Text | None
-    kernel_series: Text | None
-    held: list[Text]
-    held_by_us: list[Text]
-    seated: list[Text]
-    prebuilt: dict[Text, list[Text]]
-    uninstallable: dict[Text, Text]
-    transitional: dict[Text, Text]
-    offered_transitional: dict[Text, Text]
-    kernel_compiler: Annotated[str, matching("[0-9]{1,4}")] | None
-    free: dict[Text, Number]
+_NAMES = MachineFacts.__struct_fields__
+DRIVER = _NAMES[_NAMES.index("packages") : _NAMES.index("free") + 1]
+_HINTS = typing.get_type_hints(MachineFacts, include_extras=True)
+# What driver_facts.py returns, all of it.
+DriverFacts = defstruct("DriverFacts", [(name, _HINTS[name]) for name in DRIVER])
 
 
 class Proof(Struct, frozen=True):

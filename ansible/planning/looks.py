@@ -42,12 +42,12 @@ def look(answer):
 
 def unfit(machines, core):
     """Findings on the machines that no role can provision, or none by ansible-core `core`."""
-    findings = []
+    findings, machines = [], [reading.shell(facts) for facts in machines]
     for facts in machines:
         rows = [*machine.impossible(facts), *machine.python(facts, core)]
         old = any(row[0] == "python" for row in rows)
         findings += [
-            {"host": facts["host"], "fault": fault, "cause": cause,
+            {"host": facts.host, "fault": fault, "cause": cause,
              "remedy": _both(machines, core) if old and fault == "python" else remedy}
             for fault, cause, remedy in rows
         ]  # fmt: skip
@@ -65,8 +65,8 @@ def _both(machines, core):
             "`make provision CORE=2.16` provisions all that answer: that Ansible takes Python "
             f"{_text(OLDEST)} to {_text(NEWEST)}"
         )
-    old = [facts["host"] for facts in machines if _old(facts, core)]
-    rest = [facts["host"] for facts in machines if facts["host"] not in old]
+    old = [facts.host for facts in machines if _old(facts, core)]
+    rest = [facts.host for facts in machines if facts.host not in old]
     return (
         f"`make provision CORE=2.16 LIMIT={','.join(old)}`, and the others by `make provision "
         f"LIMIT={','.join(rest)}`, with stack: NAME in group_vars/all.yml, since auto decides over "
@@ -76,12 +76,13 @@ def _both(machines, core):
 
 def older_core(machines, core):
     """The ansible-core by which to go on, where every machine that answers needs an older one."""
+    machines = [reading.shell(facts) for facts in machines]
     old = [facts for facts in machines if _old(facts, core) and _python(facts) >= OLDEST]
     return OLDER if machines and len(old) == len(machines) else ""
 
 
 def _python(facts):
-    return stacks.version(facts["python"] or "0")[:2]
+    return stacks.version(facts.python or "0")[:2]
 
 
 def _text(version):

@@ -6,6 +6,7 @@ All but those in NOTES are problems; those in BLOCKING keep site.yml from going 
 docs/preflight.md lists them.
 """
 
+from . import reading
 from .faults import machine, network, stack
 
 BLOCKING = {
@@ -30,9 +31,10 @@ def findings(facts, question):
     after collecting], "clock_tolerance": seconds, "users": {"provisions", "trains": names, "there":
     whether the machine has the latter}}.
     """
+    facts = reading.known(facts)
     checks = (*machine.CHECKS, *network.CHECKS, *stack.CHECKS)
     return [
-        dict(zip(("host", "fault", "cause", "remedy"), (facts["host"], *finding)))
+        dict(zip(("host", "fault", "cause", "remedy"), (facts.host, *finding)))
         for check in checks
         for finding in check(facts, question)
     ]

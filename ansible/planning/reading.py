@@ -7,12 +7,20 @@ from __future__ import annotations
 
 import re
 import typing
-from typing import Annotated
 
 from msgspec import Struct, to_builtins
 
-from boundary.facts import PRINTED, DriverFacts, MachineFacts, Printed, Proof, Version
-from boundary.schema import Invalid, Text, convert, decode, matching
+from boundary.facts import (
+    DRIVER,
+    PRINTED,
+    DriverFacts,
+    MachineFacts,
+    Printed,
+    Proof,
+    ShellFacts,
+    VersionOrNone,
+)
+from boundary.schema import Invalid, Text, convert, decode
 
 from . import PlanError
 
@@ -25,19 +33,34 @@ class _OfShell(Struct):
     host: Text
     like: Text
     container: Text
-    python: Version | Annotated[str, matching("")]
+    python: VersionOrNone
 
 
 def machine(facts, host, address="", folders=(), gpus=None):
-    """What machine_facts returned, asked by this address and about these folders; gpus: what the
-    inventory says of its cards."""
-    known = to_builtins(read(facts, MachineFacts, host))
-    lacking = [folder for folder in folders if folder not in known["disks"]]
+    """MachineFacts, without the driver's, as plain values for Ansible: what machine_facts returned,
+    asked by this address and about these folders; gpus: what the inventory says of its GPUs."""
+    known = read(facts, MachineFacts, host)
+    lacking = [folder for folder in folders if folder not in known.disks]
     if lacking:
         raise _impossible(host, f"it says nothing of the disk of {lacking[0]}")
-    links = (link["name"] for link in known["links"] if address in link["addresses"])
-    interface = next(links, None)
-    return {**known, "interface": interface, "host": host, "gpus_counted": counted(gpus, host)}
+    interface = next((link.name for link in known.links if address in link.addresses), None)
+    own = {"interface": interface, "host": host, "gpus_counted": counted(gpus, host)}
+    plain = to_builtins(known)
+    return {name: plain[name] for name in plain if name not in (*DRIVER, "sudo")} | own
+
+
+def known(facts):
+    """What `machine` and `driver` returned, from Ansible's variables, as typed values again."""
+    return facts if isinstance(facts, MachineFacts) else read(facts, MachineFacts, facts["host"])
+
+
+def shell(facts):
+    """What the shell of a machine says, or what its facts say of the same."""
+    if isinstance(facts, ShellFacts):
+        return facts
+    named = ("host", "distribution", "release", "kernel", "arch", "python")
+    more = {name: facts[name] for name in ("like", "container") if name in facts}
+    return read({**{name: facts[name] for name in named}, **more}, ShellFacts, facts["host"])
 
 
 def counted(gpus, host):

@@ -3,7 +3,7 @@
 import json
 import re
 
-from . import PlanError
+from . import PlanError, reading
 
 # A card's own address: the lowest bit of the first byte is set in those of groups.
 MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")
@@ -18,11 +18,12 @@ def wake_record(facts, address, port):
     To which network the packet goes is not recorded: ansible/wake.py asks the cards of the control
     machine, since a machine may say what it likes of its own.
     """
-    macs = [link["mac"] for link in facts["links"] if link["name"] == facts["interface"]]
+    facts = reading.known(facts)
+    macs = [link.mac for link in facts.links if link.name == facts.interface]
     mac = str(macs[0] if macs else None).lower()
     if not MAC.fullmatch(mac):
         raise PlanError(
-            f"{facts['host']}: its card {facts['interface']} says {mac[:40]!r} of its hardware "
+            f"{facts.host}: its card {facts.interface} says {mac[:40]!r} of its hardware "
             "address, so make wake cannot call it: set wake_on_lan=false in its line of the "
             "inventory"
         )

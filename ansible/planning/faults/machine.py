@@ -15,26 +15,26 @@ FEW_INODES = 100_000
 
 def impossible(facts):
     """Findings on a machine that no role can provision, whatever it needs."""
-    yield from release(facts["distribution"], facts["release"], facts.get("like", ""))
-    if facts["arch"] != "x86_64":
+    yield from release(facts.distribution, facts.release, facts.like)
+    if facts.arch != "x86_64":
         yield (
             "arch",
-            f"its processor is {facts['arch']}",
+            f"its processor is {facts.arch}",
             "PyTorch has wheels for it, but Tandem's drivers, toolkits and bundle are for x86_64 "
             "only: take this machine out of inventory.ini (for two DGX Sparks: docs/stacks.md)",
         )
-    if "microsoft" in facts["kernel"].lower():
+    if "microsoft" in facts.kernel.lower():
         yield (
             "wsl",
-            f"it is WSL on Windows (kernel {facts['kernel']}): its driver is that of Windows, and "
+            f"it is WSL on Windows (kernel {facts.kernel}): its driver is that of Windows, and "
             "other PCs do not reach it",
             "install Debian or Ubuntu beside Windows on it (docs/windows.md), or take it out of "
             "inventory.ini",
         )
-    elif facts.get("container", "") not in MACHINES:
+    elif facts.container not in MACHINES:
         yield (
             "container",
-            f"it is a container ({facts['container']}): kernel, driver and clock are those of the "
+            f"it is a container ({facts.container}): kernel, driver and clock are those of the "
             "machine around it",
             "list that machine in inventory.ini instead",
         )
@@ -42,7 +42,7 @@ def impossible(facts):
 
 def system(facts, question):
     yield from impossible(facts)
-    if not facts["systemd"]:
+    if not facts.systemd:
         yield ("systemd", "its first process is not systemd", "boot it with systemd")
     yield from python(facts, question["ansible_core"])
 
@@ -50,12 +50,12 @@ def system(facts, question):
 def python(facts, core):
     """Whether Ansible's modules run on its Python, by the version of ansible-core."""
     oldest = next(python for since, python in OLDEST_PYTHON if stacks.version(core) >= since)
-    if not facts["python"]:
+    if not facts.python:
         yield ("no_python", "it has no Python, by which Ansible works", "sudo apt install python3")
-    elif stacks.version(facts["python"]) < oldest:
+    elif stacks.version(facts.python) < oldest:
         yield (
             "python",
-            f"its python3 is {facts['python']}, and the modules of ansible-core {core} need "
+            f"its python3 is {facts.python}, and the modules of ansible-core {core} need "
             f"{'.'.join(map(str, oldest))}",
             "provision it with `make provision CORE=2.16`",
         )
@@ -110,7 +110,7 @@ def release(distribution, version, like=""):
 
 
 def privileges(facts, question):
-    if not facts["sudo"]:
+    if not facts.sudo:
         yield (
             "sudo",
             "sudo asks for a password, or refuses the one that was given",
@@ -137,22 +137,22 @@ def privileges(facts, question):
 def disks(facts, question):
     needed: dict[Any, list[Any]] = {}
     for folder, size in ((row["folder"], int(row["bytes"])) for row in question["space"]):
-        state = facts["disks"][folder]
-        needed.setdefault(state["device"], []).append((folder, size, state))
-        if state["read_only"]:
+        state = facts.disks[folder]
+        needed.setdefault(state.device, []).append((folder, size, state))
+        if state.read_only:
             yield (
                 "read_only",
                 f"the file system of {folder} is read-only",
                 "see `dmesg` for disk errors; then sudo mount -o remount,rw on it",
             )
-        if state["free_inodes"] is not None and state["free_inodes"] < FEW_INODES:
+        if state.free_inodes is not None and state.free_inodes < FEW_INODES:
             yield (
                 "inodes",
-                f"the file system of {folder} has {state['free_inodes']} free inodes",
+                f"the file system of {folder} has {state.free_inodes:.0f} free inodes",
                 "delete folders of many small files, or use a file system with more inodes",
             )
     for rows in needed.values():
-        wanted, free = sum(size for _, size, _ in rows), rows[0][2]["free"]
+        wanted, free = sum(size for _, size, _ in rows), rows[0][2].free
         if free < wanted:
             yield (
                 "disk_full",
@@ -163,17 +163,17 @@ def disks(facts, question):
 
 
 def mounts(facts, question):
-    for mount in facts["missing_mounts"]:
+    for mount in facts.missing_mounts:
         yield (
             "mount",
-            f"{mount['path']} ({mount['type']}) is in /etc/fstab and not mounted",
-            f"sudo mount {mount['path']}, or take its line out of /etc/fstab",
+            f"{mount.path} ({mount.type}) is in /etc/fstab and not mounted",
+            f"sudo mount {mount.path}, or take its line out of /etc/fstab",
         )
 
 
 def passphrases(facts, question):
-    if facts["boot_passphrases"]:
-        disks = ", ".join(facts["boot_passphrases"])
+    if facts.boot_passphrases:
+        disks = ", ".join(facts.boot_passphrases)
         yield (
             "passphrase",
             f"after a reboot it waits at its own screen for the passphrase of {disks}: make "
@@ -183,42 +183,42 @@ def passphrases(facts, question):
 
 
 def reboots(facts, question):
-    if facts["reboot_waits"]:
-        waits = f"{facts['reboot_waits']} waits for a reboot"
+    if facts.reboot_waits:
+        waits = f"{facts.reboot_waits} waits for a reboot"
         yield "reboot_waits", waits, "when nothing trains there: sudo reboot"
 
 
 def libraries(facts, question):
-    if facts["missing_libraries"]:
+    if facts.missing_libraries:
         yield (
             "library_path",
-            f"LD_LIBRARY_PATH in /etc/environment names {', '.join(facts['missing_libraries'])}, "
+            f"LD_LIBRARY_PATH in /etc/environment names {', '.join(facts.missing_libraries)}, "
             "which is not there",
             "correct or delete that line: the environment needs no LD_LIBRARY_PATH",
         )
 
 
 def packages(facts, question):
-    lock = facts["apt_lock"]
+    lock = facts.apt_lock
     if lock is not None:
         yield (
             "apt_lock",
-            f"{lock['command']} (process {lock['pid']}) holds the lock of the package manager",
+            f"{lock.command} (process {lock.pid}) holds the lock of the package manager",
             "nothing: make provision waits for it, up to ten minutes each time",
         )
-    if facts["dpkg_broken"]:
+    if facts.dpkg_broken:
         yield ("dpkg", "an installation of packages was interrupted", "sudo dpkg --configure -a")
     elif apt.broken(facts):
         yield ("dpkg", *apt.broken(facts))
-    for dead in facts["dead_sources"] if not question["offline"] else ():
-        file = dead["file"] or "a file of /etc/apt/sources.list.d"
+    for dead in facts.dead_sources if not question["offline"] else ():
+        file = dead.file or "a file of /etc/apt/sources.list.d"
         yield (
             "apt_source",
-            f"apt's source {dead['source']}, in {file}, is dead: there is no such suite; make "
+            f"apt's source {dead.source}, in {file}, is dead: there is no such suite; make "
             "provision goes on with the other sources",
             f"correct or delete it in {file}, then sudo apt update",
         )
-    if not facts["rsync"] and not question["offline"]:  # else the bundle brings it
+    if not facts.rsync and not question["offline"]:  # else the bundle brings it
         yield (
             "rsync",
             "rsync, which copies data and wheels to it, is missing",
@@ -228,7 +228,7 @@ def packages(facts, question):
 
 def clock(facts, question):
     before, after = (float(seconds) for seconds in question["clock"])
-    off = facts["clock"] - min(max(facts["clock"], before), after)
+    off = facts.clock - min(max(facts.clock, before), after)
     if abs(off) > question["clock_tolerance"]:
         yield (
             "clock",

@@ -2,6 +2,8 @@
 
 import datetime
 
+from msgspec import structs
+
 from .. import PlanError, stacks, toolkit
 from .. import driver as drivers
 from .. import driver_candidates as candidates
@@ -28,7 +30,7 @@ def gpus(facts, question):
     hidden = stacks.hidden_gpu(facts)
     if hidden:
         yield ("card_hidden", *hidden)
-    for device in facts["passed_through"] if stacks.nvidia_devices(facts) else ():
+    for device in facts.passed_through if stacks.nvidia_devices(facts) else ():
         yield (
             "card_left_out",
             f"its NVIDIA card {device} takes no part: vfio-pci holds it for virtual machines",
@@ -47,14 +49,14 @@ def driver(facts, question):
     if not stacks.participating_gpus(facts, question["table"]):
         return
     looked_up = datetime.date.fromisoformat(question["table"]["looked_up"])
-    age = int(facts["clock"] / 86400) - (looked_up - datetime.date(1970, 1, 1)).days
+    age = int(facts.clock / 86400) - (looked_up - datetime.date(1970, 1, 1)).days
     if age > OLD_TABLE:
         yield (
             "table_old",
             f"newer drivers than those of ansible/stacks.yml were last sought {age} days ago",
             "update Tandem; or docs/stacks.md, Newer drivers and kernels",
         )
-    if facts["secure_boot"] and facts["driver"] is None:
+    if facts.secure_boot and facts.driver is None:
         yield (
             "secure_boot",
             "Secure Boot is on, and its kernel loads only signed modules: not the NVIDIA driver",
@@ -65,7 +67,7 @@ def driver(facts, question):
             if candidates.can_sign(facts)
             else "switch Secure Boot off in the firmware's setup",
         )
-    if facts["nouveau"]:
+    if facts.nouveau:
         yield (
             "nouveau",
             "the nouveau driver holds the NVIDIA card",
@@ -74,48 +76,48 @@ def driver(facts, question):
                 "make provision installs the NVIDIA driver, switches nouveau off and reboots",
             ),
         )
-    elif facts["driver"] is None:
+    elif facts.driver is None:
         yield (
             "driver_missing",
             "no NVIDIA driver is loaded",
             _by_the_role(question, "make provision installs the one for this card"),
         )
     # What its packages say of the next kernel is known where it has a card.
-    if facts["driver"] and facts.get("waiting_kernel") and not facts["waiting_module"]:
+    if facts.driver and facts.waiting_kernel and not facts.waiting_module:
         yield (
             "kernel_module",
-            f"its next boot starts kernel {facts['waiting_kernel']}, for which there is no module "
+            f"its next boot starts kernel {facts.waiting_kernel}, for which there is no module "
             "of the NVIDIA driver yet",
-            f"when nothing trains there: make upgrade LIMIT={facts['host']}, which moves both",
+            f"when nothing trains there: make upgrade LIMIT={facts.host}, which moves both",
         )
-    if facts["driver"] and facts["driver_library"] and facts["driver"] != facts["driver_library"]:
+    if facts.driver and facts.driver_library and facts.driver != facts.driver_library:
         yield (
             "driver_mismatch",
-            f"the loaded driver is {facts['driver']} and the installed library "
-            f"{facts['driver_library']}: an update came in between",
+            f"the loaded driver is {facts.driver} and the installed library "
+            f"{facts.driver_library}: an update came in between",
             _by_the_role(question, "make provision reboots it and holds the packages"),
         )
 
 
 def ended_branch(facts, question):
     """A driver's branch that gets no security fixes any more."""
-    if not facts["driver"] or not stacks.participating_gpus(facts, question["table"]):
+    if not facts.driver or not stacks.participating_gpus(facts, question["table"]):
         return
-    branch, ends = stacks.version(facts["driver"])[0], question["table"]["branch_ends"]
-    month = datetime.datetime.fromtimestamp(facts["clock"], datetime.timezone.utc).strftime("%Y-%m")
+    branch, ends = stacks.version(facts.driver)[0], question["table"]["branch_ends"]
+    month = datetime.datetime.fromtimestamp(facts.clock, datetime.timezone.utc).strftime("%Y-%m")
     if branch < max(ends) and ends.get(branch, "") < month:
         yield (
             "driver_ended",
             f"NVIDIA has ended branch {branch} of its driver"
-            f"{f' in {ends[branch]}' if branch in ends else ''}: {facts['driver']} gets no "
+            f"{f' in {ends[branch]}' if branch in ends else ''}: {facts.driver} gets no "
             "security fixes",
-            f"when nothing trains there: make upgrade LIMIT={facts['host']}, which takes the "
+            f"when nothing trains there: make upgrade LIMIT={facts.host}, which takes the "
             "newest that its cards and release have",
         )
 
 
 def gpu_errors(facts, question):
-    for number in facts["xids"]:
+    for number in facts.xids:
         what = f" ({MEANING[number]})" if number in MEANING else ""
         cause = f"its kernel has logged the NVIDIA error Xid {number}{what} since it booted"
         if number in OF_PROGRAMS:
@@ -143,7 +145,7 @@ def fitting(facts, question):
         manager, python = stacks.python_for(stack, facts, question["env_manager"])
         refusal = refused_driver(facts, stack, question)
     except PlanError as error:
-        yield ("stack", str(error).removeprefix(f"{facts['host']}: "), "see docs/stacks.md")
+        yield ("stack", str(error).removeprefix(f"{facts.host}: "), "see docs/stacks.md")
         return
     if refusal:
         yield ("driver", *refusal)
@@ -165,13 +167,13 @@ def refused_driver(facts, stack, question):
     wanted = question["driver"]
     if not stack["cuda"] or not stacks.known_gpus(facts, question["table"]):
         return None
-    listed = facts["offered"].keys() - facts["packages"].keys()
+    listed = facts.offered.keys() - facts.packages.keys()
     if wanted["policy"] == "keep" or wanted["offline"] or not listed:
         return None
     if is_old(facts, stack, question["table"]):
         wanted = {**wanted, "policy": "upgrade"}
     try:
-        drivers.decide({**facts, "broken": None}, wanted, stack, question["table"])
+        drivers.decide(structs.replace(facts, broken=None), wanted, stack, question["table"])
     except candidates.Refusal as refusal:
         return refusal.args
     return None
@@ -179,28 +181,28 @@ def refused_driver(facts, stack, question):
 
 def is_old(facts, stack, table):
     """Whether the loaded driver is older than the cards' stack needs."""
-    needed = stack["cuda"] and facts["driver"] and stacks.known_gpus(facts, table)
-    return bool(needed) and stacks.version(facts["driver"]) < stacks.version(stack["driver"])
+    needed = stack["cuda"] and facts.driver and stacks.known_gpus(facts, table)
+    return bool(needed) and stacks.version(facts.driver) < stacks.version(stack["driver"])
 
 
 def old_driver(facts, stack, question):
     upgrades = question["driver"]["policy"] == "upgrade"
     return (
         "driver_old",
-        f"its driver is {facts['driver']}, and stack {stack['name']} needs {stack['driver']}",
+        f"its driver is {facts.driver}, and stack {stack['name']} needs {stack['driver']}",
         ("" if upgrades else "set driver_policy: upgrade, and ")
         + "make provision installs a newer one",
     )
 
 
 def compiler(facts, stack, table):
-    if "gcc" not in stack or not facts["gcc"] or not stacks.known_gpus(facts, table):
+    if "gcc" not in stack or not facts.gcc or not stacks.known_gpus(facts, table):
         return
     if toolkit.compiler_obstacle(facts, stack):
         nearest = stacks.for_compiler(facts, table)
         yield (
             "gcc",
-            f"its gcc is {facts['gcc']}, and extensions for CUDA {stack['cuda']} take gcc up to "
+            f"its gcc is {facts.gcc}, and extensions for CUDA {stack['cuda']} take gcc up to "
             f"{stack['gcc']}: such as apex cannot be compiled here; torch itself is not concerned",
             "nothing: apex's amp works without them"
             + (f"; the nearest stack that takes this gcc is stack: {nearest}" if nearest else ""),
@@ -222,20 +224,20 @@ def own_toolkit(facts, stack, question):
 
 def environment(facts, manager, python, question):
     # The bundle of a machine without internet has it.
-    if manager == "venv" and not facts["python_venv"] and not question["offline"]:
+    if manager == "venv" and not facts.python_venv and not question["offline"]:
         yield (
             "venv",
             "its python3 cannot make environments",
             "make provision installs python3-venv",
         )
-    if manager == "conda" and not facts["conda"] and not question["conda_installer"]:
+    if manager == "conda" and not facts.conda and not question["conda_installer"]:
         yield (
             "installer",
             f"Python {python} is to be installed by conda, but no installer of conda is named",
             "set conda_installer in group_vars/all.yml: Miniforge, Miniconda or Anaconda, a file "
             "or a URL",
         )
-    if manager == "uv" and not facts["uv"]:
+    if manager == "uv" and not facts.uv:
         yield (
             "uv",
             "env_manager is uv, but root finds no program uv there",
@@ -245,15 +247,15 @@ def environment(facts, manager, python, question):
 
 def held_kernel(facts, question):
     """A held kernel gets no security fixes, so after a while somebody should be told."""
-    if facts["held_since"] is None:
+    if facts.held_since is None:
         return
-    days = int((facts["clock"] - facts["held_since"]) / 86400)
+    days = int((facts.clock - facts.held_since) / 86400)
     if days >= LONG_HELD:
         yield (
             "kernel_held",
-            f"kernel {facts['kernel']} and its driver have been held together for {days} days, and "
+            f"kernel {facts.kernel} and its driver have been held together for {days} days, and "
             "get no security fixes",
-            f"when nothing trains there: make upgrade LIMIT={facts['host']}",
+            f"when nothing trains there: make upgrade LIMIT={facts.host}",
         )
 
 
