@@ -14,43 +14,47 @@ from lab.plan import Lab
 
 NAME = f"bench-{os.getpid()}"
 PAIRS = int(os.environ.get("BENCH_PAIRS", "3"))
-# Each group is measured PAIRS times, its baseline first. Those that code on these cores have time
-# for it at a greater dilation.
+# Each group is measured PAIRS times, its baseline first. Four machines' codes are computed by the
+# cores of this one, which have time for it at a greater dilation: at 16, `ef:5:peak` took 0.165 s.
 GROUPS = {
     "coded": (
-        Case(4, ALONE, 1000, 16),
-        Case(4, "ef:3", 1000, 16),
-    ),
-    # Whose coding takes longer: at 16 a step took 0.163 s.
-    "five": (
         Case(4, ALONE, 1000, 64),
-        Case(4, "ef:5", 1000, 64),
+        Case(4, "ef:3:peak", 1000, 64),
+        Case(4, "ef:5:peak", 1000, 64),
         Case(4, "ef:5:own", 1000, 64),
+        Case(4, "ef:15:peak", 1000, 64),
+        Case(4, "ef:15:own", 1000, 64),
+    ),
+    "bytes": (
+        Case(4, ALONE, 1000, 32),
+        Case(4, "ef:255:peak", 1000, 32),
     ),
     "two": (
-        Case(2, ALONE, 1000, 16),
-        Case(2, "bf16", 1000, 16),
-        Case(2, "ef:3", 1000, 16),
+        Case(2, ALONE, 1000, 32),
+        Case(2, "bf16", 1000, 32),
+        Case(2, "ef:3:peak", 1000, 32),
+        Case(2, "ef:5:peak", 1000, 32),
     ),
     "three": (
-        Case(3, ALONE, 1000, 16),
-        Case(3, "bf16", 1000, 16),
-        Case(3, "ef:3", 1000, 16),
+        Case(3, ALONE, 1000, 32),
+        Case(3, "bf16", 1000, 32),
+        Case(3, "ef:3:peak", 1000, 32),
+        Case(3, "ef:5:peak", 1000, 32),
     ),
     "plain": (
         Case(4, ALONE, 1000, 8),
         Case(4, "allreduce", 1000, 8),
         Case(4, "bf16", 1000, 8),
-        Case(4, "ef:255", 1000, 8),
-        Case(4, "ef:15", 1000, 8),
     ),
     "slow": (
-        Case(4, ALONE, 100, 8),
-        Case(4, "ef:3", 100, 8),
+        Case(4, ALONE, 100, 16),
+        Case(4, "ef:3:peak", 100, 16),
+        Case(4, "ef:5:peak", 100, 16),
     ),
     "slow_two": (
-        Case(2, ALONE, 100, 8),
-        Case(2, "ef:3", 100, 8),
+        Case(2, ALONE, 100, 16),
+        Case(2, "ef:3:peak", 100, 16),
+        Case(2, "ef:5:peak", 100, 16),
     ),
 }
 # Names of groups; the table keeps the rows of the others.
@@ -114,7 +118,9 @@ def test_slow_links(figure, tmp_path):
     for one in table:
         name = f"{one['sync']}, {one['nodes']} machines at {link_table.link(one['mbit'])}"
         figure(f"{name}: of N machines apart", one["efficiency"], "")
-        assert abs(one["sent"] - one["formula"]) <= max(65536, 0.02 * one["formula"]), one
+        # Of coded sums the formula is of codes of real runs; the bench has normal numbers.
+        off = 0.3 if one["sync"].startswith("ef") else 0.02
+        assert abs(one["sent"] - one["formula"]) <= max(65536, off * one["formula"]), one
     plan = link_table.agreement(table)
     figure("plan's seconds a step, median error", 100 * plan["median"], "%", "10")
     figure("plan's seconds a step, greatest error", 100 * plan["greatest"], "%", "20")

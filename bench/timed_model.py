@@ -6,12 +6,16 @@ layer, takes an equal share, for a ResNet's blocks have about equally many opera
 at its moment of the pass, not so long after the one before, so that what this machine's cores do
 for it in the meantime (copies of gradients) is part of its time, as on a GPU.
 
+Gradients are normal numbers, others at each step and on each rank, since codes are compressed: the
+same ones again and again would be more even than those of a training.
+
 At the beginning of each training step a line goes to the file BENCH_MARKS: the moment, bytes that
 this machine's card has sent without headers, and seconds that this process kept a core busy.
 """
 
 import json
 import os
+import random
 import time
 from pathlib import Path
 
@@ -57,7 +61,7 @@ class Layer(torch.autograd.Function):
     def backward(ctx, gradient):
         place, number = ctx.place, ctx.number
         place.back.wait(len(place.shapes) - number)
-        return (gradient, None, None, *place.gradients[number])
+        return (gradient, None, None, *place.draw_gradients(number))
 
 
 class Timed(nn.Module):
@@ -69,10 +73,24 @@ class Timed(nn.Module):
         make = torch.Generator().manual_seed(0)
         drawn = [[torch.randn(shape, generator=make) * 0.01 for shape in own] for own in shapes]
         self.layers = nn.ModuleList(nn.ParameterList(map(nn.Parameter, own)) for own in drawn)
-        self.gradients = [[one * 0.01 for one in own] for own in drawn]
+        largest = max(shape.numel() for own in shapes for shape in own)
+        seeded = torch.Generator().manual_seed(1 + int(os.environ.get("RANK", "0")))
+        self.numbers = torch.randn(2 * largest, generator=seeded) * 1e-4
+        self.drawn = [[] for _ in shapes]
+        self.random = random.Random(int(os.environ.get("RANK", "0")))
         self.there = Pass(float(os.environ["BENCH_FORWARD"]), len(shapes))
         self.back = Pass(float(os.environ["BENCH_BACKWARD"]), len(shapes))
         self.marks = Path(os.environ["BENCH_MARKS"])
+
+    def draw_gradients(self, number):
+        """Those of a layer's parameters: parts of a stock of numbers, which cost no time."""
+        begins = [self.random.randrange(len(self.numbers) // 2) for _ in self.shapes[number]]
+        # Kept, since autograd would write into what nobody else holds.
+        self.drawn[number] = [
+            self.numbers[begin : begin + shape.numel()].view(shape)
+            for begin, shape in zip(begins, self.shapes[number])
+        ]
+        return self.drawn[number]
 
     def forward(self, images):
         values = images.mean((1, 2, 3))
