@@ -6,6 +6,8 @@ Decided from facts alone: fstab's words, the journal's words, what findmnt and l
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from boundary.facts import IDS, BlockDevice, BlockDevices, FileSystems
@@ -13,44 +15,118 @@ from boundary.facts import IDS, BlockDevice, BlockDevices, FileSystems
 from . import PlanError, reading
 
 NTFS = {"fuseblk", "ntfs", "ntfs3"}
-# The kernel's NFS server needs file handles that outlive a restart; these give none.
-NO_HANDLES = NTFS | {"fuse", "exfat", "vfat", "overlay"}
 NETWORKED = {"nfs", "nfs4", "cifs", "smb3"}
 # On data, whoever filled the disk makes nobody root: neither by a program's owner nor by a device.
 NO_POWERS = ("nosuid", "nodev")
-# What a line of the journal means: mount.cifs(8)'s and mount.nfs(8)'s own words.
+# What a line of the journal means, whatever the kind of share.
 FAILURES = (
     (
-        r"error\(13\)|Permission denied",
-        "smb",
-        "the password or the account is refused. Is the password that of the server, and may the "
-        "account read the share?",
-    ),
-    (r"error\(2\)|No such file", "smb", "the server has no share of that name (share_name)."),
-    (
-        r"error\(112\)|Host is down",
-        "smb",
-        "the server is off or asleep, or it speaks SMB 1 alone, as Windows 7 and old NAS do. "
-        "Switch SMB 3 on there.",
-    ),
-    (
-        r"access denied|No such file|Operation not permitted",
-        "nfs",
-        "the server does not export the folder to this machine. Run make provision for the server "
-        "too: it exports to the members of the inventory.",
-    ),
-    (
         r"unknown filesystem|not supported by the system|No such device|Protocol not supported",
-        "",
         "this machine's kernel has no driver for it. On Ubuntu: sudo apt install "
         "linux-modules-extra-$(uname -r)",
     ),
     (
         r"No route|unreachable|timed out|error\(11[0-5]\)|refused|[Tt]erminating",
-        "",
         "the server does not answer. Is it on, and does its own firewall let this machine in?",
     ),
 )
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way in which a machine shares its data sets. Its tasks are called after it in share_server
+    (NAME.yml, uninstall_NAME.yml, and share_server_kinds of its variables) and share_client."""
+
+    server_packages: tuple[str, ...]
+    service: str
+    mark: str  # a file of the server's, in which our first line says that the share is ours
+    client_packages: tuple[str, ...]
+    fstype: str  # in fstab, whose first column `source` is
+    source: str
+    options: Callable[[dict[str, Any]], list[str]]  # by a machine, beside those of all kinds
+    has_password: bool
+    cannot_export: frozenset[str]  # types of file systems
+    failures: tuple[tuple[str, str], ...]  # FAILURES of its own, by mount.cifs(8) and mount.nfs(8)
+
+
+def _nfs_options(machine: dict[str, Any]) -> list[str]:
+    # One TCP connection fills 1 Gbit/s; a faster link needs several (nfs(5): since Linux 5.3).
+    several = _kernel(machine["kernel"]) >= (5, 3) and machine["speed"] > 1000
+    return ["vers=4.2", "noatime", *(["nconnect=4"] if several else [])]
+
+
+def _smb_options(machine: dict[str, Any]) -> list[str]:
+    uid, gid = re.findall(IDS, machine["ids"])[0]
+    secret = "credentials=/etc/tandem/share.credentials"  # noqa: S105 - a path, no password
+    return [secret, "vers=3.1.1", f"uid={uid}", f"gid={gid}", "file_mode=0444", "dir_mode=0555"]
+
+
+# What share_protocol may be, beside local.
+KINDS = {
+    "nfs": Kind(
+        server_packages=("nfs-kernel-server",),
+        service="nfs-server.service",
+        mark="/etc/exports.d/tandem.exports",
+        client_packages=("nfs-common",),
+        fstype="nfs4",
+        source="{address}:{path}",
+        options=_nfs_options,
+        has_password=False,
+        # The kernel's server needs file handles that outlive a restart; these give none.
+        cannot_export=frozenset(NTFS | {"fuse", "exfat", "vfat", "overlay"}),
+        failures=(
+            (
+                r"access denied|No such file|Operation not permitted",
+                "the server does not export the folder to this machine. Run make provision for the "
+                "server too: it exports to the members of the inventory.",
+            ),
+        ),
+    ),
+    "smb": Kind(
+        server_packages=("samba",),
+        service="smbd.service",
+        mark="/etc/samba/smb.conf",
+        client_packages=("cifs-utils",),
+        fstype="cifs",
+        source="//{address}/{name}",
+        options=_smb_options,
+        has_password=True,
+        cannot_export=frozenset(),
+        failures=(
+            (
+                r"error\(13\)|Permission denied",
+                "the password or the account is refused. Is the password that of the server, and "
+                "may the account read the share?",
+            ),
+            (r"error\(2\)|No such file", "the server has no share of that name (share_name)."),
+            (
+                r"error\(112\)|Host is down",
+                "the server is off or asleep, or it speaks SMB 1 alone, as Windows 7 and old NAS "
+                "do. Switch SMB 3 on there.",
+            ),
+        ),
+    ),
+}
+
+
+def kind_of(protocol: str) -> Kind:
+    if protocol not in KINDS:
+        raise PlanError(f"share_protocol is {protocol!r}: write local, {' or '.join(KINDS)}")
+    return KINDS[protocol]
+
+
+def share_kind(protocol: str) -> dict[str, Any]:
+    """Give what the roles have to know of a kind."""
+    kind = kind_of(protocol)
+    names = ("server_packages", "service", "client_packages", "fstype", "has_password")
+    return {name: getattr(kind, name) for name in names}
+
+
+def share_others(protocol: str) -> dict[str, str]:
+    """Give {kind: its mark} of the kinds but this one, or all for local."""
+    if protocol != "local":
+        kind_of(protocol)
+    return {name: kind.mark for name, kind in KINDS.items() if name != protocol}
 
 
 def share_refusal(protocol: str, path: str, findmnt: str) -> str:
@@ -73,16 +149,18 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
             "goes when that user logs out. Unmount it there, and set share_disk to its name: "
             "lsblk --output NAME,LABEL,UUID shows it."
         )
-    if protocol == "nfs" and disk.fstype in NO_HANDLES:
-        return f"{path} lies on {_no_export(disk.fstype)}"
-    return ""
+    no_export = _no_export(protocol, disk.fstype)
+    return f"{path} lies on {no_export}" if no_export else ""
 
 
-def _no_export(fstype: str) -> str:
-    kind = "an NTFS disk" if fstype in NTFS else fstype
+def _no_export(protocol: str, fstype: str) -> str:
+    if fstype not in kind_of(protocol).cannot_export:
+        return ""
+    able = next(name for name, kind in KINDS.items() if fstype not in kind.cannot_export)
     return (
-        f"{kind}, which the kernel's NFS server cannot export. "
-        "Set share_protocol: smb, or move the data to an ext4 or xfs disk."
+        f"{'an NTFS disk' if fstype in NTFS else fstype}, which the kernel's {protocol.upper()} "
+        f"server cannot export. Set share_protocol: {able}, or move the data to an ext4 or xfs "
+        "disk."
     )
 
 
@@ -123,29 +201,30 @@ def share_disk(
         what = "is none of its disks" if not matches else "fits several of its disks"
         raise PlanError(f"{host}: share_disk {disk} {what}. Disks with data: {known}.")
     (device,) = matches
-    kind = device.fstype
-    if kind in ("BitLocker", "crypto_LUKS"):
+    fstype = device.fstype
+    if fstype in ("BitLocker", "crypto_LUKS"):
         raise PlanError(
-            f"{host}: {device.name} is encrypted ({kind}), and nobody is there to open it at "
+            f"{host}: {device.name} is encrypted ({fstype}), and nobody is there to open it at "
             "boot. Take the encryption off this disk, or copy the data to another one."
         )
-    if not kind:
+    if not fstype:
         raise PlanError(f"{host}: {device.name} holds no file system.")
     if device.mountpoint not in (None, place):
         raise PlanError(
             f"{host}: {device.name} is mounted at {device.mountpoint} already. Unmount it "
             "there, or take share_disk away and set share_path to the folder in it."
         )
-    if protocol == "nfs" and kind in NO_HANDLES:
-        raise PlanError(f"{host}: {device.name} is {_no_export(kind)}")
+    no_export = _no_export(protocol, fstype)
+    if no_export:
+        raise PlanError(f"{host}: {device.name} is {no_export}")
     options = ["ro", *NO_POWERS, "nofail"]
-    if kind in NTFS | {"exfat", "vfat"}:
+    if fstype in NTFS | {"exfat", "vfat"}:
         # These know no owner on the disk: everybody reads, nobody writes.
         options += ["umask=0222"]
-    if kind == "ntfs":
-        kind = "ntfs3" if has_ntfs3 else "ntfs-3g"
+    if fstype == "ntfs":
+        fstype = "ntfs3" if has_ntfs3 else "ntfs-3g"
     source = f"UUID={device.uuid}" if device.uuid else device.name
-    return {"source": source, "fstype": kind, "options": ",".join(options)}
+    return {"source": source, "fstype": fstype, "options": ",".join(options)}
 
 
 def block_devices(lsblk: str) -> list[BlockDevice]:
@@ -160,7 +239,7 @@ def block_devices(lsblk: str) -> list[BlockDevice]:
 
 def share_source(protocol: str, address: str, path: str, name: str) -> str:
     """Give the first column of fstab: what is mounted."""
-    return f"//{address}/{name}" if protocol == "smb" else f"{address}:{path}"
+    return kind_of(protocol).source.format(address=address, path=path, name=name)
 
 
 def share_options(protocol: str, machine: dict[str, Any]) -> str:
@@ -173,14 +252,7 @@ def share_options(protocol: str, machine: dict[str, Any]) -> str:
     # x-tandem says whose line it is; mount(8) leaves such words to their programs.
     common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
-    if protocol == "smb":
-        uid, gid = re.findall(IDS, machine["ids"])[0]
-        who = [f"uid={uid}", f"gid={gid}", "file_mode=0444", "dir_mode=0555"]
-        secret = "credentials=/etc/tandem/share.credentials"  # noqa: S105 - a path, no password
-        return ",".join([*common, secret, "vers=3.1.1", *who])
-    several = _kernel(machine["kernel"]) >= (5, 3) and machine["speed"] > 1000
-    # One TCP connection fills 1 Gbit/s; a faster link needs several (nfs(5): since Linux 5.3).
-    return ",".join([*common, "vers=4.2", "noatime", *(["nconnect=4"] if several else [])])
+    return ",".join([*common, *kind_of(protocol).options(machine)])
 
 
 def _kernel(release: str) -> tuple[int, int]:
@@ -228,8 +300,8 @@ def share_failure(protocol: str, journal: str, error: str) -> str:
 
     journal: the last lines of the mount unit; error: what the reader got.
     """
-    for pattern, where, sentence in FAILURES:
-        if where in ("", protocol) and re.search(pattern, journal):
+    for pattern, sentence in (*kind_of(protocol).failures, *FAILURES):
+        if re.search(pattern, journal):
             return sentence
     lines = journal.strip().splitlines()
     if not lines:

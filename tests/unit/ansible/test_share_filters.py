@@ -11,7 +11,7 @@ import pytest
 import yaml
 from ansible.parsing.vault import VaultLib, VaultSecret
 
-from planning import share
+from planning import PlanError, share
 from tests.unit.ansible.provision_machines import ROOT, ansible_playbook
 
 MACHINE = {
@@ -51,6 +51,25 @@ def test_several_connections_where_the_kernel_has_them_and_the_link_is_fast(kern
 def test_sources():
     assert share.share_source("smb", "10.0.0.5", "/x", "tandem") == "//10.0.0.5/tandem"
     assert share.share_source("nfs", "10.0.0.5", "/media/d", "tandem") == "10.0.0.5:/media/d"
+
+
+def test_a_kind_is_a_row_with_its_tasks_and_any_other_is_refused_by_name():
+    server, client = (ROOT / "ansible/roles" / name for name in ("share_server", "share_client"))
+    settings = yaml.safe_load((server / "vars/main.yml").read_text())["share_server_kinds"]
+    assert list(settings) == list(share.KINDS)
+    for kind in share.KINDS:
+        assert share.share_kind(kind)["service"].endswith(".service")
+        assert kind not in share.share_others(kind)
+        tasks = server / f"{kind}.yml", server / f"uninstall_{kind}.yml", client / f"{kind}.yml"
+        assert all((path.parent / "tasks" / path.name).is_file() for path in tasks)
+    for refuse in (
+        lambda: share.share_source("sshfs", "10.0.0.5", "/x", "tandem"),
+        lambda: share.share_options("sshfs", MACHINE),
+        lambda: share.share_refusal("sshfs", "/data", mounted("ext4")),
+        lambda: share.share_others("sshfs"),  # before anything of the other kinds is removed
+    ):
+        with pytest.raises(PlanError, match="share_protocol is 'sshfs'"):
+            refuse()
 
 
 def mounted(fstype, options="ro,relatime", source="/dev/sdb1"):
