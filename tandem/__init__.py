@@ -1,5 +1,8 @@
 """Pieces for any training script: gradient sums over slow links (`tandem.sync`), and timings that
-`python -m report` reads (`tandem.timings`). docs/own-script.md."""
+`python -m report` reads (`tandem.timings`). docs/own-script.md.
+
+Read `coordinates.py` (which rank this is), `exchange.py` (what ranks tell one another), then
+`timings.py`, or the head of `sync/`."""
 
 from contract.errors import UserError
 

@@ -62,6 +62,7 @@ class Position:
 
 def new_run(job: Job) -> Position:
     """The position at which a new run begins. Names of runs sort by when they began. Collective."""
+    # The first rank's, since the machines' clocks differ.
     name = time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + uuid.uuid4().hex[:8]
     return Position(run=job.world.gather(name)[0])
 
@@ -167,7 +168,7 @@ def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
             "dict again, as tensors by name."
         ) from error
     except OSError:
-        raise
+        raise  # the disk or the share is at fault, and not the file
     except Exception as error:  # of damaged files torch raises many kinds, KeyError among them
         raise Damaged(
             f"{name} is empty, damaged or no torch file: copy or save it again, or remove it."

@@ -34,6 +34,7 @@ def share_buffers(job: Job) -> None:
     averages = {} if job.ema is None else job.ema.average
     tensors = [*buffers.values(), *(averages[name] for name in buffers if name in averages)]
     for kind in sorted({tensor.dtype for tensor in tensors}, key=str):
+        # One message a type: a network has a hundred small buffers, each a round trip.
         same = [tensor for tensor in tensors if tensor.dtype is kind]
         flat = torch.cat([tensor.reshape(-1) for tensor in same])
         dist.broadcast(flat, 0)
@@ -49,6 +50,7 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
     `progress` is called before each batch with the number of images that this rank has done.
     """
     averaged = contextlib.nullcontext() if job.ema is None else job.ema.applied(job.model)
+    # fp64, in which the sum over a million images loses no digit that is printed.
     sums = torch.zeros(4, dtype=torch.float64, device=job.world.device)
     job.model.eval()
     with averaged:

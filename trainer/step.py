@@ -41,6 +41,7 @@ def train_step(
     seed_step(job, step)
     for group in job.optimizer.param_groups:
         group["lr"] = lr
+    # To None: a weight that takes no part differs from one whose gradient is zero.
     job.net.zero_grad(set_to_none=True)
     if job.sync is not None:
         follows = job.precision.scale if job.sync.follows_scale else None
@@ -51,6 +52,7 @@ def train_step(
         tally = _gradients(job, images, targets, batch.global_count, shape.micro, step)
     clock.enter("optimizer")
     skipped = job.precision.step(job.optimizer, job.options.clip_grad_norm)
+    # A skipped step has left the weights as they were: the average would count them twice.
     if job.ema is not None and (step + 1) % job.options.ema_every == 0 and not skipped:
         job.ema.update(job.precision.live_state(job.model))
     clock.enter("other")
@@ -64,6 +66,7 @@ def seed_step(job: Job, step: int) -> None:
     torch.default_generator.manual_seed(seed)
     if job.world.device.type == "cuda":
         generators = torch.cuda.default_generators
+        # With dp one process computes on all GPUs of its machine.
         own = [generators[job.world.device.index]] if job.options.parallel == "ddp" else generators
         for generator in own:
             generator.manual_seed(seed)
@@ -93,9 +96,11 @@ def _gradients(
             inputs = _inputs(job, part, other, mix)
             with job.precision.computing():
                 outputs = job.net(inputs)
+            # The loss sums exponentials, which overflow in fp16.
             outputs = outputs.float() if outputs.dtype is not torch.float64 else outputs
             loss = mixed_loss(job.loss, outputs, both, mix)
             job.clock.enter("backward")
+            # By the samples of all ranks: their gradients are summed, and their shares may differ.
             job.precision.backward(loss / count, last=number == len(parts) - 1)
         hits = (outputs.detach().argmax(1) == both[0]).sum()
         tallies.append(torch.stack([loss.detach(), hits.to(loss.dtype)]))
@@ -252,6 +257,7 @@ def _fits(job: Job, size: int) -> bool:
     try:
         with unchanged(job), one_pass():
             reserve = reserve_bytes(job) if job.world.device.type == "cuda" else 0
+            # In the place of what later steps allocate, for as long as the pass takes.
             ballast = torch.empty(reserve, dtype=torch.uint8, device=job.world.device)
             dummy_pass(job, job.model, size)
             del ballast

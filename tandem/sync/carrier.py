@@ -68,7 +68,7 @@ class Carrier:
     def end(self) -> None:
         """Give back threads and groups. No job is under way, unless one has failed or hangs: then
         this does not wait for it."""
-        self._queues[0].put(None)
+        self._queues[0].put(None)  # each stage passes it on behind its last job
         for thread in self._threads:
             if self._failed is None and thread is not threading.current_thread():
                 thread.join(1)
@@ -214,6 +214,7 @@ def all_to_all(
         begin = time.monotonic()
         _trade(sent[to], peers[to], room, peers[source], group)
         coder.count(sent[to], received[to], time.monotonic() - begin)
+        # While the next rank's message travels.
         expanding.append(coder.begin_expand(room, received[source]))
     for row in expanding:
         row.result()
@@ -223,6 +224,7 @@ def all_to_all(
 def _trade(message: torch.Tensor, to: int, room: torch.Tensor, source: int, group: Any) -> None:
     """Send to one rank while another sends here, which may be less than there is room for."""
     # (torch declares that these may return None, as they do on ranks outside the group)
+    # The receive first, for which the peer's Gloo waits before it sends.
     coming: Any = dist.irecv(room, source, group=group)
     going: Any = dist.isend(message, to, group=group)
     _wait(going, to)
