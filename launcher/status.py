@@ -14,7 +14,7 @@ from contract.options import DEFAULT_INVENTORY
 from contract.text import clean
 from launcher import control, folders, terminal
 from report.files import last_of
-from report.status import Follower, Progress, section_of, warnings
+from report.status import Follower, Progress, machine_document, section_of, warnings
 from report.text import COLUMNS, section_lines
 
 
@@ -52,13 +52,16 @@ def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
     with contextlib.suppress(KeyError, TypeError, IndexError):  # what a broken file does not have
         told["first_cause"] = control.read(folder / "attempts.json")["attempts"][-1]["first_cause"]
     if progress is not None:
-        told.update(dataclasses.asdict(progress), as_of_seconds_ago=age(progress))
+        plain = dataclasses.replace(progress, ruling=None, machines=[])
+        told.update(dataclasses.asdict(plain), as_of_seconds_ago=age(progress))
         del told["ruling"]
         told["bottleneck"] = progress.cause
         if not running:  # nothing is of now
             told.update(dict.fromkeys(("hang", "left", "recent_images_per_second")))
-        for machine, one in zip(told["machines"], progress.machines):
-            machine["trouble"] = warnings(one, running)
+        told["machines"] = [
+            {**machine_document(machine), "trouble": warnings(machine, running)}
+            for machine in progress.machines
+        ]
     return told
 
 

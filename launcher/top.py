@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import sys
 import termios
 import time
 import tty
 from collections.abc import Iterator
 from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
 
 from contract.errors import UserError
 from contract.text import clean, pluralize
@@ -25,15 +28,12 @@ from launcher.machines.engine import Host, Node, Process
 from report import status
 from report.files import last_of, object_in
 from report.read import Machine
-from report.status import STALE, Figures, Follower, Progress
+from report.status import STALE, Follower, MachineNow, Progress
 from report.text import section_lines, wrap
 from report.view import Section
 
 EVERY = 1.0  # seconds
 PIECE = 1 << 16  # bytes of a machine's lines that are looked at in one turn
-ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # a screen of its own, no cursor
-HOME, END_OF_LINE, BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
-SLOW, USUAL = "\x1b[33m", "\x1b[0m"  # colours
 QUIT = b"qQ\x03\x1b"
 HEAD = 1 << 14  # bytes of controller.log whose last lines are shown
 
@@ -49,8 +49,8 @@ class Idle:
         self._rest = b""
 
     @property
-    def figures(self) -> Figures | None:
-        return status.figures(self.machine) if self.machine.recent else None
+    def now(self) -> MachineNow | None:
+        return status.machine_now(self.machine) if self.machine.recent else None
 
     def look(self) -> None:
         """Take its new lines."""
@@ -93,7 +93,7 @@ class Machines:
         for one in self._idle:
             with self._border(one.host):
                 one.look()
-                told += [one.figures] if one.figures else []
+                told += [one.now] if one.now else []
         found = [f"  {pluralize(len(self._hosts), 'machine')}; no run is under way here", ""]
         section = Section("", status.machines_of(told, False) if told else [])
         found += [*section_lines(section, width), ""] if told else []
@@ -102,7 +102,7 @@ class Machines:
             if why := one.why or (f"silent for {silent:.0f} s" if silent > STALE else ""):
                 found.append(f"  {one.host.name}: {why}")
         for name in sorted(self.failures):
-            found += wrap(self.failures[name], "    ", "  ", max(24, width))
+            found += wrap(self.failures[name], "  ", "    ", max(24, width))
         return found
 
     @contextlib.contextmanager
@@ -178,11 +178,12 @@ class Top:
         self._machines: Machines | None = None
         self._slow: set[str] = set()
 
-    def coloured(self, line: str) -> str:
-        """The row of a machine that the others wait for stands out, unless NO_COLOR forbids it."""
-        first = (line.split() or [""])[0]
-        plain = first not in self._slow or os.environ.get("NO_COLOR")
-        return line if plain else f"{SLOW}{line}{USUAL}"
+    def drawn(self, width: int, height: int) -> Group:
+        """The lines, of which the row of a machine that the others wait for stands out."""
+        return Group(*(Text(line, self._style(line)) for line in self.lines(width, height)))
+
+    def _style(self, line: str) -> str:
+        return "yellow" if (line.split() or [""])[0] in self._slow else ""
 
     def lines(self, width: int, height: int) -> list[str]:
         """At most so many lines of at most so many columns."""
@@ -221,10 +222,9 @@ def fitting(lines: list[str], width: int, height: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def screen() -> Iterator[None]:
-    """A screen of its own, on which keys are read as they come; afterwards all is as before."""
+def keys_as_they_come() -> Iterator[None]:
+    """Afterwards the terminal is as before."""
     before = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
-    sys.stdout.write(ENTER)
     try:
         if before is not None:
             tty.setcbreak(sys.stdin)
@@ -232,29 +232,22 @@ def screen() -> Iterator[None]:
     finally:
         if before is not None:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-        sys.stdout.write(LEAVE)
-        sys.stdout.flush()
 
 
 def top(name: str | None, machines: str) -> int:
     """Show it until `q` is pressed. Where the output is no terminal, once. Raises UserError."""
-    view = Top(name, machines)
-    size = shutil.get_terminal_size()
+    view, console = Top(name, machines), Console(highlight=False)
     try:
-        first = view.lines(size.columns, size.lines)
-        if not sys.stdout.isatty():
+        first = view.drawn(*console.size)
+        if not console.is_terminal or console.is_dumb_terminal:
             if view._machines is not None:
                 time.sleep(2 * EVERY)  # until they have told
-                first = view.lines(size.columns, 1000)
-            print("\n".join(first))
+            print("\n".join(view.lines(console.width, 1000)))
             return 0
-        with screen(), contextlib.suppress(KeyboardInterrupt):
+        live = Live(first, console=console, screen=True, auto_refresh=False)
+        with keys_as_they_come(), live, contextlib.suppress(KeyboardInterrupt):
             while not pressed(EVERY):
-                size = shutil.get_terminal_size()
-                shown = view.lines(size.columns, size.lines)
-                text = "\r\n".join(view.coloured(line) + END_OF_LINE for line in shown)
-                sys.stdout.write(HOME + text + BELOW)
-                sys.stdout.flush()
+                live.update(view.drawn(*console.size), refresh=True)
         return 0
     finally:
         view.close()

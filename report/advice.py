@@ -16,10 +16,11 @@ from contract.options import OPTIMIZERS
 from contract.split import weights_of
 from report import formulas
 from report.bottleneck import has_straggler, late_hosts, parts
+from report.figures import CORES, CPU
 from report.files import Entry, number
 from report.measure import Step, own_speeds, slowest
 from report.network import slow_link
-from report.uses import ResourceUsage
+from report.usage import ResourceUsage
 
 # Predicted gains below this are within the noise of a measurement.
 WORTH = 1.03
@@ -375,7 +376,7 @@ def loader_advice(
 ) -> list[Remedy]:
     """More loader processes, where processors are idle that they could take, or nobody says so."""
     hosts = late_hosts(step)
-    idle = [use.cores * (1 - use.busy) for use in evidence.machines if use.host in hosts]
+    idle = [use.most(CORES) * (1 - use.mean(CPU)) for use in evidence.machines if use.host in hosts]
     if workers == 0:
         more = min(4, int(min(idle, default=1.0)))
         change = f"loader processes beside training (--workers {more})"

@@ -8,10 +8,8 @@ from pathlib import Path
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
 from report.bottleneck import bottleneck
-from report.devices import GpuUse, MemoryUse, gpu_joules, memory_use
 from report.files import Entry, dicts, last_of
 from report.measure import Step, images_per_second, longest_attempt, measure_step, training_totals
-from report.network import one_machine
 from report.progress import (
     Epoch,
     Span,
@@ -23,7 +21,7 @@ from report.progress import (
 )
 from report.read import Run, read_run
 from report.rerun import TooShort, own_args, too_short, train_line
-from report.uses import ResourceUsage, uses_of
+from report.usage import MemoryUsage, ResourceUsage, Usage, gpu_joules, memory_usage, usage_of
 from report.verdict import UNTIMED, Verdict, headline_of, verdict
 
 LAST_LINES = 12
@@ -51,7 +49,7 @@ class Analysis:
     advice: Advice
     uses: ResourceUsage  # of all attempts; no networks where all ranks are on one machine
     evidence: ResourceUsage  # those of the attempt whose steps were measured
-    memory: list[MemoryUse]
+    memory: list[MemoryUsage]
     curve: list[Epoch]
     line: list[TimePoint]
     spans: list[Span]
@@ -62,9 +60,9 @@ class Analysis:
 def analyse(folder: Path) -> Analysis:
     """Reads and interprets a run directory. Raises UserError when the folder is not one."""
     run = read_run(folder)
-    uses = uses_of(run)
+    uses = usage_of(run)
     step = measure_step(run, uses.networks)
-    if one_machine(run):
+    if run.on_one_machine:
         uses = replace(uses, networks=[])
     records = longest_attempt(run.ranks) or run.ranks
     start: Entry = next((record.start for record in records if record.start), {})
@@ -99,7 +97,7 @@ def analyse(folder: Path) -> Analysis:
         advice=advice,
         uses=uses,
         evidence=evidence,
-        memory=memory_use(run),
+        memory=memory_usage(run),
         curve=learning_curve(run),
         line=time_line(run),
         spans=step_spans(run),
@@ -216,7 +214,7 @@ def log_tail(run: Run, host: object, rank: object) -> list[str]:
     return last_of(path, 8192).splitlines()[-LAST_LINES:]
 
 
-def missing_notes(run: Run, gpus: list[GpuUse]) -> list[str]:
+def missing_notes(run: Run, gpus: list[Usage]) -> list[str]:
     """Sentences on what was not recorded."""
     notes = list(run.missing)
     hosts = run.hosts

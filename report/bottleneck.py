@@ -9,17 +9,25 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from report.disk import DiskUse
-from report.machines import MachineUse
+from report.figures import (
+    DISK_BUSY,
+    DISK_READ,
+    MEMORY,
+    MEMORY_PRESSURE,
+    QUEUED,
+    SHARE_READ,
+    SWAPPED_IN,
+    WAITED,
+)
 from report.measure import RankWork, Step, slowest
 from report.network import slow_link
-from report.uses import ResourceUsage
+from report.usage import DiskUsage, ResourceUsage, Usage
 from report.wait_rules import most_in_excess, ruling_cause, slower_rank
 
 # A disk with requests outstanding for this fraction of the time is what a late loader waits for.
-DISK_BUSY = 60.0
-# A file share that moves less than this (MB/s) is not where images come from.
-SHARE_READS = 0.5
+BUSY_PERCENT = 60.0
+# A file share that moves less than this (bytes/s) is not where images come from.
+SHARE_READS = 0.5e6
 # Bytes a second that come back from swap, and the share of the time in which processes wait for
 # memory; of a kernel that does not say that, the share of memory that is taken.
 SWAPPED, PRESSED, MEMORY_FULL = 0.5e6, 0.03, 0.9
@@ -65,10 +73,10 @@ def bottleneck(step: Step | None, evidence: ResourceUsage) -> str:
     return cause or "none"
 
 
-def fullest(evidence: ResourceUsage) -> MachineUse | None:
+def fullest(evidence: ResourceUsage) -> Usage | None:
     """The machine whose processors are most oversubscribed."""
-    full = [use for use in evidence.machines if use.oversubscribed]
-    return max(full, key=lambda use: use.queued or 0.0, default=None)
+    full = [use for use in evidence.machines if use.is_oversubscribed]
+    return max(full, key=lambda use: use.mean(QUEUED), default=None)
 
 
 def has_straggler(step: Step) -> bool:
@@ -76,16 +84,16 @@ def has_straggler(step: Step) -> bool:
     return slower_rank({place: rank.own for place, rank in enumerate(step.ranks)}) is not None
 
 
-def swapping(evidence: ResourceUsage) -> list[MachineUse]:
+def swapping(evidence: ResourceUsage) -> list[Usage]:
     """The machines that are short of memory, the worst first."""
 
-    def short(use: MachineUse) -> bool:
-        if use.memory_pressure is None:
-            return use.memory_used >= MEMORY_FULL
-        return use.memory_pressure >= PRESSED
+    def short(use: Usage) -> bool:
+        if not use.knows(MEMORY_PRESSURE):
+            return use.most(MEMORY) >= MEMORY_FULL
+        return use.mean(MEMORY_PRESSURE) >= PRESSED
 
-    uses = [use for use in evidence.machines if use.swapped_in >= SWAPPED and short(use)]
-    return sorted(uses, key=lambda use: -use.swapped_in)
+    uses = [use for use in evidence.machines if use.mean(SWAPPED_IN) >= SWAPPED and short(use)]
+    return sorted(uses, key=lambda use: -use.mean(SWAPPED_IN))
 
 
 def late_hosts(step: Step) -> set[str]:
@@ -98,22 +106,23 @@ def data_cause(evidence: ResourceUsage, hosts: set[str]) -> str:
     """Why the loader is late on these machines: the file share, a busy disk, else the processors
     that decode."""
     disk = data_disk(evidence.disks, hosts)
-    read = disk.read if disk else 0.0
+    read = disk.mean(DISK_READ) if disk else 0.0
     shares = [use for use in evidence.shares if use.host in hosts]
-    if any(use.read >= SHARE_READS and use.read > read for use in shares):
+    moved = max((use.mean(SHARE_READ) for use in shares), default=0.0)
+    if moved >= SHARE_READS and moved > read:
         return "data_share"
-    if disk and disk.util >= DISK_BUSY:
+    if disk and disk.mean(DISK_BUSY) >= BUSY_PERCENT:
         return "data_disk"
     return "data_decode"
 
 
-def data_disk(disks: Sequence[DiskUse], hosts: set[str] | None = None) -> DiskUse | None:
+def data_disk(disks: Sequence[DiskUsage], hosts: set[str] | None = None) -> DiskUsage | None:
     """The busiest disk (of `hosts`) that holds the data; where that is unknown, the busiest one
     read from."""
     some = [use for use in disks if hosts is None or use.host in hosts]
     holding = [use for use in some if use.holds_data]
-    read = [use for use in some if use.holds_data is None and use.read > 0]
-    return max(holding or read, key=lambda use: use.util, default=None)
+    read = [use for use in some if use.holds_data is None and use.mean(DISK_READ) > 0]
+    return max(holding or read, key=lambda use: use.mean(DISK_BUSY), default=None)
 
 
 def straggler_cause(step: Step, evidence: ResourceUsage) -> str:
@@ -132,7 +141,7 @@ def excess_queueing(step: Step, evidence: ResourceUsage) -> float | None:
     """Seconds a step that the threads of the slowest rank's machine wait longer for a processor
     than those of the others (the median); None where that was not recorded."""
     last, _ = slowest(step)
-    waited = {use.host: use.waited for use in evidence.machines if use.waited is not None}
+    waited = {use.host: use.mean(WAITED) for use in evidence.machines if use.knows(WAITED)}
     others = [value for host, value in waited.items() if host != last.host]
     if last.host not in waited or not others:
         return None

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from contract.text import link_speed, three_digits
 from report.analysis import Analysis, last_hosts, world_size
 from report.files import Entry
-from report.network import one_machine
 
 # Options for places and notices, which change nothing of a run's figures.
 NO_SETTINGS = {"config", "output", "local_rank", "spawn", "resume", "progress", "data"}
@@ -75,7 +74,7 @@ def machines(analysis: Analysis) -> dict[str, str]:
     }
     values = {
         "machines": ", ".join(last_hosts(run)),
-        "between them": "nothing: one PC" if one_machine(run) else "a network",
+        "between them": "nothing: one PC" if run.on_one_machine else "a network",
         "device": tally(start.get("device") for start in starts.values()),
         "processor": tally(start.get("cpu") for start in starts.values()),
         "cores": tally(start.get("cores") for start in starts.values()),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from contract.text import three_digits
 from report import formulas, tables
 from report.analysis import Analysis
+from report.figures import SENT, SHARE_READ
 from report.view import UNKNOWN, Bar, Bars, Item, Paragraph, Section, table
 
 MOST_BARS = 16  # machines in a chart
@@ -17,7 +18,7 @@ def disk_section(analysis: Analysis) -> Section:
     if analysis.uses.disks:
         items.append(table("What each disk did", tables.DISKS, analysis.uses.disks))
     items += [
-        Paragraph(f"{use.host} read {three_digits(use.read)} MB/s from {use.mount} ({use.kind}).")
+        Paragraph(f"{use.host} read {use.words(SHARE_READ)} MB/s from {use.name} ({use.kind}).")
         for use in analysis.uses.shares
     ]
     items += [Paragraph(DISKS, "note")] if items else []
@@ -40,10 +41,14 @@ def network_section(analysis: Analysis) -> Section:
     if uses:
         speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]
         limit = formulas.line_rate(min(speeds)) / 1e6 if speeds else None
-        if limit and limit > 50 * max(use.sent for use in uses) / 1e6:
+        if limit and limit > 50 * max(use.mean(SENT) for use in uses) / 1e6:
             limit = None
         rows = [
-            Bar(use.host[:14], [("sync_exposed", use.sent / 1e6)], three_digits(use.sent / 1e6))
+            Bar(
+                use.host[:14],
+                [("sync_exposed", use.mean(SENT) / 1e6)],
+                use.words(SENT),
+            )
             for use in uses
         ]
         what = "Sent in MB/s" + ("; the dashed line is what the link can carry" if limit else "")

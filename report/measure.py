@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
 from contract.text import link_speed, seconds, size
 from report import formulas
+from report.figures import SENT
 from report.files import Entry
-from report.network import NetworkUse
 from report.read import RankRecord, Run
+from report.usage import NetworkUsage
 from report.wait_rules import OWN_WORK
 from report.ways import SCRIPT, TRAINER, Phrasing
 
@@ -148,7 +149,7 @@ class Step:
         return self.images / self.seconds
 
 
-def measure_step(run: Run, networks: list[NetworkUse]) -> Step | None:
+def measure_step(run: Run, networks: list[NetworkUsage]) -> Step | None:
     """The mean step of the longest attempt; None where no rank finished two steps."""
     records = longest_attempt(run.ranks)
     if not records:
@@ -386,7 +387,7 @@ def own_speeds(step: Step) -> dict[str, float]:
     return {host: images[host] / spent[host] for host in ranks if images[host] and spent[host]}
 
 
-def real_rate(step: Step, used: list[NetworkUse]) -> float | None:
+def real_rate(step: Step, used: list[NetworkUsage]) -> float | None:
     """Bytes per second that the gradients achieved, by what a step waited (formulas.transfer_of).
 
     Never more than the card can do, and never less than the card was seen to send in one second.
@@ -401,7 +402,7 @@ def real_rate(step: Step, used: list[NetworkUse]) -> float | None:
     rate = moved / formulas.transfer_of(step.network, step.payload, step.backward)
     if step.link_mbit:
         rate = min(rate, formulas.line_rate(step.link_mbit))
-    peaks = [use.peak_sent for use in used if use.shared_by == 1]
+    peaks = [use.most(SENT) for use in used if use.shared_by == 1]
     return max([rate, *peaks])
 
 

@@ -24,7 +24,7 @@ from report.predict import Basis
 from report.progress import learning_curve
 from report.published_speeds import BATCH, MODEL, images_per_second, level_of, paper_step
 from report.read import Run, read_run
-from report.uses import uses_of
+from report.usage import usage_of
 
 
 def on_paper(gpu: str, model: str, precision: str | None) -> Basis:
@@ -155,7 +155,7 @@ def read_basis(folder: Path) -> Basis | None:
 
 def read_trained(run: Run) -> Basis | None:
     """All machines of a run have one step in common."""
-    step = measure_step(run, uses_of(run).networks)
+    step = measure_step(run, usage_of(run).networks)
     if step is None or not step.payload.bytes:
         return None
     records = [r for r in run.ranks if r.attempt == step.attempt]

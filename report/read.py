@@ -220,6 +220,18 @@ class Run:
         return planned + sorted(recorded - set(planned), key=natural)
 
     @property
+    def nodes_per_machine(self) -> dict[str, int]:
+        """Host -> how many nodes are processes of its machine (connection `local`)."""
+        nodes = self.plan.get("nodes", [])
+        local = [n["host"] for n in nodes if n.get("connection") == "local" and "host" in n]
+        return {host: len(local) for host in local}
+
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether all ranks are processes of one machine, so that no network is between them."""
+        return len(self.hosts) == 1 or self.nodes_per_machine.keys() >= set(self.hosts)
+
+    @property
     def unix(self) -> float | None:
         """When the last of its records came here."""
         return max((machine.unix for machine in self.machines.values()), default=None)

@@ -4,20 +4,36 @@ those of the report, from the same records by the same functions."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from contract.errors import UserError
-from contract.text import percent, seconds, size, three_digits
+from contract.text import percent, seconds, three_digits
 from report import tables
 from report.bottleneck import parts
-from report.fields import Fields
 from report.fields import ranks as numbers_of_ranks
-from report.files import Entry, count, dicts, natural_number, number, only, positive
+from report.figures import (
+    CPU,
+    DISK,
+    DISK_BUSY,
+    DISK_READ,
+    FIGURES,
+    GPU,
+    INTERFACE,
+    MACHINE,
+    QUEUED,
+    Figure,
+    Interval,
+    Thing,
+    intervals,
+    is_oversubscribed,
+    sample_of,
+)
+from report.files import Entry, number, time_of
 from report.hang import Hang, hang_of
-from report.machines import busy, oversubscribed, schedule
 from report.measure import (
     LEAST_STEPS,
     Step,
@@ -27,7 +43,6 @@ from report.measure import (
     step_of_ranks,
     unsummed_steps,
 )
-from report.network import grown, one_machine
 from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Machine, RankRecord, Reader
 from report.stacks import Standing, by_place, standings
@@ -41,36 +56,20 @@ from report.ways import in_samples
 RECENT = 40.0
 NOW = 5.0  # of a machine
 STALE = 10.0  # seconds without a line after which a machine is called silent
-HOT_GPU, HOT_CPU = 85, 90  # Celsius, from which on they slow themselves down
-LOW_DISK = 5e9  # bytes
-SWAPS = 256e6  # bytes in use that are worth a word
-MEMORY_FULL = 90.0  # percent of the memory
 
 
 @dataclass(frozen=True)
-class Figures:
-    """A machine in the last seconds. Parts in percent, rates in bytes a second; None: unknown."""
+class MachineNow:
+    """A machine in the last seconds: its figures, of its disks the busiest one's, of its GPUs
+    the largest. What is not known is absent."""
 
     host: str
     age: float  # seconds since its last record
     step: int | None
-    cpu: float | None = None
-    queued: float | None = None  # of the time in which the run's threads wanted a processor
-    memory: float | None = None
-    swap: float | None = None  # bytes
-    temperature: float | None = None  # of the hottest processor
-    disk_busy: float | None = None
-    disk_read: float | None = None
-    disk_free: float | None = None  # bytes, where the run's folder lies
-    sent: float | None = None
-    received: float | None = None
-    again: float | None = None  # TCP segments a second that were sent again
-    dropped: float | None = None  # packets a second
+    figures: Mapping[Figure, float] = field(default_factory=dict)
+    gpus: Mapping[str, Mapping[Figure, float]] = field(default_factory=dict)  # by their indices
     alone: list[int] = field(default_factory=list)  # ranks of a script that have met no other
     only_received: float | None = None  # bytes, where its ranks sent the others nothing of the kind
-    gpus: list[list[Any]] = field(
-        default_factory=list
-    )  # index, percent, bytes, Celsius, watts, MHz
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class Progress:
     ruling: Ruling | None  # None: too early to say, since this is missing
     missing_for_verdict: str
     hang: Hang | None  # None while steps come
-    machines: list[Figures]
+    machines: list[MachineNow]
     stands: Sequence[Standing] = ()  # where silent ranks stand, unless steps come
     leaving: bool = False  # a rank has ended its records
     unsummed: int = 0  # steps in a row whose gradients DDP did not sum, where they are many
@@ -125,8 +124,8 @@ class Progress:
     def from_memory(self) -> bool:
         """Whether the run has not gone once through its data, and reads little of it from disks."""
         before_one_pass = (self.step or 0) * (self.epochs or 1) < (self.steps or 0)
-        read = max((machine.disk_read or 0.0 for machine in self.machines), default=0.0)
-        return before_one_pass and read <= READ_FROM_DISK * 1e6
+        read = max((machine.figures.get(DISK_READ, 0.0) for machine in self.machines), default=0.0)
+        return before_one_pass and read <= READ_FROM_DISK
 
 
 class Follower:
@@ -156,14 +155,14 @@ class Follower:
         step = max((record.steps.step[-1] for record in stepped), default=None)
         world = int(number(start.get("world_size")) or len(records))
         machines = [
-            figures(run.machines[host], [record for record in stepped if record.host == host])
+            machine_now(run.machines[host], [record for record in stepped if record.host == host])
             for host in run.hosts
             if host in run.machines
         ]
         complete = len(records) >= world
         full = max(map(oversubscription, run.machines.values()), default=0.0)
         hang = hang_of(records, run.machines, time.time()) if complete else None
-        ruling, missing = ruling_of(records, full, one_machine(run)) if complete else (None, "")
+        ruling, missing = ruling_of(records, full, run.on_one_machine) if complete else (None, "")
         return Progress(
             attempt=attempt,
             unix=run.unix or time.time(),
@@ -211,93 +210,71 @@ def ruling_of(records: list[RankRecord], queued: float, one_pc: bool) -> tuple[R
     return None, missing
 
 
-def rates_of(value: object) -> list[Entry] | None:
-    """Utilisation and read rate of each disk."""
-    if not isinstance(value, dict):
-        return None
-    rates = {"util": number, "rkB/s": number}
-    return [only(rates, disk) for disk in value.values() if isinstance(disk, dict)]
-
-
-CARD = ("tx_bytes", "rx_bytes", "tcp_retransmits", "tx_dropped", "rx_dropped")
-GPU = ("utilization", "memory_used", "temperature", "power", "clock_sm")
-SAMPLE: Fields = {
-    **dict.fromkeys(("mono", "cpu_busy", "swap_total", "swap_free", "temperature"), number),
-    **dict.fromkeys(("memory_available", "disk_free", "only_received"), number),
-    **{"memory_total": positive, "cores": count, "gpus": dicts, "disks": rates_of},
-}
-
-
-def sample_of(line: Entry) -> Entry:
-    """The counters and levels of a line, those of the card among them."""
-    card = line.get("card")
-    counted = only(dict.fromkeys(CARD, number), card) if isinstance(card, dict) else {}
-    lists = {name: line.get(name) for name in ("ranks", "alone")}
-    return {**only(SAMPLE, line), **counted, **lists}
-
-
-def figures(machine: Machine, records: Sequence[RankRecord] = ()) -> Figures:
+def machine_now(machine: Machine, records: Sequence[RankRecord] = ()) -> MachineNow:
     """A machine in its last NOW seconds, from two of its lines."""
-    samples = [sample_of(line) for line in machine.recent if "mono" in line] or [{}]
-    last = samples[-1]
-    older = [sample for sample in samples if last.get("mono", 0.0) - sample.get("mono", 0.0) >= NOW]
-    first = older[-1] if older else samples[0]
-    passed = last.get("mono", 0.0) - first.get("mono", 0.0)
-
-    def rate(name: str) -> float | None:
-        return grown(first, last, name) / passed if name in last and passed > 0 else None
-
-    ran, cores, total = rate("cpu_busy"), last.get("cores"), last.get("memory_total")
-    used = None if total is None else 1 - last.get("memory_available", total) / total
-    disks = last.get("disks")
-    swap = (
-        last["swap_total"] - last["swap_free"] if {"swap_total", "swap_free"} <= {*last} else None
-    )
-    lost = rate("tx_dropped"), rate("rx_dropped")
-    busiest: Entry = max(disks or [], key=lambda disk: disk.get("util", 0.0), default={})
-    return Figures(
+    lines = [line for line in machine.recent if time_of(line.get("mono")) is not None] or [{}]
+    last, times = lines[-1], [time_of(line.get("mono")) or 0.0 for line in lines]
+    older = [line for line, mono in zip(lines, times) if times[-1] - mono >= NOW]
+    values: dict[str, dict[str, dict[Figure, float]]] = {kind: {} for kind in FIGURES}
+    for (kind, name), interval in between(older[-1] if older else lines[0], last):
+        known = {figure: figure.value(interval) for figure in FIGURES[kind]}
+        values[kind][name] = {f: value for f, value in known.items() if value is not None}
+    figures = {**values[MACHINE].get("", {}), **values[INTERFACE].get("", {})}
+    disks = list(values[DISK].values())
+    if isinstance(last.get("disks"), dict):
+        idle = {DISK_BUSY: 0.0, DISK_READ: 0.0}  # where none did anything
+        busiest: dict[Figure, float] = max(
+            [*disks, idle], key=lambda disk: disk.get(DISK_BUSY, 0.0)
+        )
+        figures |= busiest
+    for gpu in values[GPU].values():
+        figures |= {figure: max(value, figures.get(figure, value)) for figure, value in gpu.items()}
+    return MachineNow(
         host=machine.host,
         age=max(0.0, time.time() - machine.unix),
         step=max((record.steps.step[-1] for record in records), default=None),
-        cpu=100 * busy(ran, 1.0, cores) if ran is not None and cores else None,
-        queued=queued(first, last),
-        memory=None if used is None else 100 * used,
-        swap=swap,
-        temperature=last.get("temperature"),
-        disk_busy=None if disks is None else busiest.get("util", 0.0),
-        disk_read=None if disks is None else busiest.get("rkB/s", 0.0) * 1024,
-        disk_free=last.get("disk_free"),
-        sent=rate("tx_bytes"),
-        received=rate("rx_bytes"),
-        again=rate("tcp_retransmits"),
+        figures=figures,
+        gpus=values[GPU],
         alone=numbers_of_ranks(last.get("alone")),
-        only_received=last.get("only_received"),
-        dropped=None if lost == (None, None) else sum(value or 0.0 for value in lost),
-        gpus=[
-            [natural_number(card.get("index")), *(number(card.get(name)) for name in GPU)]
-            for card in last.get("gpus", [])
-        ],
+        only_received=number(last.get("only_received")),
     )
 
 
+def machine_document(machine: MachineNow) -> dict[str, Any]:
+    """For JSON: figures by name, null where one is not known."""
+    kinds = (MACHINE, DISK, INTERFACE)
+    shown = [figure for kind in kinds for figure in FIGURES[kind] if figure.status]
+    return {
+        **{name: getattr(machine, name) for name in ("host", "age", "step")},
+        **values_by_name(shown, machine.figures),
+        "alone": machine.alone,
+        "only_received": machine.only_received,
+        "gpus": [
+            {"index": int(index), **values_by_name(FIGURES[GPU], gpu)}
+            for index, gpu in machine.gpus.items()
+        ],
+    }
+
+
+def values_by_name(
+    figures: Sequence[Figure], values: Mapping[Figure, float]
+) -> dict[str, float | None]:
+    return {f.name: values[f] * f.unit.json if f in values else None for f in figures}
+
+
+def between(first: Entry, last: Entry) -> Iterator[tuple[Thing, Interval]]:
+    """What came between two lines of a machine's records. Of a single line only what is no rate."""
+    passed = (time_of(last.get("mono")) or 0.0) - (time_of(first.get("mono")) or 0.0)
+    return intervals(sample_of(first) if passed > 0 else None, sample_of(last), passed or 1.0)
+
+
 def oversubscription(machine: Machine) -> float:
-    """`queued` as a share over the last RECENT seconds with ranks, where processors are
-    oversubscribed; else 0."""
-    samples = [sample_of(line) for line in machine.recent if line.get("ranks")] or [{}]
-    first, last = samples[-int(RECENT) :][0], samples[-1]
-    passed, share = last.get("mono", 0.0) - first.get("mono", 0.0), queued(first, last) or 0.0
-    if passed <= 0 or "cores" not in last:
-        return 0.0
-    share_busy = busy(grown(first, last, "cpu_busy"), passed, last["cores"])
-    return share / 100 if oversubscribed(share_busy, share / 100) else 0.0
-
-
-def queued(first: Entry, last: Entry) -> float | None:
-    """Percent of the time that the run's threads waited for a processor, between two samples."""
-    before, now = (schedule(sample.get("ranks")) for sample in (first, last))
-    known = [(before[rank], now[rank]) for rank in now if rank in before]
-    ran, waited = (sum(grown(*both, of) for both in known) for of in ("ran", "waited"))
-    return 100 * waited / (ran + waited) if ran + waited > 0 else None
+    """`queued` over the last RECENT seconds with ranks, where processors are oversubscribed; else
+    0."""
+    lines = [line for line in machine.recent if line.get("ranks")] or [{}]
+    interval = dict(between(lines[-int(RECENT) :][0], lines[-1]))[MACHINE, ""]
+    busy, queued = (figure.value(interval) or 0.0 for figure in (CPU, QUEUED))
+    return queued if is_oversubscribed(busy, queued) else 0.0
 
 
 def section_of(progress: Progress, running: bool) -> Section:
@@ -372,40 +349,18 @@ def verdict(progress: Progress, running: bool = True) -> str:
     return f"{when}: no single bottleneck in {step_words(step)}"
 
 
-# As many as there is room for. Of disk and network in MB/s.
-MACHINES = (
-    Column("machine", lambda machine: machine.host),
-    Column("step", lambda machine: as_integer(machine.step)),
-    Column("GPU%", lambda machine: as_integer(max_over_gpus(machine.gpus, 1))),
-    Column("GPU C", lambda machine: as_integer(max_over_gpus(machine.gpus, 3))),
-    Column("CPU%", lambda machine: as_integer(machine.cpu)),
-    Column("queue%", lambda machine: as_integer(machine.queued)),
-    Column("mem%", lambda machine: as_integer(machine.memory)),
-    Column("swap", lambda machine: bytes_of(machine.swap)),
-    Column("disk%", lambda machine: as_integer(machine.disk_busy)),
-    Column("MB/s read", lambda machine: megabytes(machine.disk_read)),
-    Column("sent", lambda machine: megabytes(machine.sent)),
-    Column("got", lambda machine: megabytes(machine.received)),
-    Column("CPU C", lambda machine: as_integer(machine.temperature)),
-    Column("free", lambda machine: bytes_of(machine.disk_free)),
-    Column("again/s", lambda machine: as_integer(machine.again)),
-    Column("drops/s", lambda machine: as_integer(machine.dropped)),
-    Column("GPU mem", lambda machine: bytes_of(max_over_gpus(machine.gpus, 2))),
-    Column("GPU W", lambda machine: as_integer(max_over_gpus(machine.gpus, 4))),
-    Column("GPU MHz", lambda machine: as_integer(max_over_gpus(machine.gpus, 5))),
-)
-
-
-def machines_of(machines: list[Figures], running: bool) -> list[Item]:
-    """A row a machine, and a line for each thing that is wrong with one."""
-    shown = [
-        column
-        for column in MACHINES  # no GPU, no sensor
-        if any(column.words(machine) != "-" for machine in machines)
+def machines_of(machines: list[MachineNow], running: bool) -> list[Item]:
+    """A row a machine, with as many columns as there is room for, and a line for each thing that is
+    wrong with one."""
+    known = {figure for machine in machines for figure in machine.figures}  # no GPU, no sensor
+    columns = [
+        Column("machine", lambda machine: machine.host),
+        *([STEP] if any(machine.step is not None for machine in machines) else []),
+        *(Column(figure.status, partial(cell, figure)) for figure in IN_STATUS if figure in known),
     ]
     # What is old is not shown as if it were of now.
     now = [
-        Figures(machine.host, machine.age, machine.step)
+        MachineNow(machine.host, machine.age, machine.step)
         if running and machine.age > STALE
         else machine
         for machine in machines
@@ -415,31 +370,31 @@ def machines_of(machines: list[Figures], running: bool) -> list[Item]:
         for machine in machines
         for text in warnings(machine, running)
     ]
-    return [table("Machines", shown, now, 1), *wrong]
+    return [table("Machines", columns, now, 1), *wrong]
 
 
-def max_over_gpus(gpus: list[list[Any]], place: int) -> float | None:
-    """The largest figure of a machine's GPUs."""
-    return max((gpu[place] for gpu in gpus if gpu[place] is not None), default=None)
+STEP = Column("step", lambda machine: "-" if machine.step is None else f"{machine.step}")
+# The first ones first where a terminal has too few columns.
+IN_STATUS = sorted(
+    (
+        figure
+        for kind in (MACHINE, DISK, INTERFACE, GPU)
+        for figure in FIGURES[kind]
+        if figure.status
+    ),
+    key=lambda figure: figure.place,
+)
 
 
-def as_integer(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}"
-
-
-def bytes_of(value: float | None) -> str:
-    return "-" if value is None else "0" if not value else size(value).replace(" ", "")
-
-
-def megabytes(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate / 1e6:.1f}"
+def cell(figure: Figure, machine: MachineNow) -> str:
+    return figure.unit.cell(machine.figures[figure]) if figure in machine.figures else "-"
 
 
 def named_ranks(numbers: list[int]) -> str:
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:5]))}"
 
 
-def warnings(machine: Figures, running: bool = True) -> list[str]:
+def warnings(machine: MachineNow, running: bool = True) -> list[str]:
     """Short sentences on what is wrong with a machine."""
     problems = []
     if running and machine.age > STALE:
@@ -450,21 +405,5 @@ def warnings(machine: Figures, running: bool = True) -> list[str]:
         )
     if running and machine.only_received:
         problems.append(only_received(machine.only_received))
-    hot = max_over_gpus(machine.gpus, 3)
-    if hot is not None and hot >= HOT_GPU:
-        problems.append(f"a GPU has {hot:.0f} C and may slow down: clean fans, give it air")
-    if machine.temperature is not None and machine.temperature >= HOT_CPU:
-        problems.append(f"its processor has {machine.temperature:.0f} C and may slow down")
-    if (
-        machine.swap is not None
-        and machine.swap >= SWAPS
-        and (machine.memory or 0.0) >= MEMORY_FULL
-    ):
-        problems.append(
-            f"short of memory: {size(machine.swap)} swapped; fewer loaders (--workers) need less"
-        )
-    if machine.disk_free is not None and machine.disk_free < LOW_DISK:
-        problems.append(f"{size(machine.disk_free)} free on its disk: remove old runs there")
-    if (machine.dropped or 0.0) >= 1:
-        problems.append(f"its network card drops {machine.dropped:.0f} packets a second")
-    return problems
+    sentences = (figure.warning(machine.figures) for figure in IN_STATUS)
+    return problems + [sentence for sentence in sentences if sentence]

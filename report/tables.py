@@ -3,10 +3,24 @@ add one, add it here."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from contract.records import CATEGORIES, COMPUTE, PEERS, of_kind
 from contract.text import link_speed, percent, seconds, size, three_digits
+from report.figures import (
+    CPU,
+    DISK,
+    FIGURES,
+    GPU,
+    INTERFACE,
+    MACHINE,
+    SENT,
+    Figure,
+)
 from report.formulas import line_rate
-from report.view import Column, or_unknown
+from report.measure import RankWork
+from report.usage import Usage
+from report.view import UNKNOWN, Column, or_unknown
 
 
 def loss(value: float) -> str:
@@ -18,51 +32,56 @@ def top1(value: float) -> str:
     return f"{100 * value:.2f} %"
 
 
+def columns_of(*figures: Figure) -> list[Column]:
+    """Their columns in the report."""
+    return [
+        Column(heading, partial(cell, figure, which))
+        for figure in figures
+        for which, heading in (figure.report or {}).items()
+    ]
+
+
+def cell(figure: Figure, which: str, use: Usage) -> str:
+    return use.words(figure, which) if use.knows(figure) else UNKNOWN
+
+
+def columns_between(kind: str, after: Figure, *more: Column) -> list[Column]:
+    """All columns of a kind of thing, and more ones behind those of a figure."""
+    figures = FIGURES[kind]
+    place = figures.index(after) + 1
+    return [*columns_of(*figures[:place]), *more, *columns_of(*figures[place:])]
+
+
+NODE = Column("node", lambda use: use.host)
 DISKS = (
-    Column("node", lambda use: use.host),
-    Column("disk", lambda use: use.device + (" (data)" if use.holds_data else "")),
-    Column("MB/s read", lambda use: three_digits(use.read)),
-    Column("peak", lambda use: three_digits(use.peak_read)),
-    Column("MB/s written", lambda use: three_digits(use.write)),
-    Column("busy", lambda use: f"{use.util:.0f} %"),
-    Column("a request", lambda use: f"{three_digits(use.await_ms)} ms"),
+    NODE,
+    Column("disk", lambda use: use.name + (" (data)" if use.holds_data else "")),
+    *columns_of(*FIGURES[DISK]),
 )
 # What was sent; "of link" is the fraction of what the link can carry.
 NETWORKS = (
-    Column("node", lambda use: use.host),
-    Column("card", lambda use: use.interface),
+    NODE,
+    Column("card", lambda use: use.name),
     Column("link", lambda use: or_unknown(use.speed_mbit, link_speed)),
-    Column("MB/s", lambda use: three_digits(use.sent / 1e6)),
-    Column("peak", lambda use: three_digits(use.peak_sent / 1e6)),
-    Column(
-        "of link",
-        lambda use: or_unknown(use.speed_mbit, lambda mbit: percent(use.sent / line_rate(mbit))),
+    *columns_between(
+        INTERFACE,
+        SENT,
+        Column(
+            "of link",
+            lambda use: or_unknown(
+                use.speed_mbit, lambda mbit: percent(use.mean(SENT) / line_rate(mbit))
+            ),
+        ),
+        Column("a step", lambda use: or_unknown(use.sent_per_step, size)),
     ),
-    Column("a step", lambda use: or_unknown(use.sent_per_step, size)),
-    Column("retransmits", lambda use: f"{use.retransmits:,}"),
-    Column("drops", lambda use: f"{use.dropped:,}"),
 )
-# "queued": of the time in which the run's threads wanted a processor, when they had none.
 MACHINES = (
-    Column("node", lambda use: use.host),
-    Column("CPUs", lambda use: str(use.cores)),
-    Column("busy", lambda use: percent(use.busy)),
-    Column("by others", lambda use: or_unknown(use.others_busy, percent)),
-    Column("queued", lambda use: or_unknown(use.queued, percent)),
-    Column("memory", lambda use: size(use.memory_total)),
-    Column("used", lambda use: percent(use.memory_used)),
-    Column("swap MB/s", lambda use: three_digits((use.swapped_in + use.swapped_out) / 1e6)),
-    Column("pressure", lambda use: or_unknown(use.memory_pressure, percent)),
+    NODE,
+    *columns_between(
+        MACHINE, CPU, Column("by others", lambda use: or_unknown(use.others_busy, percent))
+    ),
 )
-GPUS = (
-    Column("node", lambda use: use.host),
-    Column("GPU", lambda use: str(use.index)),
-    Column("resident", lambda use: f"{use.utilization:.0f} %"),
-    Column("memory", lambda use: size(use.memory_peak)),
-    Column("power", lambda use: or_unknown(use.power, lambda watts: f"{watts:.0f} W")),
-    Column("hottest", lambda use: or_unknown(use.temperature, lambda celsius: f"{celsius:.0f} C")),
-    Column("slowest clock", lambda use: or_unknown(use.clock, lambda mhz: f"{mhz:.0f} MHz")),
-)
+GPUS = (NODE, Column("GPU", lambda use: use.name), *columns_of(*FIGURES[GPU]))
 # Memory of the process that used most; on a GPU, what torch had allocated there.
 MEMORY = (
     Column("node", lambda use: use.host),
@@ -71,13 +90,19 @@ MEMORY = (
     Column("peak memory", lambda use: or_unknown(use.peak_memory, size)),
     Column("bad images", lambda use: or_unknown(use.bad_images, lambda count: f"{count:,.0f}")),
 )
+
+
+def seconds_of(category: str, rank: RankWork) -> str:
+    return seconds(rank.seconds.get(category, 0.0))
+
+
 # A rank's mean step: its own work, of what it consists, and its waits for others.
 RANKS = (
     Column("rank", lambda rank: str(rank.rank)),
     Column("node", lambda rank: rank.host),
     Column("own work", lambda rank: seconds(rank.own)),
     *(
-        Column(CATEGORIES[name].short, lambda rank, name=name: seconds(rank.seconds.get(name, 0.0)))
+        Column(CATEGORIES[name].short, partial(seconds_of, name))
         for name in ("data", *of_kind(COMPUTE), *of_kind(PEERS))
     ),
 )

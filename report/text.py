@@ -1,12 +1,17 @@
-"""A view for the terminal, in plain ASCII: wrapped sentences and aligned tables, 80 columns wide
-unless there is more room."""
+"""A view for the terminal, in plain ASCII, drawn by rich: wrapped sentences and aligned tables, 80
+columns wide unless there is more room."""
 
 from __future__ import annotations
 
+import io
 import re
-import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.table import Table as Grid
+from rich.text import Text
 
 from report.view import (
     Bars,
@@ -14,7 +19,6 @@ from report.view import (
     Choices,
     Command,
     Facts,
-    Item,
     Log,
     Paragraph,
     Section,
@@ -37,6 +41,22 @@ def printed(lines: Iterable[str]) -> str:
     return "\n".join(map(printable, lines))
 
 
+def drawn(what: RenderableType, width: int) -> list[str]:
+    """As lines of plain text."""
+    console = Console(
+        file=io.StringIO(), width=max(1, width), color_system=None, legacy_windows=False
+    )
+    rows = console.render_lines(what, pad=False)
+    return ["".join(segment.text for segment in row).rstrip() for row in rows]
+
+
+def wrap(text: str, first: str = "  ", rest: str | None = None, width: int = COLUMNS) -> list[str]:
+    """A paragraph behind `first`, its other lines behind `rest`, else below it."""
+    indent = " " * cell_len(first) if rest is None else rest
+    lines = drawn(Text(printable(text)), width - cell_len(indent))
+    return [f"{indent if place else first}{line}" for place, line in enumerate(lines)]
+
+
 def render_text(view: View) -> str:
     """Ends with a newline."""
     facts = ", ".join(f"{figure} {what}" for figure, what in view.facts)
@@ -48,28 +68,9 @@ def render_text(view: View) -> str:
 
 def section_lines(section: Section, width: int = COLUMNS) -> list[str]:
     """The lines of a section; [] where all its items are charts."""
-    lines = [line for item in section.items for line in item_lines(item, width)]
+    lines = [line for item in section.items for line in PRINTERS[type(item)](item, width)]
     aside = f"  ({section.aside})" if section.aside else ""
     return [section.title.upper() + aside, *lines] if lines and section.title else lines
-
-
-def item_lines(item: Item, width: int = COLUMNS) -> list[str]:
-    return PRINTERS[type(item)](item, width)
-
-
-def wrap(
-    sentence: str, indent: str = "  ", first: str | None = None, width: int = COLUMNS
-) -> list[str]:
-    return textwrap.wrap(
-        printable(sentence),
-        width,
-        initial_indent=indent if first is None else first,
-        subsequent_indent=indent,
-    )
-
-
-def say_lines(item: Paragraph, width: int) -> list[str]:
-    return wrap(item.text, width=width)
 
 
 def command_lines(item: Command, width: int = COLUMNS) -> list[str]:
@@ -85,14 +86,14 @@ def command_lines(item: Command, width: int = COLUMNS) -> list[str]:
 
 
 def log_lines(item: Log, width: int) -> list[str]:
-    return [row for line in item.lines for row in wrap(line, "    |   ", "    | ", width)]
+    return [row for line in item.lines for row in wrap(line, "    | ", "    |   ", width)]
 
 
 def choice_lines(item: Choices, width: int) -> list[str]:
     lines = []
     for choice in item.rows:
         money = " (costs money)" if choice.money else ""
-        lines += wrap(f"{choice.text}{money}", " " * 5, f"  {choice.mark:<2} ", width)
+        lines += wrap(f"{choice.text}{money}", f"  {choice.mark:<2} ", width=width)
         lines += command_lines(Command(choice.command), width) if choice.command else []
     return lines
 
@@ -102,55 +103,48 @@ def fact_lines(item: Facts, width: int) -> list[str]:
     return [
         line
         for fact in item.rows
-        for line in wrap(fact.value, " " * (names + 4), f"  {fact.name:<{names}}  ", width)
+        for line in wrap(fact.value, f"  {fact.name:<{names}}  ", " " * (names + 4), width)
     ]
 
 
 def bar_lines(item: Bars, width: int) -> list[str]:
     """A line for each key that has a figure; other bars have a table beside them."""
     keys = [key for key in item.keys if key.figure]
-    names, figures = (max((len(getattr(k, of)) for k in keys), default=0) for of in KEY)
-    return [
-        f"  {key.name:<{names}}  {key.figure:>{figures}}  "
-        f"{'#' * round(max(0.0, min(1.0, key.fraction)) * BAR)}".rstrip()[:width]
-        for key in keys
-    ]
-
-
-KEY = ("name", "figure")
+    lengths = (round(max(0.0, min(1.0, key.fraction)) * BAR) for key in keys)
+    rows = [(key.name, key.figure, "#" * length) for key, length in zip(keys, lengths)]
+    return aligned(rows, "lrl", width) if rows else []
 
 
 def table_lines(item: Table, width: int = COLUMNS) -> list[str]:
-    return aligned([item.heads, *item.rows], item.names, width) if item.rows else []
+    return aligned([item.heads, *item.rows], "l" * item.names, width) if item.rows else []
 
 
-def aligned(
-    rows: Sequence[Sequence[str]], names: int = 1, width: int = COLUMNS, gap: int = 2
-) -> list[str]:
-    """Rows of strings as columns: the first `names` flush left, the others flush right. Where there
-    is no room, long names are cut, never figures, and then the last columns left out."""
+def aligned(rows: Sequence[Sequence[str]], sides: str = "l", width: int = COLUMNS) -> list[str]:
+    """Rows of strings as columns: names flush left (l), figures (r, as all that `sides` does not
+    name) flush right. Where there is no room, long names are cut, never figures, and then the last
+    columns left out."""
     cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    over = 2 + sum(widths) + gap * (len(widths) - 1) - width
-    for i in reversed(range(names)):
-        cut = min(max(over, 0), max(widths[i] - len(cells[0][i]), 0))
-        widths[i], over = widths[i] - cut, over - cut
-    while over > 0 and len(widths) > names:
-        over -= widths.pop() + gap
-    return [
-        (
-            "  "
-            + (" " * gap).join(
-                cell[:room].ljust(room) if i < names else cell.rjust(room)
-                for i, (cell, room) in enumerate(zip(row, widths))
-            )
-        ).rstrip()[:width]
-        for row in cells
-    ]
+    widths = [max(map(cell_len, column)) for column in zip(*cells)]
+    sides = sides.ljust(len(widths), "r")
+    over = sum(widths) + GAP * len(widths) - width
+    for i in reversed(range(len(widths))):
+        if sides[i] == "l":
+            cut = min(max(over, 0), max(widths[i] - cell_len(cells[0][i]), 0))
+            widths[i], over = widths[i] - cut, over - cut
+    while over > 0 and sides[len(widths) - 1] == "r":
+        over -= widths.pop() + GAP
+    grid = Grid.grid(padding=(0, GAP, 0, 0))
+    for room, side in zip(widths, sides):
+        justify: Any = "left" if side == "l" else "right"
+        grid.add_column(width=room, justify=justify, no_wrap=True, overflow="crop")
+    for row in cells:
+        grid.add_row(*map(Text, row[: len(widths)]))
+    return [f"  {line}" for line in drawn(grid, width)]
 
 
+GAP = 2  # before each column
 PRINTERS: dict[type, Callable[[Any, int], list[str]]] = {
-    Paragraph: say_lines,
+    Paragraph: lambda item, width: wrap(item.text, width=width),
     Command: command_lines,
     Log: log_lines,
     Choices: choice_lines,

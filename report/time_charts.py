@@ -8,22 +8,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
 from contract.text import seconds
 from report.analysis import Analysis
-from report.devices import GpuUse
-from report.disk import DiskUse
+from report.figures import DISK, FIGURES, GPU, INTERFACE, MACHINE
 from report.files import Entry
 from report.hang import SHORTEST
 from report.measure import longest_attempt
+from report.usage import Usage
 from report.view import Curve, Line, Mark
 from report.windows import Points
 
 
 def charts_of(analysis: Analysis) -> list[Curve]:
     """All charts that have a line; a line needs two points."""
-    charts = [*step_charts(analysis), *machine_charts(analysis), *gpu_charts(analysis)]
+    charts = [*step_charts(analysis), *machine_charts(analysis)]
     marks = marks_of(analysis)
     return [replace(curve, marks=marks) for curve in charts if curve.lines]
 
@@ -85,56 +84,29 @@ def step_charts(analysis: Analysis) -> list[Curve]:
     ]
 
 
-def first_per_host(uses: list[DiskUse]) -> list[DiskUse]:
-    """One disk of each host, the one with the data, which comes first."""
-    return list({use.host: use for use in reversed(uses)}.values())[::-1]
-
-
 def machine_charts(analysis: Analysis) -> list[Curve]:
-    cards, machines = analysis.evidence.networks, analysis.evidence.machines
-    disks = first_per_host(analysis.evidence.disks)
-    return [
-        curve("Network card, sent", "MB/s", lines_of(cards, "sent")),
-        curve("Disk, read", "MB/s", lines_of(disks, "read")),
-        curve("Disk, busy", "%", lines_of(disks, "util"), 100.0),
-        curve("Processors, busy", "%", lines_of(machines, "cpu"), 100.0),
-        curve("Waits for a processor", "%", lines_of(machines, "queued"), 100.0, note=QUEUED),
-        curve("Memory, used", "%", lines_of(machines, "memory"), 100.0),
-        curve("Swap, in and out", "MB/s", where_any(lines_of(machines, "swap"))),
-        curve("Memory, pressure", "%", where_any(lines_of(machines, "pressure")), 100.0),
+    """Of each figure that has one, with a line a machine or a GPU."""
+    usage = analysis.evidence
+    # One disk of each host, the one with the data, which comes first.
+    disks = list({use.host: use for use in reversed(usage.disks)}.values())[::-1]
+    kinds: list[tuple[str, Sequence[Usage]]] = [
+        *((INTERFACE, usage.networks), (DISK, disks), (MACHINE, usage.machines), (GPU, usage.gpus))
     ]
+    charts = []
+    for kind, uses in kinds:
+        several = len({use.host for use in uses}) < len(uses)
+        named = {f"{use.host} {use.name}" if several else use.host: use for use in uses}
+        for figure in FIGURES[kind]:
+            lines = {name: use.points(figure) for name, use in named.items()}
+            if figure.chart and (figure.drawn_at_zero or any_above_zero(lines)):
+                unit = figure.unit.symbol
+                top = 100.0 if unit == "%" else None
+                charts.append(curve(figure.chart, unit, lines, top, note=figure.note))
+    return charts
 
 
-def lines_of(uses: Sequence[Any], name: str) -> dict[str, Points]:
-    """Host -> the points of its figure of this name."""
-    return {use.host: list(use.series.get(name, ())) for use in uses}
-
-
-def where_any(lines: dict[str, Points]) -> dict[str, Points]:
-    """The lines; {} where no point is above 0."""
-    return lines if any(y > 0 for points in lines.values() for _, y in points) else {}
-
-
-QUEUED = "Of the time in which this run's threads wanted one."
-RESIDENT = "A GPU that waits for gradients reads 100 %, too: no evidence."
-
-
-def gpu_charts(analysis: Analysis) -> list[Curve]:
-    cards = analysis.evidence.gpus
-    several = len({use.host for use in cards}) < len(cards)
-
-    def label(use: GpuUse) -> str:
-        return f"{use.host} {use.index}" if several else use.host
-
-    def lines(name: str) -> dict[str, Points]:
-        return {label(use): list(use.series.get(name, ())) for use in cards}
-
-    return [
-        curve("GPU, resident", "%", lines("utilization"), 100.0, note=RESIDENT),
-        curve("GPU, clock", "MHz", lines("clock_sm")),
-        curve("GPU, power", "W", lines("power")),
-        curve("GPU, temperature", "C", lines("temperature")),
-    ]
+def any_above_zero(lines: Mapping[str, Points]) -> bool:
+    return any(y > 0 for points in lines.values() for _, y in points)
 
 
 def as_csv(analysis: Analysis) -> str:

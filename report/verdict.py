@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from contract.text import link_speed, percent, pluralize, seconds, size, three_digits
+from contract.text import link_speed, percent, pluralize, seconds, size
 from report import formulas
 from report.bottleneck import (
     data_disk,
@@ -16,12 +16,26 @@ from report.bottleneck import (
     slowest_by,
     swapping,
 )
+from report.figures import (
+    CORES,
+    CPU,
+    DISK_BUSY,
+    DISK_READ,
+    DISK_REQUEST,
+    MEMORY,
+    MEMORY_PRESSURE,
+    MEMORY_TOTAL,
+    MOST,
+    QUEUED,
+    SHARE_READ,
+    SWAPPED_IN,
+)
 from report.files import Entry
 from report.measure import Step, slowest
 from report.network import slow_link
-from report.uses import ResourceUsage
+from report.usage import ResourceUsage
 
-READ_FROM_DISK = 5.0  # MB/s; where disks read less, images come from memory
+READ_FROM_DISK = 5e6  # bytes/s; where disks read less, images come from memory
 # A headline, and the sentences that give its reasons.
 Finding = tuple[str, list[str]]
 
@@ -196,8 +210,8 @@ def disk(step: Step, evidence: ResourceUsage) -> Finding:
     return (
         f"The disk is the bottleneck: {data_wait_clause(step)}.",
         [
-            f"{busy.device} on {busy.host} was busy {busy.util:.0f} % of the time, reading "
-            f"{three_digits(busy.read)} MB/s at {three_digits(busy.await_ms)} ms a request."
+            f"{busy.name} on {busy.host} was busy {busy.words(DISK_BUSY)} of the time, reading "
+            f"{busy.words(DISK_READ)} MB/s at {busy.words(DISK_REQUEST)} a request."
         ],
     )
 
@@ -205,12 +219,14 @@ def disk(step: Step, evidence: ResourceUsage) -> Finding:
 def share(step: Step, evidence: ResourceUsage) -> Finding:
     """The images come over NFS or SMB, too slowly."""
     hosts = late_hosts(step)
-    most = max((use for use in evidence.shares if use.host in hosts), key=lambda use: use.read)
+    late = [use for use in evidence.shares if use.host in hosts]
+    most = max(late, key=lambda use: use.mean(SHARE_READ))
+    moved = sum(use.mean(SHARE_READ) for use in evidence.shares)
     return (
         f"The data share is the bottleneck: {data_wait_clause(step)}.",
         [
-            f"{most.host} read {three_digits(most.read)} MB/s from {most.mount} ({most.kind}), "
-            f"{three_digits(sum(use.read for use in evidence.shares))} MB/s over all machines."
+            f"{most.host} read {most.words(SHARE_READ)} MB/s from {most.name} ({most.kind}), "
+            f"{SHARE_READ.unit.words(moved)} MB/s over all machines."
         ],
     )
 
@@ -219,8 +235,8 @@ def decode(step: Step, evidence: ResourceUsage) -> Finding:
     """The loader is late although nothing that it reads from is busy."""
     busy = data_disk(evidence.disks, late_hosts(step))
     idle = (
-        f"No disk explains it: {busy.device} on {busy.host}, the busiest, was "
-        f"busy {busy.util:.0f} %."
+        f"No disk explains it: {busy.name} on {busy.host}, the busiest, was "
+        f"busy {busy.words(DISK_BUSY)}."
         if busy
         else "No disk explains it: none was read from while training ran."
         if evidence.disks
@@ -287,19 +303,19 @@ def oversubscribed(step: Step, evidence: ResourceUsage) -> Finding:
     """More threads want a processor than there are."""
     use = fullest(evidence)
     assert use is not None  # bottleneck.bottleneck
-    others = use.others_busy or 0.0
+    others, cores = use.others_busy or 0.0, round(use.most(CORES))
     note = f", {percent(others)} of them by other programs" if others >= 0.05 else ""
     remedy = (
-        f"More processes than processors gain nothing: NODES={use.cores}."
-        if step.shared_machine and step.nodes > use.cores
+        f"More processes than processors gain nothing: NODES={cores}."
+        if step.shared_machine and step.nodes > cores
         else f"Fewer processes on {use.host}, loaders (--workers) among them, wait less; `top` "
         "there shows what else computes."
     )
     return (
         "Processors are the bottleneck: the run's threads wait for one "
-        f"{percent(use.queued or 0.0)} of the time in which they want it "
-        f"({pluralize(use.cores, 'core')} on {use.host}).",
-        [f"The processors were busy {percent(use.busy)} of the time{note}.", remedy],
+        f"{percent(use.mean(QUEUED))} of the time in which they want it "
+        f"({pluralize(cores, 'core')} on {use.host}).",
+        [f"The processors were busy {percent(use.mean(CPU))} of the time{note}.", remedy],
     )
 
 
@@ -307,14 +323,15 @@ def memory(step: Step, evidence: ResourceUsage) -> Finding:
     """A machine reads back from swap what training needs."""
     first, *more = swapping(evidence)
     also = f", and so are {', '.join(use.host for use in more)}" if more else ""
-    waits = first.memory_pressure
-    pressed = "" if waits is None else f", and processes waited for memory {percent(waits)} of it"
+    pressed = ""
+    if first.knows(MEMORY_PRESSURE):
+        pressed = f", and processes waited for memory {first.words(MEMORY_PRESSURE)} of it"
     return (
-        f"{first.host} is short of memory{also}: {three_digits(first.swapped_in / 1e6)} MB/s come "
+        f"{first.host} is short of memory{also}: {first.words(SWAPPED_IN)} MB/s come "
         "back from its swap while it trains.",
         [
-            f"Up to {percent(first.memory_used)} of its {size(first.memory_total)} were taken "
-            f"while training ran{pressed}.",
+            f"Up to {first.words(MEMORY, MOST)} of its {first.words(MEMORY_TOTAL, MOST)} were "
+            f"taken while training ran{pressed}.",
             f"{step.ways.memory}, or an end of other programs there take less of it; more memory "
             "costs money.",
         ],
@@ -379,7 +396,7 @@ def only_received(received: float) -> str:
 
 def page_cache(cause: str, step: Step, evidence: ResourceUsage) -> list[str]:
     """A sentence on an idle disk, which is often taken for the cause, or was not needed yet."""
-    read = max((use.read for use in evidence.disks), default=0.0)
+    read = max((use.mean(DISK_READ) for use in evidence.disks), default=0.0)
     if cause.startswith("data") or read > READ_FROM_DISK or parts(step)["data"] >= 0.1:
         return []
     if step.before_one_pass:
@@ -390,8 +407,8 @@ def page_cache(cause: str, step: Step, evidence: ResourceUsage) -> list[str]:
     if not evidence.disks:
         return []
     return [
-        f"The disks read only {three_digits(read)} MB/s, and that is no fault: images that were "
-        "read once come from memory (page cache). Waiting for images takes "
+        f"The disks read only {DISK_READ.unit.words(read)} MB/s, and that is no fault: images that "
+        "were read once come from memory (page cache). Waiting for images takes "
         f"{part(step, step.data)} of a step, so the disk is not the problem."
     ]
 

@@ -5,49 +5,54 @@ import time
 
 from launcher.node.processes import LineProcess
 
-QUERY = "index,utilization.gpu,memory.used,temperature.gpu,power.draw,clocks.sm"
+# By its name in the records: what nvidia-smi calls it, and by what that is multiplied.
+FIGURES = {
+    "index": ("index", 1),
+    "utilization": ("utilization.gpu", 1),
+    "memory_used": ("memory.used", 1024 * 1024),  # bytes of MiB
+    "temperature": ("temperature.gpu", 1),
+    "power": ("power.draw", 1),
+    "clock_sm": ("clocks.sm", 1),
+}
+WHOLE = ("index", "memory_used")  # numbers
 
 
 class Gpus:
-    """`teller`: one nvidia-smi for as long as it is wanted, since starting it takes a second or
+    """`process`: one nvidia-smi for as long as it is wanted, since starting it takes a second or
     more; None where there is none."""
 
     def __init__(self):
-        self.teller = None
+        self.process = None
 
     def start(self):
         tool = shutil.which("nvidia-smi")
         if tool is not None:
-            query = ["--query-gpu=" + QUERY, "--format=csv,noheader,nounits", "--loop=1"]
-            self.teller = LineProcess([tool, *query])
+            query = "--query-gpu=" + ",".join(theirs for theirs, _ in FIGURES.values())
+            self.process = LineProcess([tool, query, "--format=csv,noheader,nounits", "--loop=1"])
 
     def read(self):
-        """The samples since the last look, a dictionary a card."""
-        lines = self.teller.lines() if self.teller is not None else []
-        cards = [card_of(line, time.monotonic()) for line in lines]
-        return [card for card in cards if card is not None]
+        """The samples since the last look, a dictionary a GPU."""
+        lines = self.process.lines() if self.process is not None else []
+        samples = [sample_of(line, time.monotonic()) for line in lines]
+        return [sample for sample in samples if sample is not None]
 
     def stop(self):
-        if self.teller is not None:
-            self.teller.stop()
+        if self.process is not None:
+            self.process.stop()
 
 
-def card_of(line, mono):
-    """One line of nvidia-smi (QUERY) as a record has it; None for any other line."""
+def sample_of(line, mono):
+    """One line of nvidia-smi as a record has it; None for any other line."""
     fields = [field.strip() for field in line.split(",")]
-    if len(fields) != 6 or not fields[0].isdigit():
+    if len(fields) != len(FIGURES) or not fields[0].isdigit():
         return None
-    values = [number(field) for field in fields[1:]]
-    memory = None if values[1] is None else int(values[1] * 1024 * 1024)
-    return {
-        "mono": mono,
-        "index": int(fields[0]),
-        "utilization": values[0],
-        "memory_used": memory,
-        "temperature": values[2],
-        "power": values[3],
-        "clock_sm": values[4],
-    }
+    sample = {"mono": mono}
+    for (name, (_, factor)), field in zip(FIGURES.items(), fields):
+        value = number(field)
+        if value is not None:
+            value = int(value * factor) if name in WHOLE else value * factor
+        sample[name] = value
+    return sample
 
 
 def number(text):

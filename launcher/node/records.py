@@ -284,8 +284,8 @@ class Recorder:
 
     def helper_pids(self):
         """Processes that belong to the recorder and not to the run."""
-        teller = self.sampler.gpus.teller
-        return [teller.process.pid] if teller is not None else []
+        nvidia_smi = self.sampler.gpus.process
+        return [nvidia_smi.process.pid] if nvidia_smi is not None else []
 
 
 def exit_entry(mono_start, launch_status, workers):

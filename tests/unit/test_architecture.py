@@ -24,10 +24,10 @@ MAY = {
     "report": {*SHARED, "boundary"},
 }
 NEVER = {
-    "contract": {"torch", "torchvision", "fabric", "paramiko", "ansible", "msgspec"},
+    "contract": {"torch", "torchvision", "fabric", "paramiko", "ansible", "msgspec", "rich"},
     "boundary": {"torch", "torchvision", "fabric", "paramiko", "ansible"},
-    "tandem": {"torchvision", "fabric", "paramiko", "ansible", "msgspec"},
-    "trainer": {"fabric", "ansible", "msgspec"},
+    "tandem": {"torchvision", "fabric", "paramiko", "ansible", "msgspec", "rich"},
+    "trainer": {"fabric", "ansible", "msgspec", "rich"},
     "launcher": {"torch"},
     "report": {"torch", "torchvision", "fabric", "paramiko"},
     "lab": {"torch", "fabric", "ansible"},

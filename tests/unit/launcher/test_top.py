@@ -14,6 +14,7 @@ import pytest
 from contract.errors import UserError
 from launcher import folders, top
 from launcher.top import PIECE, Idle, Top
+from report.figures import CPU, DROPPED, MEMORY, SENT
 from tests.unit.launcher.launcher_values import host
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
@@ -49,17 +50,14 @@ def test_what_is_under_way_is_shown_without_a_name(run, monkeypatch):
     held.close()
 
 
-def test_the_row_of_a_machine_that_others_wait_for_stands_out(run, monkeypatch):
+def test_the_row_of_a_machine_that_others_wait_for_stands_out(run):
     RunBuilder(run, **BOTTLENECKS["straggler"]).write()
     held = folders.lock(run)
     view = Top(run.name, "inventory.ini")
-    found = view.lines(80, 60)
+    found = view.drawn(80, 60).renderables
     held.close()
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    coloured = {line.split()[0] for line in found if view.coloured(line) != line}
+    coloured = {line.plain.split()[0] for line in found if line.style}
     assert coloured == view._slow and len(coloured) == 1
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert all(view.coloured(line) == line for line in found)
 
 
 # Ten seconds of four processors, in five; as launcher.node.records prints them.
@@ -94,8 +92,8 @@ def looked(text, ended=False):
 
 
 def test_figures_are_read_between_other_lines_and_an_end_is_told():
-    figures = looked(f"welcome\n[]\n{GOOD}").figures
-    assert (figures.host, figures.cpu, figures.sent, figures.dropped) == ("node1", 50.0, 2e6, 3)
+    now = looked(f"welcome\n[]\n{GOOD}").now
+    assert [now.figures[of] for of in (CPU, SENT, DROPPED)] == [0.5, 2e6, 3]
     assert looked("x" * (1 << 20)).why == "it sends what is no figure"
     assert looked(GOOD, ended=True).why == looked("{", ended=True).why == "its connection ended"
 
@@ -105,10 +103,10 @@ def test_machines_that_run_nothing_are_asked(tmp_path):
     machines = top.Machines([host(1, connection="local", address="127.0.0.1")])
     try:
         (one,) = machines._idle
-        while not (one.figures and one.figures.cpu) and not one.why:
+        while not (one.now and one.now.figures.get(CPU)) and not one.why:
             select.select([one.process], [], [], 5)
             one.look()
-        assert one.figures and 0 <= one.figures.cpu <= 100 and one.figures.memory > 0, one.why
+        assert 0 <= one.now.figures[CPU] <= 1 and one.now.figures[MEMORY] > 0, one.why
         assert machines.lines(80)[0] == "  1 machine; no run is under way here"
     finally:
         machines.close()
@@ -166,7 +164,7 @@ def test_a_live_screen_leaves_the_terminal_as_it_was(argv):
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(ROOT)
-        os.execv(sys.executable, argv)
+        os.execve(sys.executable, argv, {**os.environ, "TERM": "xterm"})
     said = b""
     while b"step 20 of 400" not in said:
         said += os.read(terminal, 4096)
@@ -176,7 +174,10 @@ def test_a_live_screen_leaves_the_terminal_as_it_was(argv):
             said += os.read(terminal, 4096)
     _, result = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(result) == 0
-    assert said.startswith(top.ENTER.encode()) and said.endswith(top.LEAVE.encode())
+    # A screen of its own without a cursor; then the screen of before, and the cursor.
+    assert said.startswith(b"\x1b[?1049h") and b"\x1b[?25l" in said
+    assert said.rindex(b"\x1b[?1049l") > said.rindex(b"step 20 of 400")
+    assert said.rindex(b"\x1b[?25h") > said.rindex(b"\x1b[?25l")
 
 
 def test_where_there_is_no_terminal_it_is_printed_once(argv):

@@ -9,7 +9,7 @@ from contract import prices
 from report.advice import NONE, advise, family_of
 from report.analysis import analyse
 from report.measure import real_rate
-from report.uses import ResourceUsage
+from report.usage import ResourceUsage
 from tests.unit.report.report_runs import BOTTLENECKS, STEP, RunBuilder, change, change_lines
 
 

@@ -9,7 +9,7 @@ from report.analysis import analyse
 from report.bottleneck import bottleneck
 from report.measure import RankWork, Step
 from report.status import Follower
-from report.uses import ResourceUsage
+from report.usage import ResourceUsage
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, change_lines
 
 STEP = Step(

@@ -20,11 +20,10 @@ from launcher.watch import attempts
 from report import files, read
 from report.__main__ import main
 from report.analysis import analyse
-from report.devices import MOST_GPUS
-from report.disk import MOST_DISKS, MOST_MOUNTS
-from report.network import MOST_PEERS
-from report.status import Follower, section_of
+from report.figures import MOST_THINGS
+from report.status import Follower, machine_document, section_of
 from report.text import section_lines
+from report.usage import MOST_PEERS
 from tests.fuzz import PLAIN, WHOLE, damaged, many, odd
 from tests.unit.report.report_runs import RunBuilder, change, change_lines
 
@@ -89,7 +88,7 @@ def reported(run):
     """All that the report says and writes; it has to be printable, and JSON. What `make status`
     shows is made, too."""
     if progress := Follower(run).look():
-        json.dumps([vars(one) for one in progress.machines], allow_nan=False)
+        json.dumps([machine_document(one) for one in progress.machines], allow_nan=False)
         section_lines(section_of(progress, running=True))
     out = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True)  # as strict as a terminal
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
@@ -271,8 +270,8 @@ def test_of_a_machine_so_many_devices_are_read(tmp_path):
         [one for one in of if one.host == "node1"]
         for of in (uses.gpus, uses.disks, uses.shares, uses.networks)
     )
-    assert [one.index for one in gpus] == [*range(99 - MOST_GPUS, MOST_GPUS)]
-    assert (len(disks), len(shares)) == (MOST_DISKS, MOST_MOUNTS)
+    assert [int(one.name) for one in gpus] == [*range(99 - MOST_THINGS, MOST_THINGS)]
+    assert len(disks) == len(shares) == MOST_THINGS
     assert len(networks[0].sent_to) == MOST_PEERS
 
 

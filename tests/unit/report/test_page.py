@@ -135,7 +135,7 @@ def test_what_was_recorded_is_drawn_over_time_by_machine(tmp_path):
         *("Images per second", "One step, ms", "Share of the steps that waits, %"),
         *("Network card, sent, MB/s", "Disk, read, MB/s", "Disk, busy, %"),
         *("Processors, busy, %", "Waits for a processor, %", "Memory, used, %"),
-        *("GPU, resident, %", "GPU, clock, MHz", "GPU, power, W", "GPU, temperature, C"),
+        *("GPU, resident, %", "GPU, power, W", "GPU, temperature, C", "GPU, clock, MHz"),
         *("Top-1, %", "Loss"),
     ]
     found = {one.title: one for one in charts_of(analysis)}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.text import three_digits
-from report import page, read, text, uses
+from report import page, read, text, usage
 from report.__main__ import main
 from report.analysis import analyse
 from report.read import read_run
@@ -100,21 +100,19 @@ def test_lines_that_are_no_records_are_left_out_and_counted(tmp_path):
     assert [said for said in again.missing if "4 lines are no records" in said and "node2" in said]
 
 
-@pytest.mark.parametrize("reader", sorted(uses.READERS))
-def test_what_a_reader_did_not_foresee_is_one_machine_s(reader, tmp_path, monkeypatch):
+def test_what_a_reader_did_not_foresee_is_one_machine_s(tmp_path, monkeypatch):
     run = RunBuilder(tmp_path, nodes=3, gpu=True, mounts=1.0).write()
-    made = uses.READERS[reader]
 
-    class Broken(made):
-        def add(self, window, mono, line):
+    class Broken(usage.Loop):
+        def add(self, mono, line):
             if self.host == "node2":
                 raise ZeroDivisionError("planted")
-            super().add(window, mono, line)
+            super().add(mono, line)
 
-    monkeypatch.setitem(uses.READERS, reader, Broken)
+    monkeypatch.setattr(usage, "Loop", Broken)
     analysis = analyse(run)
-    hosts = {use.host for use in getattr(analysis.uses, reader)}
-    assert hosts == {"node1", "node3"}
+    kinds = vars(analysis.uses).values()
+    assert [{use.host for use in uses} for uses in kinds] == [{"node1", "node3"}] * 5
     assert [note for note in analysis.notes if "node2" in note and "planted" in note]
 
 

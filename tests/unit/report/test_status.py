@@ -10,6 +10,7 @@ from contract.records import machine, steps
 from launcher import folders
 from launcher import status as verb
 from report import status
+from report.figures import CPU, QUEUED, SENT, TEMPERATURE
 from report.status import Follower
 from report.text import section_lines
 
@@ -52,6 +53,10 @@ def sample(second, **more):
     return {**line, "card": card, **more}
 
 
+def of(machine, *figures):
+    return [machine.figures.get(figure) for figure in figures]
+
+
 def test_a_run_is_told_from_its_last_lines(folder):
     for rank in (0, 1):
         train(folder, rank, [(0.5, 0.3)] * 99)
@@ -61,7 +66,7 @@ def test_a_run_is_told_from_its_last_lines(folder):
     assert found.images_per_second == pytest.approx(64) == found.recent_images_per_second
     assert found.left == pytest.approx(301 * 0.5)
     assert (found.loss, found.top1, found.cause) == (0.5, 0.8, "network")
-    assert [(one.cpu, one.sent, one.step) for one in found.machines] == [(50.0, 1e8, 99)] * 2
+    assert [(*of(one, CPU, SENT), one.step) for one in found.machines] == [(0.5, 1e8, 99)] * 2
     assert status.verdict(found) == "now, from memory: network: 0.30 s of 0.50 s a step (60 %)"
 
 
@@ -113,7 +118,7 @@ def test_processors_that_are_oversubscribed_are_told(folder, waited, said):
     lines = [sample(float(n), cpu_busy=4.0 * n, **ranks[n]) for n in range(9)]
     write(folder, "node1", machine(1), lines)
     found = Follower(folder).look()
-    assert found.machines[0].queued == pytest.approx(100 * waited / (1 + waited))
+    assert of(found.machines[0], QUEUED) == [pytest.approx(waited / (1 + waited))]
     assert said in status.verdict(found)
 
 
@@ -184,7 +189,7 @@ def test_a_new_attempt_begins_anew(folder, kept):
         )
     found = (follower if kept else Follower(folder)).look()
     assert (found.attempt, found.step, found.cause) == (10, 3, None)
-    assert [(one.step, one.temperature) for one in found.machines] == [(3, 10), (None, None)]
+    assert [(one.step, *of(one, TEMPERATURE)) for one in found.machines] == [(3, 10), (None, None)]
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed(folder, tmp_path):
@@ -194,10 +199,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(folder, tmp_path):
         path.rename(tmp_path / path.name)
         path.symlink_to(tmp_path / path.name)
     found = Follower(folder).look()
-    assert found is None or (found.step, [one.temperature for one in found.machines]) == (
-        None,
-        [None],
-    )
+    assert found is None or (found.step, of(found.machines[0], TEMPERATURE)) == (None, [None])
 
 
 GPU = {"index": 0, "utilization": 98, "memory_used": 9 * 10**9, "temperature": 91, "power": 250.0}
@@ -229,11 +231,18 @@ def test_status_says_what_is_wrong_with_a_machine_in_80_columns(folder, capsys):
 def test_status_is_json_for_scripts(folder, capsys):
     for rank in (0, 1):
         train(folder, rank, [(0.5, 0.3)] * 99)
-    write(folder, "node1", machine(1), [sample(9.0)])
+    gpus = [GPU, {**GPU, "index": 1, "temperature": 40, "power": None}]
+    write(folder, "node1", machine(1), [sample(9.0, gpus=gpus, temperature=50)])
     assert verb.status(folder.name, as_json=True) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["run"], told["state"], told["step"]) == (RUN, "abandoned", 99)
-    assert told["bottleneck"] == "network" and told["machines"][0]["trouble"] == []
+    assert told["bottleneck"] == "network" and len(told["machines"][0]["trouble"]) == 1
+    shown = told["machines"][0]
+    assert (shown["temperature"], shown["cpu"], shown["disk_busy"]) == (50, None, None)
+    assert shown["gpus"] == [
+        {**GPU, "clock_sm": None},
+        {**GPU, "index": 1, "temperature": 40, "power": None, "clock_sm": None},
+    ]
 
 
 def test_a_run_without_records_has_a_status(folder, capsys):

@@ -43,9 +43,9 @@ def test_what_the_cards_took_is_told_a_run_and_an_image(tmp_path):
     """180 W of each of four cards, as long as their loops; nothing where a card does not say."""
     folder = RunBuilder(tmp_path / "run", gpu=True).write()
     analysis = analyse(folder)
-    joules = sum(180.0 * use.seconds for use in analysis.uses.gpus)
+    joules = sum(180.0 * use.loop for use in analysis.uses.gpus)
     assert len(analysis.uses.gpus) == 4 and all(
-        use.seconds > 240 * 0.138 for use in analysis.uses.gpus
+        use.loop > 240 * 0.138 for use in analysis.uses.gpus
     )
     assert analysis.summary["gpu_joules"] == round(joules)
     each = joules / (2 * 120 * 128)

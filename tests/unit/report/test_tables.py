@@ -82,7 +82,7 @@ def test_both_say_the_same_of_what_ran(tmp_path):
 def test_where_columns_are_too_few_names_are_cut_and_no_figure():
     heads = ("node", "card", *(f"figure{n}" for n in range(7)))
     rows = [("node1", "enx0123456789ab", *["123,456"] * 7)]
-    lines = aligned([heads, *rows], 2)
+    lines = aligned([heads, *rows], "ll")
     assert max(map(len, lines)) <= 80
     assert lines[1].split()[-7:] == ["123,456"] * 7
     assert lines[1].startswith("  node1  enx")
