@@ -2,15 +2,14 @@
 of make. This is the only reader of a command line; each value has the type of its option."""
 
 import argparse
-import difflib
 import re
+import shlex
 from functools import partial
 from typing import Any, Dict, Iterable, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from contract import verbs
 from contract.errors import DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED, UserError
-from contract.options import ENTRIES, GROUPS, Options, number, numbers, switch, text, whole
-from contract.options import words as many
+from contract.options import ENTRIES, GROUPS, Options, numbers, switch, whole
 
 # Below this similarity, the hint would only be a guess.
 NEAR = 0.66
@@ -23,7 +22,9 @@ EPILOG = (
 )
 
 
-METAVARS = {text: "VALUE", whole: "N", number: "X", numbers: "N,N,...", switch: "true|false"}
+METAVARS: Dict[Any, str] = {
+    **{str: "VALUE", whole: "N", float: "X", numbers: "N,N,...", switch: "true|false"}
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -53,8 +54,8 @@ def _underscored(word: str) -> str:
 
 def _unknown(word: str, known: Iterable[str], program: str) -> str:
     """What to say of a flag that is none of the known ones."""
-    near = difflib.get_close_matches(word.lstrip("-"), known, n=1, cutoff=NEAR)
-    hint = f"Did you mean --{near[0]}?" if near else f"See `{program} --help`."
+    near = verbs.nearest(word.lstrip("-"), known, NEAR)
+    hint = f"Did you mean --{near}?" if near else f"See `{program} --help`."
     return f"unknown option {word[:80]}. {hint}"
 
 
@@ -70,12 +71,13 @@ def trainer_parser() -> Parser:
             group = parser.add_argument_group(GROUPS[name])
         default = "" if row.default in (None, False) else str(row.default).strip("()")
         shown = f"{row.help} (default: {default})" if default else row.help
+        switched: Any = {"nargs": "?", "const": True} if row.type is switch else {}
         group.add_argument(
             f"--{name}",
             type=partial(row.read, f"--{name}"),
             help=shown.replace("%", "%%"),
             metavar="|".join(row.choices) or METAVARS[row.type],
-            **({"nargs": "?", "const": True} if row.type is switch else {}),
+            **switched,
         )
     return parser
 
@@ -183,7 +185,7 @@ def verb_words(
         if not equals or not re.fullmatch("[A-Za-z_]+", name):
             unnamed.append(word)
         elif name not in row.variables:
-            raise UserError(verbs.refusal_of(name, value, verb, row.variables))
+            verbs.refuse_variable(name, value, verb, row.variables)
         elif value:
             values[name.lower()] = row.variables[name].read(name, value)
     if unnamed and "ARGS" in row.variables:
@@ -196,7 +198,7 @@ def _without_names(
     words: List[str], row: verbs.Verb, values: Mapping[str, Any], program: str
 ) -> Dict[str, Any]:
     """What words stand for that have no name: several ARGS or RUNS, or one RUN."""
-    several = [name.lower() for name, option in row.variables.items() if option.type is many]
+    several = [name.lower() for name, option in row.variables.items() if option.type is shlex.split]
     if words and several:
         return {several[0]: [*values.get(several[0], []), *words]}
     if words and (len(words) > 1 or "run" in values or "RUN" not in row.variables):

@@ -8,7 +8,7 @@ import math
 import shlex
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, get_type_hints
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, get_type_hints
 
 from contract import strategies
 from contract.errors import UserError
@@ -44,57 +44,6 @@ def as_typed(name: str, value: Any) -> str:
     return f"{name}{' ' if name.startswith('--') else '='}{value}"
 
 
-# Types of options: each reads the text that was given to NAME or --name. Raises UserError.
-Reader = Callable[[str, str], Any]
-
-
-def _reader(convert: Callable[[str], Any], what: str, example: str) -> Reader:
-    def read(name: str, typed: str) -> Any:
-        try:
-            return convert(typed)
-        except ValueError:
-            raise UserError(
-                f"{as_typed(name, typed)} is not {what}: write it like {as_typed(name, example)}."
-            ) from None
-
-    return read
-
-
-def _int(typed: str) -> int:
-    if len(typed) > 18:  # torch computes in 64 bits
-        raise ValueError
-    return int(typed)
-
-
-def text(name: str, typed: str) -> str:
-    return typed
-
-
-def time_of_day(name: str, typed: str) -> str:
-    """As typed: launcher/hours.py reads it, which knows when the run begins."""
-    return typed
-
-
-def switch(name: str, typed: str) -> bool:
-    if typed.lower() in ON + OFF:
-        return typed.lower() in ON
-    on, off = ("true", "false") if name.startswith("--") else ("1", "0")
-    raise UserError(
-        f"{as_typed(name, typed)}: {as_typed(name, on)} means on, {as_typed(name, off)} off."
-    )
-
-
-def words(name: str, typed: str) -> List[str]:
-    try:
-        return shlex.split(typed)
-    except ValueError:
-        raise UserError(f"{as_typed(name, typed)}: a quote is not closed.") from None
-
-
-def path(name: str, typed: str) -> str:
-    return str(path_of(name, typed))
-
-
 def path_of(name: str, typed: str, part: Optional[str] = None) -> Path:
     """What was typed for an option, or the path in it, as an absolute path. Raises UserError."""
     try:
@@ -104,38 +53,60 @@ def path_of(name: str, typed: str, part: Optional[str] = None) -> Path:
         raise UserError(f"{as_typed(name, typed)} is no path: {why}.") from None
 
 
+# Types of options, beside str, float and Path: each makes a value of a text. Raises ValueError.
+
+
+def whole(typed: str) -> int:
+    if len(typed) > 18:  # torch computes in 64 bits
+        raise ValueError
+    return int(typed)
+
+
+def numbers(typed: str) -> Tuple[int, ...]:
+    return tuple(whole(part) for part in typed.split(",") if part)
+
+
+def switch(typed: str) -> bool:
+    if typed.lower() not in ON + OFF:
+        raise ValueError
+    return typed.lower() in ON
+
+
+def time_of_day(typed: str) -> str:
+    return typed  # launcher/hours.py reads it, which knows when the run begins
+
+
 ON, OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
-whole = _reader(_int, "a whole number", "4")
-number = _reader(float, "a number", "0.5")
-numbers = _reader(
-    lambda typed: tuple(_int(part) for part in typed.split(",") if part),
-    *("whole numbers with commas between", "3,5"),
-)
+# What a value of a type is, and how it is written.
+EXAMPLES: Dict[Any, Tuple[str, str]] = {
+    whole: ("a whole number", "4"),
+    float: ("a number", "0.5"),
+    numbers: ("whole numbers with commas between", "3,5"),
+    switch: ("on or off", "1"),
+    shlex.split: ("words with every quote closed", "'--lr 0.1'"),
+}
 # The type of an option that is a field, by the field's annotation.
-TYPES: Dict[Any, Reader] = {
-    **{str: text, int: whole, float: number, bool: switch, Tuple[int, ...]: numbers},
-    **{Optional[str]: text, Optional[int]: whole, Optional[float]: number, Optional[bool]: switch},
+TYPES: Dict[Any, Callable[[str], Any]] = {
+    **{str: str, int: whole, float: float, bool: switch, Tuple[int, ...]: numbers},
+    **{Optional[str]: str, Optional[int]: whole, Optional[float]: float, Optional[bool]: switch},
 }
 
 
 @dataclass(frozen=True)
 class Option:
-    """`type` reads it. `least`, `most`: bounds of a number. `make`: its variable of make, with
-    `make_help` where that needs other words. `flag`: how a program of others takes it, if not by
-    --name. `stored`: a run keeps it; `changeable_on_resume`: a run that goes on may have another.
-    `writes`: the trainer then needs --output."""
+    """`least`, `most`: bounds of a number. `make`: its variable of make, and `make_help` where that
+    needs other words. `stored`: a run keeps it. `changeable_on_resume`: a run that goes on may have
+    another."""
 
     help: str
     choices: Tuple[str, ...] = ()
-    type: Reader = text
+    type: Callable[[str], Any] = str
     least: float = 0
     most: float = math.inf
     make: str = ""
     make_help: str = ""
-    flag: str = ""
     stored: bool = True
     changeable_on_resume: bool = False
-    writes: bool = False
     default: Any = None
 
     def read(self, name: str, typed: str) -> Any:
@@ -144,7 +115,15 @@ class Option:
             raise UserError(
                 f"{name} contains a line break or another control character: leave it out."
             )
-        return self.check(name, self.type(name, typed), typed)
+        if self.type is Path:
+            return str(path_of(name, typed))
+        try:
+            return self.check(name, self.type(typed), typed)
+        except ValueError:
+            what, example = EXAMPLES[self.type]
+            raise UserError(
+                f"{as_typed(name, typed)} is not {what}: write it like {as_typed(name, example)}."
+            ) from None
 
     def check(self, name: str, value: Any, typed: Optional[str] = None) -> Any:
         """The value, if it may be. Raises UserError."""
@@ -185,7 +164,7 @@ def options_of(table: Any) -> Dict[str, Option]:
     hints = get_type_hints(table)
     rows = {entry.name: entry.metadata.get("option") for entry in fields(table)}
     return {
-        name: replace(row, type=TYPES[hints[name]] if row.type is text else row.type)
+        name: replace(row, type=TYPES[hints[name]] if row.type is str else row.type)
         for name, row in rows.items()
         if row
     }
@@ -345,12 +324,12 @@ class Options:
     resume: str = changeable("none",
         "none; auto: the newest in --output, if any; or a folder or file")
     checkpoint_every: int = changeable(0,
-        "steps between checkpoints; 0: one after each epoch", writes=True)
+        "steps between checkpoints; 0: one after each epoch")
     keep: int = changeable(2, "number of newest checkpoints to keep, besides the best", least=1)
     evaluate_every: int = changeable(1,
         "epochs between evaluations; the last is always evaluated", least=1)
     sample_log: bool = changeable(False,
-        "record which images each rank trained on, and when", writes=True)
+        "record which images each rank trained on, and when")
     predict: Optional[str] = changeable(None,
         "write path,class,probability of val to this file; train nothing")
     extract: Optional[str] = changeable(None, "write embeddings of val to this file; train nothing")
@@ -365,10 +344,14 @@ class Options:
         for name, entry in ENTRIES.items():
             entry.check(f"--{name}", getattr(self, name))
         strategies.parse(self.sync)
-        writing = ["resume auto"] if self.resume == "auto" else []
-        writing += [name for name, entry in ENTRIES.items() if entry.writes and getattr(self, name)]
-        if writing and self.output is None:
-            raise UserError(f"--{writing[0]} needs --output DIR.")
+        writing = {
+            "resume auto": self.resume == "auto",
+            "checkpoint_every": self.checkpoint_every,
+            "sample_log": self.sample_log,
+        }
+        for name, is_on in writing.items():
+            if is_on and self.output is None:
+                raise UserError(f"--{name} needs --output DIR.")
 
     @property
     def family(self) -> str:
@@ -416,9 +399,9 @@ class Config:
         "a run to continue, as it began (docs/launcher.md)", stored=False)
     script: Optional[str] = option(None, 'your own: path/train.py, or "-m package.train" in FOLDER')
     folder: Optional[str] = option(None,
-        "what is sent of it (default: its checkout, or folder)", type=path)
+        "what is sent of it (default: its checkout, or folder)", type=Path)
     requirements: Optional[str] = option(None,
-        "its packages (default: requirements.txt beside it)", type=path)
+        "its packages (default: requirements.txt beside it)", type=Path)
     output: Optional[str] = changeable(None,
         "folders that it writes, which are brought here at the end")
     resume_args: Optional[str] = changeable(None, "how it goes on, like '--resume {last}'")

@@ -9,9 +9,11 @@ import re
 import shlex
 import textwrap
 from dataclasses import dataclass, field, replace
-from typing import Any, Dict, Iterable, List, Mapping, Union
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, Mapping, NoReturn
 
-from contract.options import ENTRIES, RUN_OPTIONS, Option, path, switch, whole, words
+from contract.errors import UserError
+from contract.options import ENTRIES, RUN_OPTIONS, Option, switch, whole
 
 # A list of machines other than inventory.ini, for the commands that this process and its children
 # print: see `with_inventory`.
@@ -23,29 +25,25 @@ VARIABLES: Dict[str, Option] = {
     **{name.upper(): row for name, row in RUN_OPTIONS.items()},
     **{row.make: row for row in ENTRIES.values() if row.make},
     "ARGS": Option(
-        "any option of `.venv/bin/python -m trainer --help`; those of SCRIPT", type=words
+        "any option of `.venv/bin/python -m trainer --help`; those of SCRIPT", type=shlex.split
     ),
     "RUN": Option("its name or path (default: the newest)"),
-    "RUNS": Option("2 to 8 runs with spaces between", type=words),
+    "RUNS": Option("2 to 8 runs with spaces between", type=shlex.split),
     "LIMIT": Option("only these machines: pc3, or pc1,pc2"),
     "JSON": Option("1: for scripts", type=switch),
-    "ASK_SUDO": Option("1: ask for sudo's password once", type=switch, flag="--ask-become-pass"),
+    "ASK_SUDO": Option("1: ask for sudo's password once", type=switch),
     "CORE": Option("2.16: an older Ansible, for machines with Python 3.6", ("2.16",)),
-    "STOP_DISPLAY": Option(
-        "1: reboot for the driver although somebody is logged in",
-        type=switch,
-        flag="-e allow_stop_display",
-    ),
-    "DELETE": Option("1: delete data there that is gone here", type=switch, flag="-e data_delete"),
+    "STOP_DISPLAY": Option("1: reboot for the driver although somebody is logged in", type=switch),
+    "DELETE": Option("1: delete data there that is gone here", type=switch),
     "TAGS": Option("only these parts of site.yml: network, or driver,data"),
-    "YES": Option("1: do not ask", type=switch, flag="-e poweroff_sure"),
+    "YES": Option("1: do not ask", type=switch),
     "NET": Option("the addresses to ask on port 22: 192.168.1.0/24, at most a /22"),
     "WRITE": Option("1: add the lines to the list, keeping what is there", type=switch),
     "LOGIN": Option("a user there who may use sudo (default: you)"),
     "KEEP_SUDO": Option("1: write no sudo rule", type=switch),
     "FACTS": Option("a file of facts instead of machines (examples/machines/)"),
-    "SRC": Option("the folder of its archives", type=path),
-    "TO": Option("where (default: data/imagenet)", type=path),
+    "SRC": Option("the folder of its archives", type=Path),
+    "TO": Option("where (default: data/imagenet)", type=Path),
     "MEASURE": Option("1: measure anew: each pair of machines, and steps", type=switch),
     "GPU": Option("on paper, without machines: 2080ti, 3090 ..."),
     "LINK": Option("the network: 1gbit, 2.5gbit (default: as measured)"),
@@ -66,23 +64,21 @@ SCRIPT = f"{PACKAGES} OUTPUT RESUME_ARGS RESUME_FROM"
 @dataclass(frozen=True)
 class Verb:
     """`example`: what works as typed in a checkout, some on the machines of its inventory. `takes`:
-    variables of make; what `means` says of one holds for this verb alone."""
+    variables of make, of which `means` says what they mean here alone."""
 
     help: str
     example: str = ""
     takes: str = ""
-    means: Mapping[str, Union[str, Option]] = field(default_factory=dict)
+    means: Mapping[str, str] = field(default_factory=dict)
+    table: Mapping[str, Option] = field(default_factory=lambda: VARIABLES)
 
     @property
     def variables(self) -> Dict[str, Option]:
         """{NAME: Option}."""
-        own = {
-            name: replace(VARIABLES[name], help=meaning, make_help="")
-            if isinstance(meaning, str)
-            else meaning
-            for name, meaning in self.means.items()
-        }
-        return {name: own.get(name) or VARIABLES[name] for name in self.takes.split()}
+        rows = {name: self.table[name] for name in self.takes.split()}
+        for name, text in self.means.items():
+            rows[name] = replace(rows[name], help=text, make_help="")
+        return rows
 
 
 # The first verb of each group in `make help`.
@@ -119,8 +115,7 @@ VERBS: Dict[str, Verb] = {
     "bundle": Verb(
         "gather what machines without internet need",
         "make bundle FORCE=1", f"INVENTORY FORCE {PACKAGES}",
-        {"FORCE": Option(
-            "1: though no machine is offline=true", type=switch, flag="-e bundle_for_nobody")}),
+        {"FORCE": "1: though no machine is offline=true"}),
     "imagenet": Verb("make class folders from the archives of ILSVRC2012",
         "make imagenet SRC=/media/anna/ILSVRC2012", "SRC TO"),
     "plan": Verb(
@@ -187,30 +182,36 @@ VERBS: Dict[str, Verb] = {
 # fmt: on
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The name that was probably meant, or ""."""
     by_folded = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_folded, n=1)
-    return f": did you mean {by_folded[near[0]]}?" if near else ": `make help` lists them."
+    near = difflib.get_close_matches(word.lower(), by_folded, n=1, cutoff=cutoff)
+    return by_folded[near[0]] if near else ""
 
 
-def refusal_of(name: str, value: str, verb: str, variables: Mapping[str, Option]) -> str:
-    """What to say of a variable that a verb, which takes others, does not."""
+def refuse_verb(verb: str) -> NoReturn:
+    near = nearest(verb, VERBS)
+    hint = f"did you mean {near}?" if near else "`make help` lists them."
+    raise UserError(f"there is no verb {verb}: {hint}")
+
+
+def refuse_variable(name: str, value: str, verb: str, variables: Mapping[str, Option]) -> NoReturn:
+    """Raise UserError for a variable that a verb, which takes others, does not."""
+    near = nearest(name, variables) or nearest(name, VARIABLES)
     if name == "GPUS":
-        return (
-            f"GPUS={value}: how many GPUs of a machine take part is said in the inventory: "
-            f"gpus={value} in its line."
-        )
-    if "ARGS" in variables and name.lower() in ENTRIES:
+        say = f"{name}={value}: how many GPUs of a machine take part is said in the inventory: "
+        say += f"gpus={value} in its line."
+    elif "ARGS" in variables and name.lower() in ENTRIES:
         words = shlex.quote(f"--{name.lower()} {value}")
-        return f"{name}={value} is an option of the trainer: ARGS={words}"
-    if name in VARIABLES:
+        say = f"{name}={value} is an option of the trainer: ARGS={words}"
+    elif name in VARIABLES:
         others = " ".join(variables) or "no variable"
-        return f"make {verb} does not take {name}; it takes {others} (make help {verb})."
-    for known in (variables, VARIABLES):
-        hint = did_you_mean(name, known)
-        if hint.endswith("?"):
-            return f"there is no variable {name}{hint}"
-    return f"there is no variable {name}: `make help {verb}` lists those of make {verb}."
+        say = f"make {verb} does not take {name}; it takes {others} (make help {verb})."
+    elif near:
+        say = f"there is no variable {name}: did you mean {near}?"
+    else:
+        say = f"there is no variable {name}: `make help {verb}` lists those of make {verb}."
+    raise UserError(say)
 
 
 def line(verb: str, **words: object) -> str:

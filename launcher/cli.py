@@ -4,7 +4,6 @@ mistyped option need not wait for Fabric."""
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,12 +100,9 @@ def parse(argv: Sequence[str]) -> tuple[str, Typed]:
         print("\n".join([f"{PROGRAM} VERB NAME=value ...", *lines]))
         raise SystemExit(0)
     if verb not in ROWS:
-        near = difflib.get_close_matches(verb, VERBS, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise UserError(
-            f"{f'there is no verb {verb}' if verb else 'a verb is missing'}: it is one of "
-            f"{', '.join(VERBS)}.{hint} See `{PROGRAM} --help`."
-        )
+        near = verbs.nearest(verb, VERBS)
+        hint = f": did you mean {near}?" if near else f"; there are {', '.join(VERBS)}."
+        raise UserError(f"there is no verb {verb}{hint}" if verb else f"a verb is missing{hint}")
     typed = command_line.verb_words(verb, argv[1:], f"{PROGRAM} {verb}", ROWS[verb])
     if "SCRIPT" in ROWS[verb].variables:
         from launcher.plan import script

@@ -46,7 +46,7 @@ WORTH = 1.05  # times as fast; less is no gain
 
 
 ROWS = {name.upper(): row for name, row in options_of(Question).items()}
-PLAN = verbs.Verb("predict the next run before it is started", "", " ".join(ROWS), ROWS)
+PLAN = verbs.Verb("predict the next run before it is started", "", " ".join(ROWS), table=ROWS)
 
 
 def plan_main(argv: list[str]) -> int:

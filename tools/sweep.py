@@ -30,7 +30,6 @@ from contract.command_line import verb_words
 from contract.errors import INTERRUPTED, STOPPED, UserError
 from contract.locks import open_lock
 from contract.options import ENTRIES
-from contract.options import words as split_words
 from contract.runs import RUNS
 from contract.text import pluralize, read_text, write_whole
 from tools.verbs import say
@@ -84,7 +83,7 @@ def new_sweep(options: Mapping[str, Any]) -> Path:
 def grid(text: str, base: Mapping[str, str]) -> list[Words]:
     """The cells: each combination of values. Raises UserError."""
     axes: dict[str, list[str]] = {}
-    for word in split_words("SWEEP", text):
+    for word in verbs.VARIABLES["ARGS"].read("SWEEP", text):
         name, equals, values = word.partition("=")
         if name not in SWEPT:
             raise UserError(unknown(name, values))

@@ -22,6 +22,13 @@ from contract.errors import UserError
 INTERNAL = ("ansible-env", "data/digits", "known", "machines")
 # Not the tool's own: tools/venv.sh, which any verb may call, and the Makefile read them.
 PYTHON, CORE = "PYTHON", "CORE"
+# What Ansible's playbooks call them: by any other name they are options of the tool.
+EXTRA_VARS = {
+    "DELETE": "data_delete",
+    "FORCE": "bundle_for_nobody",
+    "STOP_DISPLAY": "allow_stop_display",
+    "YES": "poweroff_sure",
+}
 
 
 def typed_words(environment):
@@ -33,7 +40,7 @@ def check(typed, environment):
     """Refuse what was mistyped by raising UserError. Returns sentences on what is ignored."""
     for verb in typed:
         if verb not in (*verbs.VERBS, *INTERNAL) and typed[:2] != ["help", "develop"]:
-            raise UserError(f"there is no verb {verb}{verbs.did_you_mean(verb, verbs.VERBS)}")
+            verbs.refuse_verb(verb)
     named = [verb for verb in typed if verb in verbs.VERBS] or ["help"]
     # Each is given all the words, but for those that take none, such as env.
     for verb in [verb for verb in named if verbs.VERBS[verb].takes] or named[:1]:
@@ -51,13 +58,13 @@ def options(verb, environment):
     """The arguments that a verb's variables stand for. Raises UserError."""
     values = verb_words(verb, typed_words(environment), f"make {verb}")
     argv = []
-    for name, option in verbs.VERBS[verb].variables.items():
+    for name in verbs.VERBS[verb].variables:
         value = values.get(name.lower(), False)
-        flag = option.flag or f"--{name.lower().replace('_', '-')}"
+        flag = "--ask-become-pass" if name == "ASK_SUDO" else f"--{name.lower().replace('_', '-')}"
         if value is False or name == CORE:
             continue
-        if flag.startswith("-e "):
-            argv += ["--extra-vars", json.dumps({flag[3:]: value})]
+        if name in EXTRA_VARS:
+            argv += ["--extra-vars", json.dumps({EXTRA_VARS[name]: value})]
         else:
             argv.append(flag if value is True else f"{flag}={value}")
     return argv

@@ -131,11 +131,11 @@ def test_the_older_ansible_runs_what_talks_to_machines(checkout):
         (["runs", "RUN=x"], "make runs does not take RUN; it takes no variable (make help runs)."),
         (["trian"], "there is no verb trian: did you mean train?"),
         (["plan", "NODES=x"], "NODES=x is not a whole number: write it like NODES=4."),
-        (["train", "FORCE=perhaps"], "FORCE=perhaps: FORCE=1 means on, FORCE=0 off."),
+        (["train", "FORCE=perhaps"], "FORCE=perhaps is not on or off: write it like FORCE=1."),
         (["check", "CORE=2.17"], "CORE=2.17: choose 2.16, or leave it out."),
         (["train", "EPOCHS=0"], "EPOCHS=0: must be at least 1."),
         (["env", "status", "NODES=2"], "make status does not take NODES"),
-        (["train", "ARGS=--name 'a"], "ARGS=--name 'a: a quote is not closed."),
+        (["train", "ARGS=--name 'a"], "ARGS=--name 'a is not words with every quote closed:"),
         (["train", "MODEL=a\n#SBATCH x"], "MODEL contains a line break or another control"),
     ],
 )
@@ -195,10 +195,10 @@ def test_what_is_typed_is_what_the_tool_reads(checkout, verb, names):
     program = "" if call[0].endswith(".sh") else (ROOT / call[1]).read_text()
     own = {*re.findall(r'add_argument\(\s*"([^"]+)', program)}
     for name, value in typed.items():
-        flag = variables[name].flag or f"--{name.lower().replace('_', '-')}"
+        flag = f"--{name.lower().replace('_', '-')}".replace("ask-sudo", "ask-become-pass")
         switch = variables[name].type is options.switch
-        if flag.startswith("-e "):
-            assert json.dumps({flag[3:]: switch or value}) in call
+        if name in tool.EXTRA_VARS:
+            assert json.dumps({tool.EXTRA_VARS[name]: True}) in call
         else:
             assert (flag if switch else f"{flag}={value}") in call
             assert call[0].endswith(".sh") or flag in own | ansible_options(), name
