@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from boundary import run_files
 from contract.options import Config
 from launcher import collect
 from launcher.node import counters, gpus, records, sockets
@@ -111,8 +112,8 @@ def trained(made):
 
 def resumes(made):
     path = made.folder / "nodes/node1/rank0.1.steps.jsonl"
-    (line,) = attempts.lines_of(path, attempts.START)
-    said = {"resumed_samples": line["resumed_samples"] == 0, "file": Attempts.saved(made.folder)}
+    (line,) = attempts.lines_of(path, run_files.Start)
+    said = {"resumed_samples": line.resumed_samples == 0, "file": Attempts.saved(made.folder)}
     return {name for name, fits in said.items() if not fits}
 
 
