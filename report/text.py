@@ -53,7 +53,7 @@ def drawn(what: RenderableType, width: int) -> list[str]:
 def wrap(text: str, first: str = "  ", rest: str | None = None, width: int = COLUMNS) -> list[str]:
     """A paragraph behind `first`, its other lines behind `rest`, else below it."""
     indent = " " * cell_len(first) if rest is None else rest
-    lines = drawn(Text(printable(text)), width - cell_len(indent))
+    lines = drawn(Text(printable(text)), width - cell_len(indent)) if text.strip() else []
     return [f"{indent if place else first}{line}" for place, line in enumerate(lines)]
 
 

@@ -12,7 +12,7 @@ from launcher import cli, measure
 from launcher.plan import predictions
 from report.advice import advise
 from report.analysis import analyse
-from report.uses import ResourceUsage
+from report.usage import ResourceUsage
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 from trainer import banner
 
