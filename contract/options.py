@@ -386,7 +386,7 @@ ENTRIES = options_of(Options)
 class Config:
     """What a person asked for: a run, on which machines and how; each option is a variable of make,
     by its name in capitals. `trainer` has what was given to the trainer, by its names; with a
-    `script`, whose `words` are its own, the trainer has no part (launcher/plan/script.py), and
+    `script`, whose `words` are its own, the trainer has no part (launcher/workloads/script.py), and
     `data` is empty, as where a run trains on noise. `at`, `until`: in Unix seconds."""
 
     data: str = DEFAULT_DATA

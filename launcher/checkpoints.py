@@ -19,7 +19,7 @@ from contract.strategies import ATTACHED
 from launcher.collect import NotHere, receive, staging
 from launcher.machines.engine import Node
 from launcher.outputs import OutputFile, listing, put
-from launcher.plan.script import WORK
+from launcher.plan.code import WORK
 
 SAFE = ".safetensors"  # holds tensors alone
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", SAFE)

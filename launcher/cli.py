@@ -68,9 +68,9 @@ def train(verb: str, typed: Typed, argv: list[str]) -> int:
 def gather(typed: Typed) -> int:
     from launcher.folders import relative
     from launcher.options import config_of
-    from launcher.plan import checks
+    from launcher.workloads import script
 
-    folder = checks.gather(config_of(typed), terminal.Terminal())
+    folder = script.gather(config_of(typed), terminal.Terminal())
     terminal.show(f"the packages of the script are in {relative(folder)}", sys.stdout)
     return 0
 
@@ -105,7 +105,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Typed]:
         raise UserError(f"there is no verb {verb}{hint}" if verb else f"a verb is missing{hint}")
     typed = command_line.verb_words(verb, argv[1:], f"{PROGRAM} {verb}", ROWS[verb])
     if "SCRIPT" in ROWS[verb].variables:
-        from launcher.plan import script
+        from launcher.workloads import script
 
         script.check_together(typed)
         if "script" in typed:

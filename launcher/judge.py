@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -28,7 +26,6 @@ from launcher.machines.engine import Host
 from launcher.options import in_words_of_make
 from launcher.plan import devices, models
 from launcher.plan.code import OWN
-from launcher.plan.script import Script
 from launcher.problems import ALWAYS, Problem, Refused, problem, together
 
 DISK_FREE = 1 << 30
@@ -37,40 +34,32 @@ DISK_FULL = 64 << 20  # nothing can be trained here
 
 def problems(machines: OpenMachines, needs: Requirements, control: Control) -> list[Problem]:
     """Everything that is wrong with these machines for this run, but for the ways between them."""
-    hosts, facts, settings = machines.hosts, machines.facts, needs.settings
+    hosts, facts, workload = machines.hosts, machines.facts, needs.workload
     parts: dict[str, devices.NodeDevices] = {}
     wrong = [*master(hosts), *of_control(control.disk_free)]
     try:
-        parts = devices.assign(hosts, facts, settings)
+        parts = devices.assign(hosts, facts, workload)
     except Refused as refused:
         wrong += refused.reasons
     for_all = []
     for host in hosts:
         own = facts[host.name]
         gets = host.name not in parts or parts[host.name].kind == "cuda"
-        on_gpus = devices.wants_gpus(host, settings.device) and (gets or bool(own.gpus.error))
+        on_gpus = devices.wants_gpus(host, workload.device) and (gets or bool(own.gpus.error))
         for_all += [*_software(host, own, on_gpus), *data(host, own, needs)]
         for_all += [*_state(host, own), *_busy(host, own, needs.run, on_gpus)]
     wrong += [*together(for_all), *versions(machines)]
-    if isinstance(settings, Script):
-        return [*wrong, *_script(machines, settings)]
-    wrong += [*model(machines, settings.model, control), *same_data(machines)]
-    wrong += together([*missing_data(machines, control.sources)])
-    wrong += _batch(machines, settings)
-    if not any(one.blocks is ALWAYS for one in wrong):
-        wrong += _refusal("precision", lambda: devices.precision(parts, machines, needs))
-    return wrong
+    wrong += [*same_data(machines), *together([*missing_data(machines, control.sources)])]
+    return [*wrong, *workload.problems(machines, parts, control, wrong)]
 
 
-def mismatches(machines: OpenMachines, needs: Requirements) -> list[Problem]:
+def mismatches(machines: OpenMachines) -> list[Problem]:
     """What keeps machines, each of which is fit, from training together."""
-    wrong = versions(machines)
-    if not isinstance(needs.settings, Script):
-        wrong += same_data(machines)
+    wrong = [*versions(machines), *same_data(machines)]
     return [one for one in wrong if one.blocks is ALWAYS]
 
 
-def _refusal(code: str, decide: Callable[[], object]) -> list[Problem]:
+def refusal(code: str, decide: Callable[[], object]) -> list[Problem]:
     """What contract/ says of a choice, where it refuses it."""
     try:
         decide()
@@ -119,7 +108,7 @@ def _software(host: Host, facts: NodeFacts, on_gpus: bool) -> Iterator[Problem]:
 
 def data(host: Host, facts: NodeFacts, needs: Requirements) -> Iterator[Problem]:
     """Why the folder is not a data set, in the trainer's own words (contract/layout.py)."""
-    folder, seen = host.data_path(needs.options.data), facts.data
+    folder, seen = host.data_path(needs.run_config.data), facts.data
     if folder and not seen.exists:
         names, be = ", ".join(seen.others), "is" if len(seen.others) == 1 else "are"
         others = f"; there {be} {names}" if names else ""
@@ -173,7 +162,7 @@ def _busy(host: Host, facts: NodeFacts, run: str | None, on_gpus: bool) -> Itera
         yield problem("gpus-busy", host, holders="; ".join(held))
 
 
-# ---- the model, or the script ----
+# ---- the model, and what is imported ----
 
 
 def model(machines: OpenMachines, name: str, control: Control) -> list[Problem]:
@@ -185,7 +174,7 @@ def model(machines: OpenMachines, name: str, control: Control) -> list[Problem]:
     facts = machines.facts[host.name]
     if ":" not in name:
         return [*_classifier(name, host, facts)]
-    imports = _imports(machines, control.imports, "model-imports", model=name)
+    imports = lacking_imports(machines, control.imports, "model-imports", model=name)
     return [*_own(name, host, facts, control.sent)] or together([*imports])
 
 
@@ -215,7 +204,7 @@ def _own(name: str, host: Host, facts: NodeFacts, sent: Sequence[str]) -> Iterat
         yield problem("model-nowhere", model=name, name=host.name, module=module, near=near)
 
 
-def _imports(
+def lacking_imports(
     machines: OpenMachines, packages: Sequence[str], code: str, **values: str
 ) -> Iterator[Problem]:
     """Of each machine that lacks some of the packages."""
@@ -225,28 +214,6 @@ def _imports(
             names, words = ", ".join(lacks), " ".join(lacks)
             more = {**values, "python": host.env_python, "packages": words}
             yield problem(code, host, missing=names, **more)
-
-
-def _script(machines: OpenMachines, script: Script) -> list[Problem]:
-    """What keeps the script from starting, and what it seems to lack."""
-    if script.requirements and (wrong := python(machines)):
-        return wrong
-    name = script.words[-1]
-    facts = [(host, machines.facts[host.name]) for host in machines.hosts]
-    if script.broken and any(_reads_no_more(own) for _, own in facts):
-        return [problem("script-broken", script=name, why=script.broken)]
-    wrong = []
-    for host, own in facts:
-        if lacks := script.layer.differs(own.distributions) if script.layer else []:
-            wrong.append(problem("script-stack", host, lacks=", ".join(lacks)))
-    # It was read here, not run: it may find these in another way, or never come to them.
-    return together([*wrong, *_imports(machines, script.imports, "script-imports", script=name)])
-
-
-def _reads_no_more(facts: NodeFacts) -> bool:
-    """Whether its Python is not newer than ours, by which the script was read."""
-    minor = re.match(r"(\d{1,4})\.(\d{1,4})", str(facts.versions.python))
-    return minor is None or (int(minor[1]), int(minor[2])) <= sys.version_info[:2]
 
 
 # ---- machines beside each other ----
@@ -329,12 +296,12 @@ def unreachable_pairs(
             yield problem("no-way", of=host.label(), why=far.why, **where)
 
 
-def _batch(machines: OpenMachines, settings: TrainerOptions) -> list[Problem]:
+def batch(machines: OpenMachines, settings: TrainerOptions) -> list[Problem]:
     """The first machine's data count: others that differ are a problem."""
     nodes = len(machines.hosts)
     first = machines.facts[machines.hosts[0].name] if nodes else None
     listing = first.data.splits.get("train") if first else None
     if listing is None:
         return []
-    images, batch = listing.images, settings.per_node_batch_size
-    return _refusal("batch", lambda: refuse_batch(images, batch, nodes))
+    images, size = listing.images, settings.per_node_batch_size
+    return refusal("batch", lambda: refuse_batch(images, size, nodes))

@@ -9,38 +9,33 @@ import time
 from pathlib import Path
 
 from contract.errors import BAD_INPUT, UserError
-from contract.runs import folder_on_machine
 from contract.text import pluralize
-from launcher import checkpoints, collect, folders, hours, look, outputs
+from launcher import folders, hours, look
 from launcher.background import MIB
 from launcher.folders import relative
 from launcher.look import OpenMachines
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Notify, of_run
-from launcher.options import results
 from launcher.owners import Owners
-from launcher.plan import checks, code, weights
 from launcher.plan.checks import ReadyRun, make_plan
-from launcher.plan.files import MOST_BYTES
 from launcher.plan.plan import NodePlan, Plan
-from launcher.plan.script import LAST, Script
 from launcher.problems import BUSY_REMEDY
 from launcher.terminal import Stopper, Terminal, waiting
 from launcher.watch import attempts
 from launcher.watch.attempts import (
     Attempts,
+    cannot_go_on,
     describe,
     exit_code,
     how_to_resume,
     leftovers,
-    not_copied,
-    script_is_over,
 )
 from launcher.watch.failures import Failure
-from launcher.watch.guards import start_guards, sync_code, sync_layer, sync_weights
+from launcher.watch.guards import deliver, start_guards
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Outcome, Watch
+from launcher.workload import RunSite, Workload
 
 
 def run_attempt(
@@ -69,15 +64,13 @@ class Run:
         self.machines, self.owners = checked.machines, checked.owners
         self.folder = folder
         self.terminal = terminal
-        self.notify = Notify(checked.options.notify, terminal)
+        self.notify = Notify(checked.run_config.notify, terminal)
         self.attempts = Attempts(folder)
         # Of a run that is resumed.
         self.before, self.earlier = self.attempts.status, len(self.attempts.list)
-        self.last: str | None = None  # the checkpoint that a script goes on from
+        self.last: str | None = None  # the checkpoint that was found for the next attempt
         self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
-        self.most = checked.options.keep * MIB  # bytes of a file that a machine sends
-        settings = checked.settings
-        self.script = settings if isinstance(settings, Script) else None
+        self.most = checked.run_config.keep * MIB  # bytes of a file that a machine sends
         self._lock = folders.lock(folder)
 
     def unlock(self) -> None:
@@ -98,7 +91,7 @@ class Run:
     def _carry_out(self, plan: Plan, reason: str) -> tuple[Outcome, bool]:
         self.terminal.keep_in(self.folder / "controller.log")
         folders.point_latest(self.folder)
-        until = self.checked.options.until
+        until = self.checked.run_config.until
         with (
             Stopper().listening() as stopper,
             hours.ending(until, self.terminal),
@@ -113,9 +106,8 @@ class Run:
             self._reconnect()
         try:
             saved, whole = self._collect()
-            over = self.script is not None and not self.script.resume
             how = how_to_resume(self.folder.name, saved, outcome.cause)
-            how = script_is_over() if over else how
+            how = how if self.workload.can_go_on else cannot_go_on()
             if outcome.status != "finished":
                 self.attempts.say_how(how)
             whole = make_report(self.folder, self.terminal) and whole
@@ -142,7 +134,7 @@ class Run:
         return self.before != "running" and (not done or (len(done) == 1 and bad_input))
 
     def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
-        limits = attempts.Limits(self.checked.options.max_restarts, self.owners.least)
+        limits = attempts.Limits(self.checked.run_config.max_restarts, self.owners.least)
         while True:
             try:
                 outcome = self._attempt(plan, reason, stopper)
@@ -159,7 +151,7 @@ class Run:
                 raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}.")
             self._report_outcome(outcome)
             decision = attempts.decide(outcome, limits)
-            if outcome.regroup and not (self.script and not self.script.resume):
+            if outcome.regroup and self.workload.can_go_on:
                 decision = limits, outcome.regroup
             if decision is None or stopper.asked:
                 return outcome
@@ -190,19 +182,19 @@ class Run:
         """The plan of the next attempt, on the machines that answer. Raises UserError."""
         self.machines.close()
         needs = dataclasses.replace(self.checked.needs, run=old.run)
-        # What a script saved is known only when it is fetched.
-        saved = self.script is None and self.attempts.saved(self.folder)
+        saved = self.workload.is_trainer and self.attempts.saved(self.folder)
         tell = self.notify.wait(old.run)
         with waiting(self.terminal, "finding out which machines answer"):
             self.machines = attempts.survivors(
                 self.owners, needs, limits, stopper, self.terminal, tell, saved
             )
-        last = self.last_checkpoint() if self.script else None
+        last = self.find_checkpoint()
         here = {host.name for host in self.machines.hosts}
-        if not self.script and here != set(self.attempts.list[-1]["nodes"]):
-            hosts, terminal = self.owners.hosts, self.terminal
-            parts = checks.decide_balance(self.checked.needs, hosts, self.machines, terminal)
-            self.checked = dataclasses.replace(self.checked, balance=parts)
+        if here != set(self.attempts.list[-1]["nodes"]):
+            hosts, terminal, config = self.owners.hosts, self.terminal, self.checked.run_config
+            workload = self.workload.for_attempt(config, hosts, self.machines, terminal)
+            needs = dataclasses.replace(self.checked.needs, workload=workload)
+            self.checked = dataclasses.replace(self.checked, needs=needs)
         return make_plan(
             self.checked,
             self.machines,
@@ -214,46 +206,26 @@ class Run:
             extra_env=limits.environment(),
         )
 
-    def last_checkpoint(self) -> str | None:
-        """What the script goes on from in the next attempt, on every machine of it; None where it
-        begins anew. Raises UserError."""
-        assert self.script is not None
-        if not any(LAST in word for word in self.script.resume):
-            return ""
-        before = self.attempts.list[-1]["nodes"] if self.attempts.list else []
-        own = self._folders(self.machines)
-        there = {name: own[name] for name in sorted(own, key=lambda one: one not in before)}
-        nodes, say = self.machines.nodes, self.terminal.say
-        with waiting(self.terminal, "looking for the newest checkpoint"):
-            held = checkpoints.held_by(nodes, there, self.script.outputs)
-        unfit = self.attempts.unfit(self.folder)
-        found = checkpoints.Candidates(held, nodes, there, self.folder, say, unfit)
-        room = max(0, folders.disk_free() - collect.DISK_LEFT)
-        try:
-            if self.script.resume_from:
-                name = found.own()
-            else:
-                with waiting(self.terminal, "giving the newest checkpoint to all machines"):
-                    name = found.spread(room)
-        except collect.Unwritable as error:
-            raise UserError(not_copied(self.folder, error)) from None
-        self.last = name
-        names = ", ".join(self.script.outputs)
-        nothing = f"no checkpoint was found in {names}: the script begins anew"
-        self.terminal.say(f"the script goes on from {name}" if name else nothing)
-        return name
+    @property
+    def workload(self) -> Workload:
+        return self.checked.workload
+
+    @property
+    def site(self) -> RunSite:
+        needs, hosts = self.checked.needs, self.owners.hosts
+        return RunSite(self.folder, needs, hosts, self.machines, self.attempts, self.terminal)
+
+    def find_checkpoint(self) -> str | None:
+        """What the next attempt is told that it goes on from. Raises UserError."""
+        last = self.workload.find_checkpoint(self.site)
+        self.last = last or None
+        return last
 
     def _attempt(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
         if self.attempts.list:
-            before = self.attempts.list[-1]["nodes"]
-            if not self._hand_on(plan, before):
-                attempts.set_aside(plan.run, plan.attempt, before, self.machines)
+            self.workload.place_checkpoints(self.site, plan)
         with waiting(self.terminal, "sending the code"):
-            sync_code(plan, self.machines, self.terminal.say)
-            if self.script and self.script.layer:
-                sync_layer(self.script.layer, self.machines, self.terminal.say)
-            if file := weights.of(self.checked.settings):
-                sync_weights(file, self.machines, self.terminal.say)
+            deliver(self.workload.deliveries(), self.machines, self.terminal.say)
         self.parts.update({node.host: node for node in plan.nodes})
         self.terminal.say(
             f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
@@ -267,43 +239,11 @@ class Run:
             outcome = run_attempt(plan, self.machines, logs, stopper, self.owners)
         finally:
             self.owners.ended()
-        cause = outcome.cause
-        if self.script and cause:
-            hint = self.script.file_hint(cause.evidence, cause.host)
+        if cause := outcome.cause:
+            hint = self.workload.hint(cause)
             outcome = dataclasses.replace(outcome, cause=dataclasses.replace(cause, file_hint=hint))
         self.attempts.end(outcome)
         return outcome
-
-    def _hand_on(self, plan: Plan, before: list[str]) -> bool:
-        """Give node 0 the newest checkpoint of the last attempt, where none of its machines goes
-        on, but their owners have them: by way of here. Returns whether that was so, and done."""
-        stay = {host.name for host in self.machines.hosts} & set(before)
-        hosts = [host for host in self.owners.hosts if host.name in before]
-        if self.script or stay or not any(host.owner.signs for host in hosts):
-            return False
-        first = plan.nodes[0]
-
-        def give(file: Path, size: int, name: str) -> None:
-            attempts.set_aside(plan.run, plan.attempt, before, self.machines, handed=True)
-            target = f"{first.output}/checkpoints/{first.host}/{name}"
-            outputs.put(self.machines.nodes[first.host], file, size, target)
-
-        with waiting(self.terminal, f"giving the newest checkpoint to {first.host}"):
-            left = look.open_and_probe(hosts, self.checked.needs, without_missing=True)
-            try:
-                return collect.hand_on(left.nodes, self._folders(left), self.folder, give)
-            except collect.Unwritable as error:
-                raise UserError(not_copied(self.folder, error)) from None
-            finally:
-                left.close()
-
-    def _folders(self, machines: OpenMachines) -> dict[str, str]:
-        """Where each machine has the run."""
-        facts, run = machines.facts, self.folder.name
-        return {
-            h.name: folder_on_machine(facts[h.name].absolute(h.node_dir), run)
-            for h in machines.hosts
-        }
 
     def _report_outcome(self, outcome: Outcome) -> None:
         lines = []
@@ -328,31 +268,14 @@ class Run:
     def _collect(self) -> tuple[bool, bool]:
         """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this
         machine has all that it should."""
-        own = self._folders(self.machines)
-        there = {name: own[name] for name in own if name in self.parts}
-        nodes, attempts, whole = self.machines.nodes, self.attempts.list, True
+        site = self.site
+        there = {name: folder for name, folder in site.folders.items() if name in self.parts}
         with waiting(self.terminal, "copying records and checkpoints to this machine"):
-            held = {} if self.script else collect.checkpoints(nodes, there)
-            try:
-                said = collect.bring(nodes, there, attempts, self.folder, self.most)
-                if self.script:
-                    names, sent = self.script.outputs, code.current(self.script.folder).stats()
-                    most = self.most if names else MOST_BYTES
-                    said += outputs.bring(nodes, there, names, self.folder, most, sent)
-                else:
-                    paths, more = collect.best_and_last(held, nodes, there, self.folder)
-                    said += [*more, *(f"checkpoint {relative(path)}" for path in paths)]
-                if self.attempts.status == "finished" and not self.script:
-                    first, files = attempts[-1]["nodes"][0], results(self.checked.options)
-                    more, whole = collect.bring_results(nodes, there, first, files, self.folder)
-                    said += more
-            except collect.Unwritable as error:
-                said, whole = [not_copied(self.folder, error)], False
+            collected = self.workload.collect(site, there, self.most)
         self.attempts.read_resumed(self.folder)
-        for line in said:
+        for line in collected.said:
             self.terminal.say(line)
-        saved = any(map(collect.newest, held.values())) or self.attempts.saved(self.folder)
-        return saved or self.script is not None, whole
+        return collected.saved, collected.is_whole
 
 
 REPORT = (sys.executable, "-m", "report")

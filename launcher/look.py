@@ -4,19 +4,18 @@ what this one has for them. The answers are values of known types: judge.py says
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 
-from boundary.answers import MOST_PACKAGES, DataSet, Listing, NodeFacts, Unreached
+from boundary.answers import DataSet, Listing, NodeFacts, Unreached
 from boundary.schema import Invalid, convert, decode
 from contract import layout, precisions
 from contract.errors import UserError
 from contract.options import Config
-from contract.options import Options as TrainerOptions
 from launcher import folders
 from launcher.machines import engine, inventory
 from launcher.machines.engine import (
@@ -31,9 +30,7 @@ from launcher.machines.engine import (
     stream_output,
     talk,
 )
-from launcher.plan import code, models
 from launcher.plan.layer import Environment
-from launcher.plan.script import Script
 from launcher.problems import Problem, Refused, problem
 from launcher.remote import MARK, SECONDS, ask, marked, program
 
@@ -45,29 +42,35 @@ REACH_SECONDS = 15.0
 ALL_PAIRS = 16
 
 
-@dataclass(frozen=True)
-class Requirements:
+class Subject(Protocol):
+    """What is asked of a workload while machines are looked at (launcher/workload.py)."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def parallel(self) -> str: ...
+    @property
+    def packages(self) -> list[str]: ...
+    def question(self, is_first: bool) -> dict[str, Any]: ...
+    def of_checkout(self) -> tuple[tuple[str, ...], tuple[str, ...]]: ...
+    def problems(
+        self,
+        machines: OpenMachines,
+        parts: Mapping[str, Any],
+        control: Control,
+        others: Sequence[Problem],
+    ) -> list[Problem]: ...
+
+
+class Requirements(Protocol):
     """What the machines must be able to do. `run` is the run to resume, None for a new one."""
 
-    options: Config
-    settings: TrainerOptions | Script
-    run: str | None = None
-    keeps_precision: bool = False  # that in `settings` is the run's
-
     @property
-    def subject(self) -> str:
-        """What is trained, by a name."""
-        settings = self.settings
-        return settings.name if isinstance(settings, Script) else settings.model
-
+    def run_config(self) -> Config: ...
     @property
-    def packages(self) -> list[str]:
-        """What is to be imported in the machines' environments, and is asked for there."""
-        if isinstance(self.settings, Script):
-            return [*self.settings.imports]
-        model = self.settings.model
-        module = [] if models.is_path(model) or ":" not in model else [model.partition(".")[0]]
-        return [*models.packages(model), *module]
+    def workload(self) -> Subject: ...
+    @property
+    def run(self) -> str | None: ...
 
 
 @dataclass
@@ -122,11 +125,7 @@ class Control:
 
 def control_machine_facts(needs: Requirements) -> Control:
     """What this machine has for such a run."""
-    free, settings = folders.disk_free(), needs.settings
-    if isinstance(settings, Script):
-        return Control(free)
-    sent = code.current(models.folder(settings.model)).names
-    return Control(free, sent, tuple(models.packages(settings.model)))
+    return Control(folders.disk_free(), *needs.workload.of_checkout())
 
 
 def open_and_probe(
@@ -162,21 +161,17 @@ def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
 
 def question(host: Host, hosts: Iterable[Host], needs: Requirements) -> dict[str, Any]:
     """What launcher/node/probe.py is asked on one of these machines."""
-    settings, hosts = needs.settings, list(hosts)
-    script = settings if isinstance(settings, Script) else None
+    hosts = list(hosts)
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
-    # One machine is enough: a torchvision that differs between machines is reported.
-    rule = None if script or host is not hosts[0] else models.rule(needs.subject)
     return {
         "peers": list(dict.fromkeys(peers)),
-        "ports": candidate_ports(needs.options),
+        "ports": candidate_ports(needs.run_config),
         "node_dir": host.node_dir,
         "guard_python": host.engine.guard_python,
-        "models": rule,
-        "packages": needs.packages,
-        "distributions": MOST_PACKAGES if script and script.requirements else 0,
+        "packages": needs.workload.packages,
+        **needs.workload.question(host is hosts[0]),
         "toolkit": f"{host.cuda_home}/bin" if host.cuda_home else "/",
-        "data": host.data_path(needs.options.data),
+        "data": host.data_path(needs.run_config.data),
         "cpu_flags": precisions.BF16_FLAGS,
     }
 
@@ -258,14 +253,14 @@ def data_sources(machines: OpenMachines, needs: Requirements) -> dict[str, Sourc
     known: dict[str, Source | None] = {host.name: None for host in machines.hosts}
     sources = {}
     for host in machines.hosts:
-        folder = host.data_path(needs.options.data)
+        folder = host.data_path(needs.run_config.data)
         inside = folder.startswith(f"{host.data_root}/")
         copied = host.copied.get(folder[len(host.data_root) + 1 :])
         name = copied or host.data_server
         if not inside or not name:
             continue
         if name not in known:
-            known[name] = _read_copied(name) if copied else _read_shared(name, needs.options)
+            known[name] = _read_copied(name) if copied else _read_shared(name, needs.run_config)
         if source := known[name]:
             sources[host.name] = source
     return sources

@@ -29,16 +29,17 @@ from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import RESULTS, trainer_settings, with_trainer
 from launcher.plan.balance import OFF
-from launcher.plan.checks import ReadyRun, Turn, check_machines, make_plan, new_id, select
+from launcher.plan.checks import ReadyRun, Turn, check_machines, make_plan, new_id
 from launcher.plan.plan import Plan, choose_port, interface
 from launcher.problems import BUSY_REMEDY
 from launcher.run import in_turn
 from launcher.terminal import Stopper, Terminal, waiting
 from launcher.watch.attempts import Attempts, leftovers, not_copied, write_json
 from launcher.watch.failures import READ_BELOW, Failure, explained
-from launcher.watch.guards import sync_code
+from launcher.watch.guards import deliver
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Outcome
+from launcher.workloads.trainer import Trainer
 
 SECONDS = 15  # of steps
 LINKS = ("links.json",)
@@ -79,7 +80,7 @@ def machines_of(options: Config) -> tuple[list[Host], UserError | None]:
     list of machines is of no use, but for an inventory.ini that is missing and was not named."""
     file = Path(options.inventory)
     try:
-        return select(inventory.load(file), options), None
+        return inventory.select(inventory.load(file), options), None
     except inventory.Unusable as error:
         if file.exists() or options.inventory != Config.inventory:
             raise
@@ -121,10 +122,12 @@ class Measurement:
         self.folder = folders.begin(folders.RUNS / MEASURED, new_id(checked))
         # Steps take as long from any weights, which are not sent.
         without = dict.fromkeys(("weights", *RESULTS))
-        options = with_trainer(checked.options, trial=SECONDS, **without)
+        config = with_trainer(checked.run_config, trial=SECONDS, **without)
+        self.workload = Trainer.read(config)
+        needs = dataclasses.replace(checked.needs, run_config=config, workload=self.workload)
         tables = timetables(self.machines.hosts, self.machines.facts)
         together = make_plan(
-            dataclasses.replace(checked, options=options), self.machines, run=self.folder.name
+            dataclasses.replace(checked, needs=needs), self.machines, run=self.folder.name
         )
         self.plan = apart(together, self.machines.facts, tables)
         self.linked = bool(tables)
@@ -135,7 +138,7 @@ class Measurement:
             write_json(self.folder / "plan.json", self.plan.document(), mode=0o600)
         self.terminal.keep_in(self.folder / "controller.log")
         with waiting(self.terminal, "sending the code"):
-            sync_code(self.plan, self.machines, self.terminal.say)
+            deliver(self.workload.deliveries(), self.machines, self.terminal.say)
         what = "the links between them, then " if self.linked else ""
         self.terminal.say(
             f"measuring {pluralize(len(self.plan.nodes), 'machine')}: {what}{SECONDS} s of "

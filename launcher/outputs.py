@@ -28,8 +28,8 @@ from launcher.collect import (
     staging,
 )
 from launcher.machines.engine import Node, error_location, talk
+from launcher.plan.code import WORK
 from launcher.plan.files import CACHES
-from launcher.plan.script import WORK
 
 MOST_FILES = 2000  # of a machine
 DEEPEST = 16  # folders

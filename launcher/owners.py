@@ -144,7 +144,7 @@ class Owners:
         for host in silent:
             self.silent(host.name)
         self.leave_used(machines)
-        if not (needs.options.queue or needs.options.force):
+        if not (needs.run_config.queue or needs.run_config.force):
             self._leave_busy(machines, needs)
         return machines
 
@@ -173,7 +173,7 @@ class Owners:
         new = [host.name for host in machines.hosts if host.name not in self._been]
         if not new or len(new) == len(machines.hosts):
             return []
-        wrong = judge.mismatches(machines, needs) or [
+        wrong = judge.mismatches(machines) or [
             *judge.unreachable_pairs(machines, look.unreachable_pairs(machines))
         ]
         texts = [one.text for one in wrong]
@@ -322,12 +322,12 @@ class Owners:
         try:
             if not found.hosts:
                 return NO_ANSWER
-            busy = not needs.options.force
+            busy = not needs.run_config.force
             wrong = judge.problems(found, needs, look.control_machine_facts(needs))
             problems = [p for p in wrong if p.blocks is ALWAYS or (p.blocks is BUSY and busy)]
             facts = {**those.facts, **found.facts}
             together = OpenMachines([*those.hosts, host], {}, facts)
-            problems += judge.mismatches(together, needs)
+            problems += judge.mismatches(together)
             return problems[0].said if problems else None
         finally:
             found.close()

@@ -9,28 +9,19 @@ from typing import Any, Optional, TypeVar
 
 from msgspec import defstruct
 
-from boundary.run_files import Attempts, Decided, Line
+from boundary.run_files import Attempts, Line
 from contract import seal
 from contract.errors import UserError
-from contract.options import DEFAULT_INVENTORY, DEFAULT_MODEL, Config, as_typed
+from contract.options import DEFAULT_INVENTORY, Config, as_typed
 from contract.text import clean
 from launcher import folders
 from launcher.machines.engine import Busy
 from launcher.notify import Facts
-from launcher.options import (
-    STORED,
-    config_of,
-    for_trainer,
-    read,
-    resumed,
-    script_resumed,
-    typed,
-    with_trainer,
-)
-from launcher.plan import checks
+from launcher.options import STORED, read
 from launcher.plan import plan as planning
-from launcher.plan.checks import Turn, check_machines, make_plan, new_id, warnings
+from launcher.plan.checks import Turn, check_machines, make_plan, new_id
 from launcher.terminal import Terminal, keep_machines
+from launcher.workloads import kind_of
 
 T = TypeVar("T")
 
@@ -41,7 +32,7 @@ def dry_run(options: Config) -> int:
     try:
         name = new_id(checked)
         plan = make_plan(checked, checked.machines, run=name, bar=terminal.columns)
-        for warning in warnings(checked.settings, checked.hosts):
+        for warning in checked.workload.warnings(checked.machines.hosts):
             terminal.say(warning)
         terminal.drain()
         print(clean("\n".join([planning.render(plan), *checked.owners.table(checked.machines)])))
@@ -86,7 +77,7 @@ def train_once(options: Config, terminal: Terminal, turn: Turn, name: str = "") 
     try:
         folder = folders.begin(folders.RUNS, name or new_id(checked))
         plan = make_plan(checked, checked.machines, run=folder.name, bar=terminal.columns)
-        for warning in warnings(checked.settings, checked.hosts):
+        for warning in checked.workload.warnings(checked.machines.hosts):
             terminal.say(warning)
         with folders.writing(folder / "plan.json"):
             # The plan holds the diff of the checkout and each machine's run_env, which are private.
@@ -121,14 +112,7 @@ def resume(name: str, given: dict[str, Any]) -> int:
     began = read(planned["options"])
     if not seal.holds(planned["options"], planned.get("seal")):
         _refuse_unnamed(folder.name, began, given)
-    if began.script:
-        options = script_resumed(began, given)
-    else:
-        planned = folders.recorded(folder / "plan.json", Decided)
-        began = with_trainer(began, precision=planned["precision"])
-        if checks.asks_auto(began):
-            began = with_trainer(began, sync=planned["sync"])
-        options = resumed(began, given)
+    options = kind_of(began).resumed(folder / "plan.json", began, given)
     keep_machines(options.inventory)
     terminal = Terminal()
     before = None if "balance" in given else weights_before(attempts)
@@ -140,21 +124,9 @@ def resume(name: str, given: dict[str, Any]) -> int:
 def _refuse_unnamed(name: str, began: Config, given: dict[str, Any]) -> None:
     """Raise UserError for what a plan.json that is not this user's own would have executed, here or
     on machines, unless it was typed."""
-    words: dict[str, Any] = {
-        **{"INVENTORY": began.inventory, "SCRIPT": began.script, "MODEL": None},
-        "REQUIREMENTS": began.requirements,
-    }
-    if words["INVENTORY"] == DEFAULT_INVENTORY:
-        del words["INVENTORY"]
-    if not began.script:
-        model = str(for_trainer(began).get("model"))
-        words["MODEL"] = model if ":" in model and model != DEFAULT_MODEL else None
-    unnamed = [
-        as_typed(key, word) for key, word in words.items() if word and key.lower() not in given
-    ]
-    weights = None if began.script else for_trainer(began).get("weights")
-    if weights and "weights" not in config_of(given).trainer:  # a file of this machine is sent
-        unnamed.append(typed("weights", weights))
+    unnamed = kind_of(began).unnamed_code(began, given)
+    if began.inventory != DEFAULT_INVENTORY and "inventory" not in given:
+        unnamed.insert(0, as_typed("INVENTORY", began.inventory))
     if unnamed:
         raise UserError(
             f"run {name} was not begun by you and from here, or its plan.json was changed since, "
@@ -178,7 +150,7 @@ def resume_once(
     try:
         run = Run(checked, folder, terminal)
         attempt = run.attempts.close_broken() + 1
-        last = run.last_checkpoint() if run.script else None
+        last = run.find_checkpoint()
         plan = make_plan(
             checked,
             checked.machines,

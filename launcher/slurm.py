@@ -21,7 +21,6 @@ from contract.options import Options as TrainerOptions
 from contract.runs import RUNS, run_id
 from contract.text import write_whole
 from launcher import folders, judge, look, run, terminal
-from launcher.look import Requirements
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT, JOB
@@ -29,6 +28,8 @@ from launcher.options import document, read, trainer_settings
 from launcher.plan.checks import instruction_limits
 from launcher.plan.plan import check_batch
 from launcher.problems import Refused
+from launcher.workload import Requirements
+from launcher.workloads.trainer import Trainer
 
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.
@@ -86,7 +87,7 @@ def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) ->
         gpus=0,
     )
     options = options if host.engine.is_local else replace(options, data="")
-    asked = Requirements(options, settings)
+    asked = Requirements(options, Trainer(settings))
     machines = look.open_and_probe([here], asked)
     machines.close()
     problems = [*judge.data(here, machines.facts[here.name], asked)]

@@ -18,6 +18,7 @@ from typing import Any
 from contract import machines
 from contract.errors import UserError
 from contract.machines import GROUP
+from contract.options import Config
 from launcher.machines import engine, owned, route
 from launcher.machines.engine import Host
 from launcher.machines.route import Route
@@ -39,6 +40,35 @@ def load(inventory: Path) -> list[Host]:
     ours runs in. Raises UserError."""
     of_job = engine.of("slurm").machines if JOB in os.environ else None
     return of_job() if of_job else parse(read(inventory), inventory)
+
+
+def hosts_of(options: Config) -> list[Host]:
+    """The machines of the run. Raises UserError."""
+    hosts = select(load(Path(options.inventory)), options)
+    check_minimum(options, hosts)
+    return hosts
+
+
+def select(hosts: list[Host], options: Config) -> list[Host]:
+    """The first NODES hosts. Raises UserError."""
+    if options.nodes is None:
+        return hosts
+    if options.nodes > len(hosts):
+        raise UserError(
+            f"NODES={options.nodes}, but {options.inventory} lists {len(hosts)} "
+            f"({', '.join(host.name for host in hosts)}): add machines to [cluster] there, "
+            f"or give NODES={len(hosts)} or less."
+        )
+    return hosts[: options.nodes]
+
+
+def check_minimum(options: Config, hosts: list[Host]) -> None:
+    """Raises UserError where so few machines cannot be."""
+    if options.min_nodes is not None and not 1 <= options.min_nodes <= len(hosts):
+        raise UserError(
+            f"MIN_NODES={options.min_nodes}: give a number from 1 to the {len(hosts)} machines of "
+            f"the run."
+        )
 
 
 def refuse(inventory: Path, limit: str | None = None) -> int:

@@ -46,6 +46,7 @@ FOLDERS = (
     "examples",
 )
 OWN = "own"  # where another folder goes in the tree
+WORK = "work"  # of a run, on a machine and here: where a copy of OWN runs, by machine
 LIBRARY = "library"  # where a script finds what it may import of ours
 
 
@@ -71,6 +72,14 @@ class Code:
         """Size and unix time of the files of the user's own folder, as a machine gets them."""
         stats = {name: (self.tree / OWN / name).stat() for name in self.files.sent}
         return {name: (stat.st_size, int(stat.st_mtime)) for name, stat in stats.items()}
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Files that each machine gets. `said`: a sentence that the names of machines follow."""
+
+    code: Code
+    said: str
 
 
 @dataclass(frozen=True)

@@ -6,22 +6,32 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 from boundary.answers import Gpu, NodeFacts
 from contract import precisions
 from contract.errors import UserError
 from contract.options import Options as TrainerOptions
 from contract.precisions import Device, Level
-from launcher.look import OpenMachines, Requirements
+from launcher.look import OpenMachines
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.plan.script import Script
 from launcher.problems import Problem, Refused, problem
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIMIT = "ONEDNN_MAX_CPU_ISA"
+
+
+class OnDevices(Protocol):
+    """What is asked of a workload here (launcher/workload.py)."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def parallel(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -51,11 +61,11 @@ def wants_gpus(host: Host, device: str) -> bool:
 
 
 def assign(
-    hosts: list[Host], facts: dict[str, NodeFacts], settings: TrainerOptions | Script
+    hosts: list[Host], facts: Mapping[str, NodeFacts], workload: OnDevices
 ) -> dict[str, NodeDevices]:
     """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
     GPUs, all of them compute on the CPU. Raises Refused."""
-    device = settings.device
+    device = workload.device
     machines: dict[tuple[str, ...], list[Host]] = {}
     for host in hosts:
         # Containers on one machine may each have their own GPUs.
@@ -78,12 +88,14 @@ def assign(
     if problems:
         raise Refused(problems)
     return {
-        host.name: _part(host, facts[host.name], visible[host.name], settings.parallel)
+        host.name: _part(host, facts[host.name], visible[host.name], workload.parallel)
         for host in hosts
     }
 
 
-def _on_one_machine(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str, tuple[str, ...]]:
+def _on_one_machine(
+    hosts: list[Host], facts: Mapping[str, NodeFacts]
+) -> dict[str, tuple[str, ...]]:
     """Entries of CUDA_VISIBLE_DEVICES by node. A node that names GPUs gets those; then come the
     nodes that name a number of GPUs; the others share the rest."""
     if not hosts:
@@ -203,15 +215,17 @@ def _generations() -> list[tuple[int, int, int]]:
     return [(row["first"], row["last"], row["sm"]) for row in rows]
 
 
-def precision(parts: dict[str, NodeDevices], machines: OpenMachines, needs: Requirements) -> Level:
+def precision(
+    parts: Mapping[str, NodeDevices],
+    machines: OpenMachines,
+    settings: TrainerOptions,
+    keeps_precision: bool,
+) -> Level:
     """The level of a run that begins, or began, with that of its settings. Raises UserError."""
-    settings, hosts = needs.settings, machines.hosts
-    assert isinstance(settings, TrainerOptions)
+    hosts = machines.hosts
     devices = [device for part in parts.values() for device in part.devices]
     try:
-        return precisions.resolve(
-            settings.precision, devices, settings.emulate, needs.keeps_precision
-        )
+        return precisions.resolve(settings.precision, devices, settings.emulate, keeps_precision)
     except UserError as error:
         on_cpu = [host for host in hosts if parts[host.name].kind == "cpu"]
         mixed = on_cpu if len(on_cpu) < len(hosts) else []

@@ -43,6 +43,7 @@ from launcher.plan.requirements import OWN_WHEEL, texts
 
 CACHE, BUNDLE = CHECKOUT / ".tandem/layers", CHECKOUT / "bundle/layers"
 FOLDER = "layers"  # below node_dir
+SHOWN = 6  # packages that are named
 DAYS = 30  # after its last use a layer is thrown away, here and on the machines
 MOST_BYTES = 1 << 30
 LABEL = "stack"
@@ -91,14 +92,21 @@ class Layer:
     provided: dict[str, str]
 
     @property
-    def key(self) -> str:
-        return self.tree.parent.name
+    def folder(self) -> str:
+        """On a machine, below node_dir."""
+        return self.code().folder
 
     def code(self) -> Code:
         """What is sent."""
         files = (path for path in self.tree.rglob("*") if path.is_file())
         names = sorted(str(path.relative_to(self.tree)) for path in files)
-        return Code(tuple(names), self.sha256, None, "", self.tree)
+        return Code(tuple(names), self.sha256, None, "", self.tree, FOLDER)
+
+    def summary(self) -> str:
+        """The first of its packages."""
+        first = [f"{name} {version}" for name, version in [*self.packages.items()][:SHOWN]]
+        more = len(self.packages) - len(first)
+        return f"{', '.join(first)}{f' and {more} more' if more else ''}"
 
     def modules(self) -> set[str]:
         """What can be imported from it."""

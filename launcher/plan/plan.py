@@ -6,21 +6,18 @@ Plan.
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import structs
 
 from boundary.answers import NodeFacts
 from contract import split
 from contract.options import Config
-from contract.options import Options as TrainerOptions
 from contract.runs import folder_on_machine
 from contract.text import pluralize
 from launcher import judge
@@ -28,13 +25,11 @@ from launcher.look import FIRST_PORT, PORT_COUNT
 from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.node.machine import PATH
-from launcher.options import RESULTS, RESULTS_FOLDER, document, for_trainer
-from launcher.plan import devices, models
-from launcher.plan.balance import OFF, Balance
-from launcher.plan.code import LIBRARY, OWN, Code
+from launcher.options import document
+from launcher.plan import devices
+from launcher.plan.balance import Balance
+from launcher.plan.code import Code
 from launcher.plan.devices import NodeDevices
-from launcher.plan.layer import FOLDER
-from launcher.plan.script import WORK, Script
 from launcher.problems import Refused, problem
 from tandem import __version__
 
@@ -64,20 +59,65 @@ class NodePlan:
 
 
 @dataclass(frozen=True)
+class NodePart:
+    """One machine's part in a plan, as far as it is known before its command. Paths are absolute
+    ones there, but for `code`, which lies below `node_dir`."""
+
+    host: Host
+    device: str
+    node_dir: str
+    code: str
+    output: str
+    data: str
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a guard starts: `before` precedes the Python that runs torch's launcher, `program`
+    follows that launcher's own arguments, and `env` is added to the environment."""
+
+    program: Sequence[str]
+    before: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Planned(Protocol):
+    """What a plan and its guards ask of a workload (launcher/workload.py)."""
+
+    is_trainer: bool
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def parallel(self) -> str: ...
+    def plan_fields(
+        self,
+        config: Config,
+        hosts: Sequence[Host],
+        counts: Sequence[int],
+        first: NodeFacts,
+        used_ports: Collection[int],
+    ) -> dict[str, Any]: ...
+    def plan_lines(self, plan: Plan) -> list[str]: ...
+    def command(self, plan: Plan, part: NodePart, last: str | None) -> Command: ...
+    def when_stopped(self, seconds: int) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One attempt of a run, or of a measurement (measure.py).
-    `balance`: each machine's weight, where a step's images are not divided equally. Of a `script`
-    (Script.document) nothing is known of what concerns the trainer."""
+    """One attempt of a run, or of a measurement (measure.py). What only its workload knows has
+    defaults: `balance` is each machine's weight, where a step's images are not divided equally."""
 
     run: str
     attempt: int
     created_unix: float
     tandem: str
-    model: str | None
+    model: str | None = None
     data: str
-    epochs: int | None
-    sync: str | None
-    precision: str | None
+    epochs: int | None = None
+    sync: str | None = None
+    precision: str | None = None
     world_size: int
     master_addr: str
     master_port: int
@@ -86,6 +126,7 @@ class Plan:
     git_diff: str
     options: Config
     nodes: tuple[NodePlan, ...]
+    workload: Planned
     precision_why: str = AS_ASKED
     sync_why: str = AS_ASKED
     balance: dict[str, int] = field(default_factory=dict)
@@ -94,17 +135,15 @@ class Plan:
     script: dict[str, Any] | None = None
 
     def document(self) -> dict[str, Any]:
-        return {**asdict(self), "options": document(self.options)}
+        """As plan.json has it: the values, without the workload that they come from."""
+        values = {name: value for name, value in vars(self).items() if name != "workload"}
+        nodes = [asdict(node) for node in self.nodes]
+        return {**values, "nodes": nodes, "options": document(self.options)}
 
     @property
     def unit(self) -> str:
         """The attempt's name on the nodes, of letters, digits, - and _."""
         return f"{self.run}-{self.attempt}"
-
-    @property
-    def own_folder(self) -> Path | None:
-        """What is sent beside the checkout's own code."""
-        return Path(self.script["folder"]) if self.script else models.folder(self.model or "")
 
 
 def render(plan: Plan) -> str:
@@ -114,13 +153,8 @@ def render(plan: Plan) -> str:
         f"{pluralize(plan.world_size, 'process')}, "
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
+        *plan.workload.plan_lines(plan),
     ]
-    if plan.script:
-        lines += script_lines(plan.script)
-    else:
-        lines.append(f"precision {plan.precision}: {plan.precision_why}")
-        lines.append(f"sync {plan.sync}: {plan.sync_why}")
-        lines.append(f"balance {balance(plan)}: {plan.balance_why}")
     for node in plan.nodes:
         where = (
             "this machine"
@@ -136,23 +170,6 @@ def render(plan: Plan) -> str:
     return "\n".join(lines)
 
 
-def balance(plan: Plan) -> str:
-    """The weights of its machines, as BALANCE= takes them; `off` for equal parts."""
-    return ":".join(map(str, plan.balance.values())) or OFF
-
-
-def script_lines(script: dict[str, Any]) -> list[str]:
-    """What is sent, and what comes back."""
-    back = ", ".join(script["outputs"]) or "what it writes beside its code (OUTPUT= names folders)"
-    packages = ", ".join(f"{name} {version}" for name, version in script["packages"].items())
-    return [
-        f"script {shlex.join(script['words'])}, with {script['folder']}",
-        *script["sent"],
-        f"packages: {packages or 'those of the environment'}",
-        f"comes back: {back}",
-    ]
-
-
 def shell_line(node: NodePlan) -> str:
     """`cd CWD && env NAME=value ... argv`, quoted for a POSIX shell."""
     variables = [f"{name}={value}" for name, value in sorted(node.env.items())]
@@ -161,49 +178,30 @@ def shell_line(node: NodePlan) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan is for. `settings` is what the trainer makes of the options, its device and
-    precision decided, or the script in its place; both `why`s are a clause on what was decided. A
-    later attempt continues from the newest checkpoint that any of its machines holds: the trainer
-    finds and distributes it; `last` is that of a script, below its folder. `weights`: the file of
-    --weights, where it is sent.
-
-    `bar` is the width of the control terminal, 0 where there is none; `predicted` is what `make
-    plan` said; `extra_env` goes into each rank's environment.
-    """
+    """What a plan is for. `workload`: with all that is decided. `last`: the checkpoint that was
+    found for this attempt (Workload.find_checkpoint). `bar` is the width of the control terminal, 0
+    where there is none; `extra_env` goes into each rank's environment."""
 
     run: str
     unix: float
     options: Config
-    settings: TrainerOptions | Script
+    workload: Planned
     code: Code
     attempt: int = 1
     used_ports: frozenset[int] = frozenset()
     bar: int = 0
     extra_env: dict[str, str] = field(default_factory=dict)
-    predicted: dict[str, Any] | None = None
-    precision_why: str = AS_ASKED
-    sync_why: str = AS_ASKED
-    balance: Balance = field(default_factory=Balance)
     last: str | None = None
-    weights: Code | None = None
 
 
 def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> Plan:
     """The plan of one attempt. Raises Refused."""
-    options, settings, code = request.options, request.settings, request.code
-    parts = devices.assign(hosts, facts, settings)
+    options, workload, code = request.options, request.workload, request.code
+    first, used = facts[hosts[0].name], request.used_ports
+    parts = devices.assign(hosts, facts, workload)
     counts = [parts[host.name].processes for host in hosts]
     if wrong := judge.master(hosts):
         raise Refused(wrong)
-    if isinstance(settings, Script):
-        known = _of_script(settings)
-        known["script"]["port"] = script_port(
-            facts[hosts[0].name], options.port, request.used_ports
-        )
-    else:
-        check_batch([host.name for host in hosts], counts, settings.per_node_batch_size)
-        known = _of_trainer(settings, request)
-    weights = request.balance.of(hosts)
     plan = Plan(
         run=request.run,
         attempt=request.attempt,
@@ -212,34 +210,16 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         data=options.data,
         world_size=sum(counts),
         master_addr=hosts[0].address,
-        master_port=choose_port(facts[hosts[0].name], options.port, request.used_ports),
+        master_port=choose_port(first, options.port, used),
         code_sha256=code.sha256,
         git_revision=code.git_revision,
         git_diff=code.git_diff,
         options=options,
         nodes=(),
-        balance={host.name: weight for host, weight in zip(hosts, weights)},
-        balance_why=request.balance.why,
-        predicted=request.predicted,
-        **known,
+        workload=workload,
+        **workload.plan_fields(options, hosts, counts, first, used),
     )
     return replace(plan, nodes=tuple(_nodes(hosts, facts, plan, request, parts)))
-
-
-def _of_trainer(settings: TrainerOptions, request: Request) -> dict[str, Any]:
-    """The fields of a Plan that concern the trainer."""
-    return {
-        "model": settings.model,
-        "epochs": settings.epochs,
-        "sync": settings.sync,
-        "sync_why": request.sync_why,
-        "precision": settings.precision,
-        "precision_why": request.precision_why,
-    }
-
-
-def _of_script(script: Script) -> dict[str, Any]:
-    return {**dict.fromkeys(("model", "epochs", "sync", "precision")), "script": script.document()}
 
 
 def _nodes(
@@ -275,18 +255,15 @@ def _node(
     env: dict[str, str],
 ) -> NodePlan:
     """One node's part; `first` is its first rank, `place` launch's arguments."""
-    folder, settings, code = own.absolute(host.node_dir), request.settings, request.code.folder
+    folder, code = own.absolute(host.node_dir), request.code.folder
     output, data = folder_on_machine(folder, plan.run), host.data_path(plan.data)
-    if isinstance(settings, TrainerOptions) and models.folder(settings.model):
-        env["TANDEM_MODEL_FOLDER"] = OWN
     env.update({**request.extra_env, **host.env, **part.environment(host.env)})
-    before = []
-    if isinstance(settings, Script):
-        assert plan.script
-        before = _script(settings, host, folder, code, output, plan.script["port"], env)
+    known = NodePart(host, part.kind, folder, code, output, data, env)
+    command = plan.workload.command(plan, known, request.last)
+    env.update(command.env)
     if request.bar and rank == 0:
         env.update(_bar(request.bar, f"[{host.name} {plan.world_size - 1}] "))
-    command = [host.env_python, *launch(*place, plan.unit)]
+    launcher = [host.env_python, *launch(*place, plan.unit)]
     return NodePlan(
         host=host.name,
         node_rank=rank,
@@ -296,7 +273,7 @@ def _node(
         port=host.port,
         user=host.user,
         interface=interface(host, own),
-        argv=(*before, *command, *_program(data, folder, output, plan, request, part)),
+        argv=(*command.before, *launcher, *command.program),
         env=env,
         cwd=f"{folder}/{code}",
         output=output,
@@ -305,19 +282,6 @@ def _node(
         owner_signs=host.owner.signs,
         away_dir=host.owner.away_dir if host.owner.signs else "",
     )
-
-
-def _script(
-    script: Script, host: Host, folder: str, code: str, output: str, port: int, env: dict[str, str]
-) -> list[str]:
-    """The words before the launch of a script of one's own, and to `env` what it finds there."""
-    work, sent = f"{output}/{WORK}/{host.name}", f"{folder}/{code}/{OWN}"
-    layer = f"{folder}/{FOLDER}/{script.layer.key}" if script.layer else ""
-    paths = [work, f"{folder}/{code}/{LIBRARY}", layer, env.get("PYTHONPATH", "")]
-    env.update(script.environment(), TANDEM_OUTPUT=output, TANDEM_SCRIPT_PORT=str(port))
-    env["PYTHONPATH"] = ":".join(filter(None, paths))
-    made = ["folder", sent, work, *script.outputs, "--"]
-    return [host.env_python, "-m", "launcher.node.prepare", *made]
 
 
 def _bar(columns: int, label: str) -> dict[str, str]:
@@ -359,27 +323,6 @@ def _environment(host: Host, card: str | None, threads: int) -> dict[str, str]:
     return env
 
 
-def _program(
-    data: str, node_dir: str, output: str, plan: Plan, request: Request, part: NodeDevices
-) -> list[str]:
-    """What launch starts, with its arguments."""
-    if isinstance(request.settings, Script):
-        return ["--use_env", *request.settings.argv(request.last)]
-    given: dict[str, Any] = {"data": data} if data else {}
-    given.update(output=output, **for_trainer(plan.options))
-    for name in RESULTS:
-        if given.get(name):
-            given[name] = f"{output}/{RESULTS_FOLDER}/{given[name]}"
-    if request.weights:
-        given["weights"] = f"{node_dir}/{request.weights.folder}/{request.weights.names[0]}"
-    given["device"] = part.kind
-    if plan.balance:
-        given["balance"] = list(plan.balance.values())
-    if plan.attempt > 1:
-        given["resume"] = "auto"
-    return ["-m", "trainer", "--config", json.dumps(given)]
-
-
 def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> None:
     """Raises Refused for a batch that the trainer could not split over `counts` ranks a node."""
     least = split.least_batch(counts)
@@ -401,9 +344,10 @@ def choose_port(facts: NodeFacts, wanted: int | None, avoid: Collection[int]) ->
     return wanted if wanted is not None and wanted not in avoid else free[0]
 
 
-def script_port(facts: NodeFacts, wanted: int | None, used: Collection[int]) -> int:
-    """The port at which a script's ranks meet, beside launch's own. Each attempt, which has used
-    one more of these, takes another: a machine that thaws must not find it. Raises Refused."""
+def rank_port(facts: NodeFacts, wanted: int | None, used: Collection[int]) -> int:
+    """The port at which ranks meet that make a store of their own, beside launch's. Each attempt,
+    which has used one more of these, takes another: a machine that thaws must not find it. Raises
+    Refused."""
     own = choose_port(facts, wanted, used)
     free = [port for port in facts.free_ports if port not in {*used, own}]
     return free[-1 - len(used) % len(free)] if free else choose_port(facts, None, {*used, own})

@@ -9,15 +9,14 @@ from contract.errors import UserError
 from contract.options import Options, path_of
 from launcher.node.machine import tree_sha256
 from launcher.plan.code import Code
-from launcher.plan.script import Script
 
 FOLDER = "weights"  # below node_dir
 
 
-def of(settings: Options | Script) -> Code | None:
+def of(settings: Options) -> Code | None:
     """What is sent of the file; None where it is not on this machine, since it may be on the
     others. Raises UserError."""
-    if isinstance(settings, Script) or not settings.weights:
+    if not settings.weights:
         return None
     return _local(settings.weights)
 

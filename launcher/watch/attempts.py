@@ -23,12 +23,11 @@ from boundary import run_files
 from boundary.frames import Process
 from boundary.schema import Invalid, decode
 from contract.errors import STOPPED, UNWRITTEN, UserError
-from contract.runs import folder_on_machine
 from contract.text import pluralize, write_whole
 from launcher import judge, look
 from launcher.folders import recorded, relative
 from launcher.look import OpenMachines, Requirements
-from launcher.machines.engine import Host, MachineError, talk
+from launcher.machines.engine import Host
 from launcher.machines.inventory import JOB
 from launcher.owners import Owners
 from launcher.plan.plan import Plan
@@ -69,7 +68,7 @@ class Attempts:
         return frozenset(attempt["master_port"] for attempt in self.list)
 
     def begin(self, plan: Plan, reason: str, unix: float, last: str | None = None) -> None:
-        """`last`: the checkpoint that a script goes on from."""
+        """`last`: the checkpoint that it is told to go on from."""
         self.list.append(
             {
                 "attempt": plan.attempt,
@@ -135,7 +134,7 @@ class Attempts:
         return any(line.file for path in paths for line in lines_of(path, run_files.Checkpoint))
 
     def unfit(self, folder: Path) -> frozenset[str]:
-        """Checkpoints of a script from which its last attempts went on: a rank of each failed by
+        """Checkpoints that the last attempts were told to go on from: a rank of each failed by
         itself, and before any step that was timed."""
         found = set()
         for attempt in reversed(self.list):
@@ -253,38 +252,13 @@ def _fit(
         own = machines.only(host)
         for problem in judge.problems(own, needs, look.control_machine_facts(needs)):
             # A run's own processes may still be leaving the cards: only another run has a machine.
-            taken = problem.code == "machine-busy" and not needs.options.force
+            taken = problem.code == "machine-busy" and not needs.run_config.force
             if problem.blocks is ALWAYS or taken:
                 unfit.setdefault(host.name, problem.text)
     machines.leave(unfit)
     owners.leave_used(machines)
     owners.leave_strangers(machines, needs)
     return machines, unfit
-
-
-def set_aside(
-    run: str, attempt: int, before: list[str], machines: OpenMachines, handed: bool = False
-) -> None:
-    """Hide from the trainer the checkpoints of machines that have come back.
-
-    `before` names the machines of the attempt before. What others hold may be newer than the point
-    from which those went on without them: resuming from it would skip the images that those have
-    trained on since. Where none of them goes on, all keep what they hold, unless the newest is
-    `handed` on to them. Raises MachineError.
-    """
-    if not handed and not any(host.name in before for host in machines.hosts):
-        return
-    script = 'test ! -e "$1" || { mkdir -p "$2" && mv "$1" "$2/before-attempt-$3"; }'
-    for host in machines.hosts:
-        if host.name in before:
-            continue
-        output = folder_on_machine(machines.facts[host.name].absolute(host.node_dir), run)
-        held, aside = f"{output}/checkpoints/{host.name}", f"{output}/abandoned/{host.name}"
-        argv = ["sh", "-c", script, "sh", held, aside, str(attempt)]
-        _, said, status = talk(machines.nodes[host.name].start(argv), b"", 20.0)
-        if status != 0:
-            message = f"{host.label()}: {held} could not be moved to {aside}: {said}"
-            raise MachineError([host.name], message)
 
 
 # Of the processes that still live on a machine: how many are named, with how many characters each.
@@ -336,7 +310,7 @@ def exit_code(outcome: Outcome, whole: bool = True) -> int:
     return failures.exit_code(outcome.cause) if outcome.cause else 1
 
 
-def script_is_over() -> str:
+def cannot_go_on() -> str:
     return (
         "this run cannot be continued: how its script goes on was not said (RESUME_ARGS=, "
         "docs/own-script.md); start it again as a new run"

@@ -6,68 +6,42 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from boundary.frames import Exit, Frames
 from contract.errors import UserError
 from launcher import remote
-from launcher.folders import relative
 from launcher.look import OpenMachines
 from launcher.machines import engine
 from launcher.machines.engine import Host, MachineError, Node, Process, talk
 from launcher.node.machine import who
 from launcher.node.task import LEASE
 from launcher.plan import code
-from launcher.plan.code import Code
-from launcher.plan.layer import DAYS, FOLDER, Layer
+from launcher.plan.code import Delivery
+from launcher.plan.layer import DAYS
 from launcher.plan.plan import NodePlan, Plan
 
 # Code, and a layer, are as old as their last use. None of another run's is in use for so long.
 USED = 'touch "$1" && find "${1%/*}" -mindepth 1 -maxdepth 1 -mtime "+$2" -exec rm -rf -- "{}" +'
-SHOWN = 6  # packages of a layer that are named
 
 
-def sync_code(plan: Plan, machines: OpenMachines, say: Callable[[str], None]) -> None:
-    """Send the code to machines that lack this version. Raises MachineError."""
-    now = code.current(plan.own_folder)
-    folders = {node.host: node.cwd for node in plan.nodes}
-    own = f" ({', '.join(now.files.lines()[:1])})" if plan.script else ""
-    _sync(now, folders, machines, lambda names: say(f"code {now.sha256[:12]}{own} goes to {names}"))
-
-
-def sync_layer(layer: Layer, machines: OpenMachines, say: Callable[[str], None]) -> None:
-    """Send the packages of a script to machines that lack them. Raises MachineError."""
-    folders = _below_node_dir(f"{FOLDER}/{layer.key}", machines)
-    first = [f"{name} {version}" for name, version in [*layer.packages.items()][:SHOWN]]
-    more = len(layer.packages) - len(first)
-    said = f"packages {', '.join(first)}{f' and {more} more' if more else ''} go to"
-    _sync(layer.code(), folders, machines, lambda names: say(f"{said} {names}"))
-
-
-def sync_weights(weights: Code, machines: OpenMachines, say: Callable[[str], None]) -> None:
-    """Send a file of weights to machines that lack it. Raises MachineError."""
-    folders, file = _below_node_dir(weights.folder, machines), relative(weights.tree)
-    said = f"weights {file / weights.names[0]} go to"
-    _sync(weights, folders, machines, lambda names: say(f"{said} {names}"))
-
-
-def _below_node_dir(folder: str, machines: OpenMachines) -> dict[str, str]:
-    facts = machines.facts
-    return {h.name: f"{facts[h.name].absolute(h.node_dir)}/{folder}" for h in machines.hosts}
-
-
-def _sync(
-    sent: Code, folders: dict[str, str], machines: OpenMachines, say: Callable[[str], None]
+def deliver(
+    deliveries: Iterable[Delivery], machines: OpenMachines, say: Callable[[str], None]
 ) -> None:
     """Send files to the machines that do not hold them, see that they came, and throw away there
-    what was long not used beside them."""
-    nodes = machines.nodes
-    hosts = machines.hosts
-    held = engine.of_each(lambda host: _holds(sent.sha256, nodes[host.name], folders), hosts)
-    lacking = [host for host, there in zip(hosts, held) if not there]
+    what was long not used beside them. Raises MachineError."""
+    for delivery in deliveries:
+        _deliver(delivery, machines, say)
+
+
+def _deliver(delivery: Delivery, machines: OpenMachines, say: Callable[[str], None]) -> None:
+    hosts, nodes, facts, sent = machines.hosts, machines.nodes, machines.facts, delivery.code
+    folders = {h.name: f"{facts[h.name].absolute(h.node_dir)}/{sent.folder}" for h in hosts}
+    is_held = engine.of_each(lambda host: _holds(sent.sha256, nodes[host.name], folders), hosts)
+    lacking = [host for host, there in zip(hosts, is_held) if not there]
     if lacking:
-        say(", ".join(host.name for host in lacking))
+        say(f"{delivery.said} {', '.join(host.name for host in lacking)}")
         code.send(sent, {host.name: nodes[host.name] for host in lacking}, folders)
         check_code(sent.sha256, lacking, nodes, folders)
 
@@ -143,8 +117,8 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
 
 
 def peers_of(plan: Plan, node: NodePlan) -> list[str]:
-    """Where a script's ranks are found; our trainer's always make a process group."""
-    if plan.script is None or plan.world_size == 1:
+    """Where ranks are found of which nobody knows whether they make a process group."""
+    if plan.workload.is_trainer or plan.world_size == 1:
         return []
     near = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
     return [*{other.address: None for other in plan.nodes}, *near]

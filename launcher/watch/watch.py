@@ -319,7 +319,7 @@ class Watch:
         )
 
     def _failure(self, host: str, source: str, **fields: Any) -> Failure:
-        order, script = len(self._failures), self._plan.script is not None
+        order, script = len(self._failures), not self._plan.workload.is_trainer
         return Failure(
             host=host, source=source, order=order, seconds=self._seconds(), script=script, **fields
         )
@@ -402,7 +402,7 @@ class Watch:
     def _enter(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
         self._stage, self._since = stage, now
         if stage is Stage.STOPPING:
-            what = f"have {STOP_GRACE} s to end" if self._plan.script else "save and exit"
+            what = self._plan.workload.when_stopped(STOP_GRACE)
             why = "stopping" if self._stopper.asked else self._regroup
             again = " (press again to kill them at once)" if self._stopper.asked else ""
             self._say(f"{why}: the workers {what}{again}")

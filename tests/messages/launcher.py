@@ -11,13 +11,14 @@ from boundary.frames import Exit, Process
 from contract import errors
 from contract.options import Config
 from launcher.engines import ssh
-from launcher.look import Requirements
 from launcher.machines import owned
 from launcher.problems import RULES, problem
 from launcher.watch import attempts
 from launcher.watch.failures import Failure, exit_code, explained, reason, restart
 from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
 from launcher.watch.watch import Outcome
+from launcher.workload import Requirements
+from launcher.workloads.trainer import Trainer
 from report.wait_rules import WORDS
 from tests.unit.launcher.launcher_values import (
     DATA,
@@ -218,7 +219,7 @@ def of_machines():
         alike = "gpus" in changes and name != "driver fails"
         known = [facts(1, gpus=gpus(1)) if alike else facts(1), facts(2, **changes)]
         settings = replace(SETTINGS, model="resnet18")
-        asked = Requirements(Config(data=FOLDERS.get(name, "/d")), settings)
+        asked = Requirements(Config(data=FOLDERS.get(name, "/d")), Trainer(settings))
         found = problems(hosts, known, asked)
         shown.update(one.code for one in found)
         yield f"machine: {name}", "\n".join(map(kind_of, found))
@@ -270,7 +271,7 @@ def of_ends():
     yield "end: not saved", attempts.how_to_resume("r", False, None)
     yield "end: saved", attempts.how_to_resume("r", True, worker(exit_code=9))
     yield "end: diverged", attempts.how_to_resume("r", True, FAILURES["diverged"])
-    yield "end: script", attempts.script_is_over()
+    yield "end: script", attempts.cannot_go_on()
     yield "end: disk", attempts.not_copied(Path("/data/runs/r"), OSError("No space left"))
 
 

@@ -140,7 +140,7 @@ READS = {
         ansible/library/share_reader.py ansible/library/user_key.py
         ansible/library/user_path.py""",
     "a method of that name, of no file": """
-        launcher/look.py launcher/machines/engine.py launcher/measure.py launcher/plan/checks.py
+        launcher/look.py launcher/machines/engine.py launcher/measure.py
         launcher/watch/watch.py""",
     "members, who trust each other (docs/security.md)": """
         tandem/exchange.py trainer/world.py""",

@@ -23,6 +23,7 @@ from launcher.watch import attempts, guards
 from launcher.watch.attempts import Attempts, write_json
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
+from launcher.workloads.trainer import Trainer
 from report import fields, read
 from report.files import text, time_of
 from tests import run_directory
@@ -128,7 +129,9 @@ def plan_written(made):
     options = Config(nodes=2, trainer={"model": "resnet50", "per_node_batch_size": 64, "lr": 0.1})
     said = {"images_per_second": 9.0, "made_unix": 1.0}
     code = dataclasses.replace(CODE, git_revision="abc", git_diff="x")
-    asked = planning.Request(made.scratch.name, 1.0, options, SETTINGS, code, predicted=said)
+    asked = planning.Request(
+        made.scratch.name, 1.0, options, Trainer(SETTINGS, predicted=said), code
+    )
     one = planning.build([host(1), host(2)], {"node1": facts(1), "node2": facts(2)}, asked)
     write_json(made.scratch / "plan.json", one.document())
     return one

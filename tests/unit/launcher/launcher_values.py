@@ -12,15 +12,18 @@ from boundary.schema import convert
 from contract.options import Config
 from contract.options import Options as TrainerOptions
 from launcher import judge
-from launcher.look import Control, OpenMachines, Requirements
+from launcher.look import Control, OpenMachines
 from launcher.machines.engine import Host
 from launcher.options import config_of, document, with_trainer
 from launcher.plan import devices
 from launcher.plan import plan as making
 from launcher.plan.code import Code
 from launcher.problems import Refused
+from launcher.workload import Requirements
+from launcher.workloads.trainer import Trainer
 
 SETTINGS = TrainerOptions(epochs=3)
+DECIDED = ("sync_why", "balance", "predicted")
 VERSIONS = {
     **{"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2", "cuda": "13.2"},
     "nccl": None,
@@ -82,7 +85,7 @@ def facts(number, skew=0.0, **changes):
 def problems(hosts, found, asked=None, control=None):
     """What is wrong with these machines, of whose answers and control machine all else is well."""
     machines = OpenMachines(hosts, {}, {one.host: one for one in found})
-    asked = asked or Requirements(Config(), replace(SETTINGS, model="resnet18"))
+    asked = asked or Requirements(Config(), Trainer(replace(SETTINGS, model="resnet18")))
     return judge.problems(machines, asked, control or Control(1 << 40))
 
 
@@ -111,13 +114,13 @@ def gpus(count, **changes):
 def build(hosts, found, options=None, settings=None, **details):
     """The plan of an attempt whose precision is decided here."""
     named, wanted = {one.host: one for one in found}, replace(SETTINGS, **(settings or {}))
-    asked = Requirements(options or Config(), wanted, keeps_precision=details.get("attempt", 1) > 1)
-    parts = devices.assign(hosts, named, wanted)
-    level = devices.precision(parts, OpenMachines(hosts, {}, named), asked)
+    parts, machines = devices.assign(hosts, named, Trainer(wanted)), OpenMachines(hosts, {}, named)
+    level = devices.precision(parts, machines, wanted, details.get("attempt", 1) > 1)
+    decided = {name: details.pop(name) for name in DECIDED if name in details}
+    settings = replace(wanted, precision=level.name)
     chosen = {
-        "options": with_trainer(asked.options, precision=level.name),
-        "settings": replace(wanted, precision=level.name),
-        "precision_why": level.why,
+        "options": with_trainer(options or Config(), precision=level.name),
+        "workload": Trainer(settings, precision_why=level.why, **decided),
     }
     known = {"run": "r", "unix": 0.0, "code": CODE, **chosen, **details}
     return making.build(hosts, named, making.Request(**known))

@@ -7,7 +7,7 @@ import pytest
 from contract.errors import STOPPED, UNWRITTEN, UserError
 from contract.options import Config
 from launcher import cli, folders
-from launcher.plan import checks
+from launcher.machines import inventory
 from launcher.watch import attempts
 from launcher.watch.attempts import Limits, exit_code
 from launcher.watch.failures import Failure
@@ -47,10 +47,10 @@ def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
 
 def test_more_machines_demanded_than_there_are():
     with pytest.raises(UserError, match="MIN_NODES=3"):
-        checks.check_minimum(Config(min_nodes=3), [host(1), host(2)])
+        inventory.check_minimum(Config(min_nodes=3), [host(1), host(2)])
     with pytest.raises(UserError, match="MAX_RESTARTS=-1: must be at least 0"):
         cli.parse(["train", "MAX_RESTARTS=-1"])
-    checks.check_minimum(Config(max_restarts=0, min_nodes=1), [host(1)])
+    inventory.check_minimum(Config(max_restarts=0, min_nodes=1), [host(1)])
 
 
 def test_what_finished_but_is_not_all_here_has_a_code_of_its_own():

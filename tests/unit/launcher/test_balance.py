@@ -108,10 +108,10 @@ def test_equal_parts_are_said_to_nobody(ready):
 
 def test_a_run_that_goes_on_has_the_same_parts_on_the_same_machines(ready):
     checked, _ = ready(before={"node1": 1, "node2": 1, "node3": 7})
-    assert checked.balance.of(HOSTS) == (1, 1, 7)
-    assert not ready(before=dict.fromkeys(FACTS, 1))[0].balance.weights  # equal ones, too
+    assert checked.workload.balance.of(HOSTS) == (1, 1, 7)
+    assert not ready(before=dict.fromkeys(FACTS, 1))[0].workload.balance.weights  # equal ones, too
     joined = ready(before={"node1": 1, "node2": 1})[0]
-    assert joined.balance.of(HOSTS) == (1000, 500, 990)
+    assert joined.workload.balance.of(HOSTS) == (1000, 500, 990)
 
 
 def test_the_weights_of_the_last_attempt_are_found_again():

@@ -14,6 +14,7 @@ from launcher.machines import inventory
 from launcher.options import config_of
 from launcher.plan import checks
 from launcher.terminal import Terminal
+from launcher.workloads import trainer
 from tests.unit.launcher.launcher_values import SETTINGS, facts, gpus, host
 
 BUSY = gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])
@@ -39,7 +40,7 @@ def ready(monkeypatch, tmp_path):
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
         monkeypatch.setattr(look, "open_and_probe", answers)
         monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
-        monkeypatch.setattr(checks, "trainer_settings", settings_of)
+        monkeypatch.setattr(trainer, "trainer_settings", settings_of)
         monkeypatch.setattr(folders, "RUNS", tmp_path)
         monkeypatch.setattr(checks.time, "sleep", slept.append)
         config = replace(config_of(options), until=until)
@@ -62,7 +63,7 @@ def test_busy_machines_are_waited_for_and_that_is_said_once(ready):
     free = gpus(1)
     other = {**BUSY, "processes": [{"pid": 8, "user": "ben", "command": "python y"}]}
     looks = [{"gpus": BUSY}, {"gpus": BUSY}, {"gpus": other}, {"gpus": free}]
-    assert ready(*looks, queue=True).hosts == [host(1), host(2)]
+    assert ready(*looks, queue=True).machines.hosts == [host(1), host(2)]
     assert ready.slept == [checks.QUEUE_POLL_SECONDS] * 3
     waited = [line for line in ready.said().splitlines() if "waiting: " in line]
     assert [line.split("by ")[1][:3] for line in waited] == ["ann", "ben"]
@@ -81,7 +82,7 @@ def test_a_model_of_one_s_own_is_built_on_a_machine_of_the_run(ready, monkeypatc
         def on(self, node, below):
             raise UserError(f"MODEL=net.py:body: tried out in {below} by {node}")
 
-    monkeypatch.setattr(checks.models.Trial, "of", lambda *_, **__: Trial())
+    monkeypatch.setattr(trainer.models.Trial, "of", lambda *_, **__: Trial())
     ready.nodes["node1"] = SimpleNamespace(close=lambda: closed.append(1))
     closed = []
     with pytest.raises(UserError, match="tried out in /home/tandem/tandem by namespace"):
@@ -92,7 +93,7 @@ def test_a_model_of_one_s_own_is_built_on_a_machine_of_the_run(ready, monkeypatc
 def test_who_waits_for_an_hour_is_told_of_once(ready, monkeypatch, tmp_path):
     monkeypatch.setattr(notify.time, "monotonic", lambda: 1300.0 * len(ready.slept))
     tell = f"sh -c 'echo $TANDEM_RUN $TANDEM_STATUS $TANDEM_WHY >>{tmp_path}/told'"
-    assert ready(*[{"gpus": BUSY}] * 9, {"gpus": gpus(1)}, queue=True, notify=tell).hosts
+    assert ready(*[{"gpus": BUSY}] * 9, {"gpus": gpus(1)}, queue=True, notify=tell).machines.hosts
     (line,) = (tmp_path / "told").read_text().splitlines()
     assert line.startswith("resnet18 on 2 machines waits ") and "ann: python x" in line
 
@@ -114,7 +115,7 @@ def test_without_queue_busy_machines_are_refused_unless_forced(ready):
 @pytest.mark.parametrize("queue", [False, True])
 def test_what_starts_nothing_needs_no_machine_for_itself(ready, queue):
     """A dry run: that others have the machines is said, and neither refused nor waited for."""
-    assert ready({"gpus": BUSY}, queue=queue, everybody=True).hosts == [host(1), host(2)]
+    assert ready({"gpus": BUSY}, queue=queue, everybody=True).machines.hosts == [host(1), host(2)]
     assert "ann: python x" in ready.said()
     assert ready.slept == []
 

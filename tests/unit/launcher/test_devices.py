@@ -8,10 +8,13 @@ import pytest
 from contract.errors import UserError
 from contract.options import Config
 from launcher import look
-from launcher.look import OpenMachines, Requirements
+from launcher.look import OpenMachines
 from launcher.node import probe as cards_of
 from launcher.plan import checks, devices
 from launcher.terminal import Terminal
+from launcher.workload import Requirements
+from launcher.workloads import trainer
+from launcher.workloads.trainer import Trainer
 from tests.unit.launcher import launcher_values
 from tests.unit.launcher.launcher_values import (
     SETTINGS,
@@ -141,7 +144,7 @@ def test_gpus_that_are_not_there_are_refused(nodes, count, code):
 
 
 def problems(hosts, found, begun=False, **settings):
-    asked = Requirements(Config(), replace(SETTINGS, **settings), keeps_precision=begun)
+    asked = Requirements(Config(), Trainer(replace(SETTINGS, **settings), keeps_precision=begun))
     return launcher_values.problems(hosts, found, asked)
 
 
@@ -205,7 +208,7 @@ def test_a_run_that_goes_on_keeps_its_level_and_names_who_lacks_it():
 
 
 def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
-    monkeypatch.setattr(checks, "trainer_settings", lambda _options: SETTINGS)
+    monkeypatch.setattr(trainer, "trainer_settings", lambda _options: SETTINGS)
     monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1), host(2)])
     cards = {f"node{n}": facts(n, gpus=having(name)) for n, name in ((1, "3090"), (2, "2080 Ti"))}
     machines = OpenMachines([host(1), host(2)], {}, cards)
@@ -213,16 +216,17 @@ def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
     said = io.StringIO()
     found = checks.check_machines(Config(), Terminal(said))
     assert "in NVIDIA GeForce RTX 2080 Ti (node2)" in said.getvalue()
-    assert (found.settings.precision, found.settings.device) == ("O1", "cuda")
-    assert found.needs.keeps_precision and found.needs.settings == found.settings
+    decided = found.workload
+    assert (decided.settings.precision, decided.settings.device) == ("O1", "cuda")
+    assert decided.keeps_precision
     # The machine that decided is gone: the level stays.
     left = OpenMachines([host(1)], {}, {"node1": cards["node1"]})
     later = checks.make_plan(found, left, run="r", attempt=2)
-    assert (later.precision, later.precision_why) == ("O1", found.precision_why)
+    assert (later.precision, later.precision_why) == ("O1", decided.precision_why)
     assert sent_to_trainer(later.nodes[0])["precision"] == "O1"
     # A run that goes on keeps its own, which node2 lacks.
     began = replace(SETTINGS, precision="bf16")
-    monkeypatch.setattr(checks, "trainer_settings", lambda _options: began)
+    monkeypatch.setattr(trainer, "trainer_settings", lambda _options: began)
     with pytest.raises(UserError, match=r"2080 Ti \(node2\).* began with: leave node2 out"):
         checks.check_machines(Config(), Terminal(said), run="r")
 

@@ -13,14 +13,14 @@ from contract.options import Config
 from launcher.look import (
     Control,
     OpenMachines,
-    Requirements,
     Source,
     data_sources,
     skew,
 )
 from launcher.machines import inventory
-from launcher.plan import checks
 from launcher.problems import ALWAYS, NEVER, Refused, problem, refuse_or_warn
+from launcher.workload import Requirements
+from launcher.workloads.trainer import Trainer
 from tests.unit.launcher import launcher_values
 from tests.unit.launcher.launcher_values import (
     DATA,
@@ -35,7 +35,7 @@ from tests.unit.launcher.launcher_values import (
 
 def problems(*found, model="resnet18", run=None):
     hosts = [host(int(one.host[4:])) for one in found]
-    asked = Requirements(Config(), replace(SETTINGS, model=model), run)
+    asked = Requirements(Config(), Trainer(replace(SETTINGS, model=model)), run)
     return launcher_values.problems(hosts, found, asked)
 
 
@@ -101,7 +101,9 @@ def test_the_source_of_a_copy_is_the_folder_here_and_only_of_what_is_copied(tmp_
     hosts = [host(1, copied=copied), host(2)]
 
     def sources(data):
-        return data_sources(OpenMachines(hosts, {}, {}), Requirements(Config(data=data), SETTINGS))
+        return data_sources(
+            OpenMachines(hosts, {}, {}), Requirements(Config(data=data), Trainer(SETTINGS))
+        )
 
     for data in ("set", "/srv/tandem/data/set"):
         assert {name: one.splits["train"].images for name, one in sources(data).items()} == {
@@ -123,7 +125,7 @@ def test_the_source_of_a_share_is_its_server_if_that_takes_no_part(tmp_path):
     options = Config(inventory=str(machines), data="set")
 
     def sources(hosts):
-        return data_sources(OpenMachines(hosts, {}, {}), Requirements(options, SETTINGS))
+        return data_sources(OpenMachines(hosts, {}, {}), Requirements(options, Trainer(SETTINGS)))
 
     assert {name: (one.name, one.is_copied) for name, one in sources(hosts[1:]).items()} == {
         "pc2": ("pc1", False)
@@ -159,5 +161,5 @@ def test_force_passes_over_what_does_not_always_block():
 def test_more_nodes_than_the_inventory_lists():
     hosts = [host(1), host(2)]
     with pytest.raises(UserError, match=r"NODES=3, but inventory.ini lists 2 \(node1, node2\)"):
-        checks.select(hosts, Config(nodes=3))
-    assert checks.select(hosts, Config(nodes=1)) == hosts[:1]
+        inventory.select(hosts, Config(nodes=3))
+    assert inventory.select(hosts, Config(nodes=1)) == hosts[:1]

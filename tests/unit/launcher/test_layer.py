@@ -20,11 +20,13 @@ from contract.errors import UserError
 from contract.options import Config
 from launcher import judge, look
 from launcher.engines.local import LocalNode
-from launcher.look import OpenMachines, Requirements
-from launcher.plan import checks, layer
+from launcher.look import OpenMachines
+from launcher.plan import layer
+from launcher.plan.code import Delivery
 from launcher.plan.layer import Environment
-from launcher.plan.script import Script
 from launcher.watch import guards
+from launcher.workload import Requirements
+from launcher.workloads.script import Script
 from tests.unit.launcher.launcher_values import VERSIONS, codes, facts, host
 
 THERE = {"torch": "2.15.0", "nvidia-cublas": "13.2", "base": "1.0"}
@@ -202,7 +204,7 @@ def test_layers_that_nobody_used_are_thrown_away(index, asks):
     old.mkdir()
     os.utime(old, (past, past))
     used = layer.of(asks("tool"), ENVIRONMENT)
-    os.utime(layer.CACHE / used.key, (past, past))
+    os.utime(used.tree.parent, (past, past))
     assert layer.of(asks("tool"), ENVIRONMENT) == used  # which renews it
     assert used.tree.exists() and not old.exists()
 
@@ -215,28 +217,29 @@ def test_machines_get_the_same_files_once(index, asks, tmp_path):
         hosts.append(host(number, connection="local", node_dir=node_dir, env_python=sys.executable))
     known = {one.name: facts(n) for n, one in enumerate(hosts, 1)}
     machines = OpenMachines(hosts, {one.name: LocalNode(one) for one in hosts}, known)
-    guards.sync_layer(made, machines, said.append)
-    there = tmp_path / "node1/layers" / made.key
+    sent = [Delivery(made.code(), f"packages {made.summary()} go to")]
+    guards.deliver(sent, machines, said.append)
+    there = tmp_path / "node1" / made.folder
     assert (there / "tool.py").read_text() == "version = '1.0'\n"
     stale = tmp_path / "node1/layers/stale"
     stale.mkdir()
     past = time.time() - 32 * 86400
     os.utime(stale, (past, past))
-    guards.sync_layer(made, machines, said.append)
+    guards.deliver(sent, machines, said.append)
     assert said == ["packages tool 1.0, part 0.5 go to node1, node2"]
     assert not stale.exists() and there.exists()
     (there / "tool.py").write_text("changed")
-    guards.sync_layer(made, machines, said.append)
+    guards.deliver(sent, machines, said.append)
     assert said[1:] == ["packages tool 1.0, part 0.5 go to node1"]
 
 
 def judged(script, *environments):
     known = {f"node{n}": facts(n, **one) for n, one in enumerate(environments, 1)}
     machines = OpenMachines([host(n) for n, _ in enumerate(known, 1)], {}, known)
-    asked = checks._with_packages(Requirements(Config(data=""), script), machines)
+    asked = Requirements(Config(data=""), script.for_machines(machines))
     with mock.patch.object(layer, "of", side_effect=AssertionError("a look makes no layer")):
         for _ in range(2):
-            checks._with_packages(asked, machines)
+            script.for_machines(machines)
             wrong = judge.problems(machines, asked, look.control_machine_facts(asked))
     return wrong
 

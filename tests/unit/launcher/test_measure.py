@@ -13,10 +13,13 @@ import pytest
 
 from contract.errors import UserError
 from launcher import cli, folders, measure
-from launcher.look import OpenMachines, Requirements
+from launcher.look import OpenMachines
+from launcher.owners import Owners
 from launcher.plan.checks import ReadyRun
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
+from launcher.workload import Requirements
+from launcher.workloads.trainer import Trainer
 from report.__main__ import main as report_main
 from tests.unit.launcher.launcher_values import SETTINGS, facts
 from tests.unit.report.report_runs import RunBuilder
@@ -62,8 +65,8 @@ def cluster(tmp_path, monkeypatch, local_hosts):
             nodes = {one.name: one.engine.node(one) for one in hosts}
             machines = OpenMachines(hosts, nodes, found)
             settings = replace(SETTINGS, model=options.trainer["model"])
-            asked = Requirements(options, settings)
-            return ReadyRun(options, settings, hosts, machines, asked)
+            asked = Requirements(options, Trainer(settings))
+            return ReadyRun(asked, machines, Owners(hosts, None))
 
         monkeypatch.setattr(measure.inventory, "load", lambda _: hosts)
         monkeypatch.setattr(measure, "check_machines", check)

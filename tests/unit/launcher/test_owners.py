@@ -9,10 +9,12 @@ import pytest
 from contract.errors import UserError
 from contract.options import Config
 from launcher import owners
-from launcher.look import OpenMachines, Requirements
+from launcher.look import OpenMachines
 from launcher.machines import inventory, owned
 from launcher.machines.owned import Owner
 from launcher.owners import Availability, Owners
+from launcher.workload import Requirements
+from launcher.workloads.trainer import Trainer
 from tests.unit.launcher.launcher_values import SETTINGS, VERSIONS, host
 from tests.unit.launcher.test_inventory import document
 
@@ -126,7 +128,7 @@ def names(machines):
 
 
 DESKS = [host(1), host(2, owner=YIELDS), host(3, owner=YIELDS)]
-ASKED = Requirements(Config(), SETTINGS)
+ASKED = Requirements(Config(), Trainer(SETTINGS))
 
 
 def test_a_start_leaves_out_who_has_an_owner_there_and_who_is_off(machines):
@@ -158,7 +160,7 @@ def test_one_that_others_have_is_left_out_unless_it_is_waited_for(machines):
     assert names(known.present(ASKED)) == ["node1", "node3"]
     assert known.absent()["node2"].startswith("it is in use by ben: run other")
     for word in ("queue", "force"):
-        asked = Requirements(Config(**{word: True}), SETTINGS)
+        asked = Requirements(Config(**{word: True}), Trainer(SETTINGS))
         assert names(Owners(DESKS, None).present(asked)) == ["node1", "node2", "node3"]
 
 

@@ -23,15 +23,17 @@ from launcher import collect, folders, hours, lifecycle, look, run
 from launcher.engines.local import LocalNode
 from launcher.engines.ssh import SshNode
 from launcher.lifecycle import Run
-from launcher.look import OpenMachines, Requirements
+from launcher.look import OpenMachines
 from launcher.machines.engine import Busy
+from launcher.owners import Owners
 from launcher.plan import checks, predictions
-from launcher.plan.balance import Balance
 from launcher.plan.checks import ReadyRun
 from launcher.terminal import Terminal
 from launcher.watch import attempts
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
+from launcher.workload import Requirements
+from launcher.workloads.trainer import Trainer
 from tests.unit.launcher.launcher_values import SETTINGS, build, facts, host
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
@@ -60,8 +62,8 @@ def start(tmp_path, monkeypatch, capsys, local_hosts):
         # This machine may be training, or have these tests twice.
         asked = Config(**{"force": True, **options})
         settings = replace(SETTINGS, **asked.trainer)
-        machines, what = answers(hosts, None), Requirements(asked, settings)
-        checked = ReadyRun(asked, settings, hosts, machines, what)
+        machines, what = answers(hosts, None), Requirements(asked, Trainer(settings))
+        checked = ReadyRun(what, machines, Owners(hosts, None))
         folder = tmp_path / "runs" / "r"
         folder.mkdir(parents=True, exist_ok=True)
         number = 1
@@ -172,7 +174,7 @@ def test_a_run_that_cannot_begin_is_told_of(start, monkeypatch, tmp_path):
     def full(*_):
         raise UserError("node1: its disk is full: make room.")
 
-    monkeypatch.setattr(lifecycle, "sync_code", full)
+    monkeypatch.setattr(lifecycle, "deliver", full)
     with pytest.raises(UserError):
         start("", notify=f"sh -c 'echo $TANDEM_STATUS $TANDEM_WHY >>{tmp_path}/told'")
     assert (tmp_path / "told").read_text() == "failed node1: its disk is full: make room.\n"
@@ -266,12 +268,12 @@ def test_parts_are_decided_anew_where_the_machines_change(start, monkeypatch):
         machines.hosts = machines.hosts[: left.pop(0)]
         return machines
 
-    def decide(_asked, everybody, machines, _terminal):
+    def decide(self, _config, everybody, machines, _terminal):
         decided.append([len(everybody), len(machines.hosts)])
-        return Balance()
+        return self
 
     monkeypatch.setattr(attempts, "survivors", survivors)
-    monkeypatch.setattr(checks, "decide_balance", decide)
+    monkeypatch.setattr(Trainer, "for_attempt", decide)
     script = "if os.environ['TANDEM_ATTEMPT'] != '3': sys.exit(9)"
     code, _, folder = start(script, 2, max_restarts=2)
     assert code == 0 and [one["balance"] for one in told(folder)["attempts"]] == [{}] * 3
@@ -279,14 +281,16 @@ def test_parts_are_decided_anew_where_the_machines_change(start, monkeypatch):
 
 
 def test_what_no_other_machine_would_mend_ends_the_run_with_its_records(start, monkeypatch):
-    seen = lifecycle.sync_code
+    seen = lifecycle.deliver
 
-    def sync_code(plan, machines, say):
-        if plan.attempt == 2:
+    def deliver(*words):
+        sent.append(1)
+        if len(sent) == 2:
             raise UserError("this machine's disk is full: make room.")
-        seen(plan, machines, say)
+        seen(*words)
 
-    monkeypatch.setattr(lifecycle, "sync_code", sync_code)
+    sent = []
+    monkeypatch.setattr(lifecycle, "deliver", deliver)
     code, said, folder = start("sys.exit(9)", nodes=1, max_restarts=2)
     assert code == 1
     assert "tandem: this machine's disk is full" in said
@@ -387,8 +391,8 @@ def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
     folders.point_latest(earlier)
     hosts, said = [host(1)], io.StringIO()
     machines = OpenMachines(hosts, {}, {"node1": facts(1)})
-    what = Requirements(Config(), SETTINGS)
-    ready = ReadyRun(Config(), SETTINGS, hosts, machines, what)
+    what = Requirements(Config(), Trainer(SETTINGS))
+    ready = ReadyRun(what, machines, Owners(hosts, None))
     busy = Failure(host="node1", source="busy", order=0, message="it is in use by ben: run other")
     outcome = Outcome("failed", busy, 1.0, [], {})
 

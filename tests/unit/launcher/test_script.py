@@ -13,13 +13,15 @@ import pytest
 from contract.errors import OUT_OF_MEMORY, STOPPED, UserError
 from contract.options import Config
 from launcher import cli, look, options
-from launcher.look import OpenMachines, Requirements
+from launcher.look import OpenMachines
 from launcher.machines import inventory
 from launcher.node import prepare, supervisor
-from launcher.plan import checks, code, plan, script, sources
+from launcher.plan import checks, code, plan, sources
 from launcher.problems import refuse_or_warn
 from launcher.terminal import Terminal
 from launcher.watch import failures
+from launcher.workload import Requirements
+from launcher.workloads import script
 from report.rerun import train_line
 from tests.unit.launcher.launcher_values import CODE, VERSIONS, codes, facts, gpus, host, problems
 
@@ -153,7 +155,7 @@ def test_each_attempt_has_two_ports_that_no_other_had():
     """At the old ones a machine that thaws would meet the run."""
     there, used, ports = facts(1, free_ports=list(range(29500, 29532))), set(), []
     for _ in range(8):
-        ports += [plan.choose_port(there, None, used), plan.script_port(there, None, used)]
+        ports += [plan.choose_port(there, None, used), plan.rank_port(there, None, used)]
         used.add(ports[-2])
     assert len({*ports}) == 16
 
@@ -322,7 +324,7 @@ def test_the_machines_are_checked_and_nothing_is_said_of_precision(project, monk
     assert "precision" not in said.getvalue()
     assert checks.new_id(ready).endswith("Z-train-2n")
     made = checks.make_plan(ready, ready.machines, run="r")
-    assert made.own_folder == project
+    assert ready.workload.code().tree and ready.workload.folder == project
     assert json.loads(json.dumps(made.document()))["script"]["words"] == ["train.py"]
 
 

@@ -89,13 +89,13 @@ def test_auto_is_settled_before_anything_starts_and_stands_in_the_plan(ready):
 )
 def test_a_run_that_is_all_warm_up_says_so_before_it_starts(ready, epochs, more, said):
     checked, _ = ready({}, sync="ef:3", precision="fp32", epochs=epochs, args=list(more))
-    told = checks.warnings(checked.settings, checked.hosts)
+    told = checked.workload.warnings(checked.machines.hosts)
     assert [said in one for one in told] == [True] * bool(said)
     checked.machines.close()
 
 
 def test_without_an_earlier_run_it_is_exact(ready):
     checked, said = ready({}, sync="auto")
-    assert checked.settings.sync == "allreduce"
+    assert checked.workload.settings.sync == "allreduce"
     command = "`make plan NODES=2 MODEL=resnet18 BATCH=32 PRECISION=O1`"
     assert "make plan knows no such run yet" in said.getvalue() and command in said.getvalue()

@@ -7,12 +7,14 @@ import pytest
 from contract.errors import UserError
 from contract.options import Config
 from launcher import owners
-from launcher.look import OpenMachines, Requirements
+from launcher.look import OpenMachines
 from launcher.machines import owned
 from launcher.machines.owned import Owner
 from launcher.owners import Owners
 from launcher.terminal import Stopper, Terminal
 from launcher.watch import attempts
+from launcher.workload import Requirements
+from launcher.workloads.trainer import Trainer
 from tests.unit.launcher.launcher_values import SETTINGS, host
 
 YIELDS = Owner(yields=True)
@@ -22,7 +24,7 @@ BUSY = {"runs": [{"pid": 7, "run": "another", "holder": "berta@office", "seconds
 
 
 def survivors(found, stopped=False, force=False, least=1, saved=True, tell=str):
-    asked = Requirements(Config(force=force), SETTINGS, "r")
+    asked = Requirements(Config(force=force), Trainer(SETTINGS), "r")
     said, stopper = io.StringIO(), Stopper()
     stopper.asked = stopped
     limits = attempts.Limits(0, least)

@@ -21,10 +21,12 @@ from contract.options import Config
 from contract.text import clean
 from launcher import judge, look, measure
 from launcher.engines import ssh
-from launcher.look import Control, OpenMachines, Requirements
+from launcher.look import Control, OpenMachines
 from launcher.terminal import Terminal
 from launcher.watch import attempts
 from launcher.watch.lines import RunLogs
+from launcher.workload import Requirements
+from launcher.workloads.trainer import Trainer
 from tests import fuzz
 from tests.unit.launcher.launcher_values import ANSWER as TOLD
 from tests.unit.launcher.launcher_values import SETTINGS, build, card, facts, gpus, host
@@ -239,7 +241,7 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
     env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
     hosts = [host(1, env=env, cuda_home="/usr/local/cuda"), host(2)]
     chosen = {"device": device, "output": "."}
-    asked = Requirements(Config(), replace(SETTINGS, **chosen))
+    asked = Requirements(Config(), Trainer(replace(SETTINGS, **chosen)))
     with contextlib.suppress(UserError):
         for some in (hosts[:1], hosts):
             judge.problems(OpenMachines(some, {}, known), asked, Control(1 << 40))
