@@ -162,11 +162,11 @@ def _driver(entry, stack, table, bundle):
     if plan["action"] == "refuse":
         return [f"REFUSED: {plan['reason']}", f"remedy: {plan['remedy']}"]
     lines = [plan["reason"]]
-    if plan["module"]:
+    if plan.get("module"):
         lines[0] += f", {plan['module']} kernel module"
-    if plan["url"]:
+    if plan.get("url"):
         lines += [f"file {plan['url'].rsplit('/')[-1]}", *_from(plan["url"])]
-    if plan["packages"]:
+    if plan.get("packages"):
         lines += ["from the distribution's archive:"]
         lines += [package.replace("=", " ", 1) for package in plan["packages"]]
     return [*lines, *_beside(plan, entry["facts"])]
@@ -175,34 +175,34 @@ def _driver(entry, stack, table, bundle):
 def _beside(plan, facts):
     """Lines about what else it takes to have that driver."""
     lines = []
-    if plan["tools"]:
+    if plan.get("tools"):
         lines.append(f"and to build the module: {', '.join(plan['tools'])}")
-    if plan["waiting"]:
+    if plan.get("waiting"):
         lines.append(f"for kernel {plan['waiting']} too, which the next boot starts")
     lines += _reboots(plan, facts)
-    if plan["key"]:
+    if plan.get("key"):
         lines.append(
             f"Secure Boot: the module is signed with this machine's own key ({plan['key']}), which "
             "somebody has to enrol at its screen once; the run says how, and goes on afterwards"
         )
-    if facts["seated"] and (plan["screen"] or plan["reboot_first"] or facts["nouveau"]):
+    if facts["seated"] and (plan.get("screen") or plan.get("reboot_first") or facts["nouveau"]):
         lines.append(f"before a reboot {', '.join(facts['seated'])}, logged in there, is asked")
     return lines
 
 
 def _reboots(plan, facts):
     """Lines about the reboot that a plan has, or may have."""
-    if plan["reboot_first"]:
+    if plan.get("reboot_first"):
         into = ["without nouveau"] * facts["nouveau"]
-        into += [f"without {plan['without']}"] * bool(plan["without"])
+        into += [f"without {plan['without']}"] if plan.get("without") else []
         into = into or [f"into kernel {facts['waiting_kernel']}"]
         lines = [f"after a reboot {' and '.join(into)}"]
-    elif plan["action"] == "load" and facts["driver"]:  # another one than the library's
-        lines = [f"and a reboot, since driver {facts['driver']} is loaded, if it is in use"]
     elif plan["action"] == "package" and facts["nouveau"]:
         lines = ["and a reboot, if nouveau holds the card"]
-    elif plan["screen"]:
+    elif plan.get("screen") and plan["action"] != "load":
         lines = ["under the running display: the next boot starts with it"]
+    elif plan["action"] != "nothing" and facts["driver"] not in (None, plan["version"]):
+        lines = [f"and a reboot, since driver {facts['driver']} is loaded, if it is in use"]
     else:
         return []
     disks = ", ".join(facts["boot_passphrases"])

@@ -23,11 +23,9 @@ from boundary.facts import Printed, Reader, Smi
 from contract.machines import CLOCK_TOLERANCE
 from planning import (
     PlanError,
-    boot,
     clock,
     data,
     driver,
-    driver_power,
     driver_result,
     firewall,
     looks,
@@ -73,14 +71,13 @@ FILTERS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(findings, offline_hosts, older_core),
-        boot.linux_again,
         reading.proven,
         *(clock.clock_server, clock.clock_servers_fault),
         data.copy_failure,
         data.data_refusal,
         *(driver.driver_plan, driver.driver_wanted),
-        driver_power.power_plan,
         *(driver_result.driver_hold, driver_result.driver_outcome, driver_result.kernel_packages),
+        *(driver_result.linux_again, driver_result.power_plan),
         *(firewall.by_family, firewall.interface_networks, firewall.connection_end),
         *(firewall.container_bridges, firewall.cut_off, firewall.kept_addresses),
         *(firewall.member_addresses, firewall.other_firewall, firewall.ssh_cut_off),

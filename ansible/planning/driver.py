@@ -1,7 +1,9 @@
 """What to do about a machine's NVIDIA driver: a pure function of facts, settings and stacks.yml.
 
-Facts are those of ansible/library/machine_facts.py and driver_facts.py together, with the inventory
-name as "host". roles/driver only carries the plan out.
+Read `decide` first; then driver_actions.py, what may be done; driver_candidates.py, which driver
+can come; driver_result.py, what came of it, and what is held. Facts are those of
+ansible/library/machine_facts.py and driver_facts.py together, with the inventory name as "host".
+Role driver only carries the plan out.
 """
 
 import dataclasses
@@ -9,8 +11,20 @@ import re
 from typing import Any
 
 from . import PlanError, driver_result, stacks
-from . import driver_candidates as offers
+from . import driver_candidates as candidates
 from . import packages as apt
+from .driver_actions import (
+    BuildModule,
+    Installation,
+    InstallPackages,
+    LoadModule,
+    Nothing,
+    Refusal,
+    Refuse,
+    RunInstaller,
+    as_dict,
+)
+from .driver_candidates import Case
 
 ADD_SOURCES = (
     "add the components contrib and non-free (Debian) or restricted and multiverse (Ubuntu) to "
@@ -79,131 +93,100 @@ def _value(variables, setting):
 
 
 def driver_plan(facts, wanted, stack, table):
-    """The plan for one machine.
+    """The plan for one machine, as role driver reads it: driver_actions.as_dict.
 
     wanted: as driver_wanted has it. stack: a row of table["rows"] with "name". table: stacks.yml's
     "stacks".
     """
+    return as_dict(plan(facts, wanted, stack, table))
+
+
+def plan(facts, wanted, stack, table):
+    """The same as an action, which may be Refuse."""
     try:
-        plan = decide(facts, wanted, stack, table)
-    except offers.Refusal as refusal:
-        plan = offers.Plan("refuse", *refusal.args)
+        return decide(facts, wanted, stack, table)
+    except Refusal as refusal:
+        reason, remedy = refusal.args
+        return Refuse(reason, remedy=remedy)
     except PlanError as error:
         reason = str(error).removeprefix(f"{facts['host']}: ")
-        plan = offers.Plan("refuse", reason, "see docs/stacks.md")
-    return dataclasses.asdict(plan)
+        return Refuse(reason, remedy="see docs/stacks.md")
 
 
 def decide(facts, wanted, stack, table):
-    """The plan, by which preflight, dry-provision and role driver judge alike.
+    """The action by which preflight, dry-provision and role driver judge alike.
 
-    Raises offers.Refusal where the machine stands in the way, PlanError where no driver fits it.
+    Raises Refusal where the machine stands in the way, PlanError where no driver fits it.
     """
-    plan = _plan(facts, wanted, stack, table)
-    if plan.action not in ("nothing", "load"):
+    action = _choose(facts, wanted, stack, table)
+    if isinstance(action, Nothing):
+        return action
+    if isinstance(action, Installation):
         _refuse_full_disks(facts)
-        if plan.action != "build":
+        if not isinstance(action, BuildModule):  # which moves no package
             _refuse_holds(facts, filter(driver_result.DRIVER.match, facts["packages"]))
         broken = apt.broken(facts)
         if broken:
-            raise offers.Refusal(*broken)
-    return plan if plan.action == "nothing" else _with_display(plan, facts)
+            raise Refusal(*broken)
+    _refuse_processes(facts)
+    return _beside_display(action, facts)
 
 
-def upgrade_plan(facts, wanted, stack, table, here=""):
-    """What `make upgrade` does to one machine, as driver_plan has it, before anything is let go.
-
-    here: the control machine's own machine_id, which does not reboot itself.
-
-    Returns {"action": nothing, upgrade or refuse; "reason", "remedy"; "kernel": whether a newer
-    kernel comes, and with it a reboot; "without": the display manager that stays off in that boot
-    until the driver is there}.
-    """
-    names, packages = driver_result.kernel_packages(facts), facts["packages"]
-    newer = [name for name in names if facts["offered"].get(name, packages[name]) != packages[name]]
-    kernel = bool(facts["waiting_kernel"] or newer)
-    plan = driver_plan(facts, {**wanted, "policy": "upgrade"}, stack, table)
-    shape = {"remedy": plan["remedy"], "kernel": kernel, "without": ""}
-    if plan["action"] == "refuse" or (plan["action"] == "nothing" and not kernel):
-        return {"action": plan["action"], "reason": plan["reason"], **shape}
-    coming = facts["waiting_kernel"] or f"by {', '.join(newer)}"
-    parts = [f"a newer kernel ({coming})"] * kernel
-    parts += [plan["reason"]] * (plan["action"] != "nothing")
-    why = "; ".join(parts)
-    try:
-        if kernel:
-            _refuse_full_disks(facts)
-            _refuse_holds(facts, names)
-        _refuse_processes(facts)
-        refused = driver_result.reboot_refused(facts, wanted)
-        if refused and not (here and facts["machine_id"] == here):
-            raise offers.Refusal(f"{why}, and {refused[0]}", refused[1])
-    except offers.Refusal as refusal:
-        reason, remedy = refusal.args
-        return {"action": "refuse", "reason": reason, **shape, "remedy": remedy}
-    shape["without"] = _screen(facts) if kernel else ""
-    return {"action": "upgrade", "reason": why, **shape}
-
-
-def _plan(facts, wanted, stack, table):
+def _choose(facts, wanted, stack, table):
+    """What these GPUs and this stack need, whatever else goes on at the machine."""
     if stack["cuda"] is None:
-        return offers.Plan("nothing", f"stack {stack['name']} needs no driver")
-    rows = [row for _, row in stacks.known_gpus(facts, table)]
+        return Nothing(f"stack {stack['name']} needs no driver")
+    gpus = tuple(row for _, row in stacks.known_gpus(facts, table))
     hidden = stacks.hidden_gpu(facts)
-    if rows and hidden:
-        raise offers.Refusal(*hidden)
-    if not rows:
-        return offers.Plan("nothing", hidden[0] if hidden else "no NVIDIA card that takes part")
-    loaded, needed = facts["driver"], stack["driver"]
-    enough = loaded and stacks.version(loaded) >= stacks.version(needed)
-    consistent = facts["driver_library"] in (None, loaded)
+    if gpus and hidden:
+        raise Refusal(*hidden)
+    if not gpus:
+        return Nothing(hidden[0] if hidden else "no NVIDIA card that takes part")
+    case = Case(facts, wanted, stack, table, gpus)
     if wanted["policy"] == "keep":
-        if enough and consistent:
-            return offers.Plan("nothing", f"driver {loaded} is loaded, {needed} or newer is needed")
-        there = _installed(facts)
-        old = there is not None and stacks.version(there[1]) < stacks.version(needed)
-        raise offers.Refusal(
-            f"{_state(facts)}, and stack {stack['name']} needs {needed} or newer; driver_policy: "
-            "keep forbids a change",
-            f"set driver_policy: {'upgrade' if old else 'install'} in group_vars/all.yml",
-        )
-    installed = _installed(facts)
+        return _keep(case)
+    installed = installed_driver(facts)
     if facts["pending"]:  # an earlier run was interrupted, so the same way is tried again
-        again = _in_the_same_way(wanted, installed[0]) if installed else wanted
-        return _fresh(facts, again, stack, table, rows)
+        return _install(_in_the_same_way(case, installed[0]) if installed else case)
     if installed is not None:
-        return _present(facts, wanted, stack, table, rows, installed)
-    if loaded is None:
-        return _fresh(facts, wanted, stack, table, rows)
-    came = (
-        f"driver {loaded} is loaded, and was installed neither from packages nor by NVIDIA's "
-        "installer"
+        return _for_installed(case, *installed)
+    if facts["driver"] is None:
+        return _install(case)
+    origin = (
+        f"driver {facts['driver']} is loaded, and was installed neither from packages nor by "
+        "NVIDIA's installer"
     )
-    if enough and consistent:
-        return offers.Plan("nothing", came)
-    raise offers.Refusal(f"{came}; {needed} is needed", "remove it by hand, then run again")
+    if _loaded_suffices(case):
+        return Nothing(origin)
+    raise Refusal(f"{origin}; {stack['driver']} is needed", "remove it by hand, then run again")
 
 
-def _in_the_same_way(wanted, kind):
-    """The settings for a driver of the kind that is there; "bound": nobody set that kind."""
-    return {**wanted, "source": kind, "bound": wanted["source"] == "auto"}
+def _loaded_suffices(case):
+    loaded = case.facts["driver"]
+    consistent = case.facts["driver_library"] in (None, loaded)
+    return bool(loaded) and stacks.version(loaded) >= case.oldest and consistent
 
 
-def removal(facts, kind):
-    """The command that removes a driver, and nothing that is not part of it."""
-    if kind == "runfile":
-        return "sudo nvidia-uninstall"
-    # A name with a + is kept by apt-get (its manual, "install").
-    containers = [f" {name}+" for name in sorted(facts["packages"]) if CONTAINERS.match(name)]
-    return f"sudo apt-get purge '*nvidia*'{''.join(containers)}"
+def _keep(case):
+    facts, stack = case.facts, case.stack
+    if _loaded_suffices(case):
+        needed = f"{stack['driver']} or newer is needed"
+        return Nothing(f"driver {facts['driver']} is loaded, {needed}")
+    installed = installed_driver(facts)
+    is_old = installed is not None and stacks.version(installed[1]) < case.oldest
+    raise Refusal(
+        f"{_state(facts)}, and stack {stack['name']} needs {stack['driver']} or newer; "
+        "driver_policy: keep forbids a change",
+        f"set driver_policy: {'upgrade' if is_old else 'install'} in group_vars/all.yml",
+    )
 
 
-def _installed(facts):
+def installed_driver(facts):
     """(package or runfile, version) of the installed driver; None if there is none."""
     own = [name for name in facts["packages"] if name not in facts["transitional"]]
     names = [name for name in own if stacks.PACKAGED.match(name)]
     if names and facts["runfile"]:
-        raise offers.Refusal(
+        raise Refusal(
             f"it has two drivers, one over the other: {', '.join(sorted(names))} and NVIDIA's own "
             f"installer's {facts['runfile']}",
             f"remove both: {removal(facts, 'runfile')}; {removal(facts, 'package')}; "
@@ -221,63 +204,69 @@ def _installed(facts):
     return "package", max(versions, key=stacks.version)
 
 
-def _present(facts, wanted, stack, table, rows, installed):
-    """The plan if a driver is installed."""
-    kind, version = installed
-    _refuse_foreign(version, kind, rows, removal(facts, kind))
+def _for_installed(case, kind, version):
+    """A newer driver, if one is wanted; else what makes the installed one work."""
+    facts, stack, wanted = case.facts, case.stack, case.wanted
+    _refuse_foreign(case, kind, version)
     if wanted["source"] not in ("auto", kind):
-        raise offers.Refusal(
+        raise Refusal(
             f"driver {version} was installed {_by(kind)}, and driver_source is "
             f"{wanted['source']}: the one is never installed over the other",
             f"set driver_source: auto, or remove it first: {removal(facts, kind)}",
         )
-    newer = _newer(facts, wanted, stack, table, rows, installed)
+    newer = _newer(case, kind, version)
     if newer is not None:
         if wanted["policy"] == "upgrade":
             return newer
-        if stacks.version(version) < stacks.version(stack["driver"]):
-            raise offers.Refusal(
+        if stacks.version(version) < case.oldest:
+            raise Refusal(
                 f"driver {version} is installed, and stack {stack['name']} needs {stack['driver']}",
                 f"set driver_policy: upgrade, which installs {newer.version}",
             )
-    hold = {"version": version, "hold": True}
     if facts["module"] is None:
-        reason = f"driver {version} has no module for the running kernel {facts['kernel']}"
-        if kind == "runfile" and not facts["dkms"]:
-            # Installed anew, this time with DKMS, so that the next kernel gets its module.
-            again = _fresh(facts, _in_the_same_way(wanted, kind), stack, table, rows)
-            unknown = f"{reason}, and DKMS does not know it: {again.reason}"
-            return dataclasses.replace(again, reason=unknown)
-        signed = offers.signed_modules(facts)
-        if signed:
-            return offers.Plan("package", reason, packages=signed, **hold)
-        return offers.Plan("build", reason, **offers.building(facts, version, table), **hold)
+        return _module_for_this_kernel(case, kind, version)
     if facts["driver"] == version and facts["driver_library"] in (None, version):
-        return _for_the_next_boot(facts, version, table, hold)
-    return offers.Plan("load", f"driver {version} is installed, but {_state(facts)}", **hold)
+        return _for_the_next_boot(case, version)
+    return LoadModule(f"driver {version} is installed, but {_state(facts)}", version)
 
 
-def _for_the_next_boot(facts, version, table, hold):
-    """The plan for a driver that works: nothing, or its module for the next boot's kernel."""
-    well, waiting = f"driver {version} is installed and loaded", facts["waiting_kernel"]
+def _module_for_this_kernel(case, kind, version):
+    facts = case.facts
+    reason = f"driver {version} has no module for the running kernel {facts['kernel']}"
+    if kind == "runfile" and not facts["dkms"]:
+        # Installed anew, this time with DKMS, so that the next kernel gets its module.
+        again = _install(_in_the_same_way(case, kind))
+        unknown = f"{reason}, and DKMS does not know it: {again.reason}"
+        return dataclasses.replace(again, reason=unknown)
+    signed = candidates.signed_modules(facts)
+    if signed:
+        return InstallPackages(reason, version, packages=signed)
+    return BuildModule(reason, version, build=candidates.module_build(case, version))
+
+
+def _for_the_next_boot(case, version):
+    """For a driver that works: nothing, or its module for the kernel of the next boot."""
+    facts, waiting = case.facts, case.facts["waiting_kernel"]
+    well = f"driver {version} is installed and loaded"
     if not waiting or facts["waiting_module"]:
-        return offers.Plan("nothing", well, **hold)
+        return Nothing(well, version)
     lacking = f"{well}, but the next boot starts kernel {waiting}, which has no module of it"
     if not facts["dkms"]:
         # Nothing rebuilds it now; after that boot the plan is a different one.
-        return offers.Plan("nothing", f"{lacking}: make provision again after that boot", **hold)
-    wrong = offers.too_new(waiting, version, table)
+        return Nothing(f"{lacking}: make provision again after that boot", version)
+    wrong = candidates.kernel_too_new(case, version, waiting)
     if wrong:
-        return offers.Plan("nothing", f"{lacking}: {wrong}: stay with this kernel", **hold)
-    built = offers.building(facts, version, table)
-    if not built.get("waiting"):
-        return offers.Plan("nothing", f"{lacking} and no headers: stay with this kernel", **hold)
-    return offers.Plan("build", lacking, **built, **hold)
+        return Nothing(f"{lacking}: {wrong}: stay with this kernel", version)
+    build = candidates.module_build(case, version)
+    if not build.waiting:
+        return Nothing(f"{lacking} and no headers: stay with this kernel", version)
+    return BuildModule(lacking, version, build=build)
 
 
-def _refuse_foreign(version, kind, rows, removal):
-    """Refuses a driver branch that does not support the cards, such as 590 for Pascal."""
-    foreign = [row for row in rows if not offers.knows(stacks.version(version)[0], [row])]
+def _refuse_foreign(case, kind, version):
+    """Refuses a driver branch that does not support the GPUs, such as 590 for Pascal."""
+    branch = stacks.version(version)[0]
+    foreign = [row for row in case.gpus if not candidates.supports(branch, [row])]
     if not foreign:
         return
     limits = foreign[0]
@@ -286,53 +275,69 @@ def _refuse_foreign(version, kind, rows, removal):
         if limits["newest_driver"]
         else (f"{limits['oldest_driver']} is the first")
     )
-    raise offers.Refusal(
+    raise Refusal(
         f"driver {version} was installed {_by(kind)} and does not support "
         f"{limits['name']} ({until})",
-        f"remove it: {removal}; if it came from NVIDIA's own repository, also remove its "
-        "line in /etc/apt/sources.list.d/; then run again",
+        f"remove it: {removal(case.facts, kind)}; if it came from NVIDIA's own repository, also "
+        "remove its line in /etc/apt/sources.list.d/; then run again",
     )
 
 
-def _newer(facts, wanted, stack, table, rows, installed):
-    """The plan for a newer driver that is installed in the same way; None if there is none."""
-    kind, version = installed
+def _newer(case, kind, version):
+    """The installation of a newer driver in the same way; None if there is none."""
     try:
-        target = _fresh(facts, _in_the_same_way(wanted, kind), stack, table, rows)
-    except (offers.Refusal, PlanError) as error:
-        if stacks.version(version) >= stacks.version(stack["driver"]):
+        target = _install(_in_the_same_way(case, kind))
+    except (Refusal, PlanError) as error:
+        if stacks.version(version) >= case.oldest:
             return None
         # A refusal has a remedy of its own, by which what is missing may become available.
-        consent = "" if wanted["policy"] == "upgrade" else ", then driver_policy: upgrade"
-        own = f"{error.args[1]}{consent}; or " if len(error.args) > 1 else ""
-        raise offers.Refusal(
-            f"driver {version} was installed {_by(kind)}, stack {stack['name']} needs "
-            f"{stack['driver']}, and no newer one can be installed that way: {error.args[0]}",
-            f"{own}remove it ({removal(facts, kind)}) and run again: another way is then chosen",
+        consent = "" if case.wanted["policy"] == "upgrade" else ", then driver_policy: upgrade"
+        remedy = f"{error.args[1]}{consent}; or " if len(error.args) > 1 else ""
+        raise Refusal(
+            f"driver {version} was installed {_by(kind)}, stack {case.stack['name']} needs "
+            f"{case.stack['driver']}, and no newer one can be installed that way: {error.args[0]}",
+            f"{remedy}remove it ({removal(case.facts, kind)}) and run again: another way is then "
+            "chosen",
         ) from None
     return target if stacks.version(target.version) > stacks.version(version) else None
 
 
-def _fresh(facts, wanted, stack, table, rows):
-    """The plan to install a driver: by packages if they suffice, else by NVIDIA's runfile."""
+def _in_the_same_way(case, kind):
+    """The case for a driver of the kind that is there; "bound": nobody set that kind."""
+    bound = {"source": kind, "bound": case.wanted["source"] == "auto"}
+    return dataclasses.replace(case, wanted={**case.wanted, **bound})
+
+
+def _install(case):
+    """A driver by packages if they suffice, else by NVIDIA's installer."""
+    wanted = case.wanted
     if wanted["source"] == "runfile" or (wanted["source"] == "auto" and wanted["runfile"]):
-        return offers.runfile(facts, wanted, stack, table, rows)
-    plan = offers.packages(facts, wanted, stack, table, rows)
-    if plan is not None:
-        return plan
-    why_not = offers.why_not_by_packages(facts, table)
+        return candidates.by_installer(case)
+    action = candidates.by_packages(case)
+    if action is not None:
+        return action
+    why_not = candidates.why_not_by_packages(case)
     if wanted["source"] == "auto":
-        plan = offers.runfile(facts, wanted, stack, table, rows)
-        reason = f"{plan.reason}, since {why_not}" if why_not else plan.reason
-        return dataclasses.replace(plan, reason=reason)
+        action = candidates.by_installer(case)
+        reason = f"{action.reason}, since {why_not}" if why_not else action.reason
+        return dataclasses.replace(action, reason=reason)
     or_else = "" if wanted.get("bound") else "; or set driver_source: auto"
     if why_not:
-        raise offers.Refusal(why_not, f"fix what apt names{or_else}")
-    raise offers.Refusal(
-        f"its package archive offers no driver for its cards that stack {stack['name']} could use "
-        f"({stack['driver']} or newer)",
+        raise Refusal(why_not, f"fix what apt names{or_else}")
+    raise Refusal(
+        "its package archive offers no driver for its cards that stack "
+        f"{case.stack['name']} could use ({case.stack['driver']} or newer)",
         f"{ADD_SOURCES}{or_else}; or take a stack that needs less",
     )
+
+
+def removal(facts, kind):
+    """The command that removes a driver, and nothing that is not part of it."""
+    if kind == "runfile":
+        return "sudo nvidia-uninstall"
+    # A name with a + is kept by apt-get (its manual, "install").
+    containers = [f" {name}+" for name in sorted(facts["packages"]) if CONTAINERS.match(name)]
+    return f"sudo apt-get purge '*nvidia*'{''.join(containers)}"
 
 
 def _refuse_full_disks(facts):
@@ -343,7 +348,7 @@ def _refuse_full_disks(facts):
         if facts["free"].get(folder, needed) < needed
     ]
     if full:
-        raise offers.Refusal("; ".join(full), "make room there, then run again")
+        raise Refusal("; ".join(full), "make room there, then run again")
 
 
 def _refuse_holds(facts, moving):
@@ -351,7 +356,7 @@ def _refuse_holds(facts, moving):
     theirs = set(facts.get("held", ())) - set(facts.get("held_by_us", ()))
     held = " ".join(sorted(theirs & set(moving)))
     if held:
-        raise offers.Refusal(
+        raise Refusal(
             f"{held} would move, and is held there by somebody (apt-mark hold)",
             f"if whoever held it agrees, there: sudo apt-mark unhold {held}; then run again",
         )
@@ -360,33 +365,32 @@ def _refuse_holds(facts, moving):
 def _refuse_processes(facts):
     users = [f"{row['command']} (process {row['pid']})" for row in facts["gpu_processes"]]
     if users:
-        raise offers.Refusal(f"{', '.join(users)} uses the card", "end it, then run again")
+        raise Refusal(f"{', '.join(users)} uses the card", "end it, then run again")
 
 
-def _screen(facts):
+def _running_screen(facts):
     """The running display manager, such as gdm.service; "" where none runs."""
     return facts["display_manager"] if facts["display_manager_active"] else ""
 
 
-def _with_display(plan, facts):
-    """The plan where a display runs: packages come under it, and the next boot changes drivers.
+def _beside_display(action, facts):
+    """The action where a display runs: packages come under it, and the next boot changes drivers.
 
     NVIDIA's installer refuses to work under one, so it waits for a boot that ends without.
     """
-    _refuse_processes(facts)
-    shown = [f"{row['command']} (process {row['pid']})" for row in facts["displays"]]
-    unit = _screen(facts)
-    if not shown and not unit:
-        return plan
-    if plan.action != "runfile":
-        return dataclasses.replace(plan, screen=True)
+    displays = [f"{row['command']} (process {row['pid']})" for row in facts["displays"]]
+    unit = _running_screen(facts)
+    if not displays and not unit:
+        return action
+    if not isinstance(action, RunInstaller):
+        return dataclasses.replace(action, screen=True)
     if not unit:
-        raise offers.Refusal(
-            f"{', '.join(shown)} was not started by a display manager, and NVIDIA's installer does "
-            "not work under it",
+        raise Refusal(
+            f"{', '.join(displays)} was not started by a display manager, and NVIDIA's installer "
+            "does not work under it",
             "log out there, then run again",
         )
-    return dataclasses.replace(plan, without=unit, reboot_first=True)
+    return dataclasses.replace(action, without=unit)
 
 
 def _state(facts):
@@ -402,3 +406,39 @@ def _state(facts):
 
 def _by(kind):
     return "from packages" if kind == "package" else "by NVIDIA's own installer"
+
+
+def upgrade_plan(facts, wanted, stack, table, here=""):
+    """What `make upgrade` does to one machine, before anything that is held is released.
+
+    here: the control machine's own machine_id, which does not reboot itself.
+
+    Returns {"action": nothing, upgrade or refuse; "reason", "remedy"; "kernel": whether a newer
+    kernel comes, and with it a reboot; "without": the display manager that stays off in that boot
+    until the driver is there}.
+    """
+    names, packages = driver_result.kernel_packages(facts), facts["packages"]
+    newer = [name for name in names if facts["offered"].get(name, packages[name]) != packages[name]]
+    kernel = facts["waiting_kernel"] or (f"by {', '.join(newer)}" if newer else "")
+    driver = plan(facts, {**wanted, "policy": "upgrade"}, stack, table)
+    shape = {"action": driver.name, "reason": driver.reason, "remedy": "", "kernel": bool(kernel)}
+    shape["without"] = _running_screen(facts) if kernel else ""
+    if isinstance(driver, Refuse):
+        return {**shape, "remedy": driver.remedy}
+    if isinstance(driver, Nothing) and not kernel:
+        return shape
+    parts = [f"a newer kernel ({kernel})"] * bool(kernel)
+    parts += [driver.reason] * (not isinstance(driver, Nothing))
+    reason = "; ".join(parts)
+    try:
+        if kernel:
+            _refuse_full_disks(facts)
+            _refuse_holds(facts, names)
+        _refuse_processes(facts)
+        refused = driver_result.reboot_refused(facts, wanted)
+        if refused and not (here and facts["machine_id"] == here):
+            raise Refusal(f"{reason}, and {refused[0]}", refused[1])
+    except Refusal as refusal:
+        reason, remedy = refusal.args
+        return {**shape, "action": "refuse", "reason": reason, "remedy": remedy}
+    return {**shape, "action": "upgrade", "reason": reason}

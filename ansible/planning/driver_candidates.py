@@ -1,10 +1,14 @@
-"""Which NVIDIA drivers a machine's cards can get: packages of its archive, or the runfile."""
+"""Which NVIDIA drivers a machine's GPUs can get: packages of its archive, or NVIDIA's installer.
 
-import dataclasses
+`by_packages` and `by_installer` make the actions, `module_build` says what building a module takes.
+"""
+
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from . import stacks
+from .driver_actions import InstallPackages, ModuleBuild, Refusal, RunInstaller
 
 OPEN, PROPRIETARY = "open", "proprietary"
 # The branch from which NVIDIA recommends its open modules for Turing and newer, and from which
@@ -39,120 +43,133 @@ DEBIAN = re.compile(r"nvidia-((?:tesla-\d+-)?)(open-)?kernel-dkms$")
 UBUNTU = re.compile(r"nvidia-driver-(\d+)(-server)?(-open)?$")
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """`action` is one of
+@dataclass(frozen=True)
+class Case:
+    """What a decision depends on."""
 
-    nothing; refuse (`reason`, `remedy`); package (`packages`: apt's name=version); runfile (`url`,
-    `sha256`, `flags`); build (make the module for the running kernel: dkms autoinstall); load.
-    """
+    facts: dict[str, Any]  # of the machine
+    wanted: dict[str, Any]  # its settings, as driver.driver_wanted has them
+    stack: dict[str, Any]  # which needs a driver
+    table: dict[str, Any]  # of stacks.yml
+    gpus: tuple[Any, ...] = ()  # the table's rows of the GPUs that take part
 
-    action: str
-    reason: str
-    remedy: str = ""
-    version: str = ""
-    module: str = ""  # open or proprietary
-    packages: tuple[Any, ...] = ()
-    tools: tuple[Any, ...] = ()  # packages that building the module needs
-    compiler: str = ""  # what builds it, if not the machine's own gcc
-    key: str = ""  # the certificate that the firmware has to be told of, for Secure Boot
-    waiting: str = ""  # a newer kernel that the next boot starts, which gets the module too
-    url: str = ""
-    sha256: str = ""
-    flags: tuple[Any, ...] = ()
-    screen: bool = False  # a display runs, under which packages come: a reboot changes drivers
-    without: str = ""  # the display manager without which the boot before the installer ends
-    reboot_first: bool = False  # to get rid of nouveau or a display, or into a newer kernel
-    hold: bool = False
+    @property
+    def oldest(self):
+        """The oldest driver that the stack can use."""
+        return stacks.version(self.stack["driver"])
 
 
-class Refusal(Exception):
-    """(reason, remedy) why nothing is done."""
+@dataclass(frozen=True)
+class Candidate:
+    """A driver of the archive."""
+
+    name: str  # of the package that depends on all of it
+    version: str  # the package's
+    module: str
+    for_servers: bool
+    packages: tuple[str, ...]  # that bring it; () where apt could not install them
+
+    @property
+    def branch(self):
+        return stacks.version(stacks.upstream(self.version))[0]
+
+    @property
+    def is_prebuilt(self):
+        """Whether its module comes signed, and is not built on the machine."""
+        return self.packages[0].startswith(MODULES)
 
 
-def packages(facts, wanted, stack, table, rows):
-    """The plan for the newest fitting branch of packages, up to the table's; None if none fits."""
-    fitting = []
-    for branch, version, choice in _offers(facts):
-        if stacks.version(version) < stacks.version(stack["driver"]):
-            continue
-        if wanted["version"] not in ("auto", stacks.upstream(version)):
-            continue
-        if branch <= max(row["branch"] for row in table["drivers"]) and knows(branch, rows):
-            kinds = modules(rows, branch)
-            names = (_ubuntu if choice["debian"] is None else _debian)(facts, choice)
-            if (
-                choice["module"] in kinds
-                and names
-                and (names[0].startswith(MODULES) or not too_new(facts["kernel"], version, table))
-            ):
-                # Signed modules first, then a desktop's branch on a desktop, then the newest branch
-                # with the recommended module. source: ubuntu.com/server/docs, "NVIDIA drivers
-                # installation": -server is for servers and computing, the others for desktops.
-                signed, general = names[0].startswith(MODULES), not choice["server"]
-                screen = general and facts["display_manager"] is not None
-                rank = (signed, screen, branch, -kinds.index(choice["module"]), general)
-                fitting.append((rank, version, choice, names))
+def by_packages(case):
+    """The newest fitting branch of packages, up to the table's; None if none fits."""
+    fitting = candidates(case)
     if not fitting:
         return None
-    _, version, choice, names = max(fitting, key=lambda row: row[0])
-    if not names[0].startswith(MODULES):
-        _refuse_unsigned(facts, [row[2]["name"] for row in fitting])
-    packages = tuple(f"{name}={facts['offered'][name]}" for name in names)
-    reason = f"driver {stacks.upstream(version)} by packages"
-    shape = {"version": stacks.upstream(version), "module": choice["module"], "hold": True}
-    # A signed module that comes prebuilt is not built.
-    built = {} if names[0].startswith(MODULES) else building(facts, version, table)
-    return Plan("package", reason, packages=packages, **built, **shape)
+    best = fitting[0]
+    if not best.is_prebuilt:
+        _refuse_unsigned(case.facts, [candidate.name for candidate in fitting])
+    version = stacks.upstream(best.version)
+    return InstallPackages(
+        f"driver {version} by packages",
+        version,
+        module=best.module,
+        packages=tuple(f"{name}={case.facts['offered'][name]}" for name in best.packages),
+        build=ModuleBuild() if best.is_prebuilt else module_build(case, best.version),
+    )
 
 
-def _offers(facts):
-    """(branch, version, choice) of each driver that the archive has."""
+def candidates(case):
+    """The archive's drivers that serve these GPUs, this stack and this kernel, the best first."""
+
+    def preference(candidate):
+        # A desktop's branch on a desktop. source: ubuntu.com/server/docs, "NVIDIA drivers
+        # installation": -server is for servers and computing, the others for desktops.
+        for_desktops = not candidate.for_servers
+        return (
+            candidate.is_prebuilt,
+            for_desktops and case.facts["display_manager"] is not None,
+            candidate.branch,
+            -module_kinds(case.gpus, candidate.branch).index(candidate.module),
+            for_desktops,
+        )
+
+    fitting = (each for each in archive_drivers(case.facts) if serves(each, case))
+    return sorted(fitting, key=preference, reverse=True)
+
+
+def serves(candidate, case):
+    """Whether it may be installed."""
+    newest_tried = max(row["branch"] for row in case.table["drivers"])
+    return (
+        stacks.version(candidate.version) >= case.oldest
+        and case.wanted["version"] in ("auto", stacks.upstream(candidate.version))
+        and candidate.branch <= newest_tried
+        and supports(candidate.branch, case.gpus)
+        and candidate.module in module_kinds(case.gpus, candidate.branch)
+        and candidate.packages
+        and (candidate.is_prebuilt or not kernel_too_new(case, candidate.version))
+    )
+
+
+def archive_drivers(facts):
+    """Each driver that the archive has, under a name of its own."""
     for name, version in sorted(facts["offered"].items()):
+        ubuntu, debian = UBUNTU.match(name), DEBIAN.match(name)
         if name in facts["offered_transitional"]:
             continue  # the branch that it leads to is offered by its own name
-        branch = stacks.version(stacks.upstream(version))[0]
-        ubuntu, debian = UBUNTU.match(name), DEBIAN.match(name)
         if ubuntu:
-            kind = OPEN if ubuntu[3] else PROPRIETARY
-            choice = {"name": name, "module": kind, "server": bool(ubuntu[2]), "debian": None}
-            yield branch, version, choice
+            kind, packages = OPEN if ubuntu[3] else PROPRIETARY, _ubuntu_packages(facts, name)
+            yield Candidate(name, version, kind, bool(ubuntu[2]), tuple(packages))
         elif debian:
             kind = OPEN if debian[2] else PROPRIETARY
-            choice = {"name": name, "module": kind, "server": bool(debian[1]), "debian": debian[1]}
-            yield branch, version, choice
+            packages = _debian_packages(facts, name, debian[1])
+            yield Candidate(name, version, kind, bool(debian[1]), tuple(packages))
 
 
-def _debian(facts, choice):
-    """The packages of a driver; None if apt could not install them."""
-    if choice["name"] in facts["uninstallable"]:
-        return None
-    infix = choice["debian"]
+def _debian_packages(facts, name, infix):
+    if name in facts["uninstallable"]:
+        return []
     library = f"libnvidia-{infix}cuda1" if infix else "libcuda1"
-    wanted = [choice["name"], f"nvidia-{infix}smi", library]
+    packages = [name, f"nvidia-{infix}smi", library]
     if facts["display_manager"]:  # a desktop needs the part for displays too
-        wanted.append(f"nvidia-{infix}driver")
-    return [name for name in wanted if name in facts["offered"]]
+        packages.append(f"nvidia-{infix}driver")
+    return [package for package in packages if package in facts["offered"]]
 
 
-def _ubuntu(facts, choice):
-    """The packages of a driver; None if the archive lacks some, or apt could not install them.
-
-    nvidia-driver has everything, nvidia-headless the module and the libraries for computing.
-    """
-    suffix = choice["name"].removeprefix("nvidia-driver-")
+def _ubuntu_packages(facts, name):
+    """nvidia-driver has everything, nvidia-headless the module and the libraries for computing."""
+    suffix = name.removeprefix("nvidia-driver-")
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
-    ways = [[f"nvidia-headless-{suffix}", utilities], [choice["name"]]]
-    ways = _signed(facts, suffix, utilities) + ways
+    ways = [[f"nvidia-headless-{suffix}", utilities], [name]]
+    ways = _signed_ways(facts, suffix, utilities) + ways
     if facts["display_manager"]:  # a desktop needs the part for displays too
-        ways = [names for names in ways if choice["name"] in names]
-    for names in ways:
-        if all(n in facts["offered"] and n not in facts["uninstallable"] for n in names):
-            return names
-    return None
+        ways = [packages for packages in ways if name in packages]
+    for packages in ways:
+        if all(n in facts["offered"] and n not in facts["uninstallable"] for n in packages):
+            return packages
+    return []
 
 
-def _signed(facts, suffix, utilities):
+def _signed_ways(facts, suffix, utilities):
     """The ways to a driver's signed modules with which apt builds none by DKMS.
 
     With the modules of one kernel alone apt would: only the metapackage of the kernel's series
@@ -162,13 +179,13 @@ def _signed(facts, suffix, utilities):
     for way, coming in sorted(facts["prebuilt"].items(), reverse=True):
         names, driver = way.split(), way.split()[-1]
         ours = driver in (f"nvidia-headless-no-dkms-{suffix}", f"nvidia-driver-{suffix}")
-        serves = _serves_a_kernel(facts, suffix, [*names, *coming])
-        if ours and serves and way not in facts["uninstallable"] and not _built(coming):
+        follows = _has_module_for_a_boot(facts, suffix, [*names, *coming])
+        if ours and follows and way not in facts["uninstallable"] and not _built(coming):
             ways.append(names + [utilities] * ("headless" in driver))
     return ways
 
 
-def _serves_a_kernel(facts, suffix, coming):
+def _has_module_for_a_boot(facts, suffix, coming):
     """Whether modules come, or are there, for the running kernel or for the one of the next boot.
 
     A metapackage brings those of its own kernel, which a newer one of somebody else's (mainline,
@@ -215,34 +232,14 @@ def _refuse_unsigned(facts, drivers):
         )
 
 
-def too_new(kernel, version, table):
-    """A clause that says that a driver's module does not build on a kernel; "" if none is known.
-
-    A driver of which nothing is known ends no later than the newer ones.
-    """
-    driver, running = stacks.version(stacks.upstream(version)), stacks.version(kernel)
-    own = [
-        row
-        for row in table["ceilings"]
-        if row["branch"] == driver[0] and driver >= stacks.version(row["since"])
-    ]
-    newer = [row for row in table["ceilings"] if row["branch"] > driver[0]]
-    limits = [stacks.version(row["below"]) for row in own[:1] or newer]
-    if not limits or running < min(limits):
-        return ""
-    name, below = stacks.upstream(version), ".".join(map(str, min(limits)))
-    return f"driver {name} builds on kernels below {below} only, not on {kernel}"
-
-
-def why_not_by_packages(facts, table):
+def why_not_by_packages(case):
     """A clause about a driver that the archive has and that could not be installed; "" if none."""
-    if not facts["uninstallable"]:
-        newest_first = sorted(_offers(facts), key=lambda row: row[0], reverse=True)
-        new = (too_new(facts["kernel"], version, table) for _, version, _ in newest_first)
-        return next(filter(None, new), "")
-    name = max(facts["uninstallable"])
-    why = facts["uninstallable"][name]
-    remedy = ""
+    uninstallable = case.facts["uninstallable"]
+    if not uninstallable:
+        newest_first = sorted(archive_drivers(case.facts), key=lambda c: c.branch, reverse=True)
+        return next(filter(None, (kernel_too_new(case, c.version) for c in newest_first)), "")
+    name = max(uninstallable)
+    why, remedy = uninstallable[name], ""
     if "firmware-nvidia" in why:
         remedy = "; the component non-free-firmware in /etc/apt/sources.list would fix it"
     return f"apt cannot install the archive's {name} ({why}{remedy})"
@@ -258,56 +255,70 @@ def signed_modules(facts):
     return ()
 
 
-def runfile(facts, wanted, stack, table, rows):
-    row = dict(stacks.resolve_driver(facts, stack, table, wanted["version"]))
-    if wanted["runfile"]:
-        row.update(url=wanted["runfile"], sha256=wanted["runfile_sha256"])
-    file = RUNFILE.search(row["url"])
-    if file is None:
-        raise Refusal(
-            f"{row['url']} is not a runfile of a driver alone: its name is not "
-            "NVIDIA-Linux-x86_64-VERSION.run",
-            "set driver_runfile and driver_runfile_sha256",
-        )
-    version = file[1]
-    if not row["sha256"]:
-        raise Refusal(
-            f"no SHA-256 of {file[0]} is known, and root would run it unchecked",
-            f"get {row['url']}, compare its SHA-256 with one that you trust, and set "
-            "driver_runfile and driver_runfile_sha256",
-        )
-    if stacks.version(version) < stacks.version(stack["driver"]):
-        raise Refusal(
-            f"the runfile's driver {version} is older than the {stack['driver']} that stack "
-            f"{stack['name']} needs",
-            "name a newer one in driver_runfile",
-        )
-    name = row["url"].rpartition("/")[2]
-    if wanted["offline"] and "://" in row["url"] and name not in wanted["at_hand"]:
-        raise Refusal(
-            f"offline is true, and bundle/installers/{stack['name']}/{name} is missing",
-            "on a machine with internet: make bundle",
-        )
+def by_installer(case):
+    """NVIDIA's installer: driver_runfile's, or the newest of the table that serves."""
+    url, sha256, version = _installer_file(case)
     branch = stacks.version(version)[0]
-    kinds = modules(rows, branch)
+    kinds = module_kinds(case.gpus, branch)
     if not kinds:
-        raise Refusal(f"no single driver supports {_names(rows)}", "take one of these cards out")
-    if not knows(branch, rows):
+        raise Refusal(f"no single driver supports {_names(case)}", "take one of these cards out")
+    if not supports(branch, case.gpus):
         raise Refusal(
-            f"the runfile's driver {version} does not support {_names(rows)}",
+            f"the runfile's driver {version} does not support {_names(case)}",
             "name another one in driver_runfile",
         )
     flags = ["--silent", "--dkms", "--disable-nouveau"]
     if branch >= OPEN_SINCE:
         flags.append(f"--kernel-module-type={kinds[0]}")
-    if facts["secure_boot"]:
-        flags += _signing(facts, version)
-    return Plan("runfile", f"driver {version} by NVIDIA's installer", version=version,
-                module=kinds[0], url=row["url"], sha256=row["sha256"], flags=tuple(flags),
-                hold=True, **joined(building(facts, version, table), facts["nouveau"]))  # fmt: skip
+    if case.facts["secure_boot"]:
+        flags += _signing_flags(case.facts, version)
+    return RunInstaller(
+        f"driver {version} by NVIDIA's installer",
+        version,
+        module=kinds[0],
+        build=module_build(case, version),
+        url=url,
+        sha256=sha256,
+        flags=tuple(flags),
+        nouveau=case.facts["nouveau"],
+    )
 
 
-def _signing(facts, version):
+def _installer_file(case):
+    """(url, SHA-256, version) of the installer, which root would run."""
+    wanted, needed = case.wanted, f"{case.stack['driver']} that stack {case.stack['name']} needs"
+    row = stacks.resolve_driver(case.facts, case.stack, case.table, wanted["version"])
+    url, sha256 = row["url"], row["sha256"]
+    if wanted["runfile"]:
+        url, sha256 = wanted["runfile"], wanted["runfile_sha256"]
+    file = RUNFILE.search(url)
+    if file is None:
+        raise Refusal(
+            f"{url} is not a runfile of a driver alone: its name is not "
+            "NVIDIA-Linux-x86_64-VERSION.run",
+            "set driver_runfile and driver_runfile_sha256",
+        )
+    if not sha256:
+        raise Refusal(
+            f"no SHA-256 of {file[0]} is known, and root would run it unchecked",
+            f"get {url}, compare its SHA-256 with one that you trust, and set "
+            "driver_runfile and driver_runfile_sha256",
+        )
+    if stacks.version(file[1]) < case.oldest:
+        raise Refusal(
+            f"the runfile's driver {file[1]} is older than the {needed}",
+            "name a newer one in driver_runfile",
+        )
+    name = url.rpartition("/")[2]
+    if wanted["offline"] and "://" in url and name not in wanted["at_hand"]:
+        raise Refusal(
+            f"offline is true, and bundle/installers/{case.stack['name']}/{name} is missing",
+            "on a machine with internet: make bundle",
+        )
+    return url, sha256, file[1]
+
+
+def _signing_flags(facts, version):
     """The installer's flags by which its module is signed, and not loaded before its key is known.
 
     DKMS takes over the module that the installer has built and signs none, so the installer signs,
@@ -330,17 +341,12 @@ def _signing(facts, version):
     ]
 
 
-def joined(built, nouveau):
-    """What building needs, with a reboot first if nouveau holds the card."""
-    return {**built, "reboot_first": built.get("reboot_first", False) or nouveau}
-
-
-def modules(rows, branch):
-    """Kinds of kernel modules that can drive all these cards, the recommended one first.
+def module_kinds(gpus, branch):
+    """Kinds of kernel modules that can drive all these GPUs, the recommended one first.
 
     Open ones know Turing and newer; Blackwell has no others (NVIDIA's open-gpu-kernel-modules).
     """
-    sms = [row["sm"] for row in rows]
+    sms = [row["sm"] for row in gpus]
     if max(sms) >= 100:
         return (OPEN,) if min(sms) >= 75 else ()
     if min(sms) < 75 or branch < OPEN_SINCE:
@@ -348,20 +354,41 @@ def modules(rows, branch):
     return (OPEN, PROPRIETARY)
 
 
-def knows(branch, rows):
-    """Whether a branch of the driver serves all these cards."""
+def supports(branch, gpus):
+    """Whether a branch of the driver serves all these GPUs."""
     return all(
         row["oldest_driver"] <= branch and branch <= (row["newest_driver"] or branch)
-        for row in rows
+        for row in gpus
     )
 
 
-def building(facts, version, table):
-    """What building a driver's module takes, for the running kernel and for one that waits for a
-    reboot: {"tools", "compiler", "waiting", "key"}, or {"reboot_first", "key"}. Refusal if it is
-    not available, or if the driver does not know that kernel.
+def kernel_too_new(case, version, kernel=None):
+    """A clause that says that a driver's module does not build on a kernel, the running one if none
+    is named; "" if nothing says so.
+
+    A driver of which nothing is known ends no later than the newer ones.
     """
-    wrong = too_new(facts["kernel"], version, table)
+    kernel, ceilings = kernel or case.facts["kernel"], case.table["ceilings"]
+    name = stacks.upstream(version)
+    driver = stacks.version(name)
+    own = [
+        row
+        for row in ceilings
+        if row["branch"] == driver[0] and driver >= stacks.version(row["since"])
+    ]
+    newer = [row for row in ceilings if row["branch"] > driver[0]]
+    limits = [stacks.version(row["below"]) for row in own[:1] or newer]
+    if not limits or stacks.version(kernel) < min(limits):
+        return ""
+    below = ".".join(map(str, min(limits)))
+    return f"driver {name} builds on kernels below {below} only, not on {kernel}"
+
+
+def module_build(case, version):
+    """What building a driver's module takes, for the running kernel and for one that waits for a
+    reboot. Refusal if it is not to be had, or if the driver does not know that kernel."""
+    facts = case.facts
+    wrong = kernel_too_new(case, version)
     if wrong:
         raise Refusal(wrong, OLDER_KERNEL)
     if facts["secure_boot"] and not can_sign(facts):
@@ -369,51 +396,55 @@ def building(facts, version, table):
             "Secure Boot is on, and DKMS of Debian 11 cannot sign the module that it builds",
             "switch Secure Boot off in the firmware's setup, then run again",
         )
-
     key = KEYS.get(facts["distribution"], KEYS["debian"])[1] if facts["secure_boot"] else ""
-
-    def had(name):
-        return name in facts["packages"] or name in facts["offered"]
-
-    headers, waiting = f"linux-headers-{facts['kernel']}", facts["waiting_kernel"]
-    if not facts["kernel_headers"] and not had(headers):
-        if waiting and had(f"linux-headers-{waiting}"):
-            wrong = too_new(waiting, version, table)
-            if wrong:
-                raise Refusal(f"{wrong}, which the next boot starts", OLDER_KERNEL)
-            return {"reboot_first": True, "key": key}  # afterwards that kernel is the running one
-        raise Refusal(
-            f"its package archive has no headers ({headers}) for the running kernel",
-            # Beside a newer kernel of somebody else's the archive's newest would not start.
-            NEWEST_KERNEL
-            if any(
-                _numbers(facts["kernel"]) < _numbers(name)
-                for name in facts["offered"]
-                if HEADERS.match(name)
-            )
-            else f"install {headers} from where that kernel came from; or {OLDER_KERNEL}",
-        )
+    waiting = facts["waiting_kernel"]
+    waiting_headers = bool(waiting) and _is_available(facts, f"linux-headers-{waiting}")
+    if not facts["kernel_headers"] and not _is_available(facts, f"linux-headers-{facts['kernel']}"):
+        if not waiting_headers:
+            raise _no_headers(facts)
+        wrong = kernel_too_new(case, version, waiting)
+        if wrong:
+            raise Refusal(f"{wrong}, which the next boot starts", OLDER_KERNEL)
+        return ModuleBuild(key=key, reboot_first=True)  # afterwards that kernel is the running one
     compiler = kernels_gcc(facts)
-    wanted = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)
-    wanted += ["openssl"] if key.startswith("/var/lib/dkms/") else []  # it makes the key
-    wanted += [] if facts["kernel_headers"] else [headers]
+    tools = _tools(facts, compiler, key)
+    lacks_module = waiting_headers and not facts["waiting_module"]
+    if lacks_module and not kernel_too_new(case, version, waiting):
+        return ModuleBuild((*tools, f"linux-headers-{waiting}"), compiler, key, waiting)
+    return ModuleBuild(tools, compiler, key)
+
+
+def _no_headers(facts):
+    headers = f"linux-headers-{facts['kernel']}"
+    newer = [_numbers(facts["kernel"]) < _numbers(n) for n in facts["offered"] if HEADERS.match(n)]
+    return Refusal(
+        f"its package archive has no headers ({headers}) for the running kernel",
+        # Beside a newer kernel of somebody else's the archive's newest would not start.
+        NEWEST_KERNEL
+        if any(newer)
+        else f"install {headers} from where that kernel came from; or {OLDER_KERNEL}",
+    )
+
+
+def _tools(facts, compiler, key):
+    """The packages that building needs."""
+    tools = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)
+    tools += ["openssl"] * key.startswith("/var/lib/dkms/")  # it makes the key
+    tools += [f"linux-headers-{facts['kernel']}"] * (not facts["kernel_headers"])
     # With those of its series DKMS builds for each kernel to come.
     series = f"linux-headers-{facts['kernel_series']}"
-    wanted += [series] * (series in facts["offered"] and series not in facts["packages"])
-    missing = [name for name in wanted if not had(name)]
+    tools += [series] * (series in facts["offered"] and series not in facts["packages"])
+    missing = [name for name in tools if not _is_available(facts, name)]
     if missing:
         raise Refusal(
             f"building the module needs {', '.join(missing)}, which its package archive lacks",
             "correct /etc/apt/sources.list, then run again",
         )
-    if waiting and (
-        facts["waiting_module"]
-        or not had(f"linux-headers-{waiting}")
-        or too_new(waiting, version, table)
-    ):
-        waiting = None
-    wanted += [f"linux-headers-{waiting}"] if waiting else []
-    return {"tools": tuple(wanted), "compiler": compiler, "waiting": waiting or "", "key": key}
+    return tuple(tools)
+
+
+def _is_available(facts, name):
+    return name in facts["packages"] or name in facts["offered"]
 
 
 def kernels_gcc(facts):
@@ -427,7 +458,7 @@ def kernels_gcc(facts):
         return ""
     older = stacks.version(own)[0] < int(facts["kernel_compiler"])
     name = f"gcc-{facts['kernel_compiler']}"
-    return name if older and (name in facts["packages"] or name in facts["offered"]) else ""
+    return name if older and _is_available(facts, name) else ""
 
 
 def packaged_gcc(facts):
@@ -441,5 +472,5 @@ def can_sign(facts):
     return (facts["distribution"], facts["release"]) != ("debian", "11")
 
 
-def _names(rows):
-    return " and ".join(sorted({row["name"] for row in rows}))
+def _names(case):
+    return " and ".join(sorted({row["name"] for row in case.gpus}))

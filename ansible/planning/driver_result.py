@@ -1,9 +1,13 @@
-"""What came of a driver's installation, and what is held so that it stays. Pure functions."""
+"""What came of a driver's installation, what is held so that it stays, reboots, and power limits.
 
+Pure functions.
+"""
+
+import math
 import re
 
-from . import driver_candidates as offers
-from . import stacks
+from . import PlanError, stacks
+from .driver_candidates import MODULES, SIGNED
 
 # A kernel's packages name a release ("linux-image-6.1.0-50-amd64"); the metapackages, which bring
 # the next kernel, do not.
@@ -14,37 +18,44 @@ RELEASE = re.compile(r"-\d+\.\d+\.\d+")
 DRIVER = re.compile(
     r"(lib)?nvidia-|libcuda1$|xserver-xorg-video-nvidia|firmware-nvidia|cuda-drivers"
 )
+# A line of grub.cfg that begins an entry of the boot loader's menu.
+ENTRY = re.compile(r"(menuentry|submenu) ")
+# The query for `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`: one line per GPU.
+POWER_QUERY = "name,power.min_limit,power.max_limit,power.limit,persistence_mode"
 
 
-def driver_hold(facts, version, wanted, stack, let_go=()):
+def driver_hold(facts, version, wanted, stack, released=()):
     """What keeps driver `version` (NVIDIA's) from moving, and the kernel where that has to stay.
 
-    wanted: as driver.driver_wanted has it; let_go: what was held before an installation that broke
-    off, and is there. Returns {"packages": those to hold, "preferences": text for apt,
-    "unattended": text for unattended-upgrades}. Packages: the driver's (by their version, so that
-    nvidia-container-toolkit and other neighbours stay free), the transitional ones, which would
-    bring another branch, and what was let go, at whichever version it is; where kernel_stays, the
-    kernel's metapackages and linux-modules-nvidia-* too.
+    wanted: as driver.driver_wanted has it; released: what was held before an installation, and is
+    there, even where that broke off. Returns {"packages": those to hold, "preferences": text for
+    apt, "unattended": text for unattended-upgrades}. Packages: the driver's (by their version, so
+    that nvidia-container-toolkit and other neighbours stay free), the transitional ones, which
+    would bring another branch, and what was released, at whichever version it is; where
+    kernel_stays, the kernel's metapackages and linux-modules-nvidia-* too.
     """
     stays = kernel_stays(facts, wanted, stack)
-    holds = {}
+    versions = {}
     for name, present in sorted(facts["packages"].items()):
-        own = version and DRIVER.match(name) and stacks.upstream(present).startswith(version)
-        own = own or name in facts["transitional"] or name in let_go
-        due = stays if of_kernel(name) else own
-        if due:
-            holds[name] = present
+        is_driver = version and DRIVER.match(name) and stacks.upstream(present).startswith(version)
+        is_driver = is_driver or name in facts["transitional"] or name in released
+        is_due = stays if brings_kernel(name) else is_driver
+        if is_due:
+            versions[name] = present
     stanzas = [
-        f"Package: {' '.join(name for name in holds if holds[name] == present)}\n"
+        f"Package: {' '.join(name for name in versions if versions[name] == present)}\n"
         f"Pin: version {present}\nPin-Priority: 999\n"
-        for present in sorted(set(holds.values()))
+        for present in sorted(set(versions.values()))
     ]
-    # Half installed: of no version that a pin could name.
-    half = sorted(name for name in set(let_go) - set(holds) if stays or not of_kernel(name))
-    patterns = [f"{name}$" for name in [*holds, *half]] + [offers.MODULES] * stays
+    # Of no version that a pin could name.
+    half_installed = [
+        name for name in sorted(set(released) - set(versions)) if stays or not brings_kernel(name)
+    ]
+    names = [*versions, *half_installed]
+    patterns = [f"{name}$" for name in names] + [MODULES] * stays
     lines = "".join(f'    "{pattern}";\n' for pattern in patterns)
     block = f"Unattended-Upgrade::Package-Blacklist {{\n{lines}}};\n"
-    return {"packages": [*holds, *half], "preferences": "\n".join(stanzas), "unattended": block}
+    return {"packages": names, "preferences": "\n".join(stanzas), "unattended": block}
 
 
 def kernel_stays(facts, wanted, stack):
@@ -59,16 +70,16 @@ def module_follows(facts):
     """Whether the next kernel of its series comes with a module, built before or by DKMS here."""
     series = facts["kernel_series"]
     built = any(
-        offers.SIGNED.match(name) and name.endswith(f"-{series}")
+        SIGNED.match(name) and name.endswith(f"-{series}")
         for name in facts["packages"].keys() - facts["transitional"].keys()
     )
     by_dkms = facts["dkms"] and f"linux-headers-{series}" in facts["packages"]
     return series is not None and (built or by_dkms)
 
 
-def of_kernel(name):
+def brings_kernel(name):
     """Whether a package brings the next kernel, or the module that Ubuntu built for one."""
-    return bool(KERNEL.match(name) and not RELEASE.search(name)) or name.startswith(offers.MODULES)
+    return bool(KERNEL.match(name) and not RELEASE.search(name)) or name.startswith(MODULES)
 
 
 def kernel_packages(facts):
@@ -100,6 +111,26 @@ def reboot_refused(facts, wanted, here=""):
     return ()
 
 
+def linux_again(grub_cfg, efi):
+    """The commands to run before a reboot by which a machine that also has Windows starts Linux.
+
+    Each is a list of words, and counts for the next boot alone; [] if Linux starts by default.
+    grub_cfg: text of /boot/grub/grub.cfg, "" where there is none. efi: what `efibootmgr` prints, ""
+    where there is none.
+    """
+    commands = []
+    current = re.search(r"^BootCurrent: ([0-9A-F]{4})$", efi, re.MULTILINE)
+    order = re.search(r"^BootOrder: ([0-9A-F]{4})", efi, re.MULTILINE)
+    if current and order and current[1] != order[1]:
+        commands.append(["efibootmgr", "--quiet", "--bootnext", current[1]])
+    # Entries of a submenu are indented; an entry's number counts those of the first level.
+    entries = [line for line in grub_cfg.splitlines() if ENTRY.match(line)]
+    linux = [number for number, line in enumerate(entries) if "--class gnu-linux" in line]
+    if any("osprober" in line or "--class windows" in line for line in entries) and linux:
+        commands.append(["grub-reboot", str(linux[0])])
+    return commands
+
+
 def driver_outcome(facts, loading, smi):
     """What to do next: {"state": done, reboot or refuse; "reason"; "remedy"}.
 
@@ -112,8 +143,8 @@ def driver_outcome(facts, loading, smi):
         return _next("done", f"module and nvidia-smi agree: {loaded}")
     if facts["nouveau"]:
         return _next("reboot", "nouveau drives the card until the next boot")
-    apart = loaded and facts["driver_library"] not in (None, loaded)
-    if "version mismatch" in smi["text"] or apart:
+    differs = loaded and facts["driver_library"] not in (None, loaded)
+    if "version mismatch" in smi["text"] or differs:
         return _next(
             "reboot",
             f"driver/library version mismatch: the kernel has {loaded}, the library is "
@@ -168,3 +199,48 @@ def _next(state, reason, remedy=""):
 def _line(text):
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it says nothing"
+
+
+def power_plan(host, persistence, watts, printed):
+    """{"persistence": bool, "watts": int, "wrong": [what is not so now]}.
+
+    persistence, watts: the settings; 0 watts leaves NVIDIA's own limit. A limit is lost when the
+    last program leaves a GPU that does not stay initialised, so a limit implies persistence.
+    printed: the answer to POWER_QUERY. Raises PlanError if a GPU does not accept the limit.
+    """
+    watts = int(watts)
+    persistence = bool(persistence) or watts > 0
+    wrong = []
+    for name, least, most, limit, mode in _rows(printed):
+        if watts and None in (least, most):
+            raise PlanError(
+                f"{host}: the power of its {name} cannot be limited (nvidia-smi says N/A): write "
+                "driver_power_limit_watts=0 into its line of inventory.ini"
+            )
+        if watts and not least <= watts <= most:
+            raise PlanError(
+                f"{host}: driver_power_limit_watts is {watts}, but its {name} accepts {least:.0f} "
+                f"to {most:.0f} W. Change it in group_vars/all.yml, or for this machine in its "
+                "line of inventory.ini"
+            )
+        if watts and (limit is None or round(limit) != watts):
+            wrong.append(f"the limit of its {name} is {limit} W")
+        if persistence and mode != "Enabled":
+            wrong.append(f"its {name} is not kept initialised")
+    return {"persistence": persistence, "watts": watts, "wrong": wrong}
+
+
+def _rows(printed):
+    """(name, least, most, limit, mode) of each GPU; watts are None if it reports N/A."""
+    for line in printed.splitlines():
+        words = [word.strip() for word in line.rsplit(",", 4)]
+        if len(words) == 5:
+            yield (words[0], *map(_watts, words[1:4]), words[4])
+
+
+def _watts(text):
+    try:
+        watts = float(text)
+    except ValueError:
+        return None
+    return watts if math.isfinite(watts) else None

@@ -184,8 +184,7 @@ def write_upgrade(folder: Path, words: list[str]) -> list[str]:
     for play in plays:
         play["vars"] |= first["vars"] | {"proxy_environment": {}, "driver_policy": "install"}
     plays[0]["pre_tasks"] = first["pre_tasks"]
-    (folder / "tasks").mkdir()
-    shutil.copy(book.parent / "tasks/free.yml", folder / "tasks/free.yml")
+    shutil.copytree(book.parent / "tasks", folder / "tasks")
     (folder / "upgrade.yml").write_text(yaml.safe_dump(plays, sort_keys=False))
     inventory = Path(words[-1])
     inventory.write_text(inventory.read_text() + "[upgraded:children]\ncluster\n")
@@ -232,6 +231,13 @@ def send(lab, node: int, files: dict[str, bytes]) -> None:
             tar.addfile(entry, io.BytesIO(content))
     target = f"tandem@192.168.56.{110 + node}"
     lab.control("ssh", target, "sudo tar -C / -xf -", input=memory.getvalue(), text=False)
+
+
+def start_powerd(lab, node: int) -> None:
+    """A service of NVIDIA's that has the card open, and that no boot starts."""
+    unit = "/run/systemd/system/nvidia-powerd.service"
+    send(lab, node, {unit: b"[Service]\nExecStart=/bin/sleep infinity\n"})
+    lab.ssh(node, "sudo systemctl daemon-reload; sudo systemctl start nvidia-powerd")
 
 
 def start_desktop(lab, node: int) -> None:

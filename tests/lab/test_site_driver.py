@@ -7,6 +7,7 @@ from tests.lab.site_plays import changes, failures, play, reboot, said
 
 OLD, NEW = "580.159.04", "580.178.04"
 LOADED = "cat /proc/driver/nvidia/version"
+BOOTED = "systemctl show --property=UserspaceTimestampMonotonic"
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +56,12 @@ def test_install_keeps_and_upgrade_moves(machine):
     lab.ssh(1, "sudo apt-get -q update; sudo apt-get -q -y dist-upgrade")
     assert OLD in lab.ssh(1, "dpkg-query --show nvidia-smi")  # pinned and held
     assert changes(play(lab, *words)) == {"node1": 0}
+    standins.start_powerd(lab, 1)
+    before = lab.ssh(1, BOOTED)
     done = play(lab, *words, "-e", "driver_policy=upgrade")
     assert f"module and nvidia-smi agree: {NEW}" in said(done)
+    assert lab.ssh(1, BOOTED) == before
+    assert lab.ssh(1, "systemctl is-active nvidia-powerd") == "active\n"
     assert changes(play(lab, *words, "-e", "driver_policy=upgrade")) == {"node1": 0}
     assert "nvidia-smi" in lab.ssh(1, "apt-mark showhold").split()
 
@@ -69,10 +74,10 @@ def test_a_mismatch_is_recognised_and_cured_by_a_reboot(machine):
     assert "Driver/library version mismatch" in lab.ssh(1, "nvidia-smi || true")
     kept = play(lab, *words, "-e", "driver_policy=keep", check=False)
     assert "driver/library version mismatch" in said(kept)
-    before = lab.ssh(1, "systemctl show --property=UserspaceTimestampMonotonic")
+    before = lab.ssh(1, BOOTED)
     done = play(lab, *words)
     assert f"module and nvidia-smi agree: {NEW}" in said(done)
-    assert lab.ssh(1, "systemctl show --property=UserspaceTimestampMonotonic") != before
+    assert lab.ssh(1, BOOTED) != before
     lab.ssh(1, "sudo rm /opt/standin/busy")
 
 

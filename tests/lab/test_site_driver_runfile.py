@@ -33,8 +33,10 @@ def test_installed_kept_upgraded_and_taken_away(machine, tmp_path):
     for more in ([], ["-e", "driver_policy=keep"], ["--check"]):
         assert changes(play(lab, *words, *runfile(tmp_path), *more)) == {"node1": 0}
     assert changes(play(lab, *words, *runfile(tmp_path, NEWER))) == {"node1": 0}
+    standins.start_powerd(lab, 1)
     upgrade = [*words, *runfile(tmp_path, NEWER), "-e", "driver_policy=upgrade"]
     assert f"module and nvidia-smi agree: {NEWER}" in said(play(lab, *upgrade))
+    assert lab.ssh(1, "systemctl is-active nvidia-powerd") == "active\n"
     assert changes(play(lab, *upgrade)) == {"node1": 0}
     wrong = play(lab, *words, "-e", "driver_source=package", check=False)
     assert "was installed by NVIDIA's own installer" in said(wrong)

@@ -10,7 +10,6 @@ from planning import (
     PlanError,
     clock,
     data,
-    driver_power,
     driver_result,
     firewall,
     members,
@@ -215,7 +214,7 @@ TOOLKIT = {
 
 
 def power(watts, printed):
-    return error(driver_power.power_plan, "pc1", False, watts, printed)
+    return error(driver_result.power_plan, "pc1", False, watts, printed)
 
 
 def time_server(**changed):

@@ -174,7 +174,7 @@ def refused_driver(facts, stack, question):
         wanted = {**wanted, "policy": "upgrade"}
     try:
         drivers.decide(structs.replace(facts, broken=None), wanted, stack, question["table"])
-    except candidates.Refusal as refusal:
+    except drivers.Refusal as refusal:
         return refusal.args
     return None
 

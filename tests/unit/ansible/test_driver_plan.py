@@ -232,6 +232,7 @@ UPGRADE = {
 def shown(made):
     """The parts of a plan that say something, a line each."""
     said = {name: value for name, value in made.items() if value not in ("", (), False)}
+    said.pop("summary", None)  # role driver's sentence of the other parts
     return "\n".join(
         f"{name}: {' '.join(value) if isinstance(value, tuple) else value}"
         for name, value in said.items()

@@ -6,9 +6,7 @@ import re
 import jinja2
 import pytest
 
-from planning import driver_power
 from planning import driver_result as after
-from planning.boot import linux_again
 from tests.unit.ansible.provision_machines import ROOT
 
 STATE = {
@@ -111,19 +109,19 @@ def test_unattended_upgrades_are_told_every_held_package_and_modules_to_come():
         assert not any(re.match(pattern, name) for pattern in patterns), name
 
 
-def test_what_an_installation_let_go_that_broke_off_is_held_at_whichever_version_it_is():
+def test_what_an_installation_released_that_broke_off_is_held_at_whichever_version_it_is():
     """Half of it has moved: the library is the new one, and a package is half installed."""
     mixed = DEBIAN | {"libnvidia-ml1": "535.300.01-1"}
-    let_go = ["libnvidia-ml1", "nvidia-kernel-dkms", "nvidia-smi"]
+    released = ["libnvidia-ml1", "nvidia-kernel-dkms", "nvidia-smi"]
     state = {**LONE, "packages": mixed, "transitional": {}}
-    made = after.driver_hold(state, "535.300.01", WANTED, CU126, let_go)
-    assert set(let_go) <= set(made["packages"])
+    made = after.driver_hold(state, "535.300.01", WANTED, CU126, released)
+    assert set(released) <= set(made["packages"])
     pin = "Package: nvidia-kernel-dkms\nPin: version 535.261.03-1\nPin-Priority: 999\n"
     assert pin in made["preferences"]
     assert "nvidia-smi" not in made["preferences"] and '"nvidia-smi$"' in made["unattended"]
     fresh = after.driver_hold(state, "535.300.01", WANTED, CU126)
     assert "nvidia-kernel-dkms" not in fresh["packages"]
-    none = after.driver_hold(state, "", WANTED, CU126, let_go)["packages"]
+    none = after.driver_hold(state, "", WANTED, CU126, released)["packages"]
     assert "nvidia-kernel-dkms" in none and "nvidia-container-toolkit" not in none
 
 
@@ -145,7 +143,7 @@ LAPTOP = "NVIDIA GeForce RTX 3070 Laptop GPU, [N/A], [N/A], [N/A], Disabled\n"
 
 
 def power(watts, printed=CARDS, persistence=False):
-    return driver_power.power_plan("pc1", persistence, watts, printed)
+    return after.power_plan("pc1", persistence, watts, printed)
 
 
 def test_by_default_nothing_is_changed():
@@ -181,7 +179,7 @@ def test_the_unit_sets_the_limit_after_persistence():
 
 def test_the_role_asks_for_what_is_read():
     assert (
-        f"driver_power_query: {driver_power.QUERY}\n"
+        f"driver_power_query: {after.POWER_QUERY}\n"
         in (ROOT / "ansible/roles/driver/vars/main.yml").read_text()
     )
 
@@ -218,4 +216,4 @@ EFI = "BootCurrent: 0003\nTimeout: 1 seconds\nBootOrder: {}\nBoot0000* Windows B
     ],
 )
 def test_the_next_boot_is_linux(grub, efi, commands):
-    assert linux_again(grub, efi) == commands
+    assert after.linux_again(grub, efi) == commands

@@ -25,7 +25,7 @@ PLAYS = {
     "mine": {"preflight_stack": {"name": "cu126", "cuda": "12.6"}},
     "new_nfs": {"share_server_conf_d": {"stat": {"exists": True}}},
     "old_nfs": {"share_server_conf_d": {"stat": {"exists": False}}},
-    "installer": {"driver_planned": INSTALLER},
+    "installer": {"driver_planned": INSTALLER, "driver_nouveau_allowed": False},
 }
 
 
@@ -85,13 +85,11 @@ def test_whether_sudo_works_is_found_by_becoming_root():
 
 
 def test_after_a_reboot_the_machine_is_looked_at_and_planned_anew():
-    rows = tasks("driver/tasks/reboot_first.yml")
-    steps = [
-        row.get("ansible.builtin.include_tasks") or str(*row.get("ansible.builtin.set_fact", {}))
-        for row in rows
-    ]
-    assert steps[-4:-1] == ["reboot.yml", "facts.yml", "driver_planned"]
-    assert "ansible.builtin.fail" in rows[-1]
+    rows = tasks("driver/tasks/main.yml")
+    steps = [row.get("ansible.builtin.include_tasks") for row in rows]
+    reboot = steps.index("reboot.yml")
+    assert steps[reboot + 1] == "look.yml" and rows[reboot + 1]["vars"]["driver_plans"] == "driver"
+    assert "ansible.builtin.fail" in rows[reboot + 2]
 
 
 def test_a_source_of_apt_that_is_gone_hinders_no_update_but_that_of_the_bundle():
@@ -105,7 +103,7 @@ def test_a_source_of_apt_that_is_gone_hinders_no_update_but_that_of_the_bundle()
 
 def test_only_what_apt_planned_is_recorded_as_ours():
     """What others install meanwhile stays when uninstall.yml purges."""
-    (driver,) = [row for row in tasks("driver/tasks/record.yml") if "new" in row.get("vars", {})]
+    (driver,) = [row for row in tasks("driver/tasks/packages.yml") if "new" in row.get("vars", {})]
     assert driver["vars"]["new"] == "{{ came | intersect(driver_by_plan.stdout_lines) }}"
     names = yaml.safe_load((ROLES / "packages/vars/main.yml").read_text())
     assert "packages_simulated.stdout | tandem_packages_planned" in names["packages_new"]

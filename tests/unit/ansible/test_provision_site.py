@@ -40,7 +40,7 @@ def roles(tmp_path_factory) -> Path:
         tasks = folder / name / "tasks"
         tasks.mkdir(parents=True)
         for file in (ROOT / "ansible/roles" / name / "tasks").glob("*.yml"):
-            seen = name in SEEN and file.stem in ("main", "kernel")
+            seen = name in SEEN and file.stem == "main"
             text = STAND_IN if seen else "---\n[]\n"
             (tasks / file.name).write_text(text)
         for file in REAL.get(name, []):
@@ -48,6 +48,12 @@ def roles(tmp_path_factory) -> Path:
             text = (ROOT / "ansible/roles" / name / file).read_text()
             (folder / name / file).write_text(text.replace(LOOKS, "[]"))  # whatever this one is
     return folder
+
+
+PLANNED = """
+- ansible.builtin.set_fact:
+    driver_upgrade: {action: upgrade, kernel: false, without: ""}
+"""
 
 
 def site(roles, folder, broken, book="site.yml", in_use=()):
@@ -64,6 +70,8 @@ def site(roles, folder, broken, book="site.yml", in_use=()):
         hosts[name] = {**variables, "preflight_facts": facts}
         marks = "0: 2 0 0 2 1 7 @tandem/7/some-run/anna@desk\n" if name in in_use else ""
         (folder / f"{name}.unix").write_text(marks)
+    (folder / "tasks").mkdir()
+    (folder / "tasks/plan_upgrade.yml").write_text(PLANNED)
     for name in {"site.yml", book, FREE}:
         text = (ROOT / name).read_text()
         text = text.replace("gather_facts: true", "gather_facts: false")

@@ -138,6 +138,10 @@ def recorded():
     return found
 
 
+def driver_plan(facts, wanted, stack):
+    return {"remedy": "", **driver.driver_plan(facts, wanted, stack, TABLE)}
+
+
 def plans(facts):
     """(settings, plan) by each policy, source and stack that can be set."""
     wishes = itertools.product(("keep", "install", "upgrade"), ("auto", "package", "runfile"))
@@ -147,7 +151,7 @@ def plans(facts):
             stack = stacks.resolve([facts], name, TABLE)
         except PlanError:
             continue
-        yield wanted, stack, driver.driver_plan(facts, wanted, stack, TABLE)
+        yield wanted, stack, driver_plan(facts, wanted, stack)
 
 
 @pytest.mark.parametrize(("name", "facts"), recorded())
@@ -159,7 +163,7 @@ def test_a_setting_that_a_refusal_names_is_not_set_already_and_helps(name, facts
             assert wanted[DRIVER[setting]] != value, plan
         if told and re.fullmatch(r"set driver_\w+: \w+.*", plan["remedy"]):
             done = {**wanted, DRIVER[told[0][0]]: told[0][1]}
-            again = driver.driver_plan(facts, done, stack, TABLE)
+            again = driver_plan(facts, done, stack)
             assert (again["reason"], again["remedy"]) != (plan["reason"], plan["remedy"])
             # Where the next step is another remedy, it is not one more setting of the same kind.
             assert not re.match(f"set {told[0][0]}", again["remedy"]), (plan, again)

@@ -1,0 +1,114 @@
+"""What may be done about a machine's driver: five actions, or a refusal, each with what it takes.
+
+driver.py decides on one; role driver carries it out, by the dictionary that `as_dict` makes of it.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+# What role driver says it will do: the reason, then these, of the fields that the action has.
+PHRASES = {
+    "packages": ": {}",
+    "url": ": {}",
+    "module": "; the {} module",
+    "compiler": ", built by {}",
+    "waiting": ", for kernel {} too",
+    "reboot_first": "; after a reboot",
+    "without": " into a text screen, without {}",
+    "key": "; signed with {}, to be enrolled at its screen",
+    "screen": "; under the running display, by the next boot",
+}
+
+
+class Refusal(Exception):
+    """(reason, remedy) why nothing is done."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleBuild:
+    """What it takes to build the driver's kernel module."""
+
+    tools: tuple[str, ...] = ()  # packages
+    compiler: str = ""  # if not the machine's own gcc
+    key: str = ""  # the certificate that the firmware has to be told of, for Secure Boot
+    waiting: str = ""  # a newer kernel that the next boot starts, which gets the module too
+    reboot_first: bool = False  # into that kernel, where the running one has no headers
+
+
+@dataclasses.dataclass(frozen=True)
+class Action:
+    name: ClassVar[str]
+    reason: str
+    version: str = ""  # of the driver, which is held; "" where none is
+
+
+@dataclasses.dataclass(frozen=True)
+class Refuse(Action):
+    name = "refuse"
+    remedy: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Nothing(Action):
+    name = "nothing"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadModule(Action):
+    """The driver is installed, and another one, or none, is loaded."""
+
+    name = "load"
+    screen: bool = False  # a display runs, so that only a reboot changes what is loaded
+
+
+@dataclasses.dataclass(frozen=True)
+class Installation(Action):
+    """What the other three have in common: the disk is written to, and a module may be built."""
+
+    module: str = ""  # open or proprietary; "" where it stays what it is
+    build: ModuleBuild = ModuleBuild()
+
+    @property
+    def reboot_first(self):
+        return self.build.reboot_first
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildModule(Installation):
+    """DKMS builds the installed driver's module for the running kernel, or the next boot's."""
+
+    name = "build"
+    screen: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class InstallPackages(Installation):
+    name = "package"
+    packages: tuple[str, ...] = ()  # apt's name=version
+    screen: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInstaller(Installation):
+    """NVIDIA's own installer, which works under no display and beside no nouveau."""
+
+    name = "runfile"
+    url: str = ""  # or a file of the control machine
+    sha256: str = ""
+    flags: tuple[str, ...] = ()
+    nouveau: bool = False  # it holds the GPU until the next boot
+    without: str = ""  # the display manager without which the boot before the installer ends
+
+    @property
+    def reboot_first(self):
+        return self.build.reboot_first or self.nouveau or bool(self.without)
+
+
+def as_dict(action):
+    """{"action": its name, "summary": what role driver says it will do, and its fields}."""
+    fields = dataclasses.asdict(action)
+    if isinstance(action, Installation):
+        fields |= {**fields.pop("build"), "reboot_first": action.reboot_first}
+    words = {name: " ".join(it) if isinstance(it, tuple) else it for name, it in fields.items()}
+    phrases = (text.format(words[name]) for name, text in PHRASES.items() if words.get(name))
+    return {"action": action.name, "summary": action.reason + "".join(phrases), **fields}
