@@ -217,7 +217,7 @@ def test_what_this_machine_may_not_have_keeps_it_too(monkeypatch):
     monkeypatch.setattr("launcher.node.sockets.connections", lambda: next(connections))
     sampler = records.Sampler(interface="lo", data="/")
     line = [sampler.sample() for _ in range(2)][1]
-    line["gpus"] = [gpus.card_of("0, 50, 1024, 60, 100.5, 1500", 1.0)]
+    line["gpus"] = [gpus.sample_of("0, 50, 1024, 60, 100.5, 1500", 1.0)]
     assert run_directory.machine_line({"kind": "sample", **line}, "a line") == []
     assert {"disks", "data_disk", "mounts"} <= line.keys() and "192.0.2.1" in line["card"]["peers"]
 
