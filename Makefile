@@ -35,7 +35,7 @@ endif
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet find plan train dry-run slurm status top attach stop runs report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
+.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet shrink find plan train dry-run slurm status top attach stop runs report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
 
 help:
 	@python3 -m tools.verbs help
@@ -74,6 +74,9 @@ bundle: machines
 imagenet: env
 	@tools/venv.sh imagenet
 	@$(PYTHON_ENV) -m tools.imagenet $(words)
+
+shrink: env
+	@$(PYTHON_ENV) -m tools.shrink $(words)
 
 check: ansible-env machines
 	@$(with_options) $(ANSIBLE_ENV)/bin/python ansible/check.py

@@ -44,6 +44,8 @@ VARIABLES: Dict[str, Option] = {
     "FACTS": Option("a file of facts instead of machines (examples/machines/)"),
     "SRC": Option("the folder of its archives", type=Path),
     "TO": Option("where (default: data/imagenet)", type=Path),
+    "SIZE": Option("pixels of the short side (default: 256)", type=whole, least=16, most=4096),
+    "QUALITY": Option("of JPEG (default: 90)", type=whole, least=1, most=95),
     "MEASURE": Option("1: measure anew: each pair of machines, and steps", type=switch),
     "GPU": Option("on paper, without machines: 2080ti, 3090 ..."),
     "LINK": Option("the network: 1gbit, 2.5gbit (default: as measured)"),
@@ -118,6 +120,9 @@ VERBS: Dict[str, Verb] = {
         {"FORCE": "1: though no machine is offline=true"}),
     "imagenet": Verb("make class folders from the archives of ILSVRC2012",
         "make imagenet SRC=/media/anna/ILSVRC2012", "SRC TO"),
+    "shrink": Verb("write a copy of a data set with smaller images",
+        "make shrink DATA=imagenet SIZE=256", "DATA SIZE QUALITY TO",
+        {"DATA": "a folder in data/, or a path", "TO": "where (default: beside it, NAME-SIZE)"}),
     "plan": Verb(
         "predict the next run; measures first if nothing is known",
         "make plan GPU=2080ti LINK=1gbit MODEL=resnet50 BATCH=64",

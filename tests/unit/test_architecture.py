@@ -127,7 +127,8 @@ READS = {
         contract/locks.py
         launcher/background.py launcher/node/supervisor.py
         launcher/node/startup/sitecustomize.py
-        report/cli.py report/measurements.py tools/tensorboard.py trainer/export.py
+        report/cli.py report/measurements.py tools/shrink.py tools/tensorboard.py
+        trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
     "what the control machine sends to its own programs": """
         launcher/engines/slurm.py launcher/node/link.py launcher/slurm.py

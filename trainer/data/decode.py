@@ -157,7 +157,8 @@ def _decoder_bytes(image: Image.Image) -> int:
     return sides[0] * sides[1] * image.tag_v2.get(SAMPLESPERPIXEL, 1)
 
 
-def _content(path: Path, pauses: Tuple[float, ...]) -> bytes:
+def read_file(path: Path, pauses: Tuple[float, ...] = PAUSES) -> bytes:
+    """Raises BadImage; Unreadable where disk or file server fail after so many pauses."""
     for pause in (*pauses, 0.0):
         try:
             _refuse_pipe(path)
@@ -190,7 +191,11 @@ def is_readable(path: Path) -> bool:
 def open_picture(path: Path, again: bool = True) -> Picture:
     """Raises BadImage with the reason; Unreadable where disk or file server fail, with `again`
     after several trials; and Missing where there is no such file."""
-    content = _content(path, PAUSES if again else ())
+    return picture_of(read_file(path, PAUSES if again else ()))
+
+
+def picture_of(content: bytes) -> Picture:
+    """The same of a file's bytes. Raises BadImage."""
     if not content:
         raise BadImage("empty file")
     with _explain_errors():

@@ -90,7 +90,7 @@ def found(target: Path) -> dict[str, bytes]:
 
 
 def run(source: Path, target: Path) -> int:
-    return imagenet.main(["--source", str(source), "--to", str(target)])
+    return imagenet.main(["--src", str(source), "--to", str(target)])
 
 
 def test_archives_become_class_folders_and_a_second_run_reads_none_whole(
@@ -190,7 +190,7 @@ def copy_or_die(file, path, size):
     left[0] -= 1
     copy(file, path, size)
 imagenet._copy = copy_or_die
-imagenet.main(["--source", sys.argv[1], "--to", sys.argv[2]])
+imagenet.main(["--src", sys.argv[1], "--to", sys.argv[2]])
 """
 
 

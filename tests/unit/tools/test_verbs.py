@@ -162,7 +162,7 @@ def ansible_options():
     return {*re.findall(r"--[-\w]+", done.stdout)}
 
 
-OURS = ("launcher", "report", "tools.sweep", "tools.imagenet", "tools.tensorboard")
+OURS = ("launcher", "report", "tools.sweep", "tools.imagenet", "tools.shrink", "tools.tensorboard")
 VALUES = {
     **{"SCRIPT": "-m package.train", "AT": "19:00", "UNTIL": "19:00", "RUN": "-no such run"},
     **dict.fromkeys(("ARGS", "RUNS"), "--no-such 'a b'"),
