@@ -14,7 +14,7 @@ import shlex
 import stat
 import unicodedata
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 SPLITS = ("train", "val")
 SUFFIXES = (
@@ -133,7 +133,7 @@ class Split:
 
 
 @readable()
-def read_split(root: Path, split: str) -> Split:
+def read_split(root: Path, split: str, progress: Callable[[], None] = lambda: None) -> Split:
     """The images of one split, and what else lies there. Raises LayoutError."""
     read = Split()
     names = class_names(root, split, read)
@@ -144,6 +144,7 @@ def read_split(root: Path, split: str) -> Split:
     read.images = {name: [] for name in known}
     for name in names:
         read.add(read_class(root, split, name))
+        progress()
     return read
 
 
@@ -304,9 +305,11 @@ def print_listings(folder: Path, node_dir: Path) -> None:
 
 
 @readable()
-def listings(root: Path, node_dir: Path) -> Dict[str, Dict[str, Any]]:
+def listings(
+    root: Path, node_dir: Path, progress: Callable[[], None] = lambda: None
+) -> Dict[str, Dict[str, Any]]:
     """Classes, images and a hash of names and sizes of each split, made again only when one of its
-    folders has changed. Raises LayoutError."""
+    folders has changed. `progress` is called after each class. Raises LayoutError."""
     real = root.resolve()
     cache = node_dir / "manifests" / hashlib.sha256(os.fsencode(str(real))).hexdigest()[:16]
     key = [str(real), *SUFFIXES, *SYSTEM_FOLDERS]
@@ -317,19 +320,20 @@ def listings(root: Path, node_dir: Path) -> Dict[str, Dict[str, Any]]:
             return dict(cached["splits"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    read = {name: read_split(real, name) for name in SPLITS}
-    made = {name: _listing(real, name, split) for name, split in read.items()}
+    read = {name: read_split(real, name, progress) for name in SPLITS}
+    made = {name: _listing(real, name, split, progress) for name, split in read.items()}
     folders = {path: time for split in read.values() for path, time in split.folders.items()}
     keep({"key": key, "folders": folders, "splits": made}, cache)
     return made
 
 
-def _listing(root: Path, split: str, read: Split) -> Dict[str, Any]:
+def _listing(root: Path, split: str, read: Split, progress: Callable[[], None]) -> Dict[str, Any]:
     total, images = hashlib.sha256(), 0
     for paths in read.images.values():
         images += len(paths)
         for path in paths:
             total.update(os.fsencode(f"{path}\0{_size(f'{root}/{path}')}\n"))
+        progress()
     return {
         "classes": sum(bool(paths) for paths in read.images.values()),
         "images": images,

@@ -30,6 +30,7 @@ from launcher.machines.engine import (
     stream_output,
     talk,
 )
+from launcher.node.probe import PULSE
 from launcher.plan.layer import Environment
 from launcher.problems import Problem, Refused, problem
 from launcher.remote import MARK, SECONDS, ask, marked, program
@@ -211,7 +212,7 @@ def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
     start = time.time()
     try:
         process = node.start([host.env_python, "-IB", "-"])
-        output, said, status = talk(process, source.encode(), SECONDS)
+        output, said, status = talk(process, source.encode(), SECONDS, len(PULSE))
     except MachineError as error:
         return Problem("unreached", str(error))
     except UserError as error:

@@ -12,6 +12,7 @@ from boundary.schema import Invalid, decode, matching
 from contract.errors import UserError
 from launcher.machines.engine import Node, talk
 from launcher.machines.inventory import CHECKOUT
+from launcher.node.probe import PULSE
 
 MARK = "tandem-answer "  # before what such a program answers: a .bashrc may print, too
 # Python 3.11's ast.parse raises SystemError now and then where several threads call it at once.
@@ -69,7 +70,7 @@ def ask(node: Node, module: str, call: str, kind: Any) -> Any:
     """What a function of launcher/node answers on a machine, by the guard's Python. Raises OSError,
     UserError and Invalid."""
     process = node.start([node.host.engine.guard_python, "-IB", "-"])
-    output, said, _ = talk(process, program(module, call).encode(), SECONDS)
+    output, said, _ = talk(process, program(module, call).encode(), SECONDS, len(PULSE))
     line = marked(output)
     if line is None:
         raise UserError(f"it gave no answer{said and f': {said}'}")

@@ -273,15 +273,16 @@ def _give(process: Process, data: memoryview) -> memoryview:
 
 
 def talk(
-    process: Process, data: bytes | memoryview, seconds: float
+    process: Process, data: bytes | memoryview, seconds: float, renewed: int = 0
 ) -> tuple[bytes, str, int | None]:
-    """Give a command its whole input; return its output, its stderr and its exit status.
+    """Give a command its whole input; return its output, its stderr and its exit status. `seconds`,
+    `renewed`: as for stream_output.
 
     The status is None when it did not end in time. Raises UserError when it prints too much.
     """
     output = bytearray()
     try:
-        for piece in stream_output(process, seconds, data):
+        for piece in stream_output(process, seconds, data, renewed):
             output += piece
             if len(output) > LARGEST:
                 raise UserError(

@@ -23,6 +23,9 @@ from launcher.node.machine_lock import claims
 from launcher.node.processes import command_of
 
 SECONDS = 20  # for one command: the control machine waits 30 in all
+# What is printed at most once a second while a data set is read: for each the control machine waits
+# 30 s more. The first reading of a million files takes minutes on a disk.
+PULSE = " " * 63 + "\n"
 
 
 def main(question, mark):
@@ -267,10 +270,22 @@ def data(folder, node_dir):
         found["others"] = others(root.parent)
     if there:
         try:
-            found["splits"] = layout.listings(root, pathlib.Path(node_dir))
+            found["splits"] = layout.listings(root, pathlib.Path(node_dir), Pulse().beat)
         except layout.LayoutError as error:
             found["problem"] = str(error)
     return found
+
+
+class Pulse:
+    """Says that something goes on."""
+
+    def __init__(self):
+        self.last = time.monotonic()
+
+    def beat(self):
+        if time.monotonic() > self.last + 1:
+            self.last = time.monotonic()
+            print(PULSE, end="", flush=True)
 
 
 def show_data(folder, node_dir, mark):

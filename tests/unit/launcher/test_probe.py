@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -12,11 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from contract import layout
 from contract.errors import UserError
 from contract.options import Options
 from launcher import look, remote
 from launcher.machines import engine
-from launcher.node import machine_lock
+from launcher.node import machine_lock, probe
 from tests.unit.launcher.launcher_values import host
 from trainer.data.folder import ImageFolder
 
@@ -113,6 +115,18 @@ def test_an_image_that_comes_into_a_sub_folder_is_counted(ask, tmp_path):
     (root / "train/ant" / os.fsdecode(b"caf\xe9.png")).write_bytes(b"?")  # no UTF-8
     os.utime(folder, ns=(1, 1))  # a clock may be coarse
     assert ask(root).splits["train"].images == 5
+
+
+def test_while_a_data_set_is_read_there_are_signs_of_life(tmp_path, monkeypatch, capsys):
+    """By each the control machine waits longer (test_drip.py), at most one a second."""
+    root = write(tmp_path / "data", *USUAL)
+    clock = itertools.count(0, 0.6)
+    monkeypatch.setattr(probe.time, "monotonic", lambda: next(clock))
+    assert probe.data(root, tmp_path / "node")["splits"]["train"]["classes"] == 2
+    passed = 2 * 2 * len(layout.SPLITS)  # each class is listed, and its files are measured
+    printed = capsys.readouterr().out
+    assert 0 < printed.count(probe.PULSE) <= passed / 2 and len(probe.PULSE) >= 64
+    assert probe.data(root, tmp_path / "node")["splits"] and not capsys.readouterr().out
 
 
 def test_what_is_sent_needs_nothing_that_a_bare_python_lacks():
