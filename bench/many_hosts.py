@@ -15,13 +15,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from contract.options import Config
+from contract.options import Config, Options
 from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.plan.plan import NodePlan, Plan
 from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
+from launcher.workloads.trainer import Trainer
 
 SECONDS = 20
 # Answers each renewal with a heartbeat, as often as the real guard sends one; $0: how many.
@@ -62,6 +63,7 @@ def plan(hosts):
         git_revision=None,
         git_diff="",
         options=Config(),
+        workload=Trainer(Options()),
         nodes=tuple(node_plan(host, rank) for rank, host in enumerate(hosts)),
         **texts,
     )

@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from contract.options import Config
+from contract.options import Config, Options
 from launcher.engines.local import LocalProcess
 from launcher.plan.plan import NodePlan, Plan
 from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
+from launcher.workloads.trainer import Trainer
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 STAND_IN = CHECKOUT / "tests/unit/launcher/guard_launch.py"
@@ -66,6 +67,7 @@ def plan_of(tmp_path, script):
         git_revision=None,
         git_diff="",
         options=Config(),
+        workload=Trainer(Options()),
         nodes=nodes,
         **dict.fromkeys(named, ""),
     )

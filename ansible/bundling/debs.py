@@ -19,6 +19,7 @@ import yaml
 from bundling import manifest
 from bundling.fetch import File, fetch_all
 from contract.errors import UserError
+from planning.share import KINDS
 
 ANSIBLE = Path(__file__).resolve().parents[1]
 # What apt keeps between calls.
@@ -89,7 +90,8 @@ def plan(release, packages, mirrors, bundle):
 
 
 def role_packages(roles=ANSIBLE / "roles"):
-    """The package names in each role's list `<role>_packages`, in its defaults or vars.
+    """The package names in each role's list `<role>_packages`, in its defaults or vars, and those
+    of each kind of share.
 
     They are literal, since no machine is asked: a list or a mapping of lists. Raises UserError.
     """
@@ -104,6 +106,8 @@ def role_packages(roles=ANSIBLE / "roles"):
                 f"{role}_packages in {path} is not literal: `make bundle` could not know the names"
             )
         packages.update(names)
+    for kind in KINDS.values():
+        packages.update(kind.server_packages, kind.client_packages)
     return packages
 
 

@@ -87,7 +87,7 @@ def test_each_task_that_changes_packages_waits_for_those_that_others_install():
                 assert (task["retries"], task["delay"]) == (60, 10)
                 # Otherwise it would wait twice, in two ways.
                 assert task.get("ansible.builtin.apt", {}).get("lock_timeout", 0) == 0
-    assert seen == {"packages", "driver", "clock", "offline", "bootstrap"}
+    assert seen == {"packages", "driver", "clock", "offline", "bootstrap", "upgrade"}
 
 
 # Only the third try succeeds. Over ssh the words come in stdout. On a machine without any lists of
