@@ -4,14 +4,17 @@ something else. Names that a type does not have are left out.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import threading
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 T = TypeVar("T")
+LEARNING = threading.Lock()
 LENGTH = 4096  # characters of one text; our guard and our probe cut what is longer
 LARGEST = (1 << 63) - 1
 # Escapes of JSON, so that one after a backslash of its own is none: a pair of surrogates is a
@@ -40,6 +43,18 @@ class Invalid(Exception):
     """A machine or a file says something impossible; the text says what, for a person."""
 
 
+@functools.cache
+def made_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def decoder_of(kind: Any) -> msgspec.json.Decoder[Any]:
+    """The decoder of a type. msgspec learns what a struct has as it first meets it, and while one
+    thread does, another one would find it half learned: the process ended by SIGSEGV."""
+    with LEARNING:
+        return made_decoder(kind)
+
+
 def decode(document: bytes | str, kind: Any, name: str) -> Any:
     """The value of this type in a JSON document. Raises Invalid naming the part that does not fit
     as one of `name`."""
@@ -47,7 +62,7 @@ def decode(document: bytes | str, kind: Any, name: str) -> Any:
     if b"\\ud" in data or b"\\uD" in data:
         data = ESCAPE.sub(lambda match: rb"\ufffd" if match["half"] else match[0], data)
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decoder_of(kind).decode(data)
     except msgspec.ValidationError as error:
         what, place = WRONG.fullmatch(str(error)).groups("")  # type: ignore[union-attr]
         raise Invalid(f"{name}{place}: {what[:1].lower()}{what[1:200]}") from None
