@@ -8,12 +8,11 @@ import functools
 import json
 import re
 import threading
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-T = TypeVar("T")
 LEARNING = threading.Lock()
 LENGTH = 4096  # characters of one text; our guard and our probe cut what is longer
 LARGEST = (1 << 63) - 1

@@ -32,6 +32,7 @@ from tqdm import tqdm
 from contract.command_line import verb_words
 from contract.errors import UserError
 from contract.layout import SPLITS, LayoutError, printable, read_split
+from contract.text import size
 from trainer.data.decode import BadImage, Unreadable, picture_of, read_file
 
 JPEGS = (".jpg", ".jpeg", ".jpe", ".jfif")
@@ -148,6 +149,11 @@ def copy_images(images: list[str], source: Path, part: Path, shape: Shape) -> No
                 "a process that shrinks images was killed, perhaps for want of memory: the same "
                 "command continues"
             ) from None
+        except OSError as error:  # a full disk's names no file
+            where = error.filename or part
+            raise UserError(
+                f"{where}: {error.strerror}. Once that is repaired the same command continues"
+            ) from None
         except Unreadable as error:
             raise UserError(f"{source}: an image {error}: check its disk or file server") from None
         finally:
@@ -195,12 +201,8 @@ def run(source: Path, target: Path, shape: Shape) -> None:
         os.sync()  # the name says that it is complete
         part.rename(target)
     for split, paths in copies.items():
-        before, after = (
-            size_of(root, own[split]) for root, own in ((source, images), (target, copies))
-        )
-        print(
-            f"{target / split}: {len(paths):,} images, {after / 1e9:.1f} GB of {before / 1e9:.1f}"
-        )
+        before, after = size_of(source, images[split]), size_of(target, paths)
+        print(f"{target / split}: {len(paths):,} images, {size(after)} instead of {size(before)}")
 
 
 def size_of(root: Path, paths: list[str]) -> int:

@@ -1,12 +1,16 @@
 """`make shrink` on images that the tests make, killed and whole."""
 
+import errno
 import fcntl
+import multiprocessing
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -94,3 +98,17 @@ def test_what_is_killed_leaves_no_broken_image_and_continues(source, tmp_path):
     assert len(sizes(target)) == 120
     kept = [(target / path.relative_to(part)).stat().st_mtime_ns for path in before]
     assert kept == list(before.values())
+
+
+def test_a_full_disk_is_said_with_its_folder_and_leaves_nothing_half_written(
+    source, tmp_path, monkeypatch
+):
+    def fill(path, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", fill)  # which workers have that are forked
+    forked = partial(ProcessPoolExecutor, mp_context=multiprocessing.get_context("fork"))
+    monkeypatch.setattr(shrink, "ProcessPoolExecutor", forked)
+    with pytest.raises(UserError, match=f"{tmp_path}/to.part: No space left on device"):
+        shrink.run(source, tmp_path / "to", SHAPE)
+    assert not list(tmp_path.rglob("*.jpg.part")) and not (tmp_path / "to").exists()
