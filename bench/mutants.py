@@ -50,7 +50,7 @@ CRITICAL = (
     *("trainer/train.py", "trainer/optim.py", "trainer/ema.py", "trainer/evaluate.py"),
     *("trainer/finite.py", "trainer/parallel.py", "trainer/syncbn.py", "trainer/data/*.py"),
     *("launcher/plan/balance.py", "boundary/*.py", "contract/machines.py"),
-    *("launcher/engines/ssh.py", "ansible/planning/firewall.py", "tandem/compat.py"),
+    *("launcher/machines/ssh.py", "ansible/planning/firewall.py", "tandem/compat.py"),
     *("ansible/planning/reading.py", "ansible/planning/share.py", "launcher/node/machine_lock.py"),
     *("launcher/node/link.py", "launcher/watch/guards.py", "launcher/plan/script.py"),
 )

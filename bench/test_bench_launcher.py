@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from contract.options import Config, Options
-from launcher.engines.local import LocalProcess
+from launcher.machines.local import LocalProcess
 from launcher.plan.plan import NodePlan, Plan
 from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs

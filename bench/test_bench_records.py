@@ -10,10 +10,9 @@ import pytest
 
 from boundary.frames import Frames
 from launcher.background import Spool
-from launcher.node.link import FrameWriter
+from launcher.node.link import FrameWriter, read_task
 from launcher.node.records import Recorder, Sampler, Tail
-from launcher.node.task import read_task
-from launcher.watch.records import Records
+from launcher.watch.guards import Records
 from report.status import Follower, section_of
 from report.text import section_lines
 from tandem.timings import Block

@@ -1,5 +1,5 @@
 """Brings a run's files from the nodes to the control machine: of records what its copies lack
-(launcher/watch/records.py), by channels of their own, so that no lease and no stop waits for them.
+(launcher/watch/guards.py), by channels of their own, so that no lease and no stop waits for them.
 
 A node is not trusted with names, types or sizes. It is asked for one file of the contract
 (docs/run-directory.md) at a time, by a name made here from its host name and its ranks, and answers

@@ -24,10 +24,9 @@ import paramiko
 from contract.errors import UserError
 from contract.text import pluralize, read_text, write_whole
 from launcher import control
-from launcher.engines import ssh
-from launcher.engines.ssh import Packets, known_hosts
 from launcher.folders import relative
-from launcher.machines import inventory
+from launcher.machines import inventory, ssh
+from launcher.machines.ssh import Packets, known_hosts
 from launcher.terminal import Terminal, waiting
 
 PORT, AT_ONCE, WIDEST = 22, 64, 22

@@ -1,5 +1,5 @@
 """The same run as a Slurm batch script, for a cluster where jobs are queued rather than started
-by ssh: the job's first machine carries it out, and reaches the others by engines/slurm.py."""
+by ssh: the job's first machine carries it out, and reaches the others by machines/slurm.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A machine of the inventory, what is asked of the way to it, and what is done by every such way:
 machines are opened and closed all at once, and commands there are talked with.
 
-Each way is one module of `launcher/engines/`, found by the name that the inventory has as
+Each way is one module of `launcher/machines/`, found by the name that the inventory has as
 ansible_connection, and defines `ENGINE`. All carry out one plan, whose dry run is plan.render: a
 node starts a command, a process streams what it prints, and closing it stops it.
 """
@@ -111,7 +111,7 @@ NAMES = ("local", "ssh")  # those that an inventory may name; the machines of a 
 
 def of(name: str) -> Engine:
     """The engine of an ansible_connection, one of NAMES, or slurm's."""
-    found = importlib.import_module(f"launcher.engines.{name}").ENGINE
+    found = importlib.import_module(f"launcher.machines.{name}").ENGINE
     assert isinstance(found, Engine)
     return found
 

@@ -1,9 +1,12 @@
-"""Reading the kernel's counters: /proc files as text in, plain values out."""
+"""Reading the kernel's counters, /proc files as text in and plain values out; and what nvidia-smi
+says of GPUs."""
 
 import os
 import re
+import shutil
+import time
 
-from launcher.node.processes import TICK
+from launcher.node.processes import TICK, LineProcess
 
 PAGE = os.sysconf("SC_PAGE_SIZE")  # bytes; the unit of /proc/vmstat
 SECTOR = 512  # bytes; the unit of /proc/diskstats whatever the disk
@@ -182,3 +185,61 @@ def disk_rates(old, new, seconds):
         "aqu-sz": round(grown["ms_weighted"] / 1000 / seconds, 2),
         "util": round(min(100.0, grown["ms_busy"] / 10 / seconds), 2),
     }
+
+
+# By its name in the records: what nvidia-smi calls it, and by what that is multiplied.
+GPU_FIGURES = {
+    "index": ("index", 1),
+    "utilization": ("utilization.gpu", 1),
+    "memory_used": ("memory.used", 1024 * 1024),  # bytes of MiB
+    "temperature": ("temperature.gpu", 1),
+    "power": ("power.draw", 1),
+    "clock_sm": ("clocks.sm", 1),
+}
+GPU_INTEGERS = ("index", "memory_used")
+
+
+class Gpus:
+    """`process`: one nvidia-smi for as long as it is wanted, since starting it takes a second or
+    more; None where there is none."""
+
+    def __init__(self):
+        self.process = None
+
+    def start(self):
+        tool = shutil.which("nvidia-smi")
+        if tool is not None:
+            query = "--query-gpu=" + ",".join(theirs for theirs, _ in GPU_FIGURES.values())
+            self.process = LineProcess([tool, query, "--format=csv,noheader,nounits", "--loop=1"])
+
+    def read(self):
+        """The samples since the last look, a dictionary a GPU."""
+        lines = self.process.lines() if self.process is not None else []
+        samples = [gpu_sample(line, time.monotonic()) for line in lines]
+        return [sample for sample in samples if sample is not None]
+
+    def stop(self):
+        if self.process is not None:
+            self.process.stop()
+
+
+def gpu_sample(line, mono):
+    """One line of nvidia-smi as a record has it; None for any other line."""
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) != len(GPU_FIGURES) or not fields[0].isdigit():
+        return None
+    sample = {"mono": mono}
+    for (name, (_, factor)), field in zip(GPU_FIGURES.items(), fields):
+        value = number(field)
+        if value is not None:
+            value = int(value * factor) if name in GPU_INTEGERS else value * factor
+        sample[name] = value
+    return sample
+
+
+def number(text):
+    """A figure of nvidia-smi, or None for `[N/A]` and the like."""
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -14,12 +14,11 @@ import time
 
 from contract import records
 from launcher.node import machine_lock, owner, sockets
-from launcher.node.link import Link
+from launcher.node.link import BEAT, BadTask, Link, read_task
 from launcher.node.machine import cause_of, identity
 from launcher.node.processes import become_subreaper, end_descendants, reap
 from launcher.node.records import INTERVAL, Recorder, Tail, exit_entry, leftovers
 from launcher.node.stacks import Stacks
-from launcher.node.task import BEAT, BadTask, read_task
 from launcher.node.workers import Output, Workers, describe, start_launch
 
 PROTOCOL = 2

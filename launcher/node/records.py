@@ -12,7 +12,6 @@ import time
 
 from contract import records
 from launcher.node import counters
-from launcher.node.gpus import Gpus
 from launcher.node.machine import disk_free
 from launcher.node.processes import decode_status, descendants, stat_of
 from launcher.node.sockets import Peers
@@ -111,7 +110,7 @@ class Sampler:
         self.data_disk = disk_of(data) if data else None
         self.folder, self.pids = folder, pids
         self.trouble = trouble or (lambda what, why: None)
-        self.gpus, self.peers, self.schedules = Gpus(), Peers(), {}
+        self.gpus, self.peers, self.schedules = counters.Gpus(), Peers(), {}
         self.signs = {}  # that the ranks train apart, as fields of a line
         self.disks = (time.monotonic(), read_disks())
         self.parts = {

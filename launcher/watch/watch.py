@@ -16,15 +16,14 @@ from boundary import frames
 from boundary.schema import Invalid
 from launcher.background import MIB
 from launcher.machines.engine import Process, error_location
+from launcher.node.link import LEASE
 from launcher.node.machine import boottime
-from launcher.node.task import LEASE
 from launcher.owners import Owners
 from launcher.plan.plan import Plan
 from launcher.terminal import Stopper, WaitNotice, wakeup
 from launcher.watch.failures import Failure, first_of
-from launcher.watch.guards import Guarded, task
+from launcher.watch.guards import Guarded, Records, task
 from launcher.watch.lines import RunLogs
-from launcher.watch.records import Records
 from launcher.watch.ruling import Ruling
 from report.stacks import by_place
 

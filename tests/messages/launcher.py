@@ -10,8 +10,7 @@ from paramiko.ssh_exception import NoValidConnectionsError
 from boundary.frames import Exit, Process
 from contract import errors
 from contract.options import Config
-from launcher.engines import ssh
-from launcher.machines import owned
+from launcher.machines import owned, ssh
 from launcher.problems import RULES, problem
 from launcher.watch import attempts
 from launcher.watch.failures import Failure, exit_code, explained, reason, restart

@@ -103,13 +103,13 @@ READS = {
         ansible/planning/stacks.py ansible/planning/wake.py ansible/roles/owner/files/tandem.py
         ansible/wake.py contract/command_line.py contract/layout.py contract/runs.py
         contract/text.py launcher/checkpoints.py launcher/collect.py
-        launcher/control.py launcher/folders.py launcher/engines/ssh.py
+        launcher/control.py launcher/folders.py launcher/machines/ssh.py
         launcher/machines/inventory.py launcher/node/owner.py launcher/node/pairprobe.py
         launcher/node/machine_lock.py launcher/node/probe.py launcher/outputs.py
         launcher/plan/code.py launcher/plan/files.py launcher/plan/layer.py
         launcher/plan/models.py launcher/plan/requirements.py launcher/plan/sources.py
-        launcher/status.py launcher/top.py launcher/watch/attempts.py
-        launcher/watch/records.py report/files.py tandem/compat.py
+        launcher/status.py launcher/top.py launcher/watch/attempts.py launcher/watch/guards.py
+        report/files.py tandem/compat.py
         tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py
         trainer/resume.py trainer/writer.py""",
     "the checkout's own files": """
@@ -131,7 +131,7 @@ READS = {
         trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
     "what the control machine sends to its own programs": """
-        launcher/engines/slurm.py launcher/node/link.py launcher/slurm.py
+        launcher/machines/slurm.py launcher/node/link.py launcher/slurm.py
         trainer/models.py
         ansible/planning/network.py ansible/module_utils/commands.py""",
     "what a machine finds on itself, which is checked here (boundary/facts.py)": """

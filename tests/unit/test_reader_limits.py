@@ -23,12 +23,11 @@ from contract.errors import UserError
 from contract.text import PARTS, SHORT, read_text
 from launcher import control, folders, look, outputs, top
 from launcher.background import Spool
-from launcher.engines import ssh
-from launcher.machines import inventory
+from launcher.machines import inventory, ssh
 from launcher.node import owner
 from launcher.node import probe as machine
 from launcher.plan import requirements, sources
-from launcher.watch import records
+from launcher.watch import guards
 from planning import PlanError, stacks
 from report.read import read_run
 from report.status import Follower
@@ -195,7 +194,7 @@ def pieces(folder, count):
     plan = SimpleNamespace(attempt=1, nodes=[SimpleNamespace(host="node1", ranks=(0,))])
 
     def read():
-        copies = records.Records(plan, folder, Spool(), 1 << 30)
+        copies = guards.Records(plan, folder, Spool(), 1 << 30)
         for number in range(count // 10):
             frame = frames.Record("machine.1.jsonl", 2 * number, 2)
             copies.take("node1", frame, b"{\n")

@@ -15,8 +15,8 @@ import pytest
 from boundary import run_files
 from contract.options import Config
 from launcher import collect
-from launcher.node import counters, gpus, records, sockets
-from launcher.node.task import FIELDS, read_task
+from launcher.node import counters, records, sockets
+from launcher.node.link import FIELDS, read_task
 from launcher.options import document
 from launcher.plan import plan as planning
 from launcher.watch import attempts, guards
@@ -192,7 +192,7 @@ CASES = [
     ("launcher/node and trainer, names of files", "launcher/collect.py", brought),
     ("launcher/plan/plan.py", "report/read.py", planned),
     ("launcher/watch/attempts.py", "report/read.py and itself", attempted),
-    ("launcher/watch/guards.py", "launcher/node/task.py", tasks),
+    ("launcher/watch/guards.py", "launcher/node/link.py", tasks),
 ]
 
 
@@ -217,7 +217,7 @@ def test_what_this_machine_may_not_have_keeps_it_too(monkeypatch):
     monkeypatch.setattr("launcher.node.sockets.connections", lambda: next(connections))
     sampler = records.Sampler(interface="lo", data="/")
     line = [sampler.sample() for _ in range(2)][1]
-    line["gpus"] = [gpus.sample_of("0, 50, 1024, 60, 100.5, 1500", 1.0)]
+    line["gpus"] = [counters.gpu_sample("0, 50, 1024, 60, 100.5, 1500", 1.0)]
     assert run_directory.machine_line({"kind": "sample", **line}, "a line") == []
     assert {"disks", "data_disk", "mounts"} <= line.keys() and "192.0.2.1" in line["card"]["peers"]
 

@@ -3,7 +3,7 @@
 import io
 import sys
 
-from launcher.engines.local import LocalProcess
+from launcher.machines.local import LocalProcess
 from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch

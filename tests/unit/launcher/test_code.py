@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import UserError
-from launcher.engines.local import LocalNode
+from launcher.machines.local import LocalNode
 from launcher.plan import code, files
 from launcher.watch import guards
 from tests.unit.launcher.launcher_values import host

@@ -10,7 +10,7 @@ import pytest
 
 from launcher import collect
 from launcher.background import MIB
-from launcher.engines.local import LocalNode, LocalProcess
+from launcher.machines.local import LocalNode, LocalProcess
 from launcher.terminal import Terminal
 from launcher.watch.lines import RunLogs
 from tests.unit.launcher.launcher_values import build, facts, host

@@ -6,9 +6,9 @@ import os
 import pytest
 
 from launcher.background import MIB
-from launcher.engines.local import LocalProcess
 from launcher.machines import engine
 from launcher.machines.engine import TimedOut, stream_output
+from launcher.machines.local import LocalProcess
 from tests.unit.launcher.scripted_guards import watch
 
 LOG = "say(type='log', rank=0, stream='stdout', bytes=1000000)"

@@ -5,10 +5,10 @@ import sys
 import pytest
 
 from contract.errors import UserError
-from launcher import engines
-from launcher.engines.local import LocalProcess
+from launcher import machines
 from launcher.machines import engine, inventory
 from launcher.machines.engine import talk
+from launcher.machines.local import LocalProcess
 from tests.unit.launcher.test_inventory import document
 
 WRAPPED = """
@@ -26,8 +26,8 @@ ENGINE = Engine(
 
 def test_an_engine_is_one_new_file_and_its_name(tmp_path, monkeypatch):
     (tmp_path / "wrapped.py").write_text(WRAPPED)
-    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "launcher.engines.wrapped", raising=False)
+    monkeypatch.setattr(machines, "__path__", [*machines.__path__, str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "launcher.machines.wrapped", raising=False)
     monkeypatch.setattr(engine, "NAMES", (*engine.NAMES, "wrapped"))
     listed = document(node1={"ansible_host": "127.0.8.1", "ansible_connection": "wrapped"})
     (one,) = inventory.parse(listed, tmp_path / "inventory.ini")

@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from launcher import look
-from launcher.engines import ssh
-from launcher.machines import inventory
+from launcher.machines import inventory, ssh
 from launcher.machines.engine import MachineError
 from launcher.watch.failures import explained
 from tests.unit.launcher import scripted_guards

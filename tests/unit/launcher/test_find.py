@@ -12,8 +12,7 @@ import pytest
 
 from contract.errors import UserError
 from launcher import cli, find
-from launcher.engines import ssh
-from launcher.machines import inventory
+from launcher.machines import inventory, ssh
 
 NET = "127.18.0.0/28"
 INVENTORY = """# ours

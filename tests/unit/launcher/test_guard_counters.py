@@ -1,6 +1,6 @@
 """Counters: the kernel's texts in, plain values out."""
 
-from launcher.node import counters, gpus
+from launcher.node import counters
 
 NET_DEV = """\
 Inter-|   Receive                                                |  Transmit
@@ -145,7 +145,7 @@ def test_processors_memory_swap_and_pressure(monkeypatch):
 
 
 def test_gpu_lines():
-    line = gpus.sample_of("1, 97, 10842, 74, 249.81, 1905", 5.5)
+    line = counters.gpu_sample("1, 97, 10842, 74, 249.81, 1905", 5.5)
     assert line == {
         "mono": 5.5,
         "index": 1,
@@ -155,5 +155,5 @@ def test_gpu_lines():
         "power": 249.81,
         "clock_sm": 1905.0,
     }
-    assert gpus.sample_of("0, 3, 5, 40, [N/A], [Not Supported]", 1.0)["power"] is None
-    assert gpus.sample_of("Unable to determine the device handle", 1.0) is None
+    assert counters.gpu_sample("0, 3, 5, 40, [N/A], [Not Supported]", 1.0)["power"] is None
+    assert counters.gpu_sample("Unable to determine the device handle", 1.0) is None

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from launcher.node import records
+from launcher.node.link import read_task
 from launcher.node.records import Lines, Recorder, Sampler, Tail
-from launcher.node.task import read_task
 
 PARTS = sorted(Sampler().parts)
 

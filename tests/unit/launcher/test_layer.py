@@ -19,8 +19,8 @@ import pytest
 from contract.errors import UserError
 from contract.options import Config
 from launcher import judge, look
-from launcher.engines.local import LocalNode
 from launcher.look import OpenMachines
+from launcher.machines.local import LocalNode
 from launcher.plan import layer
 from launcher.plan.code import Delivery
 from launcher.plan.layer import Environment

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from launcher import judge, look
-from launcher.engines.local import LocalNode, LocalProcess
 from launcher.look import OpenMachines
+from launcher.machines.local import LocalNode, LocalProcess
 from tests.unit.launcher.launcher_values import codes, facts, host
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from contract.errors import UserError
 from launcher import checkpoints, collect, outputs
-from launcher.engines.local import LocalNode
+from launcher.machines.local import LocalNode
 from tests.unit.launcher.launcher_values import host
 
 HOSTS = {n: host(n, connection="local", address="127.0.0.1") for n in (1, 2)}

@@ -17,10 +17,10 @@ from boundary.schema import Invalid
 from contract.records import PIECE
 from launcher import collect
 from launcher.background import MIB, Spool
-from launcher.engines.local import LocalNode, LocalProcess
+from launcher.machines.local import LocalNode, LocalProcess
 from launcher.node.link import FrameWriter
 from launcher.node.records import BACKLOG_LIMIT, Tail
-from launcher.watch import failures, records
+from launcher.watch import failures, guards
 from launcher.watch.guards import Guarded
 from launcher.watch.lines import RankLog, RunLogs
 from launcher.watch.watch import Watch
@@ -45,7 +45,7 @@ class Way:
         self.writer, self.tail = FrameWriter(writer), Tail(self.there, TASK)
         self.frames, self.spool = Frames((0,)), Spool()
         list(self.frames.feed(HELLO))
-        self.copies = records.Records(PLAN, self.here, self.spool, most)
+        self.copies = guards.Records(PLAN, self.here, self.spool, most)
 
     def write(self, name, data):
         with (self.there / name).open("ab") as file:
@@ -142,7 +142,7 @@ def test_of_any_pieces_those_that_follow_each_other_are_kept(pieces, link):
     """Or none beyond a link that lies in the place of a copy."""
     with tempfile.TemporaryDirectory() as name:
         folder, spool = Path(name), Spool()
-        copies = records.Records(PLAN, folder, spool, 8)
+        copies = guards.Records(PLAN, folder, spool, 8)
         taken = {STEPS: 0, MACHINE: 0}
         if link:
             (folder / "nodes/node1").mkdir(parents=True)
@@ -178,10 +178,10 @@ def test_more_than_a_guard_sends_is_refused_before_it_fills_anything(way, size):
     with pytest.raises(Invalid):
         for number in range(1 << 16):
             way.copies.take("node1", frames.Record(STEPS, number * size, size), piece)
-    most = records.BESIDE + PIECE * (time.monotonic() - begun)
+    most = guards.BESIDE + PIECE * (time.monotonic() - begun)
     way.spool.drain()
     # What a second may bring is counted from the first piece, a moment before `begun` ends.
-    assert 0 < len(way.copy(STEPS)) <= 1.1 * most * size / max(size, records.LEAST)
+    assert 0 < len(way.copy(STEPS)) <= 1.1 * most * size / max(size, guards.LEAST)
 
 
 @pytest.mark.parametrize("takes", [0.0, 0.5])
@@ -201,7 +201,7 @@ def test_what_a_full_disk_did_not_take_is_fetched_in_the_end_once_and_in_order(
         way.write(STEPS, data[part * third : (part + 1) * third if part < 2 else None])
         with monkeypatch.context() as patch:
             if part == 1:
-                patch.setattr(records, "os", SimpleNamespace(**{**vars(os), "write": write}))
+                patch.setattr(guards, "os", SimpleNamespace(**{**vars(os), "write": write}))
             way.move(rest=True)
     assert way.copy(STEPS) != data and data.startswith(way.copy(STEPS))
     assert bring(way) == []
@@ -246,7 +246,7 @@ FAILED = "say(type='worker_exit', rank=0, exit_code=1, signal=None, exception=No
 READERS = {
     "its process": (LocalProcess, "read", lambda process: "'abcd'" in process._process.args[-1]),
     "its frames": (Frames, "feed", lambda frames, _: 0 in frames._ranks),
-    "its records": (records.Records, "take", lambda _, host, *rest: host == "node1"),
+    "its records": (guards.Records, "take", lambda _, host, *rest: host == "node1"),
     "its ranks' words": (RunLogs, "feed", lambda _, host, *rest: host == "node1"),
     "its troubles": (Watch, "_of_machine", lambda _, host, *rest: host == "node1"),
     "its failure": (failures, "_answer", lambda failure, _: failure.source == "worker"),

@@ -20,11 +20,11 @@ from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import prediction_path
 from launcher import collect, folders, hours, lifecycle, look, run
-from launcher.engines.local import LocalNode
-from launcher.engines.ssh import SshNode
 from launcher.lifecycle import Run
 from launcher.look import OpenMachines
 from launcher.machines.engine import Busy
+from launcher.machines.local import LocalNode
+from launcher.machines.ssh import SshNode
 from launcher.owners import Owners
 from launcher.plan import checks, predictions
 from launcher.plan.checks import ReadyRun

@@ -16,8 +16,8 @@ import pytest
 from contract.errors import UserError
 from contract.options import Config
 from launcher import folders, slurm
-from launcher.engines import slurm as machines
 from launcher.machines import engine, inventory
+from launcher.machines import slurm as machines
 from launcher.machines.engine import Host, talk
 from launcher.options import config_of, read
 from launcher.plan import models

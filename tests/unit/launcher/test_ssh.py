@@ -15,12 +15,11 @@ import pytest
 from fabric import Config
 
 from contract.errors import UserError
-from launcher.engines import ssh
-from launcher.engines.ssh import StrictConnection
-from launcher.machines import inventory
+from launcher.machines import inventory, ssh
 from launcher.machines import route as routes
 from launcher.machines.engine import MachineError, talk
 from launcher.machines.route import Route
+from launcher.machines.ssh import StrictConnection
 from tests.unit.ansible.provision_machines import load
 from tests.unit.launcher.launcher_values import host
 

@@ -22,8 +22,8 @@ from contract.errors import UserError
 from contract.options import Config
 from contract.text import clean
 from launcher import judge, look, measure
-from launcher.engines import ssh
 from launcher.look import Control, OpenMachines
+from launcher.machines import ssh
 from launcher.terminal import Terminal
 from launcher.watch import attempts
 from launcher.watch.lines import RunLogs

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from contract.errors import UserError
 from contract.interface import route
-from launcher.engines.local import LocalNode, LocalProcess
 from launcher.machines.engine import Engine, Host
 from launcher.machines.inventory import JOB
+from launcher.machines.local import LocalNode, LocalProcess
 from launcher.node.machine import IN_JOB
 
 # Steps share what the job has: a guard, and the commands that look after it. run_env is in JOB, may

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from lab import guard
+from lab import life
 from lab.plan import LabError
 
 
@@ -19,7 +19,7 @@ def undone(tmp_path):
 
 
 def test_success_is_kept(undone):
-    guard.or_undo(nothing, nothing, undone.touch)
+    life.or_undo(nothing, nothing, undone.touch)
     assert not undone.exists()
 
 
@@ -28,7 +28,7 @@ def test_what_could_not_be_reserved_is_not_undone(undone):
         raise LabError("taken")
 
     with pytest.raises(LabError, match="taken"):
-        guard.or_undo(taken, undone.with_name("acted").touch, undone.touch)
+        life.or_undo(taken, undone.with_name("acted").touch, undone.touch)
     assert not undone.exists()
     assert not undone.with_name("acted").exists()
 
@@ -38,7 +38,7 @@ def test_an_exception_arrives_after_the_undoing(undone):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        guard.or_undo(nothing, fail, undone.touch)
+        life.or_undo(nothing, fail, undone.touch)
     assert undone.exists()
 
 
@@ -59,7 +59,7 @@ def test_a_process_that_is_killed_is_undone(undone, kill, number):
         os.setpgid(0, 0)
         os.close(reading)
         signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
-        guard.or_undo(nothing, lambda: kill(os.getpid(), number), undone.touch)
+        life.or_undo(nothing, lambda: kill(os.getpid(), number), undone.touch)
         os._exit(0)
     os.close(writing)
     assert os.read(reading, 1) == b""
