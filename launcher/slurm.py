@@ -47,7 +47,7 @@ exec {python} -m launcher slurm
 """
 
 
-def script(config: Config, settings: TrainerOptions, host: Host, name: str) -> str:
+def batch_script(config: Config, settings: TrainerOptions, host: Host, name: str) -> str:
     """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike,
     and Slurm decides who has them. Raises UserError."""
     nodes = config.nodes or 1
@@ -128,7 +128,7 @@ def main(options: Config) -> int:
     host, options = hosts[0], replace(options, nodes=wanted)
     name = run_id(settings.model, wanted, time.time())
     path = CHECKOUT / RUNS / f"{name}.sbatch"
-    text = script(options, settings, host, name)
+    text = batch_script(options, settings, host, name)
     with folders.writing(path):
         write_whole(path, text.encode(), mode=0o600)  # run_env may hold passwords
     wrote = path.relative_to(CHECKOUT)

@@ -103,7 +103,7 @@ def advise(
         remedies += balance_advice(step, now, cause, balance)
     remedies += data_advice(step, now, cause, start, evidence) + checkpoint_advice(step, now, start)
     worthwhile = [remedy for remedy in remedies if remedy.predicted > WORTH * now.images_per_second]
-    if step.own_script:
+    if not step.is_trainer:
         worthwhile = [without_options(remedy) for remedy in worthwhile]
     ranked = sorted(worthwhile, key=lambda remedy: (remedy.money, -remedy.predicted))
     return with_combined_remedy(Advice(now.images_per_second, tuple(ranked), now.saving > 0), now)
@@ -209,7 +209,7 @@ def calibrate(step: Step, wait: float) -> float:
 
 def family_of(step: Step, start: Entry) -> str | None:
     """The family of the run's optimizer; None for a script's, which is not known."""
-    if step.own_script:
+    if not step.is_trainer:
         return None
     name = str(start.get("options", {}).get("optimizer"))
     return OPTIMIZERS[name].family if name in OPTIMIZERS else prices.SGD
@@ -299,7 +299,7 @@ def balance_advice(step: Step, now: Situation, cause: str, balance: str | None) 
     speeds = own_speeds(step)
     passing = cause == "cpu_contention" or cause.startswith("data")
     if (
-        step.own_script
+        not step.is_trainer
         or passing
         or not len(speeds) == step.nodes > 1
         or not weights_of(list(speeds.values()))

@@ -81,13 +81,13 @@ class Step:
     warm_seconds: float = 0.0  # a step of the warm-up, where others follow it
     phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
     length: float | None = None  # steps that the run was meant to have
-    own_script: bool = False  # of the user's own, in the place of our trainer
+    is_trainer: bool = True  # else a script of the user's
     contradiction: str | None = None  # a figure that cannot be, and was left out
 
     @property
     def ways(self) -> Phrasing:
         """The words for advice: our trainer's options, or a script's."""
-        return SCRIPT if self.own_script else TRAINER
+        return TRAINER if self.is_trainer else SCRIPT
 
     @property
     def missing_for_verdict(self) -> str:
@@ -162,7 +162,7 @@ def measure_step(run: Run, networks: list[NetworkUsage]) -> Step | None:
         bytes_sent=mean_or_none([use.sent_per_step for use in used]),
         link_mbit=min((use.speed_mbit for use in used if use.speed_mbit), default=None),
         shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
-        own_script=bool(run.plan.get("script")),
+        is_trainer=run.is_trainer,
     )
     step = without_contradiction(step, statistics.fmean(r.clock / steps_of(r) for r in records))
     return replace(step, rate=real_rate(step, used))

@@ -207,9 +207,21 @@ class Run:
     missing: list[str]  # sentences
 
     @property
+    def is_trainer(self) -> bool:
+        """Whether our trainer ran, which has make's variables and is about images; else a script
+        of the user's."""
+        return not self.plan.get("script")
+
+    @property
+    def program(self) -> list[str]:
+        """The script and its arguments, as they were typed; [] of our trainer."""
+        script = self.plan.get("script") or {}
+        return [*script.get("words", ()), *script.get("arguments", ())]
+
+    @property
     def untimed(self) -> bool:
         """Whether it is a script that timed no steps."""
-        return bool(self.plan.get("script")) and not self.ranks
+        return not self.is_trainer and not self.ranks
 
     @property
     def hosts(self) -> list[str]:
@@ -300,11 +312,7 @@ class Reader:
             except Exception as error:  # one machine's lies are that machine's
                 kind = type(error).__name__
                 self._faults[host] = f"{host}: its records cannot be read ({kind}: {error})."
-        if not self._ranks and "script" not in known:
-            missing.append(
-                "No rank wrote its timings (nodes/<host>/rank<k>.<attempt>.steps.jsonl)."
-            )
-        return Run(
+        run = Run(
             folder=folder,
             plan=known,
             attempts=clean_attempts(ended),
@@ -312,8 +320,14 @@ class Reader:
             ranks=[self._ranks[key] for key in sorted(self._ranks)],
             exits=self._exits,
             machines=self._machines,
-            missing=[*missing, *self._faults.values(), *self._omissions()],
+            missing=missing,
         )
+        if run.is_trainer and not run.ranks:
+            missing.append(
+                "No rank wrote its timings (nodes/<host>/rank<k>.<attempt>.steps.jsonl)."
+            )
+        missing += [*self._faults.values(), *self._omissions()]
+        return run
 
     def _of_host(self, host: str, paths: list[Path], recent: bool) -> None:
         for path in paths:

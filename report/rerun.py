@@ -25,14 +25,14 @@ def train_line(
     trainer's words, if not the run's own. None for a run that make did not start, and for a script
     with words that are our trainer's."""
     options, trainers = run.plan.get("options"), set(words or ()) - {"NODES"}
-    if options is None or (run.plan.get("script") and trainers):
+    if options is None or (trainers and not run.is_trainer):
         return None
     # NODES as it was typed: a machine may have been away, and those that trained be others.
     nodes = natural_number(options.get("nodes")) or len(run.plan.get("nodes") or run.hosts)
     typed: dict[str, object] = {"NODES": nodes}
     for name in verbs.VERBS["train"].variables:
         value = options.get(name.lower())
-        if run.plan.get("script") and name == "BALANCE":
+        if name == "BALANCE" and not run.is_trainer:
             continue  # of our trainer
         if name not in OWN and value and value != DEFAULT_INVENTORY:
             typed[name] = 1 if value is True else value
@@ -65,7 +65,7 @@ def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
 
 def longer(run: Run, epochs: int, measured_steps: int) -> str:
     """The command of the same run, long enough."""
-    if run.plan.get("script"):
+    if not run.is_trainer:
         return "the same script, for longer by its own options (ARGS=)"
     parts = SETTLED_STEPS / max(1, measured_steps)
     epochs = max(epochs + 1, math.ceil(max(1, epochs) * parts))

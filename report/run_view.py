@@ -78,7 +78,7 @@ def view_of(analysis: Analysis) -> View:
     )
     sections = [section for make in makers if (section := make(analysis)).items]
     figures = facts(analysis)
-    if analysis.run.plan.get("script"):
+    if not analysis.run.is_trainer:
         sections, figures = in_samples(sections), in_samples(figures)
     return View(
         brand="Tandem run",
@@ -111,7 +111,7 @@ def setup(analysis: Analysis) -> list[str]:
         micro = f" in {micro_batches:.0f} micro-batches" if several else ""
         words.append(f"batch {start['global_batch']}{micro}")
     words += [str(start["precision"])] if start.get("precision") else []
-    if summary["sync"] or not analysis.run.plan.get("script"):
+    if summary["sync"] or analysis.run.is_trainer:
         words.append(f"sync {summary['sync'] or 'unknown'}")
     words += [str(start["device"])] if start.get("device") else []
     words += [f"torch {start['torch']}"] if start.get("torch") else []
@@ -122,9 +122,8 @@ def setup(analysis: Analysis) -> list[str]:
 
 def program(analysis: Analysis) -> str:
     """The model, or the script with its arguments."""
-    script = analysis.run.plan.get("script")
-    if script:
-        return shlex.join([*script.get("words", ()), *script.get("arguments", ())])
+    if not analysis.run.is_trainer:
+        return shlex.join(analysis.run.program)
     return str(analysis.start.get("model") or analysis.run.plan.get("model") or "unknown model")
 
 

@@ -114,7 +114,7 @@ class Progress:
     stands: Sequence[Standing] = ()  # where silent ranks stand, unless steps come
     leaving: bool = False  # a rank has ended its records
     unsummed: int = 0  # steps in a row whose gradients DDP did not sum, where they are many
-    script: bool = False  # of the user's own, which has samples and no images
+    is_trainer: bool = True  # else a script of the user's
 
     @property
     def cause(self) -> str | None:
@@ -183,7 +183,7 @@ class Follower:
             stands=standings(run.machines.values(), attempt) if hang or not stepped else (),
             leaving=any(record.end for record in records),
             unsummed=unsummed_steps(records),
-            script=bool(run.plan.get("script")),
+            is_trainer=run.is_trainer,
         )
 
 
@@ -286,7 +286,7 @@ def section_of(progress: Progress, running: bool) -> Section:
     section = Section(
         "", [Paragraph(line) for line in lines] + machines_of(progress.machines, running)
     )
-    return in_samples(section) if progress.script else section
+    return section if progress.is_trainer else in_samples(section)
 
 
 def progress_text(progress: Progress, running: bool) -> list[str]:

@@ -381,7 +381,7 @@ def memory_usage(run: Run) -> list[MemoryUsage]:
     """The machines of the last attempt whose ranks wrote an `end` line; of a script whose steps
     nobody timed all, by what its processes had of the machine's memory."""
     if run.untimed:
-        return _of_script(run)
+        return _of_guards(run)
     last = max((record.attempt for record in run.ranks), default=0)
     ended: dict[str, list[RankRecord]] = {}
     for record in run.ranks:
@@ -390,7 +390,7 @@ def memory_usage(run: Run) -> list[MemoryUsage]:
     return [_of_machine(host, records) for host, records in ended.items()]
 
 
-def _of_script(run: Run) -> list[MemoryUsage]:
+def _of_guards(run: Run) -> list[MemoryUsage]:
     last = max((attempt for _, attempt in run.exits), default=0)
     ended = {host: entry for (host, which), entry in run.exits.items() if which == last}
     return [

@@ -340,7 +340,7 @@ def _why(said: str, asked: Path) -> str:
     return f"{relative(asked)}: {why.rstrip('.')}: {remedy}"
 
 
-def beside(script: Iterable[Path], named: str | None) -> Path | None:
+def beside(folders: Iterable[Path], named: str | None) -> Path | None:
     """The file that REQUIREMENTS= names, else requirements.txt in the first of these folders that
     has one; None for none. Raises UserError."""
     if named:
@@ -348,5 +348,5 @@ def beside(script: Iterable[Path], named: str | None) -> Path | None:
         if not path.is_file():
             raise UserError(f"REQUIREMENTS={named}: there is no file {path}.")
         return path
-    files = (folder / "requirements.txt" for folder in script)
+    files = (folder / "requirements.txt" for folder in folders)
     return next((path for path in files if path.is_file()), None)

@@ -56,8 +56,8 @@ class Failure:
     to it), guard (its guard was killed, or sends what no guard does), busy (another run has the
     machine), left (a rank ended in order, and others only lost it), paused (the control machine did
     not run, so the lease ended), hung (a rank for which the others waited until they gave up),
-    alone (all ranks returned 0, and some have met no other). `script`: the ranks run a script of
-    the user's, whose exit codes and options are not the trainer's.
+    alone (all ranks returned 0, and some have met no other). `is_trainer`: else the ranks run a
+    script of the user's, whose exit codes and options are others.
     """
 
     host: str
@@ -71,7 +71,7 @@ class Failure:
     message: str | None = None
     last_lines: tuple[str, ...] = ()
     first_on_node: bool = True
-    script: bool = False
+    is_trainer: bool = True
     file_hint: str | None = None  # on a file that the error names and that is here
 
     @cached_property
@@ -177,7 +177,7 @@ class FailureKind:
     priority: CausePriority | None = None
     sentence: str | None = None
     remedy: str | None = None  # goes with the sentence
-    script: str | None = None  # the remedy in a script of the user's, where it is another
+    remedy_without_trainer: str | None = None  # in a script of the user's, where it is another
     restart: Restart | None = None
     reason: str | None = None  # why there is another attempt
     exit_code: int | None = None  # of the run; where no kind says, it is the process's own
@@ -194,7 +194,7 @@ def _exits(code: int, source: str | None = None) -> Callable[[Failure], bool]:
     """Whether it is this exit code of the trainer."""
 
     def fits(failure: Failure) -> bool:
-        own = failure.exit_code == code and not failure.script
+        own = failure.exit_code == code and failure.is_trainer
         return own and source in (None, failure.source)
 
     return fits
@@ -218,7 +218,7 @@ def _lost_its_peer(failure: Failure) -> bool:
     aborted = failure.signal == "SIGABRT"
     if failure.source != "worker":
         return False
-    if failure.exit_code == STOPPED and not failure.script:
+    if failure.exit_code == STOPPED and failure.is_trainer:
         return True
     lines = [line[:JUDGED] for line in failure.last_lines]
     if failure.signal is None or aborted:
@@ -260,7 +260,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         known="its disk is full",
         remedy="make room where node_dir lies (old runs: <node_dir>/runs), then continue with "
         "`make train RESUME=latest`",
-        script="make room where node_dir lies (old runs: <node_dir>/runs), then start it again",
+        remedy_without_trainer="make room where node_dir lies (old runs: <node_dir>/runs), then "
+        "start it again",
         restart=Restart.HELPS,
     ),
     *(
@@ -268,7 +269,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
             _says(one.pattern),
             sentence=f"{{who}}: {one.meaning}",
             remedy=one.remedy,
-            script=one.script,
+            remedy_without_trainer=one.remedy_without_trainer,
             known=one.meaning,
         )
         for one in KNOWN_ERRORS
@@ -280,7 +281,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         remedy=READ_BELOW,
     ),
     FailureKind(
-        lambda failure: failure.script and failure.source == "worker",
+        lambda failure: failure.source == "worker" and not failure.is_trainer,
         sentence="{who}: {exception}",
         remedy=READ_BELOW,
         reason="{who} failed: {exception}",
@@ -298,8 +299,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="{message}, so {host} heard nothing from it and stopped its part",
         remedy="do not stop or suspend the control machine during a run (with DETACH=1 it needs no "
         "terminal); `make train RESUME=latest` continues the run",
-        script="do not stop or suspend the control machine during a run (with DETACH=1 it needs no "
-        "terminal)",
+        remedy_without_trainer="do not stop or suspend the control machine during a run (with "
+        "DETACH=1 it needs no terminal)",
         reason="{message}",
     ),
     FailureKind(
@@ -307,8 +308,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="{who} held the others up until they gave up: {message}",
         remedy="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); MAX_RESTARTS=3 "
         "starts the run again",
-        script="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); with "
-        "RESUME_ARGS= and MAX_RESTARTS=3 a run starts again",
+        remedy_without_trainer="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); "
+        "with RESUME_ARGS= and MAX_RESTARTS=3 a run starts again",
         reason="{who} hung",
     ),
     FailureKind(
@@ -329,8 +330,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         _from("gone"),
         sentence="{host} is gone{and_message}",
         remedy="check that it is switched on and plugged in; MAX_RESTARTS=3 continues without it",
-        script="check that it is switched on and plugged in; with RESUME_ARGS= and MAX_RESTARTS=3 "
-        "a run goes on without it",
+        remedy_without_trainer="check that it is switched on and plugged in; with RESUME_ARGS= and "
+        "MAX_RESTARTS=3 a run goes on without it",
         reason="{host} gone: {message}",
     ),
     FailureKind(
@@ -338,8 +339,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         priority=CausePriority.GUARD,
         sentence="{host} lost its guard{and_message}",
         remedy="find out who killed or changed it; MAX_RESTARTS=3 starts the run again",
-        script="find out who killed or changed it; with RESUME_ARGS= and MAX_RESTARTS=3 a run "
-        "starts again",
+        remedy_without_trainer="find out who killed or changed it; with RESUME_ARGS= and "
+        "MAX_RESTARTS=3 a run starts again",
     ),
     FailureKind(_from("launch"), sentence=LAUNCHED, remedy=READ_BELOW),
     FailureKind(
@@ -412,7 +413,7 @@ def explained(failure: Failure) -> tuple[str, str]:
     of machines, for the report prints them, too."""
     words = failure.words()
     told = [kind for kind in FAILURE_KINDS if kind.sentence is not None and kind.fits(failure)]
-    hints = [kind for kind in told if kind.known and failure.script]
+    hints = [kind for kind in told if kind.known and not failure.is_trainer]
     for kind in told:
         if kind not in hints:
             with contextlib.suppress(KeyError):  # a word that is not known
@@ -425,7 +426,8 @@ def explained(failure: Failure) -> tuple[str, str]:
 
 
 def _remedy(kind: FailureKind, failure: Failure) -> str:
-    return (failure.script and kind.script) or kind.remedy or READ_BELOW
+    own = None if failure.is_trainer else kind.remedy_without_trainer
+    return own or kind.remedy or READ_BELOW
 
 
 def document(failure: Failure) -> dict[str, Any]:

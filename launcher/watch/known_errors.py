@@ -13,7 +13,7 @@ class KnownError(NamedTuple):
     pattern: str
     meaning: str
     remedy: str
-    script: str | None = None  # the remedy in a script of the user's
+    remedy_without_trainer: str | None = None  # in a script of the user's
 
 
 _TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")

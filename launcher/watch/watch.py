@@ -318,9 +318,13 @@ class Watch:
         )
 
     def _failure(self, host: str, source: str, **fields: Any) -> Failure:
-        order, script = len(self._failures), not self._plan.workload.is_trainer
         return Failure(
-            host=host, source=source, order=order, seconds=self._seconds(), script=script, **fields
+            host=host,
+            source=source,
+            order=len(self._failures),
+            seconds=self._seconds(),
+            is_trainer=self._plan.workload.is_trainer,
+            **fields,
         )
 
     def _seconds(self) -> float:

@@ -58,7 +58,7 @@ FAILURES = {
     "paused": machine("paused", message="the control machine did not run for 40 s"),
     "gone": machine("gone", message="no heartbeat for 15 s"),
     "hung": worker(source="hung", message="no step for 120 s: its process is stopped"),
-    "alone": machine("alone", message="rank 1 met no other in 60 s: no group", script=True),
+    "alone": machine("alone", message="rank 1 met no other in 60 s: no group", is_trainer=False),
     "left": worker(source="left", message="had ended in order after 9 s, while node2, rank 1 ..."),
     "guard": machine("guard", exit_code=9, message="it was killed after 7 s"),
     "diverged": worker(exit_code=errors.DIVERGED, last_lines=("trainer: the loss is NaN",)),
@@ -104,7 +104,7 @@ def of_failures():
         message, remedy = explained(failure)
         then = f"exit code {exit_code(failure)}, another attempt: {restart(failure).name}"
         yield f"failure: {code}", f"{message}: {remedy}\n{then}: {reason(failure, 2)}"
-        own = explained(replace(failure, script=True))
+        own = explained(replace(failure, is_trainer=False))
         if own != (message, remedy):
             yield f"failure: {code}, in a script", ": ".join(own)
     shown = [explained(failure)[0] for failure in FAILURES.values()]

@@ -33,7 +33,7 @@ def test_beside_advice_for_a_script_stands_the_loss_with_adam(tmp_path, monkeypa
     """Whose optimizer nobody knows."""
     monkeypatch.setattr(prices, "read", lambda: TABLE)
     step = analyse(RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()).step
-    own = replace(step, own_script=True)
+    own = replace(step, is_trainer=False)
     told = [one.change for one in advise(own, "network", {}, ResourceUsage()).remedies]
     (sync,) = [change for change in told if "tandem.sync.attach" in change]
     assert prices.with_adam(strategies.parse("bf16")) in sync

@@ -20,11 +20,11 @@ def ended(status="failed", **cause):
     return Outcome(status, failure if status == "failed" else None, 1.0, [], {})
 
 
-@pytest.mark.parametrize("script", [False, True])
-def test_a_failed_run_uses_up_what_was_allowed(script):
-    limits, reason = attempts.decide(ended(signal="SIGKILL", script=script), Limits(1, 3))
+@pytest.mark.parametrize("is_trainer", [True, False])
+def test_a_failed_run_uses_up_what_was_allowed(is_trainer):
+    limits, reason = attempts.decide(ended(signal="SIGKILL", is_trainer=is_trainer), Limits(1, 3))
     assert (limits.restarts, reason) == (0, "node3, rank 2 failed: SIGKILL")
-    assert attempts.decide(ended(signal="SIGKILL", script=script), limits) is None
+    assert attempts.decide(ended(signal="SIGKILL", is_trainer=is_trainer), limits) is None
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,7 @@ def failed(**fields):
 
 def test_exit_codes_of_a_script_are_not_the_trainers():
     for number in (OUT_OF_MEMORY, STOPPED):
-        own = failed(exit_code=number, script=True)
+        own = failed(exit_code=number, is_trainer=False)
         assert failures.restart(own) is failures.Restart.HELPS
         assert not own.peer_lost
         assert failures.exit_code(own) == number
@@ -356,6 +356,6 @@ def test_a_secret_in_args_is_said_to_be_readable_before_any_machine_is_asked(
 
 def test_its_command_can_be_typed_again(project):
     plan = {"options": options.document(asked(project, words=("--lr", "1"))), "nodes": [1, 2]}
-    typed = shlex.split(train_line(SimpleNamespace(plan=plan, hosts=[])))
+    typed = shlex.split(train_line(SimpleNamespace(plan=plan, hosts=[], is_trainer=False)))
     assert {f"SCRIPT={project}/train.py", "ARGS=--lr 1"} < {*typed}
     assert not [word for word in typed if word.startswith(("MODEL", "DATA"))]

@@ -53,7 +53,9 @@ def job(tmp_path, monkeypatch):
         host = Host(*place, gpus=gpus, **(own or {}))
         with monkeypatch.context() as patch:
             patch.setattr(slurm.sys, "executable", str(tmp_path / "python"))
-            text = slurm.script(config_of({"nodes": nodes, **options}), SETTINGS, host, "a-run")
+            text = slurm.batch_script(
+                config_of({"nodes": nodes, **options}), SETTINGS, host, "a-run"
+            )
         env = {"SLURM_SUBMIT_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
         done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
