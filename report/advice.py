@@ -15,11 +15,10 @@ from contract import choice, prices, strategies
 from contract.options import OPTIMIZERS
 from contract.split import weights_of
 from report import formulas
-from report.bottleneck import has_straggler, late_hosts, parts
+from report.bottleneck import has_straggler, late_hosts, parts, slow_link
 from report.figures import CORES, CPU
 from report.files import Entry, number
 from report.measure import Step, own_speeds, slowest
-from report.network import slow_link
 from report.usage import ResourceUsage
 
 # Predicted gains below this are within the noise of a measurement.

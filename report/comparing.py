@@ -13,9 +13,17 @@ from pathlib import Path
 from contract.command_line import verb_words
 from contract.errors import UserError
 from contract.text import pluralize, three_digits
-from report import compare_view
 from report.cli import find_run, write
-from report.compare import LEAST, MOST, Comparison, Side, compare
+from report.compare import (
+    LEAST,
+    MOST,
+    Comparison,
+    Side,
+    compare,
+    rounded_top1,
+    status,
+    view_of,
+)
 from report.files import Entry, dicts, read_object, text
 from report.page import render_page
 from report.run_view import PARTS
@@ -37,7 +45,7 @@ def compare_main(argv: list[str]) -> int:
 
 def show(comparison: Comparison, page: Path, as_json: bool = False) -> None:
     """Prints it, and writes the page."""
-    view = compare_view.view_of(comparison)
+    view = view_of(comparison)
     write(page, render_page(view))
     if as_json:
         print(json.dumps(figures(comparison), indent=1))
@@ -80,7 +88,7 @@ def side_figures(side: Side) -> dict[str, object]:
         "label": side.label,
         "name": side.name,
         "runs": [run.name for run in side.runs],
-        "status": compare_view.status(side),
+        "status": status(side),
         "cause": side.cause or None,
         "images_per_second": side.images_per_second,
         "spread": side.spread,
@@ -151,7 +159,7 @@ def with_conclusion(comparison: Comparison, cells: list[Cell]) -> Comparison:
     scored = [side for side in comparison.sides if side.best_top1 is not None]
     if scored:
         most = max(scored, key=lambda side: side.best_top1 or 0.0)
-        top1 = compare_view.top1(most.best_top1 or 0.0)
+        top1 = rounded_top1(most.best_top1 or 0.0)
         sentences.append(f"Highest top-1: {most.label}, {top1}.")
     return replace(comparison, conclusion=" ".join(sentences), command=command)
 

@@ -1,16 +1,20 @@
-"""A view as one offline page: charts are inline SVG, and nothing is loaded from anywhere."""
+"""A view as one offline page: nothing is loaded from anywhere. Bars and curves are inline SVG;
+their colours are CSS classes of the page."""
 
 from __future__ import annotations
 
+import math
 import re
+import statistics
 from pathlib import Path
 
 import jinja2
 from markupsafe import Markup, escape
 
 from contract.records import CATEGORIES, DERIVED
-from report import charts
-from report.view import View
+from contract.text import three_digits
+from report.view import Bars, Curve, Line, View, time_unit
+from report.windows import Points, thin
 
 
 def render_page(view: View) -> str:
@@ -23,7 +27,7 @@ def render_page(view: View) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
-        prose=prose, kind=lambda item: type(item).__name__, bars=charts.bars, curve=charts.curve
+        prose=prose, kind=lambda item: type(item).__name__, bars=bars, curve=curve
     )
     return environment.get_template("page.html.j2").render(
         view=view, categories={**CATEGORIES, **DERIVED}
@@ -45,3 +49,169 @@ def prose(sentence: str) -> Markup:
 def bound(sentence: str) -> str:
     units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|(?:image|sample)s/s|px|MHz|W|C"
     return re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)
+
+
+WIDTH = 720
+LEFT, RIGHT = 76, 12
+LETTER = 12  # how wide one is, of up to 22 px
+LINES = 8  # as many as there are colours
+DRAWN = 120  # points of a line: more could not be told apart
+GAP = 4.0  # times the usual distance between two points: nothing is known in between
+ASTRAY = 50.0  # times what nine of ten points do not exceed
+
+
+def bars(item: Bars) -> str:
+    """Horizontal bars, each made of its parts from left to right."""
+    left, single = 120, not item.keys
+    right, step = WIDTH - (120 if single else RIGHT), 32
+    sums = [sum(max(0.0, value) for _, value in bar.parts) + bar.spread for bar in item.rows]
+    most = max([*sums, item.limit or 0.0]) or 1.0
+    scale = (right - left) / most
+    marks = []
+    for index, bar in enumerate(item.rows):
+        y, x = index * step + 4, float(left)
+        marks.append(link_to(text(left - 8, y + 15, "end", bar.label), bar.link))
+        for colour, value in bar.parts:
+            width = max(0.0, value * scale)
+            if width >= 0.05:
+                title = f"{colour.replace('_', ' ')}: {three_digits(value)} {item.unit}"
+                marks.append(
+                    f'<rect class="c-{colour}" x="{x:.1f}" y="{y}" width="{width:.1f}" '
+                    f'height="20"><title>{escape(title)}</title></rect>'
+                )
+            x += width
+        if bar.spread:
+            ends = x - bar.spread * scale, x + bar.spread * scale
+            marks.append(rule("spread", ends[0], ends[1], y + 10, y + 10))
+        if single:
+            marks.append(text(WIDTH - RIGHT, y + 15, "end", f"{bar.figure} {item.unit}"))
+    base = len(item.rows) * step + 4
+    if item.limit:
+        x = left + item.limit * scale
+        marks.append(rule("limit", x, x, 0, base))
+    marks += [] if single else axis_x(left, base, most, item.unit)
+    figures = ", ".join(f"{bar.label} {bar.figure}".strip() for bar in item.rows)
+    keys = ", ".join(f"{key.name} {key.figure}".strip() for key in item.keys if key.figure)
+    return svg(base + (0 if single else 26), f"{item.caption}: {keys or figures}.", marks)
+
+
+def curve(item: Curve) -> str:
+    """A line chart from zero; where nothing was recorded for long a line is broken."""
+    lines = [Line(name, colour, thin(points, DRAWN)) for name, colour, points in item.lines[:LINES]]
+    points = [point for line in lines for point in line.points]
+    longest = max((x for x, _ in points), default=0.0) or 1.0
+    x_unit, length = time_unit(longest) if item.x_unit == "s" else (item.x_unit, 1)
+    end, values = longest / length, sorted(y for _, y in points)
+    ceiling = item.top or nice(highest(values) if item.steady else values[-1])
+    height, base = 170, 184
+    marks = grid(ceiling, base, height, item.unit)
+    for _, colour, series in lines:
+        for part in split_at_gaps(series):
+            places = [
+                (
+                    LEFT + x / length / end * (WIDTH - LEFT - RIGHT),
+                    base - min(y, ceiling) / ceiling * height,
+                )
+                for x, y in part
+            ]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+            marks.append(f'<polyline class="l-{colour}" points="{path}"/>')
+            if len(series) <= 40 or len(places) == 1:
+                marks += [
+                    f'<circle class="d-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
+                    for x, y in places
+                ]
+    for mark in item.marks:
+        x = LEFT + min(1.0, mark.x / length / end) * (WIDTH - LEFT - RIGHT)
+        anchor, beside = ("end", x - 5) if x > WIDTH / 2 else ("start", x + 5)
+        marks += [rule("mark", x, x, base - height, base), text(beside, 30, anchor, mark.words)]
+    if values[-1] > ceiling:
+        marks.append(
+            text(WIDTH - RIGHT, 36, "end", f"the highest of all: {three_digits(values[-1])}")
+        )
+    marks += axis_x(LEFT, base, end, x_unit)
+    means = ((line.name, sum(y for _, y in line.points) / len(line.points)) for line in lines)
+    averages = ", ".join(f"{name} {three_digits(mean)}" for name, mean in means)
+    unit = f" in {item.unit}" if item.unit else ""
+    return svg(base + 26, f"{item.title}, mean{unit}: {averages}.", marks)
+
+
+def highest(values: list[float]) -> float:
+    """The largest value that is not ASTRAY; `values` are sorted."""
+    usual = values[9 * (len(values) - 1) // 10]
+    return max((value for value in values if value <= ASTRAY * usual), default=values[-1])
+
+
+def split_at_gaps(points: Points) -> list[Points]:
+    """The points between two gaps."""
+    apart = [second - first for (first, _), (second, _) in zip(points, points[1:])]
+    usual, parts = statistics.median(apart) if apart else 0.0, [points[:1]]
+    for point, distance in zip(points[1:], apart):
+        if distance > GAP * usual:
+            parts.append([])
+        parts[-1].append(point)
+    return parts
+
+
+def grid(ceiling: float, base: int, height: int, unit: str) -> list[str]:
+    """Horizontal lines with their figures on the left."""
+    marks = []
+    for value in ticks(ceiling):
+        y = base - height * value / ceiling
+        label = f"{value:,g}" + (f" {unit}" if value == ceiling and len(unit) == 1 else "")
+        marks.append(rule("grid", LEFT, WIDTH - RIGHT, y, y))
+        marks.append(text(LEFT - 6, y + 4, "end", label))
+    return marks
+
+
+def axis_x(left: int, base: float, end: float, unit: str) -> list[str]:
+    """The x axis from zero to `end`, with round figures, the last with its unit; epochs are whole
+    numbers."""
+    marks, values = [rule("axis", left, WIDTH - RIGHT, base, base)], ticks(end, unit == "epochs")
+    free = float(WIDTH)  # from there on the right something stands
+    for value in reversed(values):
+        x = left + (WIDTH - left - RIGHT) * value / end
+        label = f"{value:,g}" + (f" {unit}" if value == values[-1] else "")
+        wide = LETTER * len(label)
+        x = min(x, WIDTH - wide / 2)
+        if x + wide / 2 <= free:
+            marks.append(text(x, base + 19, "middle", label))
+            free = x - wide / 2
+    return marks
+
+
+def ticks(end: float, integers: bool = False) -> list[float]:
+    """Round figures from 0 to `end`, four to eight of them, or fewer where they are to be whole."""
+    power = 10.0 ** math.floor(math.log10(end / 4))
+    step = max(float(integers), *(power * f for f in (1, 2, 5) if power * f <= end / 4))
+    return [round(step * index, 12) for index in range(int(end / step + 1e-9) + 1)]
+
+
+def nice(value: float) -> float:
+    """The next round figure at or above `value`; 1 when that is not positive."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(
+        power * step for step in (1, 1.2, 1.6, 2, 3, 4, 5, 6, 8, 10) if power * step >= value
+    )
+
+
+def text(x: float, y: float, anchor: str, words: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def rule(name: str, x1: float, x2: float, y1: float, y2: float) -> str:
+    return f'<line class="{name}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+
+
+def link_to(mark: str, link: str) -> str:
+    return f'<a href="{escape(link)}">{mark}</a>' if link else mark
+
+
+def svg(height: float, description: str, marks: list[str]) -> str:
+    """The element, with its text alternative; it scales with the page."""
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(description)}">'
+        f"{''.join(marks)}</svg>"
+    )

@@ -12,15 +12,7 @@ from contract.text import millions, percent, pluralize, seconds, three_digits
 from report import differences, tables
 from report.analysis import Analysis
 from report.bottleneck import parts
-from report.charts import time_unit
 from report.files import number
-from report.machine_view import (
-    disk_section,
-    gpu_section,
-    machine_section,
-    memory_section,
-    network_section,
-)
 from report.measure import Step, own_speeds, slowest, unsummed_steps
 from report.read import Run
 from report.rerun import train_line
@@ -45,6 +37,8 @@ from report.view import (
     Section,
     View,
     table,
+    time_unit,
+    top1,
 )
 from report.wait_rules import OWN_WORK
 from report.ways import in_samples
@@ -67,11 +61,11 @@ def view_of(analysis: Analysis) -> View:
         step_section,
         course_section,
         evaluation_section,
-        disk_section,
-        network_section,
-        machine_section,
-        gpu_section,
-        memory_section,
+        tables.disk_section,
+        tables.network_section,
+        tables.machine_section,
+        tables.gpu_section,
+        tables.memory_section,
         attempt_section,
         run_section,
         missing_section,
@@ -140,8 +134,8 @@ def facts(analysis: Analysis) -> list[tuple[str, str]]:
             rows.append((percent(waited), "of it waiting for others"))
         rows.append((percent(parts(step)["data"]), "of it waiting for images"))
     if summary["final_top1"] is not None:
-        best, last = tables.top1(summary["best_top1"]), analysis.curve[-1].epoch
-        rows.append((tables.top1(summary["final_top1"]), f"top-1 after epoch {last} (best {best})"))
+        best, last = top1(summary["best_top1"]), analysis.curve[-1].epoch
+        rows.append((top1(summary["final_top1"]), f"top-1 after epoch {last} (best {best})"))
     if summary["wall_seconds"]:
         rows.append((seconds(summary["wall_seconds"]), "in all"))
     if analysis.hundred_epochs:

@@ -12,7 +12,6 @@ from typing import Any
 
 from contract.errors import UserError
 from contract.text import percent, seconds, three_digits
-from report import tables
 from report.bottleneck import parts
 from report.fields import ranks as numbers_of_ranks
 from report.figures import (
@@ -47,7 +46,7 @@ from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Machine, RankRecord, Reader
 from report.stacks import Standing, by_place, standings
 from report.verdict import READ_FROM_DISK, not_summed, only_received, step_words, wait_words
-from report.view import Column, Item, Paragraph, Section, table
+from report.view import Column, Item, Paragraph, Section, table, top1
 from report.wait_rules import WORDS, most_in_excess, ruling_cause, slower_rank
 from report.ways import in_samples
 
@@ -313,9 +312,9 @@ def speed_text(progress: Progress, running: bool) -> list[str]:
     figures += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
     scores = progress.evaluated
     if scores and scores.top1 is not None:
-        figures.append(f"top-1 {tables.top1(scores.top1)} after epoch {scores.epoch}")
+        figures.append(f"top-1 {top1(scores.top1)} after epoch {scores.epoch}")
     elif progress.top1 is not None:
-        figures.append(f"top-1 {tables.top1(progress.top1)} of the images trained on")
+        figures.append(f"top-1 {top1(progress.top1)} of the images trained on")
     return figures
 
 

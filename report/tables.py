@@ -1,5 +1,5 @@
-"""The columns of the report's tables. A column is a heading and a function that words its cell; to
-add one, add it here."""
+"""The tables of a run's report, and the sections with those of its machines. A column is a heading
+and a function that words its cell; to add one, add it here."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import partial
 
 from contract.records import CATEGORIES, COMPUTE, PEERS, of_kind
 from contract.text import link_speed, percent, seconds, size, three_digits
+from report import formulas
+from report.analysis import Analysis
 from report.figures import (
     CPU,
     DISK,
@@ -15,21 +17,28 @@ from report.figures import (
     INTERFACE,
     MACHINE,
     SENT,
+    SHARE_READ,
     Figure,
 )
-from report.formulas import line_rate
 from report.measure import RankWork
 from report.usage import Usage
-from report.view import UNKNOWN, Column, or_unknown
+from report.view import (
+    UNKNOWN,
+    Bar,
+    Bars,
+    Column,
+    Item,
+    Paragraph,
+    Section,
+    or_unknown,
+    table,
+    top1,
+)
 
 
 def loss(value: float) -> str:
     """A loss that fits into a column, even where the run diverges."""
     return three_digits(value) if abs(value) < 1e5 else f"{value:.0e}"
-
-
-def top1(value: float) -> str:
-    return f"{100 * value:.2f} %"
 
 
 def columns_of(*figures: Figure) -> list[Column]:
@@ -69,7 +78,7 @@ NETWORKS = (
         Column(
             "of link",
             lambda use: or_unknown(
-                use.speed_mbit, lambda mbit: percent(use.mean(SENT) / line_rate(mbit))
+                use.speed_mbit, lambda mbit: percent(use.mean(SENT) / formulas.line_rate(mbit))
             ),
         ),
         Column("a step", lambda use: or_unknown(use.sent_per_step, size)),
@@ -113,3 +122,100 @@ EPOCHS = (
     Column("training loss", lambda epoch: or_unknown(epoch.train_loss, loss)),
     Column("validation loss", lambda epoch: or_unknown(epoch.loss, loss)),
 )
+
+MOST_BARS = 16  # machines in a chart
+
+
+def disk_section(analysis: Analysis) -> Section:
+    """The disks of each node, the one with the data first, and what was read from shares."""
+    items: list[Item] = []
+    if analysis.uses.disks:
+        items.append(table("What each disk did", DISKS, analysis.uses.disks))
+    items += [
+        Paragraph(f"{use.host} read {use.words(SHARE_READ)} MB/s from {use.name} ({use.kind}).")
+        for use in analysis.uses.shares
+    ]
+    items += [Paragraph(DISKS_NOTE, "note")] if items else []
+    return Section("Disks", items, WHILE)
+
+
+WHILE = "while training ran"
+DISKS_NOTE = (
+    "A disk is the trouble when it is busy and the steps wait for images. Few MB/s alone say "
+    "nothing: images that were read once come from memory (the page cache)."
+)
+
+
+def network_section(analysis: Analysis) -> Section:
+    """What each node's card sent, and what its link can carry."""
+    if not analysis.uses.networks:
+        return Section("Network", [])
+    uses = analysis.evidence.networks[:MOST_BARS]
+    items: list[Item] = []
+    if uses:
+        speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]
+        limit = formulas.line_rate(min(speeds)) / 1e6 if speeds else None
+        if limit and limit > 50 * max(use.mean(SENT) for use in uses) / 1e6:
+            limit = None
+        rows = [
+            Bar(
+                use.host[:14],
+                [("sync_exposed", use.mean(SENT) / 1e6)],
+                use.words(SENT),
+            )
+            for use in uses
+        ]
+        what = "Sent in MB/s" + ("; the dashed line is what the link can carry" if limit else "")
+        items.append(Bars(what, rows, "MB/s", [], limit))
+    items.append(table("What each machine sent", NETWORKS, analysis.uses.networks))
+    if any(use.shared_by > 1 for use in analysis.uses.networks):
+        items.append(Paragraph(SHARED_NOTE, "note"))
+    return Section("Network", items, f"sent {WHILE}")
+
+
+SHARED_NOTE = "The nodes share one machine's card: each is given its part of the counters."
+
+
+def machine_section(analysis: Analysis) -> Section:
+    """Processors, memory and swap of each machine."""
+    if not analysis.uses.machines:
+        return Section("Machines", [])
+    rows = table("Processors, memory and swap", MACHINES, analysis.uses.machines)
+    return Section("Machines", [rows, Paragraph(QUEUED_NOTE, "note")], WHILE)
+
+
+QUEUED_NOTE = (
+    "`queued`: of the time in which this run's threads wanted a processor, the share in which they "
+    "had none. `pressure`: of the time, the share in which some process waited for memory."
+)
+
+
+def gpu_section(analysis: Analysis) -> Section:
+    """The figures of each card, with the warning about utilisation."""
+    if not analysis.uses.gpus:
+        return Section("GPUs", [])
+    items: list[Item] = [table("Each GPU", GPUS, analysis.uses.gpus)]
+    joules, each = (analysis.summary[f"gpu_joules{of}"] for of in ("", "_per_image"))
+    if joules is not None:
+        image = f", {three_digits(each)} J an image" if each else ""
+        watt_hours = three_digits(joules / 3600)
+        items.append(Paragraph(f"The cards took {watt_hours} Wh{image}; the PCs took more."))
+    return Section("GPUs", [*items, Paragraph(RESIDENT_NOTE, "note")], WHILE)
+
+
+RESIDENT_NOTE = (
+    "`resident` is what nvidia-smi calls utilisation: it also counts waiting for gradients, so "
+    "nothing is concluded from it."
+)
+
+
+def memory_section(analysis: Analysis) -> Section:
+    """Peak memory and bad images, by machine."""
+    known = [
+        column  # no script says how many images it could not read
+        for column in MEMORY
+        if any(column.words(use) != UNKNOWN for use in analysis.memory)
+    ]
+    rows = table("Memory of each machine", known, analysis.memory)
+    aside = "of the process that took most; on a GPU what torch allocated"
+    return Section("Memory", [rows] if rows.rows else [], aside)

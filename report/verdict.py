@@ -13,6 +13,7 @@ from report.bottleneck import (
     fullest,
     late_hosts,
     parts,
+    slow_link,
     slowest_by,
     swapping,
 )
@@ -32,7 +33,6 @@ from report.figures import (
 )
 from report.files import Entry
 from report.measure import Step, slowest
-from report.network import slow_link
 from report.usage import ResourceUsage
 
 READ_FROM_DISK = 5e6  # bytes/s; where disks read less, images come from memory

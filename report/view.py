@@ -176,3 +176,12 @@ def table(caption: str, columns: Sequence[Column], uses: Sequence[Any], names: i
 
 def or_unknown(value: float | None, words: Callable[[float], str]) -> str:
     return UNKNOWN if value is None else words(value)
+
+
+def time_unit(longest: float) -> tuple[str, int]:
+    """The unit of a time axis, and its length in seconds."""
+    return ("s", 1) if longest < 300 else ("min", 60) if longest < 10800 else ("h", 3600)
+
+
+def top1(value: float) -> str:
+    return f"{100 * value:.2f} %"

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from report import charts
 from report.__main__ import main
 from report.analysis import analyse
+from report.page import curve
 from report.run_view import restarts
 from report.time_charts import charts_of, marks_of
 from report.view import Curve, Line
@@ -105,7 +105,7 @@ def words_of(drawn):
 
 def test_a_line_is_broken_where_nothing_was_recorded_and_its_axis_has_round_figures():
     seconds = [*range(1, 101), *range(200, 419)]
-    drawn = charts.curve(Curve("x", "", [Line("a", "n0", [(float(s), 1.0) for s in seconds])]))
+    drawn = curve(Curve("x", "", [Line("a", "n0", [(float(s), 1.0) for s in seconds])]))
     assert drawn.count("<polyline") == 2
     figures = [word for word in words_of(drawn) if word.endswith("min")]
     assert figures == ["6 min"]
@@ -113,18 +113,18 @@ def test_a_line_is_broken_where_nothing_was_recorded_and_its_axis_has_round_figu
 
 def test_figures_of_an_axis_do_not_touch():
     points = [(float(epoch), 1.0) for epoch in range(1, 305)]
-    drawn = charts.curve(Curve("x", "", [Line("a", "n0", points)], "epochs"))
+    drawn = curve(Curve("x", "", [Line("a", "n0", points)], "epochs"))
     figures = words_of(drawn)
     assert "300 epochs" in figures and "200" in figures and "250" not in figures
 
 
 def test_one_loss_that_went_astray_does_not_flatten_the_others():
     points = [(float(epoch), 2.0 / epoch) for epoch in range(1, 30)] + [(30.0, 1029.0)]
-    drawn = charts.curve(Curve("Loss", "", [Line("a", "n0", points)], "epochs", steady=True))
+    drawn = curve(Curve("Loss", "", [Line("a", "n0", points)], "epochs", steady=True))
     assert "the highest of all: 1,029" in words_of(drawn)
     assert "1,000" not in words_of(drawn)
     burst = Curve("Swap", "MB/s", [Line("a", "n0", points)])
-    assert "1,000" in words_of(charts.curve(burst))
+    assert "1,000" in words_of(curve(burst))
 
 
 def test_what_was_recorded_is_drawn_over_time_by_machine(tmp_path):
