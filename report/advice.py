@@ -155,6 +155,11 @@ def with_combined_remedy(advice: Advice, now: Situation) -> Advice:
     return replace(advice, together=sum_of)
 
 
+def becoming(**parts: float) -> Changed:
+    """A step some of whose parts take another time."""
+    return lambda then: replace(then, **parts)
+
+
 def propose(now: Situation, change: str, part: str, changed: Changed, **more: object) -> Remedy:
     predicted = changed(now).images_per_second
     return Remedy(change, part, predicted, changed, **more)  # type: ignore[arg-type]
@@ -172,29 +177,17 @@ def network_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
             if rate > 1.5 * step.rate:
                 wait = calibrate(step, step.wait(step.strategy, step.nodes, rate))
                 change = f"network cards and switch of {name}"
-                remedies.append(propose(now, change, "network", waiting(wait), money=True))
+                remedies.append(propose(now, change, "network", becoming(network=wait), money=True))
     batch = round((start.get("global_batch") or step.images) / step.nodes)
     change = f"{step.ways.batch}: half as many exchanges"
     remedies.append(propose(now, change, "batch", twice_the_batch, words={"BATCH": 2 * batch}))
     return remedies
 
 
-def waiting(seconds: float) -> Changed:
-    """A step that waits so long for the network."""
-    return lambda then: replace(then, network=seconds)
-
-
 def twice_the_batch(then: Situation) -> Situation:
     """All but the exchange is of twice the images."""
-    return Situation(
-        images=2 * then.images,
-        work=2 * then.work,
-        data=2 * then.data,
-        loader=2 * then.loader,
-        network=then.network,
-        peers=2 * then.peers,
-        saving=2 * then.saving,
-    )
+    twice = {name: 2 * value for name, value in vars(then).items()}
+    return Situation(**{**twice, "network": then.network})
 
 
 def calibrate(step: Step, wait: float) -> float:
@@ -254,7 +247,7 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
     if fastest != best:
         label += f"; {fastest.spec} leaves out more for at most 5 % less time"
     change = f"{how}: {best.rule.text} (accuracy: {label})"
-    wait = waiting(taken[best] - rest)
+    wait = becoming(network=taken[best] - rest)
     return [propose(now, change, "network", wait, words={"SYNC": best.spec}, args=args)]
 
 
@@ -289,7 +282,7 @@ def link_advice(step: Step, now: Situation, evidence: ResourceUsage) -> list[Rem
     host, _, rate = slow
     wait = step.wait(step.strategy, step.nodes, rate)
     change = f"repair the link of {host} (cable, port of the switch, card)"
-    return [propose(now, change, "network", waiting(min(wait, step.network)))]
+    return [propose(now, change, "network", becoming(network=min(wait, step.network)))]
 
 
 def balance_advice(step: Step, now: Situation, cause: str, balance: str | None) -> list[Remedy]:
@@ -309,10 +302,7 @@ def balance_advice(step: Step, now: Situation, cause: str, balance: str | None) 
     if balance == "auto":
         change, words = "start it again", {}
     change += ": each machine's images in proportion to its speed in this run"
-
-    def shared(then: Situation) -> Situation:
-        return replace(then, work=spent, data=0.0, loader=0.0, peers=0.0)
-
+    shared = becoming(work=spent, data=0.0, loader=0.0, peers=0.0)
     return [propose(now, change, "peers", shared, words=words)]
 
 
@@ -332,11 +322,7 @@ def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
         change = (
             f"{last.host} {REMEDY_TEXT.get(cause, 'repaired or upgraded')}: as fast as the others"
         )
-
-        def level(then: Situation) -> Situation:
-            return replace(then, work=others, data=0.0, peers=0.0)
-
-        remedies.append(propose(now, change, "peers", level))
+        remedies.append(propose(now, change, "peers", becoming(work=others, data=0.0, peers=0.0)))
     world = step.world - sum(rank.host == last.host for rank in step.ranks)
     if step.nodes < 3 or world <= 0:
         return remedies
@@ -361,12 +347,10 @@ def data_advice(
         remedies += loader_advice(step, now, start.get("workers"), evidence)
     if cause == "data_disk":
         change = "an SSD in the place of a hard disk, if that is what it is, and it keeps up"
-        remedies.append(
-            propose(now, change, "data", lambda then: replace(then, loader=0.0), money=True)
-        )
+        remedies.append(propose(now, change, "data", becoming(loader=0.0), money=True))
     if cause == "data_share":
         change = "images on each machine's own disk instead of the share, if that disk keeps up"
-        remedies.append(propose(now, change, "data", lambda then: replace(then, loader=0.0)))
+        remedies.append(propose(now, change, "data", becoming(loader=0.0)))
     return remedies
 
 
@@ -379,12 +363,10 @@ def loader_advice(
     if workers == 0:
         more = min(4, int(min(idle, default=1.0)))
         change = f"loader processes beside training (--workers {more})"
+        if not more:
+            return []
         args = ("--workers", f"{more}")
-
-        def beside(then: Situation) -> Situation:
-            return replace(then, loader=step.data / more)
-
-        return [propose(now, change, "data", beside, args=args)] if more else []
+        return [propose(now, change, "data", becoming(loader=step.data / more), args=args)]
     if min(idle, default=math.inf) < max(1.0, workers or 1.0):
         return []
     typed = ("--workers", f"{2 * workers:.0f}") if workers else ()
@@ -405,7 +387,7 @@ def checkpoint_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
     steps = number(options.get("checkpoint_every")) or start.get("steps_per_epoch")
     args = ("--checkpoint_every", f"{2 * steps:.0f}") if steps else ()
 
-    def half(then: Situation) -> Situation:
+    def half(then: Situation) -> Situation:  # of what another remedy makes of it
         return replace(then, saving=then.saving / 2)
 
     return [propose(now, step.ways.saving, "saving", half, args=args)]

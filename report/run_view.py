@@ -324,7 +324,7 @@ def evaluation_section(analysis: Analysis) -> Section:
     epochs = analysis.curve
     if not any(epoch.top1 is not None for epoch in epochs):
         return Section("Evaluation", [])
-    top1 = curve_of([(e.epoch, e.top1 and 100 * e.top1) for e in epochs])
+    scores = curve_of([(e.epoch, e.top1 and 100 * e.top1) for e in epochs])
     train = curve_of([(e.epoch, e.train_loss) for e in epochs])
     validation = curve_of([(e.epoch, e.loss) for e in epochs])
     losses = [
@@ -333,7 +333,7 @@ def evaluation_section(analysis: Analysis) -> Section:
     ]
     marks = restarts(analysis)
     curves = [
-        Curve("Top-1", "%", [Line("top-1", "forward", top1)], "epochs", 100.0, marks=marks),
+        Curve("Top-1", "%", [Line("top-1", "forward", scores)], "epochs", 100.0, marks=marks),
         Curve("Loss", "", losses, "epochs", steady=True, marks=marks),
     ]
     drawn = [curve for curve in curves if any(len(line.points) > 1 for line in curve.lines)]
