@@ -8,10 +8,11 @@ import functools
 import json
 import re
 import threading
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, Struct, inspect
 
 LEARNING = threading.Lock()
 LENGTH = 4096  # characters of one text; our guard and our probe cut what is longer
@@ -75,3 +76,78 @@ def convert(value: Any, kind: Any, name: str) -> Any:
         return decode(json.dumps(value), kind, name)
     except (TypeError, ValueError, RecursionError):
         raise Invalid(f"{name} is no JSON") from None
+
+
+class Lenient(Struct, kw_only=True, omit_defaults=True):
+    """What is read as far as it fits: all that it has may lack, and it is false where all does."""
+
+    def __bool__(self) -> bool:
+        return self != type(self)()
+
+
+def convert_what_fits(value: Any, kind: Any) -> Any:
+    """What fits the type in a value of JSON; UNSET for nothing. A part that does not fit is left
+    out, and what is too long is cut."""
+    try:
+        with LEARNING:
+            return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        return _fit(value, type_info(kind))
+
+
+type_info = functools.cache(inspect.type_info)
+
+
+def _fit(value: Any, kind: Any) -> Any:
+    of_json, fitting = FITTING[type(kind)]
+    return fitting(value, kind) if isinstance(value, of_json) else UNSET
+
+
+def _fit_struct(value: dict[str, Any], kind: inspect.StructType) -> Any:
+    known = [part for part in kind.fields if part.encode_name in value]
+    parts = {part.name: _fit(value[part.encode_name], part.type) for part in known}
+    return kind.cls(**{name: part for name, part in parts.items() if part is not UNSET})
+
+
+def _fit_dict(value: dict[str, Any], kind: inspect.DictType) -> Any:
+    first = list(value.items())[: kind.max_length]
+    items = ((_fit(name, kind.key_type), _fit(item, kind.value_type)) for name, item in first)
+    return {name: item for name, item in items if item is not UNSET}
+
+
+def _fit_list(value: list[Any], kind: inspect.ListType) -> Any:
+    items = (_fit(item, kind.item_type) for item in value[: kind.max_length])
+    return [item for item in items if item is not UNSET]
+
+
+def _fit_union(value: Any, kind: inspect.UnionType) -> Any:
+    fitting = (_fit(value, each) for each in kind.types)
+    return next((each for each in fitting if each is not UNSET), UNSET)
+
+
+def _fit_number(value: float, kind: Any) -> Any:
+    """NaN is within no bounds."""
+    fits = (
+        not isinstance(value, bool)
+        and (kind.ge is None or value >= kind.ge)
+        and (kind.gt is None or value > kind.gt)
+        and (kind.le is None or value <= kind.le)
+        and (kind.lt is None or value < kind.lt)
+    )
+    return value if fits else UNSET
+
+
+# Of each type, what JSON has for it.
+FITTING: dict[type[inspect.Type], tuple[type, Callable[[Any, Any], Any]]] = {
+    inspect.StructType: (dict, _fit_struct),
+    inspect.DictType: (dict, _fit_dict),
+    inspect.ListType: (list, _fit_list),
+    inspect.UnionType: (object, _fit_union),
+    inspect.IntType: (int, _fit_number),
+    inspect.FloatType: (float, _fit_number),
+    inspect.StrType: (str, lambda value, kind: value[: kind.max_length]),
+    inspect.LiteralType: (str, lambda value, kind: value if value in kind.values else UNSET),
+    inspect.BoolType: (bool, lambda value, kind: value),
+    inspect.NoneType: (type(None), lambda value, kind: value),
+    inspect.AnyType: (object, lambda value, kind: value),
+}

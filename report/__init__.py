@@ -1,7 +1,7 @@
 """What a run did and what the next one will do. Reads files only: no ssh, no torch.
 
 Read it in this order:
-1. read.py: the files of a run (fields.py and files.py say what is accepted).
+1. read.py: the files of a run (boundary/run_files.py and files.py say what is accepted).
 2. Its figures: accounting.py, where each second went; measure.py, the mean step; figures.py, the
    table of a machine's figures, and usage.py, what they were in a run; progress.py.
 3. What they mean: wait_rules.py and bottleneck.py, verdict.py in sentences; advice.py, what would

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from boundary.run_files import GuardEnd
 from contract.records import CATEGORIES
-from report.files import time_of
 from report.read import RankRecord, Run
 
 
@@ -64,7 +63,7 @@ def account(run: Run) -> Accounting:
 
 def attempt_numbers(run: Run) -> list[int]:
     """The attempts that any file mentions."""
-    numbers = {entry["attempt"] for entry in run.attempts}
+    numbers = {entry.attempt for entry in run.attempts}
     numbers |= {record.attempt for record in run.ranks} | {attempt for _, attempt in run.exits}
     return sorted(numbers)
 
@@ -73,8 +72,8 @@ def wall_seconds(run: Run, attempt: int, records: list[RankRecord]) -> float:
     """Seconds from the first start to the last exit of an attempt, by the launcher's clock, else
     the guards', else the ranks'. (A launcher that died in it recorded 0.)"""
     for entry in run.attempts:
-        if entry["attempt"] == attempt and entry.get("wall_seconds"):
-            return float(entry["wall_seconds"])
+        if entry.attempt == attempt and entry.wall_seconds:
+            return float(entry.wall_seconds)
     spans = [span(entry) for (_, which), entry in run.exits.items() if which == attempt]
     guards = [seconds for seconds in spans if seconds is not None]
     if guards:
@@ -82,9 +81,9 @@ def wall_seconds(run: Run, attempt: int, records: list[RankRecord]) -> float:
     return max((sum(rank_seconds(run, record).values()) for record in records), default=0.0)
 
 
-def span(entry: dict[str, Any]) -> float | None:
+def span(entry: GuardEnd) -> float | None:
     """Seconds from a guard's start to its end."""
-    start, end = entry.get("mono_start"), entry.get("mono_end")
+    start, end = entry.mono_start, entry.mono_end
     return None if start is None or end is None else max(0.0, end - start)
 
 
@@ -97,11 +96,11 @@ def rank_seconds(run: Run, record: RankRecord) -> dict[str, float]:
     gap.
     """
     seconds = {category: record.seconds.get(category, 0.0) for category in CATEGORIES}
-    began, loop = record.start.get("mono_process"), record.start.get("mono")
+    began, loop = record.start.mono_process, record.start.mono
     if began is not None and loop is not None:
         seconds["start_stop"] += max(0.0, loop - began)
-    ended = record.end.get("mono")
-    exit_time = time_of(run.exits.get((record.host, record.attempt), {}).get("mono_end"))
+    ended = record.end.mono
+    exit_time = run.exits.get((record.host, record.attempt), GuardEnd()).mono_end
     if ended is not None and exit_time is not None:
         seconds["start_stop"] += max(0.0, exit_time - ended)
     return seconds
@@ -121,7 +120,7 @@ def unstarted_ranks(run: Run, attempt: int, started: set[int], wall: float) -> l
     return ranks
 
 
-def ranks_of(run: Run, host: str, entry: dict[str, Any]) -> list[int]:
+def ranks_of(run: Run, host: str, entry: GuardEnd) -> list[int]:
     """The ranks that a node had in an attempt, as its guard says, else as the plan says."""
-    planned = [n.get("ranks", []) for n in run.plan.get("nodes", []) if n.get("host") == host]
-    return entry["ranks"] or next((ranks for ranks in planned if ranks), [])
+    planned = [node.ranks for node in run.plan.nodes if node.host == host]
+    return entry.ranks or next((ranks for ranks in planned if ranks), [])

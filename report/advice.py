@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from boundary.run_files import RankStart
 from contract import choice, prices, strategies
 from contract.options import OPTIMIZERS
 from contract.split import weights_of
 from report import formulas
 from report.bottleneck import has_straggler, late_hosts, parts, slow_link
 from report.figures import CORES, CPU
-from report.files import Entry, number
+from report.files import number
 from report.measure import Step, own_speeds, slowest
 from report.usage import ResourceUsage
 
@@ -88,7 +89,11 @@ NONE = Advice(0.0)
 
 
 def advise(
-    step: Step | None, cause: str, start: Entry, evidence: ResourceUsage, balance: str | None = None
+    step: Step | None,
+    cause: str,
+    start: RankStart,
+    evidence: ResourceUsage,
+    balance: object = None,
 ) -> Advice:
     """`start`: a rank's start line; `balance`: the run's BALANCE."""
     if step is None or step.seconds <= 0:
@@ -165,7 +170,7 @@ def propose(now: Situation, change: str, part: str, changed: Changed, **more: ob
     return Remedy(change, part, predicted, changed, **more)  # type: ignore[arg-type]
 
 
-def network_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
+def network_advice(step: Step, now: Situation, start: RankStart) -> list[Remedy]:
     """Another strategy, a faster link, a larger batch between two exchanges."""
     if step.network <= 0 or not step.payload.bytes or step.strategy is None:
         return []
@@ -178,7 +183,7 @@ def network_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
                 wait = calibrate(step, step.wait(step.strategy, step.nodes, rate))
                 change = f"network cards and switch of {name}"
                 remedies.append(propose(now, change, "network", becoming(network=wait), money=True))
-    batch = round((start.get("global_batch") or step.images) / step.nodes)
+    batch = round((start.global_batch or step.images) / step.nodes)
     change = f"{step.ways.batch}: half as many exchanges"
     remedies.append(propose(now, change, "batch", twice_the_batch, words={"BATCH": 2 * batch}))
     return remedies
@@ -199,11 +204,11 @@ def calibrate(step: Step, wait: float) -> float:
     return wait * step.network / formula if formula else wait
 
 
-def family_of(step: Step, start: Entry) -> str | None:
+def family_of(step: Step, start: RankStart) -> str | None:
     """The family of the run's optimizer; None for a script's, which is not known."""
     if not step.is_trainer:
         return None
-    name = str(start.get("options", {}).get("optimizer"))
+    name = str(start.options.get("optimizer"))
     return OPTIMIZERS[name].family if name in OPTIMIZERS else prices.SGD
 
 
@@ -285,7 +290,7 @@ def link_advice(step: Step, now: Situation, evidence: ResourceUsage) -> list[Rem
     return [propose(now, change, "network", becoming(network=min(wait, step.network)))]
 
 
-def balance_advice(step: Step, now: Situation, cause: str, balance: str | None) -> list[Remedy]:
+def balance_advice(step: Step, now: Situation, cause: str, balance: object) -> list[Remedy]:
     """Parts of the images by the machines' speeds, where it is they that differ. A run that had
     asked for them did not know these speeds yet; the next one does."""
     speeds = own_speeds(step)
@@ -333,18 +338,18 @@ def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
 
 
 def data_advice(
-    step: Step, now: Situation, cause: str, start: Entry, evidence: ResourceUsage
+    step: Step, now: Situation, cause: str, start: RankStart, evidence: ResourceUsage
 ) -> list[Remedy]:
     """Smaller copies of large images; more loaders; images on each node's own disk."""
     if not cause.startswith("data"):
         return []
     remedies: list[Remedy] = []
-    if (start.get("image_size") or 0) >= 128:
+    if (start.image_size or 0) >= 128:
         factor = SMALL_COPY_DECODES if cause == "data_decode" else SMALL_COPY_READS
         change = "copy the images once with a short side of 256 pixels (taken to be 500x375 now)"
         remedies.append(propose(now, change, "data", loading(factor)))
     if cause == "data_decode":
-        remedies += loader_advice(step, now, start.get("workers"), evidence)
+        remedies += loader_advice(step, now, start.workers, evidence)
     if cause == "data_disk":
         change = "an SSD in the place of a hard disk, if that is what it is, and it keeps up"
         remedies.append(propose(now, change, "data", becoming(loader=0.0), money=True))
@@ -379,12 +384,12 @@ def loading(factor: float) -> Changed:
     return lambda then: replace(then, loader=then.loader / factor)
 
 
-def checkpoint_advice(step: Step, now: Situation, start: Entry) -> list[Remedy]:
+def checkpoint_advice(step: Step, now: Situation, start: RankStart) -> list[Remedy]:
     """Saving half as often."""
     if not now.saving:
         return []
-    options = start.get("options", {})
-    steps = number(options.get("checkpoint_every")) or start.get("steps_per_epoch")
+    options = start.options
+    steps = number(options.get("checkpoint_every")) or start.steps_per_epoch
     args = ("--checkpoint_every", f"{2 * steps:.0f}") if steps else ()
 
     def half(then: Situation) -> Situation:  # of what another remedy makes of it

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from msgspec import structs, to_builtins
+
+from boundary.run_files import AttemptRecord, FirstCause, RankStart
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
 from report.bottleneck import bottleneck
-from report.files import Entry, dicts, last_of
+from report.files import Entry, last_of
 from report.measure import Step, images_per_second, longest_attempt, measure_step, training_totals
 from report.progress import (
     Epoch,
@@ -20,16 +24,11 @@ from report.progress import (
     time_line,
 )
 from report.read import Run, read_run
-from report.rerun import TooShort, own_args, too_short, train_line
+from report.rerun import TooShort, too_short, train_line
 from report.usage import MemoryUsage, ResourceUsage, Usage, gpu_joules, memory_usage, usage_of
 from report.verdict import UNTIMED, Verdict, headline_of, verdict
 
 LAST_LINES = 12
-# The fields of a first cause, as attempts.json has them.
-NO_CAUSE: Entry = {
-    **dict.fromkeys(("host", "rank", "exit_code", "signal", "exception", "message", "remedy")),
-    "last_lines": [],
-}
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Analysis:
 
     run: Run
     summary: Entry
-    start: Entry  # the first start line of the longest attempt, {} without one
+    start: RankStart  # the first of the longest attempt
     accounting: Accounting
     step: Step | None
     verdict: Verdict | None  # None where the run was too short
@@ -65,7 +64,7 @@ def analyse(folder: Path) -> Analysis:
     if run.on_one_machine:
         uses = replace(uses, networks=[])
     records = longest_attempt(run.ranks) or run.ranks
-    start: Entry = next((record.start for record in records if record.start), {})
+    start = next((record.start for record in records if record.start), RankStart())
     accounting = account(run)
     summary = summarise(run, accounting, step, start)
     evidence = uses.in_attempt(step.attempt if step else None)
@@ -73,16 +72,17 @@ def analyse(folder: Path) -> Analysis:
     short = too_short(run, step, summary["epochs"])
     cause = "none" if short else cause
     summary["bottleneck"] = cause
-    balance = run.plan.get("options", {}).get("balance")
+    balance = (run.plan.options or {}).get("balance")
     advice = NONE if short else advise(step, cause, start, evidence, balance)
     remedies = filter(None, (*advice.remedies, advice.together))
     summary["advice"] = [remedy_entry(run, remedy) for remedy in remedies]
-    summary["predicted"] = run.plan.get("predicted")  # by `make plan`, as the launcher recorded it
+    summary["predicted"] = plain(run.plan.predicted)  # by `make plan`, as the launcher recorded it
     joules, (images, _) = gpu_joules(run, uses.gpus), training_totals(run.ranks)
     summary["gpu_joules"] = None if joules is None else round(joules)
     per_image = joules / images if joules is not None and images else None
     summary["gpu_joules_per_image"] = None if per_image is None else round(per_image, 4)
     failure = headline_of(summary["status"], summary["first_cause"], run.unix)
+    last = run.attempts[-1] if run.attempts else AttemptRecord()
     return Analysis(
         run=run,
         summary=summary,
@@ -91,8 +91,8 @@ def analyse(folder: Path) -> Analysis:
         step=step,
         verdict=UNTIMED if run.untimed else None if short else verdict(cause, step, evidence),
         failure=failure,
-        to_resume=run.attempts[-1].get("to_resume") if failure and run.attempts else None,
-        silent_ranks=run.attempts[-1].get("silent_ranks", []) if failure and run.attempts else [],
+        to_resume=last.to_resume if failure else None,
+        silent_ranks=last.silent_ranks if failure else [],
         too_short=short,
         advice=advice,
         uses=uses,
@@ -112,7 +112,7 @@ def analyse(folder: Path) -> Analysis:
 def remedy_entry(run: Run, remedy: Remedy) -> Entry:
     """A remedy in summary.json."""
     typed = remedy.words or remedy.args
-    line = train_line(run, remedy.words, [*own_args(run), *remedy.args]) if typed else None
+    line = train_line(run, remedy.words, [*run.plan.trainer_words, *remedy.args]) if typed else None
     return {
         "change": remedy.change,
         "predicted_images_per_second": round(remedy.predicted, 1),
@@ -121,12 +121,12 @@ def remedy_entry(run: Run, remedy: Remedy) -> Entry:
     }
 
 
-def summarise(run: Run, accounting: Accounting, step: Step | None, start: Entry) -> Entry:
+def summarise(run: Run, accounting: Accounting, step: Step | None, start: RankStart) -> Entry:
     """summary.json without the conclusions (bottleneck, advice, predicted)."""
     curve = learning_curve(run)
     scores = [epoch.top1 for epoch in curve if epoch.top1 is not None]
     steps = max((max(r.steps.step) for r in run.ranks if len(r.steps)), default=0)
-    per_epoch = start.get("steps_per_epoch")
+    per_epoch = start.steps_per_epoch
     speed = images_per_second(run.ranks)
     hosts = last_hosts(run)
     bytes_sent = step.bytes_sent if step else None
@@ -144,8 +144,13 @@ def summarise(run: Run, accounting: Accounting, step: Step | None, start: Entry)
         "wall_seconds": round(accounting.wall, 3),
         "seconds": {name: round(value, 4) for name, value in accounting.seconds.items()},
         "bytes_sent_per_step": None if bytes_sent is None else round(bytes_sent),
-        "sync": start.get("sync") or run.plan.get("sync"),
+        "sync": start.sync or run.plan.sync,
     }
+
+
+def plain(value: Any) -> Any:
+    """What was read, for JSON: without what lacked."""
+    return to_builtins(value)
 
 
 def status_of(run: Run) -> str:
@@ -154,7 +159,7 @@ def status_of(run: Run) -> str:
     if run.status in ("finished", "failed", "stopped", "running"):
         return run.status
     newest = max((record.attempt for record in run.ranks), default=None)
-    ends = [record.end.get("status") for record in run.ranks if record.attempt == newest]
+    ends = [record.end.status for record in run.ranks if record.attempt == newest]
     for status in ("finished", "stopped"):
         if ends and all(end == status for end in ends):
             return status
@@ -163,25 +168,24 @@ def status_of(run: Run) -> str:
 
 def last_hosts(run: Run) -> list[str]:
     """The machines of the last attempt."""
-    if run.attempts and run.attempts[-1]["nodes"]:
-        return run.attempts[-1]["nodes"]
+    if run.attempts and run.attempts[-1].nodes:
+        return run.attempts[-1].nodes
     newest = max((record.attempt for record in run.ranks), default=None)
     return sorted({r.host for r in run.ranks if r.attempt == newest}) or run.hosts
 
 
 def world_size(run: Run) -> int:
     """Ranks of the last attempt."""
-    for entry in (*reversed(run.attempts), run.plan, *(r.start for r in reversed(run.ranks))):
-        if entry.get("world_size"):
-            return int(entry["world_size"])
-    return len({record.rank for record in run.ranks})
+    sizes = [entry.world_size for entry in reversed(run.attempts)]
+    sizes += [run.plan.world_size, *(record.start.world_size for record in reversed(run.ranks))]
+    return next(filter(None, sizes), len({record.rank for record in run.ranks}))
 
 
 def attempts_of(run: Run) -> list[Entry]:
     """`nodes`, `reason`, `status` and `wall_seconds` of each attempt."""
     if run.attempts:
         keys = ("nodes", "reason", "status", "wall_seconds", "resumed_samples", "first_cause")
-        return [{key: entry.get(key) for key in keys} for entry in run.attempts]
+        return [{key: plain(getattr(entry, key)) for key in keys} for entry in run.attempts]
     return [
         {
             "nodes": sorted({r.host for r in run.ranks if r.attempt == attempt}),
@@ -195,16 +199,15 @@ def first_cause(run: Run) -> Entry | None:
     """The cause of the last attempt; in a run without a launcher, the first rank that failed."""
     if status_of(run) in ("finished", "running"):
         return None
-    causes = dicts([entry.get("first_cause") for entry in run.attempts])
+    causes = [entry.first_cause for entry in run.attempts if entry.first_cause is not None]
     if causes:
-        cause = {**NO_CAUSE, **causes[-1]}
-        if not cause.get("last_lines"):
-            cause["last_lines"] = log_tail(run, cause.get("host"), cause.get("rank"))
-        return cause
+        cause = causes[-1]
+        lines = cause.last_lines or log_tail(run, cause.host, cause.rank)
+        return structs.asdict(structs.replace(cause, last_lines=lines))
     for record in run.ranks:
-        if record.end.get("status") == "failed":
+        if record.end.status == "failed":
             lines = log_tail(run, record.host, record.rank)
-            return {**NO_CAUSE, "host": record.host, "rank": record.rank, "last_lines": lines}
+            return structs.asdict(FirstCause(host=record.host, rank=record.rank, last_lines=lines))
     return None
 
 
@@ -221,8 +224,8 @@ def missing_notes(run: Run, gpus: list[Usage]) -> list[str]:
     world = world_size(run)
     for attempt in attempt_numbers(run):
         present = {record.rank for record in run.ranks if record.attempt == attempt}
-        entry: Entry = next((e for e in run.attempts if e["attempt"] == attempt), {})
-        wanted = int(entry.get("world_size") or world)
+        entry = next((e for e in run.attempts if e.attempt == attempt), AttemptRecord())
+        wanted = entry.world_size or world
         if present and len(present) < wanted:
             absent = sorted(set(range(wanted)) - present)
             notes.append(
@@ -232,7 +235,7 @@ def missing_notes(run: Run, gpus: list[Usage]) -> list[str]:
     lost = [host for host in hosts if host not in run.machines]
     if lost:
         notes.append(f"No record of the machine (disks, network card) on {', '.join(lost)}.")
-    device = next((r.start["device"] for r in run.ranks if r.start.get("device")), "")
+    device = next((r.start.device for r in run.ranks if r.start.device), "")
     if not gpus and device.startswith(("NVIDIA", "cuda", "Tesla", "GeForce")):
         notes.append("No record of the GPUs: nvidia-smi was not found.")
     return notes

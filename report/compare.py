@@ -219,7 +219,7 @@ def headline(analysis: Analysis) -> str:
 
 def refuse_other_record(analysis: Analysis) -> None:
     """Raises UserError for a run whose record may lack settings, or mean something else by them."""
-    versions = {r.start.get("record", 1) for r in analysis.run.ranks if r.start} - {RECORD}
+    versions = {r.start.record for r in analysis.run.ranks if r.start} - {RECORD}
     if versions:
         name = analysis.run.folder.resolve().name
         raise UserError(

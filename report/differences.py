@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import NamedTuple
 
+from boundary.run_files import RunPlan
 from contract.text import link_speed, three_digits
 from report.analysis import Analysis, last_hosts, world_size
-from report.files import Entry
 
 # Options for places and notices, which change nothing of a run's figures.
 NO_SETTINGS = {"config", "output", "local_rank", "spawn", "resume", "progress", "data"}
@@ -44,23 +44,23 @@ def differences(of: Mapping[str, Mapping[str, str]]) -> list[Difference]:
 def settings(analysis: Analysis) -> dict[str, str]:
     """Name -> value, the task first, then what is asked most, then the other options."""
     run, start = analysis.run, analysis.start
-    options: Entry = start.get("options", {})
+    options = start.options
     named: dict[str, object] = {
-        "model": start.get("model") or run.plan.get("model"),
-        "data": run.plan.get("data") or PurePath(str(options.get("data") or UNKNOWN)).name,
-        "training images": start.get("train_images"),
-        "validation images": start.get("eval_images"),
+        "model": start.model or run.plan.model,
+        "data": run.plan.data or PurePath(str(options.get("data") or UNKNOWN)).name,
+        "training images": start.train_images,
+        "validation images": start.eval_images,
         "machines": len(last_hosts(run)),
         "ranks": world_size(run),
-        "epochs": start.get("epochs") or run.plan.get("epochs"),
-        "batch of all ranks": start.get("global_batch"),
-        "image_size": start.get("image_size"),
-        **{name: start.get(name) for name in ("precision", "sync", "accumulate", "workers")},
-        "bucket_mb": start.get("bucket_mb"),
+        "epochs": start.epochs or run.plan.epochs,
+        "batch of all ranks": start.global_batch,
+        "image_size": start.image_size,
+        **{name: getattr(start, name) for name in ("precision", "sync", "accumulate", "workers")},
+        "bucket_mb": start.bucket_mb,
     }
     values = {name: words(value) for name, value in named.items() if value is not None}
     rest = {n: words(v) for n, v in options.items() if n not in NO_SETTINGS and n not in values}
-    code = {"code": code_of(run.plan)} if run.plan.get("code_sha256") else {}
+    code = {"code": code_of(run.plan)} if run.plan.code_sha256 else {}
     return {**values, **rest, **code}
 
 
@@ -75,19 +75,18 @@ def machines(analysis: Analysis) -> dict[str, str]:
     values = {
         "machines": ", ".join(last_hosts(run)),
         "between them": "nothing: one PC" if run.on_one_machine else "a network",
-        "device": tally(start.get("device") for start in starts.values()),
-        "processor": tally(start.get("cpu") for start in starts.values()),
-        "cores": tally(start.get("cores") for start in starts.values()),
+        "device": tally(start.device for start in starts.values()),
+        "processor": tally(start.cpu for start in starts.values()),
+        "cores": tally(start.cores for start in starts.values()),
         "network card": tally(links.values()),
-        "python": tally(start.get("python") for start in starts.values()),
-        "torch": tally(start.get("torch") for start in starts.values()),
+        "python": tally(start.python for start in starts.values()),
+        "torch": tally(start.torch for start in starts.values()),
     }
-    names = dict.fromkeys(name for start in starts.values() for name in start.get("versions", {}))
+    names = dict.fromkeys(name for start in starts.values() for name in start.versions)
     for name in names:
-        values[name] = tally(start.get("versions", {}).get(name) for start in starts.values())
-    values["oneDNN limited to"] = tally(
-        start.get("instructions", {}).get("onednn_limit") for start in starts.values()
-    )
+        values[name] = tally(start.versions.get(name) for start in starts.values())
+    limits = (start.instructions.onednn_limit for start in starts.values())
+    values["oneDNN limited to"] = tally(limits)
     return {name: value for name, value in values.items() if value}
 
 
@@ -99,12 +98,12 @@ def tally(values: Iterable[object]) -> str:
     return " and ".join(f"{count} x {value}" for value, count in counts.most_common())
 
 
-def code_of(plan: Entry) -> str:
+def code_of(plan: RunPlan) -> str:
     """The commit, if there was one and nothing was changed since; else the code's own hash."""
-    revision = str(plan.get("git_revision") or "")[:10]
-    if revision and not plan.get("git_diff"):
+    revision = (plan.git_revision or "")[:10]
+    if revision and not plan.git_diff:
         return revision
-    return f"{revision} changed, {str(plan['code_sha256'])[:10]}".removeprefix(" changed, ")
+    return f"{revision} changed, {str(plan.code_sha256)[:10]}".removeprefix(" changed, ")
 
 
 def words(value: object) -> str:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from boundary.run_files import MOST_RANKS, MOST_THINGS
 from contract.text import percent, size, three_digits
-from report.files import MOST_RANKS, Entry, dicts, natural_number, number
+from report.files import Entry, dicts, natural_number, number
 
 MACHINE, DISK, INTERFACE, GPU, SHARE = "machine", "disk", "interface", "gpu", "share"
 Values = Mapping[str, float]
@@ -61,9 +62,11 @@ def growth(*keys: str) -> Reader:
 
 def grown(interval: Interval, key: str) -> float:
     """By how much a counter grew; 0 where it is absent or was reset."""
-    if key not in interval.before or key not in interval.now:
-        return 0.0
-    return max(0.0, interval.now[key] - interval.before[key])
+    return increase(interval.before.get(key), interval.now.get(key))
+
+
+def increase(before: float | None, now: float | None) -> float:
+    return 0.0 if before is None or now is None else max(0.0, now - before)
 
 
 def of_processors(key: str) -> Reader:
@@ -333,7 +336,6 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
     GPU: (GPU_UTILIZATION, GPU_MEMORY, GPU_POWER, GPU_TEMPERATURE, GPU_CLOCK),
     SHARE: (SHARE_READ,),
 }
-MOST_THINGS = 64  # of a kind on a machine
 Thing = tuple[str, str]  # its kind, and its name
 
 

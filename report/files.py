@@ -12,9 +12,11 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
+
+from boundary.run_files import MOST_RANKS
 
 # A JSON object from a machine: a field may be absent, or of any type.
 Entry = dict[str, Any]
@@ -25,8 +27,6 @@ LARGEST_FILE = 4 << 30  # bytes of a file that is read line by line
 LARGEST_DOCUMENT = 8 << 20  # bytes of one that is parsed as a whole, in up to 30 times the memory
 LONGEST_LINE = 1 << 20  # characters; what follows them counts as a line that does not parse
 LONGEST_TEXT = 4096  # characters of one text
-MOST_ATTEMPTS = 1000
-MOST_RANKS = 4096
 MOST_FILES = 1 << 14  # of all hosts, one a rank and attempt
 
 
@@ -55,20 +55,6 @@ def count(value: object, most: int = MOST_RANKS) -> int | None:
 def text(value: object) -> str | None:
     """The value when it is text, cut to LONGEST_TEXT; else None."""
     return value[:LONGEST_TEXT] if isinstance(value, str) else None
-
-
-def only(fields: Mapping[str, Callable[..., Any]], entry: Entry) -> Entry:
-    """The valid fields of an entry. Each function returns the value of a field, or None where it
-    counts as absent."""
-    values = {name: read(entry[name]) for name, read in fields.items() if name in entry}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def texts(value: object) -> list[str] | None:
-    """A list of at most MOST_RANKS texts."""
-    if not isinstance(value, list):
-        return None
-    return [item[:LONGEST_TEXT] for item in value[:MOST_RANKS] if isinstance(item, str)]
 
 
 def time_of(value: object) -> float | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from boundary.run_files import RankStart
 from contract.strategies import MIB, Payload, Strategy, known
-from report.files import Entry
 
 # Ethernet at MTU 1500 carries 1448 bytes of TCP payload in 1538 bytes on the wire.
 PAYLOAD_SHARE = 1448 / 1538
@@ -57,12 +57,12 @@ def sync_wait(
     return exposed(bytes_sent / rate, payload, backward) if bytes_sent else 0.0
 
 
-def payload_of(start: Entry) -> Payload:
+def payload_of(start: RankStart) -> Payload:
     """The gradients as a rank's `start` line describes them; 0 bytes where it does not."""
-    bucket: dict[str, Any] = {"bucket": start["bucket_mb"] * MIB} if "bucket_mb" in start else {}
-    return Payload(float(start.get("gradient_bytes", 0.0)), **bucket)
+    bucket: dict[str, Any] = {"bucket": start.bucket_mb * MIB} if start.bucket_mb else {}
+    return Payload(float(start.gradient_bytes or 0.0), **bucket)
 
 
-def strategy_of(start: Entry) -> Strategy | None:
+def strategy_of(start: RankStart) -> Strategy | None:
     """The strategy of a `start` line; None for one that this version does not know."""
-    return known(start.get("sync", "allreduce"))
+    return known(start.sync or "allreduce")

@@ -13,8 +13,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from boundary.run_files import Threads
+from boundary.schema import convert_what_fits
 from contract.text import seconds
-from report.files import Entry, number, only, text, time_of
+from report.files import Entry, number
 from report.read import Machine, RankRecord
 
 SHORTEST, STEPS = 15.0, 5  # seconds, median steps without one, before it is a hang
@@ -69,9 +71,9 @@ def hang_of(
     stopped = [whose for whose, process in processes.items() if process.state == "T"]
     if stopped:
         return Hang(silent, stopped, "its process is stopped")
-    if any(record.stall.get("category") in LONG for record in records):
+    if any(record.stall.category in LONG for record in records):
         return None
-    late = [record for record in records if record.stall.get("category") != WAITS]
+    late = [record for record in records if record.stall.category != WAITS]
     if len(late) == len(records):
         return None
     whose = [(record.host, record.rank) for record in late]
@@ -83,19 +85,19 @@ ALL_WAIT = "all ranks wait for each other, as if the network stood still"
 
 def why(record: RankRecord, process: Process) -> str:
     """Why a rank does not come to the sum."""
-    if record.stall.get("category") == "data":
+    if record.stall.category == "data":
         return "waits for its images"
     if process.state == "D":
         return "waits for a disk"
     if process.busy >= BUSY:
         return "computes"
-    where = record.stall.get("category")
+    where = record.stall.category
     return f"stands in `{where}`" if where else "says nothing"
 
 
 def silence(record: RankRecord, now: float) -> float:
     """Seconds since it did anything."""
-    return max(0.0, now - record.unix) + float(record.stall.get("idle", 0.0))
+    return max(0.0, now - record.unix) + record.stall.idle
 
 
 def median_step(record: RankRecord) -> float:
@@ -110,19 +112,16 @@ def process_of(machine: Machine | None, rank: int) -> Process:
     if len(samples) < STEADY:
         return Process()
     (since, first), (until, last) = samples[0], samples[-1]
-    states = {sample.get("state") for _, sample in samples}
-    wanted = sum(last.get(name, 0.0) - first.get(name, 0.0) for name in ("ran", "waited"))
+    states = {sample.state for _, sample in samples}
+    wanted = last.ran - first.ran + last.waited - first.waited
     return Process(
         state=str(states.pop() or "") if len(states) == 1 else "",
         busy=wanted / max(1e-3, until - since),
     )
 
 
-def look(line: Entry, rank: int) -> Entry:
-    """A rank's fields in a machine's line; {} where it has none."""
+def look(line: Entry, rank: int) -> Threads:
+    """What a machine's line says of a rank."""
     ranks = line.get("ranks")
     entry = ranks.get(str(rank)) if isinstance(ranks, dict) else None
-    return only(LOOK, entry) if isinstance(entry, dict) else {}
-
-
-LOOK = {"ran": time_of, "waited": time_of, "state": text}
+    return convert_what_fits(entry, Threads) or Threads()

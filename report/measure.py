@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from boundary.run_files import RankStart
 from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
 from contract.text import link_speed, seconds, size
 from report import formulas
 from report.figures import SENT
-from report.files import Entry
 from report.read import RankRecord, Run
 from report.usage import NetworkUsage
 from report.wait_rules import OWN_WORK
@@ -198,7 +198,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         for category in (*OWN_WORK, "sync_exposed")
     }
     start = records[0].start
-    world = int(start.get("world_size") or len(records))
+    world = int(start.world_size or len(records))
     pending, strategy = None, formulas.strategy_of(start)
     warm = max(map(warm_steps, records))
     if warm and not later:
@@ -230,7 +230,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         pending=pending,
         warm_steps=warm,
         warm_seconds=warm_step(records) if later else 0.0,
-        phases=Phases(start.get("epochs") or 1, start.get("warmup") or 0),
+        phases=Phases(start.epochs or 1, start.warmup or 0),
         length=length_of(start),
     )
 
@@ -315,9 +315,9 @@ def warm_step(records: list[RankRecord]) -> float:
     return seconds / steps
 
 
-def length_of(start: Entry) -> float | None:
+def length_of(start: RankStart) -> float | None:
     """Steps that the run was meant to have; None where its epochs are not known."""
-    epochs, each = start.get("epochs"), start.get("steps_per_epoch")
+    epochs, each = start.epochs, start.steps_per_epoch
     return epochs * each if epochs and each else None
 
 
@@ -355,7 +355,7 @@ def training_totals(records: Sequence[RankRecord], first: int = 0) -> tuple[floa
     for attempt in {record.attempt for record in records}:
         own = [r for r in records if r.attempt == attempt and len(r.steps) > first]
         if own:
-            world = max(len(own), int(own[0].start.get("world_size") or 0))
+            world = max(len(own), int(own[0].start.world_size or 0))
             images += world * statistics.fmean(sum(record.steps.samples[first:]) for record in own)
             seconds += statistics.fmean(sum(record.steps.total[first:]) for record in own)
     return images, seconds

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from boundary.run_files import RankStart
 from contract import runs, verbs
 from contract.errors import UserError
 from contract.options import DEFAULT_MODEL, OPTIMIZERS, option
@@ -17,7 +18,6 @@ from contract.split import node_batches, weights_of
 from contract.strategies import EXACT, WARMUP_EPOCHS
 from contract.text import millions, seconds, size
 from report.cli import NothingMeasured
-from report.files import Entry, dicts
 from report.links import link_rates, links_sentences, read_links
 from report.measure import Step, measure_step, own_speeds
 from report.predict import Basis
@@ -169,18 +169,17 @@ def read_trained(run: Run) -> Basis | None:
 def basis_of(
     run: Run, name: str, steps: tuple[Step, ...], evaluate: float, about: tuple[str, ...]
 ) -> Basis:
-    start: Entry = next((record.start for record in run.ranks if record.start), {})
-    images, pixels = start.get("train_images"), start.get("image_size")
-    precision = start.get("precision")
+    start = next((record.start for record in run.ranks if record.start), RankStart())
+    images, pixels = start.train_images, start.image_size
     return Basis(
         run=name,
-        model=str(start.get("model", "unknown")),
+        model=start.model or "unknown",
         image_size=int(pixels) if pixels else None,
         batch=node_batch(start, steps[0]),
         steps=steps,
         train_images=int(images) if images else None,
         evaluate_seconds=evaluate,
-        precision=precision if isinstance(precision, str) else None,
+        precision=start.precision,
         about=about,
     )
 
@@ -196,18 +195,18 @@ SHARED = (
 )
 
 
-def node_batch(start: Entry, step: Step) -> int:
+def node_batch(start: RankStart, step: Step) -> int:
     """BATCH of that run: its global batch divided evenly among its machines."""
-    images = start.get("global_batch") or step.images
+    images = start.global_batch or step.images
     return round(images / step.nodes)
 
 
 def read_measured(run: Run) -> Basis | None:
     """Each machine was a run of its own. For n machines the slowest of the first n counts, or the
     step that all of these do in parts by their speeds."""
-    nodes = dicts(run.plan.get("nodes"))
-    hosts = tuple(str(node.get("host")) for node in nodes)
-    shared = sum(node.get("connection") == "local" for node in nodes) > 1
+    nodes = run.plan.nodes
+    hosts = tuple(str(node.host) for node in nodes)
+    shared = sum(node.connection == "local" for node in nodes) > 1
     records = [[record for record in run.ranks if record.host == host] for host in hosts]
     own = [measure_step(replace(run, ranks=ranks), []) for ranks in records]
     known = [step for step in own if step is not None and step.payload.bytes]
@@ -215,17 +214,17 @@ def read_measured(run: Run) -> Basis | None:
         return None
     known = [replace(step, shared_machine=shared) for step in known]
     steps = tuple(in_parts(known[:n]) for n in range(1, len(known) + 1))
-    unix = run.plan.get("created_unix") or 0.0
+    unix = run.plan.created_unix or 0.0
     links = read_links(run, hosts)
-    start: Entry = run.ranks[0].start
-    data, parameters = bool(run.plan.get("data")), start.get("parameters") or 0.0
+    start = run.ranks[0].start
+    data, parameters = bool(run.plan.data), start.parameters or 0.0
     about = (
         *steps_sentences(hosts, known, unix, data, parameters),
         *(() if shared else parts_sentences(hosts, known)),
         *links_sentences(links),
     )
     forward = known[0].data + known[0].h2d + known[0].forward
-    evaluate = (start.get("eval_images") or 0.0) / known[0].images * forward
+    evaluate = (start.eval_images or 0.0) / known[0].images * forward
     name = run.folder.resolve().name
     basis = basis_of(run, name, steps, evaluate, (*about, SHARED) if shared else about)
     images = basis.train_images if data else None

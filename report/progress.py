@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from boundary.run_files import RankStart
 from report.accounting import Accounting, attempt_numbers, wall_seconds
-from report.files import Entry, number
 from report.measure import (
     has_later_steps,
     longest_attempt,
@@ -63,13 +63,12 @@ def learning_curve(run: Run, last: bool = False) -> list[Epoch]:
     epochs: dict[int, Epoch] = {}
     began = beginnings(run)
     for record in run.ranks:
-        for line in record.evaluations[-1:] if last else record.evaluations:
-            epoch = line.get("epoch")
-            if epoch is not None:
-                top1, top5 = (share_of(line.get(key)) for key in ("top1", "top5"))
-                loss, trained = (number(line.get(key)) for key in ("loss", "train_loss"))
-                seconds = began[record.attempt] + loop_began(record) + line["clock"]
-                epochs[int(epoch)] = Epoch(int(epoch) + 1, top1, top5, loss, trained, seconds)
+        for clock, line in record.evaluations[-1:] if last else record.evaluations:
+            if line.epoch is not None:
+                seconds = began[record.attempt] + loop_began(record) + clock
+                epochs[line.epoch] = Epoch(
+                    line.epoch + 1, line.top1, line.top5, line.loss, line.train_loss, seconds
+                )
     return [epochs[epoch] for epoch in sorted(epochs)]
 
 
@@ -85,14 +84,8 @@ def beginnings(run: Run) -> dict[int, float]:
 
 def loop_began(record: RankRecord) -> float:
     """Seconds from the start of an attempt to its first step."""
-    started, began = record.start.get("mono_process"), record.start.get("mono")
+    started, began = record.start.mono_process, record.start.mono
     return 0.0 if started is None or began is None else max(0.0, began - started)
-
-
-def share_of(value: object) -> float | None:
-    """The value when it is in [0, 1], else None."""
-    value = number(value)
-    return value if value is not None and 0 <= value <= 1 else None
 
 
 def time_line(run: Run) -> list[TimePoint]:
@@ -157,10 +150,10 @@ def time_left(records: Sequence[RankRecord], step: int | None, steps: int | None
     return max(0, steps - step) * max(record.clock / steps_of(record) for record in records)
 
 
-def steps_of_run(start: Entry) -> int | None:
+def steps_of_run(start: RankStart) -> int | None:
     """The number of steps of the whole run; None where it is not known, as for a trial."""
-    per_epoch, epochs = start.get("steps_per_epoch"), start.get("epochs")
-    if not per_epoch or not epochs or start.get("options", {}).get("trial"):
+    per_epoch, epochs = start.steps_per_epoch, start.epochs
+    if not per_epoch or not epochs or start.options.get("trial"):
         return None
     return int(per_epoch * epochs)
 
@@ -173,7 +166,7 @@ def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
     known.
     """
     records = longest_attempt(run.ranks)
-    per_epoch = records[0].start.get("steps_per_epoch") if records else None
+    per_epoch = records[0].start.steps_per_epoch if records else None
     if not per_epoch:
         return None
     epochs = statistics.fmean(map(steps_of, records)) / per_epoch

@@ -1,7 +1,7 @@
 """The one reader of a run's folder, while the run goes on and afterwards: status, top, the report,
 comparisons and sweeps have their figures from here. The layout is docs/run-directory.md.
 
-Each record is read through a table of its fields (report/fields.py); a line that is no record is
+Each record is read as boundary/run_files.py has it; a line that is no record is
 counted, and named in `Run.missing`. A Reader that is used again reads only what is new.
 """
 
@@ -16,24 +16,31 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from contract.errors import UserError
-from contract.records import CATEGORIES
-from report.fields import ATTEMPT, END, EVALUATION, EXIT, PLAN, STALL, START
-from report.files import (
+from boundary.run_files import (
     MOST_ATTEMPTS,
     MOST_RANKS,
+    AttemptRecord,
+    Evaluation,
+    GuardEnd,
+    RankEnd,
+    RankStart,
+    RunEnd,
+    RunPlan,
+    Stall,
+)
+from boundary.schema import convert_what_fits
+from contract.errors import UserError
+from contract.records import CATEGORIES
+from report.files import (
     Entry,
     Growing,
     count,
-    dicts,
     files_of_hosts,
     natural,
     natural_number,
     number,
-    only,
     positive,
     read_object,
-    text,
     time_of,
 )
 
@@ -135,14 +142,14 @@ class RankRecord:
     host: str
     rank: int
     attempt: int
-    start: Entry = field(default_factory=dict)
-    end: Entry = field(default_factory=dict)
+    start: RankStart = field(default_factory=RankStart)
+    end: RankEnd = field(default_factory=RankEnd)
     seconds: dict[str, float] = field(default_factory=dict)  # by category, over all lines
     steps: StepColumns = field(default_factory=StepColumns)
-    evaluations: list[Entry] = field(default_factory=list)
+    evaluations: list[tuple[float, Evaluation]] = field(default_factory=list)
     # Lines that are no steps: the loop's clock at their end, seconds by category.
     beside: deque[tuple[float, dict[str, float]]] = field(default_factory=newest)
-    stall: Entry = field(default_factory=dict)  # where it stands, if that is its last line
+    stall: Stall = field(default_factory=Stall)  # where it stands, if that is its last line
     stands: bool = False  # its time has not come yet
     stalls: deque[tuple[float, float]] = field(default_factory=newest)  # since when, how long
     unix: float = field(default=0.0, repr=False)  # when the file here grew, by this machine's clock
@@ -198,11 +205,11 @@ class Run:
     """The files of one run. Hosts are inventory names."""
 
     folder: Path
-    plan: Entry
-    attempts: list[Entry]
+    plan: RunPlan
+    attempts: list[AttemptRecord]
     status: str | None
     ranks: list[RankRecord]
-    exits: dict[tuple[str, int], Entry]  # (host, attempt) -> how the guard ended
+    exits: dict[tuple[str, int], GuardEnd]  # (host, attempt) -> how the guard ended
     machines: dict[str, Machine]
     missing: list[str]  # sentences
 
@@ -210,13 +217,13 @@ class Run:
     def is_trainer(self) -> bool:
         """Whether our trainer ran, which has make's variables and is about images; else a script
         of the user's."""
-        return not self.plan.get("script")
+        return not self.plan.script
 
     @property
     def program(self) -> list[str]:
         """The script and its arguments, as they were typed; [] of our trainer."""
-        script = self.plan.get("script") or {}
-        return [*script.get("words", ()), *script.get("arguments", ())]
+        script = self.plan.script
+        return [*script.words, *script.arguments] if script else []
 
     @property
     def untimed(self) -> bool:
@@ -226,7 +233,7 @@ class Run:
     @property
     def hosts(self) -> list[str]:
         """All hosts that were planned or left a trace, by node rank where it is known."""
-        planned = [node["host"] for node in self.plan.get("nodes", []) if "host" in node]
+        planned = [node.host for node in self.plan.nodes if node.host is not None]
         recorded = {record.host for record in self.ranks} | {host for host, _ in self.exits}
         recorded |= set(self.machines)
         return planned + sorted(recorded - set(planned), key=natural)
@@ -234,8 +241,8 @@ class Run:
     @property
     def nodes_per_machine(self) -> dict[str, int]:
         """Host -> how many nodes are processes of its machine (connection `local`)."""
-        nodes = self.plan.get("nodes", [])
-        local = [n["host"] for n in nodes if n.get("connection") == "local" and "host" in n]
+        nodes = [node for node in self.plan.nodes if node.connection == "local"]
+        local = [node.host for node in nodes if node.host is not None]
         return {host: len(local) for host in local}
 
     @property
@@ -252,13 +259,6 @@ class Run:
 def attempt_of(entry: Entry) -> int:
     """The attempt that a line or an entry belongs to; the first, where it does not say."""
     return count(entry.get("attempt"), MOST_ATTEMPTS) or 1
-
-
-def clean_attempts(ended: Entry) -> list[Entry]:
-    """The entries of attempts.json; those without a list of machines have an empty one."""
-    entries = dicts(ended.get("attempts"))[:MOST_ATTEMPTS]
-    usual: Entry = {"nodes": [], "wall_seconds": None}
-    return [{**usual, **only(ATTEMPT, entry), "attempt": attempt_of(entry)} for entry in entries]
 
 
 def read_run(folder: Path) -> Run:
@@ -278,7 +278,7 @@ class Reader:
         self._files: dict[Path, Growing] = {}
         self._ranks: dict[tuple[int, int, str], RankRecord] = {}
         self._machines: dict[str, Machine] = {}
-        self._exits: dict[tuple[str, int], Entry] = {}
+        self._exits: dict[tuple[str, int], GuardEnd] = {}
         self._faults: dict[str, str] = {}  # what could not be read of whom, a sentence each
         self._share = MOST_STEPS  # of a rank in all attempts
         self._more: set[tuple[int, int, str]] = set()  # ranks and attempts beyond MOST_RECORDS
@@ -298,7 +298,8 @@ class Reader:
                 f"{folder} is not a run directory: it has neither plan.json nor nodes/. "
                 "Give the folder of one run."
             )
-        known = only(PLAN, plan)
+        known = convert_what_fits(plan, RunPlan)
+        end = convert_what_fits(ended, RunEnd)
         files = files_of_hosts(nodes)
         share = MOST_STEPS // max(1, len(ranks_of(files)))
         if share != self._share:
@@ -315,8 +316,8 @@ class Reader:
         run = Run(
             folder=folder,
             plan=known,
-            attempts=clean_attempts(ended),
-            status=text(ended.get("status")),
+            attempts=end.attempts,
+            status=end.status,
             ranks=[self._ranks[key] for key in sorted(self._ranks)],
             exits=self._exits,
             machines=self._machines,
@@ -364,7 +365,7 @@ class Reader:
             machine.parts.append(lambda: of_attempt(Growing(path), attempt))
         last = Growing(path).last() if (host, attempt) not in self._exits else None
         if last and last.get("kind") == "exit":
-            self._exits[host, attempt] = exit_of(last)
+            self._exits[host, attempt] = convert_what_fits(last, GuardEnd)
         machine.unix = max(machine.unix, path.stat().st_mtime)
         if recent:
             for line in of_attempt(self._files[path], attempt):
@@ -395,23 +396,15 @@ def of_attempt(file: Growing, attempt: int) -> Iterator[Entry]:
         yield {**line, "attempt": attempt}
 
 
-def exit_of(entry: Entry) -> Entry:
-    """When a guard began and ended, and the `ranks` that it had."""
-    workers = entry.get("workers")
-    names = list(workers)[:MOST_RANKS] if isinstance(workers, dict) else []
-    numbers = [int(name) for name in names if re.fullmatch("[0-9]{1,9}", name)]
-    return {**only(EXIT, entry), "ranks": sorted({n for n in numbers if n < MOST_RANKS})}
-
-
 def fold(record: RankRecord, line: Entry) -> None:
     """Adds one line of a rank to its record."""
     kind = line.get("kind")
-    record.stall = only(STALL, line) if kind == "stall" else {}
+    record.stall = convert_what_fits(line, Stall) if kind == "stall" else Stall()
     if kind == "stall":
         record.stands = True
         return
     if kind == "start":
-        record.start = only(START, line)
+        record.start = convert_what_fits(line, RankStart)
         return
     seconds = clean_seconds(line.get("seconds"))
     add(record.seconds, seconds)
@@ -422,12 +415,12 @@ def fold(record: RankRecord, line: Entry) -> None:
         return
     record.beside.append((record.clock, seconds))
     if kind == "evaluate":
-        scores = {**dict.fromkeys(EVALUATION), **only(EVALUATION, line)}
-        if scores["epoch"] is not None:
+        scores = convert_what_fits(line, Evaluation)
+        if scores.epoch is not None:
             del record.evaluations[MOST_BESIDE - 1 :]  # of too many the last one is kept, too
-            record.evaluations.append({**scores, "clock": record.clock})
+            record.evaluations.append((record.clock, scores))
     if kind == "end":
-        record.end = only(END, line)
+        record.end = convert_what_fits(line, RankEnd)
 
 
 def fold_stall(record: RankRecord, kind: object, longest: float | None, spent: float) -> None:

@@ -24,11 +24,11 @@ def train_line(
     """`make train ...` as it was typed, with other `words` in the place of its own; `args`: the
     trainer's words, if not the run's own. None for a run that make did not start, and for a script
     with words that are our trainer's."""
-    options, trainers = run.plan.get("options"), set(words or ()) - {"NODES"}
+    options, trainers = run.plan.options, set(words or ()) - {"NODES"}
     if options is None or (trainers and not run.is_trainer):
         return None
     # NODES as it was typed: a machine may have been away, and those that trained be others.
-    nodes = natural_number(options.get("nodes")) or len(run.plan.get("nodes") or run.hosts)
+    nodes = natural_number(options.get("nodes")) or len(run.plan.nodes or run.hosts)
     typed: dict[str, object] = {"NODES": nodes}
     for name in verbs.VERBS["train"].variables:
         value = options.get(name.lower())
@@ -37,13 +37,8 @@ def train_line(
         if name not in OWN and value and value != DEFAULT_INVENTORY:
             typed[name] = 1 if value is True else value
     typed.update(words or {})
-    typed["ARGS"] = shlex.join(own_args(run) if args is None else args)
+    typed["ARGS"] = shlex.join(run.plan.trainer_words if args is None else args)
     return verbs.line("train", **typed)
-
-
-def own_args(run: Run) -> list[str]:
-    """The trainer's own words, as ARGS had them."""
-    return list(run.plan.get("options", {}).get("trainer", ()))
 
 
 @dataclass(frozen=True)

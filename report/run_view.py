@@ -12,7 +12,6 @@ from contract.text import millions, percent, pluralize, seconds, three_digits
 from report import differences, tables
 from report.analysis import Analysis
 from report.bottleneck import parts
-from report.files import number
 from report.measure import Step, own_speeds, slowest, unsummed_steps
 from report.read import Run
 from report.rerun import train_line
@@ -97,20 +96,20 @@ def setup(analysis: Analysis) -> list[str]:
         program(analysis),
         f"{pluralize(summary['nodes'], 'node')} ({pluralize(summary['world_size'], 'rank')})",
     ]
-    parameters, micro_batches = (number(start.get(key)) for key in ("parameters", "accumulate"))
+    parameters, micro_batches = start.parameters, start.accumulate
     words += [f"{millions(parameters)} parameters"] if parameters else []
-    words += [f"{start['image_size']} px"] if start.get("image_size") else []
-    if start.get("global_batch"):
+    words += [f"{start.image_size} px"] if start.image_size else []
+    if start.global_batch:
         several = micro_batches is not None and micro_batches > 1
         micro = f" in {micro_batches:.0f} micro-batches" if several else ""
-        words.append(f"batch {start['global_batch']}{micro}")
-    words += [str(start["precision"])] if start.get("precision") else []
+        words.append(f"batch {start.global_batch}{micro}")
+    words += [start.precision] if start.precision else []
     if summary["sync"] or analysis.run.is_trainer:
         words.append(f"sync {summary['sync'] or 'unknown'}")
-    words += [str(start["device"])] if start.get("device") else []
-    words += [f"torch {start['torch']}"] if start.get("torch") else []
+    words += [start.device] if start.device else []
+    words += [f"torch {start.torch}"] if start.torch else []
     # A CPU whose instructions the environment denies oneDNN is slower than it could be.
-    limit = start.get("instructions", {}).get("onednn_limit")
+    limit = start.instructions.onednn_limit
     return words + ([f"oneDNN limited to {limit}"] if limit else [])
 
 
@@ -118,7 +117,7 @@ def program(analysis: Analysis) -> str:
     """The model, or the script with its arguments."""
     if not analysis.run.is_trainer:
         return shlex.join(analysis.run.program)
-    return str(analysis.start.get("model") or analysis.run.plan.get("model") or "unknown model")
+    return analysis.start.model or analysis.run.plan.model or "unknown model"
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str]]:
@@ -178,8 +177,8 @@ def ranks_apart(run: Run) -> str | None:
         return not_summed(steps)
     last = max((attempt for _, attempt in run.exits), default=0)
     for (host, attempt), end in run.exits.items():
-        if attempt == last and end.get("only_received"):
-            return f"{host}: {only_received(end['only_received'])}"
+        if attempt == last and end.only_received:
+            return f"{host}: {only_received(end.only_received)}"
     return None
 
 
@@ -344,8 +343,8 @@ def evaluation_section(analysis: Analysis) -> Section:
 
 def restarts(analysis: Analysis) -> tuple[Mark, ...]:
     """Marks at the epochs at which later attempts resumed."""
-    images = analysis.start.get("train_images")
-    samples = [entry.get("resumed_samples") or 0.0 for entry in analysis.run.attempts[1:]]
+    images = analysis.start.train_images
+    samples = [entry.resumed_samples or 0.0 for entry in analysis.run.attempts[1:]]
     return tuple(Mark(count / images, "restart") for count in samples) if images else ()
 
 
@@ -368,12 +367,12 @@ def attempt_section(analysis: Analysis) -> Section:
 def run_section(analysis: Analysis) -> Section:
     """What identifies the run: its command, when, which code, and which machines."""
     run, plan = analysis.run, analysis.run.plan
-    unix = plan.get("created_unix") or analysis.start.get("unix")
-    why, prediction = plan.get("precision_why"), analysis.summary["predicted"]
+    unix = plan.created_unix or analysis.start.unix
+    why, prediction = plan.precision_why, analysis.summary["predicted"]
     rows = {
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix)) if unix else "",
-        "revision": differences.code_of(plan) if plan.get("code_sha256") else "",
-        "precision": f"{plan.get('precision')}: {why}" if why and why != "as asked" else "",
+        "revision": differences.code_of(plan) if plan.code_sha256 else "",
+        "precision": f"{plan.precision}: {why}" if why and why != "as asked" else "",
         "make plan said": f"{prediction['images_per_second']:.1f} images/s" if prediction else "",
         **differences.machines(analysis),
     }

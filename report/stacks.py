@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from boundary.run_files import MOST_RANKS
 from contract.text import seconds
-from report.files import MOST_RANKS, Entry, natural_number, text, time_of
+from report.files import Entry, natural_number, text, time_of
 from report.read import Machine
 
 LEAST = 5.0  # seconds of silence: those who were asked for another's failure stand anywhere

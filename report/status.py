@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from boundary.run_files import MachineLine, RankStart
+from boundary.schema import convert_what_fits
 from contract.errors import UserError
 from contract.text import percent, seconds, three_digits
 from report.bottleneck import parts
-from report.fields import ranks as numbers_of_ranks
 from report.figures import (
     CPU,
     DISK,
@@ -31,7 +32,7 @@ from report.figures import (
     is_oversubscribed,
     sample_of,
 )
-from report.files import Entry, number, time_of
+from report.files import Entry, time_of
 from report.hang import Hang, hang_of
 from report.measure import (
     LEAST_STEPS,
@@ -141,18 +142,16 @@ class Follower:
         except UserError:
             return None
         self.machines = run.machines
-        attempt = max(
-            [*(r.attempt for r in run.ranks), *(e["attempt"] for e in run.attempts)] or [1]
-        )
+        attempt = max([*(r.attempt for r in run.ranks), *(e.attempt for e in run.attempts)] or [1])
         records = [record for record in run.ranks if record.attempt == attempt]
         if not run.machines and not records:
             return None
-        start = next((record.start for record in records if record.start), {})
+        start = next((record.start for record in records if record.start), RankStart())
         recent = [record.last(RECENT) for record in records]
-        epochs, steps = start.get("epochs"), steps_of_run(start)
+        epochs, steps = start.epochs, steps_of_run(start)
         stepped = [record for record in records if len(record.steps)]
         step = max((record.steps.step[-1] for record in stepped), default=None)
-        world = int(number(start.get("world_size")) or len(records))
+        world = start.world_size or len(records)
         machines = [
             machine_now(run.machines[host], [record for record in stepped if record.host == host])
             for host in run.hosts
@@ -228,14 +227,15 @@ def machine_now(machine: Machine, records: Sequence[RankRecord] = ()) -> Machine
         figures |= busiest
     for gpu in values[GPU].values():
         figures |= {figure: max(value, figures.get(figure, value)) for figure, value in gpu.items()}
+    notes = convert_what_fits(last, MachineLine)
     return MachineNow(
         host=machine.host,
         age=max(0.0, time.time() - machine.unix),
         step=max((record.steps.step[-1] for record in records), default=None),
         figures=figures,
         gpus=values[GPU],
-        alone=numbers_of_ranks(last.get("alone")),
-        only_received=number(last.get("only_received")),
+        alone=notes.alone,
+        only_received=notes.only_received,
     )
 
 

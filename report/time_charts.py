@@ -12,7 +12,6 @@ from statistics import fmean
 from contract.text import seconds
 from report.analysis import Analysis
 from report.figures import DISK, FIGURES, GPU, INTERFACE, MACHINE
-from report.files import Entry
 from report.hang import SHORTEST
 from report.measure import longest_attempt
 from report.usage import Usage
@@ -40,8 +39,7 @@ def marks_of(analysis: Analysis) -> tuple[Mark, ...]:
         if length >= max(SHORTEST, before):
             longest[round(clock / NEAR)] = clock, length
     marks += [Mark(clock, f"no step for {seconds(length)}") for clock, length in longest.values()]
-    entry: Entry = next((e for e in analysis.run.attempts if e["attempt"] == attempt), {})
-    if entry.get("status") == "failed":
+    if any(e.attempt == attempt and e.status == "failed" for e in analysis.run.attempts):
         marks.append(Mark(max(record.clock for record in records), "failure"))
     return tuple(sorted(marks)[:MOST_MARKS])
 

@@ -8,8 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 
+from boundary.run_files import MOST_THINGS, Interface, MachineLine, Peer
+from boundary.schema import convert_what_fits
 from contract.errors import UserError
-from report.fields import Fields
 from report.figures import (
     CPU,
     DISK,
@@ -24,7 +25,6 @@ from report.figures import (
     MACHINE,
     MEAN,
     MOST,
-    MOST_THINGS,
     QUEUED,
     RANKS_CPU,
     RECEIVED,
@@ -36,12 +36,12 @@ from report.figures import (
     Ratio,
     Sample,
     Thing,
-    grown,
+    increase,
     intervals,
     is_oversubscribed,
     sample_of,
 )
-from report.files import Entry, natural, number, only, positive, text, time_of
+from report.files import Entry, natural
 from report.read import RankRecord, Run
 from report.windows import Points, Series, Window, loop_windows, within
 
@@ -196,7 +196,6 @@ def skip_on_error(run: Run, host: str) -> Iterator[None]:
 
 USUAL = 1.0  # seconds between two lines
 SAMPLED = (DISK, GPU)  # which the recorder gives for the time since the line before; else counters
-CARD: Fields = {"tx_bytes": number, "interface": text, "speed_mbit": positive}
 
 
 class Loop:
@@ -210,7 +209,7 @@ class Loop:
         self.seconds: dict[Thing, float] = defaultdict(float)
         self.sums: dict[Thing, dict[Figure, Sum]] = defaultdict(dict)
         # Its interface, with the time: first, first after the warm-up, and last.
-        self.cards: dict[str, tuple[float, Entry]] = {}
+        self.cards: dict[str, tuple[float, Interface]] = {}
         self.data_disk: str | None = None
         self.share_kinds: dict[str, str] = {}
 
@@ -243,14 +242,13 @@ class Loop:
 
     def note_names(self, mono: float, line: Entry) -> None:
         """What a line says beside figures."""
-        self.data_disk = text(line.get("data_disk")) or self.data_disk
-        mounts, card = line.get("mounts"), line.get("card")
-        for name, mount in list(mounts.items())[:MOST_THINGS] if isinstance(mounts, dict) else ():
-            kind = text(mount.get("type")) if isinstance(mount, dict) else None
-            if kind and (SHARE, name) in self.sums:
-                self.share_kinds[name] = kind
-        if isinstance(card, dict):
-            seen = mono, {**only(CARD, card), "peers": peers(card.get("peers"))}
+        names = convert_what_fits(line, MachineLine)
+        self.data_disk = names.data_disk or self.data_disk
+        for name, mount in names.mounts.items():
+            if mount.type and (SHARE, name) in self.sums:
+                self.share_kinds[name] = mount.type
+        if names.card is not None:
+            seen = mono, names.card
             self.cards.setdefault("first", seen)
             if mono >= self.window.after_warm_up.start:
                 self.cards.setdefault("warm", seen)
@@ -290,10 +288,10 @@ class Loop:
 
     def network_usage(self, thing: Thing) -> NetworkUsage:
         usage, last = self.usage_of(thing), self.cards["last"][1]
-        named = replace(usage, name=last.get("interface", "?"))
+        named = replace(usage, name=last.interface or "?")
         return NetworkUsage(
             **vars(named),
-            speed_mbit=last.get("speed_mbit"),
+            speed_mbit=last.speed_mbit,
             shared_by=self.shared_by,
             sent_per_step=self.sent_per_step(),
             sent_to=peer_traffic(self.cards["first"][1], last),
@@ -307,28 +305,18 @@ class Loop:
             return None
         (began, first), (ended, last) = self.cards["warm"], self.cards["last"]
         steps = window.steps * (ended - began) / window.seconds
-        sent = grown(Interval(first, last, 0.0), "tx_bytes") / self.shared_by
+        sent = increase(first.tx_bytes, last.tx_bytes) / self.shared_by
         return sent / steps if steps >= 1 else None
 
 
-MOST_PEERS = 256  # of a machine
-PEER: Fields = {"from": text, "sent": number, "busy": time_of}
-
-
-def peers(value: object) -> dict[str, Entry]:
-    """Address -> what was sent there."""
-    named = list(value.items())[:MOST_PEERS] if isinstance(value, dict) else []
-    entries = {name: only(PEER, entry) for name, entry in named if isinstance(entry, dict)}
-    return {name: entry for name, entry in entries.items() if len(entry) == len(PEER)}
-
-
-def peer_traffic(first: Entry, last: Entry) -> dict[str, tuple[str, float, float]]:
+def peer_traffic(first: Interface, last: Interface) -> dict[str, tuple[str, float, float]]:
     """NetworkUsage.sent_to, from the samples at both ends of the loop."""
-    none: Entry = {"sent": 0.0, "busy": 0.0}
     traffic = {}
-    for peer, now in last["peers"].items():
-        came = Interval(first["peers"].get(peer, none), now, 0.0)
-        traffic[peer] = (now["from"], grown(came, "sent"), grown(came, "busy"))
+    for address, now in last.peers.items():
+        if now.source is not None and None not in (now.sent, now.busy):
+            before = first.peers.get(address, Peer(sent=0.0, busy=0.0))
+            sent, busy = increase(before.sent, now.sent), increase(before.busy, now.busy)
+            traffic[address] = (now.source, sent, busy)
     return traffic
 
 
@@ -351,10 +339,10 @@ def gpu_joules(run: Run, uses: list[Usage]) -> float | None:
     are missing: its images would count without its energy."""
     trained = {record.attempt for record in run.ranks}
     wanted = {
-        (host, entry["attempt"])
+        (host, entry.attempt)
         for entry in run.attempts
-        if entry["attempt"] in trained
-        for host in entry["nodes"]
+        if entry.attempt in trained
+        for host in entry.nodes
     }
     wanted |= {(record.host, record.attempt) for record in run.ranks}
     joules = {(use.host, use.attempt, use.name): use.joules for use in uses}
@@ -394,18 +382,17 @@ def _of_guards(run: Run) -> list[MemoryUsage]:
     last = max((attempt for _, attempt in run.exits), default=0)
     ended = {host: entry for (host, which), entry in run.exits.items() if which == last}
     return [
-        MemoryUsage(host, "host", len(entry["ranks"]), max(peaks), None)
+        MemoryUsage(host, "host", len(entry.ranks), max(peaks), None)
         for host, entry in ended.items()
-        if (peaks := entry.get("peak_memory_bytes"))
+        if (peaks := entry.peak_memory_bytes.values())
     ]
 
 
 def _of_machine(host: str, records: list[RankRecord]) -> MemoryUsage:
-    peaks, bad = (
-        [value for record in records if (value := number(record.end.get(key))) is not None]
-        for key in ("peak_memory_bytes", "bad_images")
-    )
-    device = str(records[0].start.get("device", "?"))
+    ends = [record.end for record in records]
+    peaks = [end.peak_memory_bytes for end in ends if end.peak_memory_bytes is not None]
+    bad = [end.bad_images for end in ends if end.bad_images is not None]
+    device = records[0].start.device or "?"
     return MemoryUsage(
         host, device, len(records), max(peaks, default=None), sum(bad) if bad else None
     )

@@ -39,14 +39,14 @@ def loop_windows(run: Run) -> dict[str, list[Window]]:
     script whose steps nobody timed has the time of its guard."""
     windows: dict[str, list[Window]] = {}
     for (host, attempt), entry in run.exits.items() if run.untimed else ():
-        began, exit_time = entry.get("mono_start"), entry.get("mono_end")
+        began, exit_time = entry.mono_start, entry.mono_end
         if began is not None and exit_time is not None and exit_time > began:
             windows.setdefault(host, []).append(Window(attempt, began, exit_time, 0))
     for record in run.ranks:
-        start = record.start.get("mono")
+        start = record.start.mono
         if start is None or any(w.attempt == record.attempt for w in windows.get(record.host, [])):
             continue
-        end = record.end.get("mono")
+        end = record.end.mono
         end = start + sum(record.seconds.values()) if end is None else end
         if end > start:
             columns = record.steps

@@ -24,8 +24,8 @@ from launcher.watch.attempts import Attempts, write_json
 from launcher.watch.failures import Failure
 from launcher.watch.watch import Outcome
 from launcher.workloads.trainer import Trainer
-from report import fields, read
-from report.files import text, time_of
+from report import read
+from report.files import time_of
 from tests import run_directory
 from tests.trainer_ranks import make_images
 from tests.unit.launcher.guard_client import Client, workers
@@ -74,12 +74,12 @@ def made(tmp_path_factory):
     return Made(folder, scratch)
 
 
-def lost(reader, entry):
+def lost(record, written):
     """The fields that a reader knows and does not get; one that was written as null has arrived."""
     return {
         name
-        for name, read in reader.items()
-        if name not in entry or (entry[name] is not None and read(entry[name]) is None)
+        for name in record.__struct_fields__
+        if name not in written or (written[name] and not getattr(record, name))
     }
 
 
@@ -139,15 +139,17 @@ def plan_written(made):
 
 def planned(made):
     one = plan_written(made)
-    found = read.read_run(made.scratch)
-    inner = {"host": text, "connection": text, "ranks": fields.ranks}
-    parts = [name for node in found.plan["nodes"] for name in lost(inner, node)]
+    found, written = (
+        read.read_run(made.scratch).plan,
+        json.loads((made.scratch / "plan.json").read_text()),
+    )
+    parts = [name for pair in zip(found.nodes, written["nodes"]) for name in lost(*pair)]
     asked = document(one.options)
-    options = found.plan["options"].items()
+    options = found.options.items()
     gone = {name for name, value in options if tuple_of(asked[name]) != tuple_of(value)}
-    without = {"nodes"} if [len(node["ranks"]) for node in found.plan["nodes"]] != [1, 1] else set()
-    trainers = {"script": None, **found.plan}  # of the trainer's run there is none
-    return {*lost(fields.PLAN, trainers), *parts, *gone, *without}
+    without = {"nodes"} if [len(node.ranks) for node in found.nodes] != [1, 1] else set()
+    trainers = {"script": None, **written}  # of the trainer's run there is none
+    return {*lost(found, trainers), *parts, *gone, *without}
 
 
 def tuple_of(value):
@@ -163,8 +165,11 @@ def attempted(made):
     mine.end(Outcome("failed", cause, 2.0, [], {}))
     mine.close("failed")
     mine.say_how("type it again")
-    (entry,) = read.clean_attempts(json.loads(path.read_text()))
-    missing = lost(fields.ATTEMPT, entry) | lost(fields.CAUSE, entry["first_cause"])
+    (entry,), (written,) = (
+        read.read_run(made.scratch).attempts,
+        json.loads(path.read_text())["attempts"],
+    )
+    missing = lost(entry, written) | lost(entry.first_cause, written["first_cause"])
     again = Attempts(made.scratch)
     return missing | (
         {"attempts"} if (again.list, again.status) != (mine.list, "failed") else set()

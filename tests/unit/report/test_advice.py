@@ -5,6 +5,7 @@ import dataclasses
 
 import pytest
 
+from boundary.run_files import RankStart
 from contract import prices
 from report.advice import NONE, advise, family_of
 from report.analysis import analyse
@@ -25,9 +26,10 @@ def test_processes_of_one_machine_are_told_nothing_of_strategies(tmp_path):
     inner = dataclasses.replace(step, nodes=1, world=4, network=0.1, rate=None)
     assert real_rate(inner, []) is None
     assert not any(
-        "SYNC" in one.change for one in advise(inner, "network", {}, ResourceUsage()).remedies
+        "SYNC" in one.change
+        for one in advise(inner, "network", RankStart(), ResourceUsage()).remedies
     )
-    assert advise(None, "none", {}, ResourceUsage()) == NONE
+    assert advise(None, "none", RankStart(), ResourceUsage()) == NONE
 
 
 def test_a_run_that_had_asked_for_parts_by_speed_did_not_know_these_speeds(tmp_path):
@@ -52,7 +54,7 @@ def test_advice_counts_the_warm_up_of_a_run_as_long(tmp_path):
 
 def test_an_optimizer_that_is_no_name_ends_no_report(tmp_path):
     step = advised(tmp_path, **BOTTLENECKS["network"]).step
-    assert family_of(step, {"options": {"optimizer": ["adamw"]}}) == prices.SGD
+    assert family_of(step, RankStart(options={"optimizer": ["adamw"]})) == prices.SGD
 
 
 @pytest.mark.parametrize(

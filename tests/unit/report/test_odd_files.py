@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from boundary import run_files
+from boundary.run_files import MOST_PEERS
 from launcher.watch import attempts
 from report import files, read
 from report.__main__ import main
@@ -23,7 +25,6 @@ from report.analysis import analyse
 from report.figures import MOST_THINGS
 from report.status import Follower, machine_document, section_of
 from report.text import section_lines
-from report.usage import MOST_PEERS
 from tests.fuzz import PLAIN, WHOLE, damaged, many, odd
 from tests.unit.report.report_runs import RunBuilder, change, change_lines
 
@@ -100,7 +101,8 @@ def reported(run):
         json.loads((run / "summary.json").read_text(), parse_constant=pytest.fail)
         assert len((run / "report.html").read_bytes()) < 300_000
         found = read.read_run(run)
-        json.dumps([found.plan, found.attempts, found.status, found.missing], allow_nan=False)
+        plain = to_builtins([found.plan, found.attempts, found.status, found.missing])
+        json.dumps(plain, allow_nan=False)
         assert all(isinstance(host, str) for host in found.hosts)
         assert "records cannot be read" not in str(found.missing)
     return said
