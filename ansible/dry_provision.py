@@ -16,13 +16,14 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Literal, Union
+from typing import Any, Literal, NamedTuple, Union
 
 import yaml
-from msgspec import UNSET, Struct, UnsetType, defstruct, to_builtins
+from msgspec import UNSET, Struct, UnsetType, defstruct, structs, to_builtins
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
+from boundary.facts import DRIVER, PlanFacts, ShellFacts
 from boundary.schema import Integer, Text
 from contract import interrupts
 from contract.errors import UserError
@@ -62,69 +63,91 @@ Setting = defstruct(
 )
 
 
-class Facts(dict):
-    """A machine's facts; where one is missing, UserError says which."""
+# What files of facts of an older form lack.
+SINCE = {"held", "held_by_us", "signing_key"}
 
-    def __missing__(self, name):
-        raise UserError(
-            f"tandem: the facts of {self.get('host', 'a machine')} lack {name!r}: they are of an "
-            "older form, or incomplete. Save them anew: .venv/bin/python ansible/dry_provision.py "
-            "--save FILE"
-        )
+
+class Machine(NamedTuple):
+    host: str
+    settings: dict[str, Any]
+    facts: ShellFacts | None  # PlanFacts; of one that role reach set aside what its shell said
 
 
 def rows(entries, table, bundle):
     """[{"host", "what", "lines"}]: everything that would be installed, machine by machine.
 
-    A machine of which only its "host" is known could not be asked.
-    entries: [{"facts", "settings"}], one per machine; `stack` and the settings of toolkit and apex
-    are the cluster's, and taken from the first. bundle: the folder in which files are looked for.
-    Raises PlanError if no stack fits.
+    entries: [{"facts", "settings"}], one per machine; of one that could not be asked only its
+    "host" is known. `stack` and the settings of toolkit and apex are the cluster's, and taken from
+    the first. bundle: the folder in which files are looked for. Raises PlanError if no stack fits,
+    UserError where facts lack one that the plan is made by.
     """
-    refused = _refusals([entry["facts"] for entry in entries])
+    machines = list(map(_machine, entries))
+    refused = _refusals([machine.facts for machine in machines if machine.facts])
     printed = [
         {"host": host, "what": "system",
          "lines": [f"REFUSED: {row['cause']}", f"remedy: {row['remedy']}"]}
         for host, row in refused.items()
     ]  # fmt: skip
     outside = [host for host, row in refused.items() if row["fault"] not in looks.REMEDIABLE]
-    members = [entry["facts"]["host"] for entry in entries if entry["facts"]["host"] not in outside]
-    entries = [entry for entry in entries if entry["facts"]["host"] not in refused]
-    entries = [entry for entry in entries if set(entry["facts"]) != {"host"}]
-    if not entries and not printed:
+    members = [machine.host for machine in machines if machine.host not in outside]
+    machines = [machine for machine in machines if machine.facts and machine.host not in refused]
+    if not machines and not printed:
         raise PlanError(f"{', '.join(members)}: no machine answered, so nothing can be planned")
-    if not entries:
+    if not machines:
         return printed
-    machines = [entry["facts"] for entry in entries]
-    chosen = entries[0]["settings"]
+    for machine in machines:
+        if not isinstance(machine.facts, PlanFacts):
+            raise _lacks(machine.host, "gpus")
+    known = [machine.facts for machine in machines]
+    chosen = machines[0].settings
     try:
-        stack = stacks.resolve(machines, chosen["stack"], table, members, chosen.get("kept"))
+        stack = stacks.resolve(known, chosen["stack"], table, members, chosen.get("kept"))
     except PlanError as error:
         reasons = [*map(preflight.text, refused.values()), str(error)]
         raise PlanError(". ".join(reasons)) from None
     wanted = {name: chosen[name] for name in ("toolkit", "apex", "apex_extensions")}
-    plans = toolkit.toolkit_plan(machines, stack, wanted, table)
-    for entry in entries:
-        facts = entry["facts"]
-        own = plans[facts["host"]]
+    plans = toolkit.toolkit_plan(known, stack, wanted, table)
+    for host, settings, facts in machines:
+        own = plans[host]
         parts = [
             ("cards", _cards(facts, table)),
             ("stack", [f"{stack['name']}: {stack['reason']}"]),
-            ("driver", _driver(entry, stack, table, bundle)),
+            ("driver", _driver(facts, settings, stack, table, bundle)),
             *_toolkit(own["toolkit"], own["found"], bundle),
-            *_environment(entry, stack),
+            *_environment(facts, settings, stack),
             *_apex(own["apex"], bundle),
         ]
-        printed += [{"host": facts["host"], "what": what, "lines": lines} for what, lines in parts]
+        printed += [{"host": host, "what": what, "lines": lines} for what, lines in parts]
     return printed
 
 
-def _refusals(machines):
+def _machine(entry):
+    facts, settings = entry["facts"], entry["settings"]
+    host = reading.read(facts["host"], Text, "a machine.host")
+    if set(facts) == {"host"}:
+        return Machine(host, settings, None)
+    kind = PlanFacts if "gpus" in facts else ShellFacts
+    needed = {part.name for part in structs.fields(kind) if part.required}
+    needed |= {*DRIVER} - SINCE if kind is PlanFacts else set()
+    lacking = sorted(needed - set(facts))
+    if lacking:
+        raise _lacks(host, lacking[0])
+    counted = {"gpus_counted": reading.counted(settings.get("gpus"), host)}
+    return Machine(host, settings, reading.read({**facts, **counted}, kind, host))
+
+
+def _lacks(host, name):
+    return UserError(
+        f"tandem: the facts of {host} lack {name!r}: they are of an older form, or incomplete. "
+        "Save them anew: .venv/bin/python ansible/dry_provision.py --save FILE"
+    )
+
+
+def _refusals(answering):
     """{host: finding} of those that nothing can provision, as role reach refuses them."""
-    answering = [facts for facts in machines if set(facts) != {"host"}]
     # Of a machine that reach set aside no more is known than what its shell said; on the others
     # modules ran, whichever Ansible's they were.
-    examined = {facts["host"] for facts in answering if "gpus" in facts}
+    examined = {facts.host for facts in answering if isinstance(facts, PlanFacts)}
     first = {}
     for row in looks.unfit(answering, importlib.metadata.version("ansible-core")):
         if row["host"] not in examined or row["fault"] not in looks.REMEDIABLE:
@@ -135,8 +158,8 @@ def _refusals(machines):
 def _cards(facts, table):
     parting = [device for device, _ in stacks.participating_gpus(facts, table)]
     names = [_card(device, parting, table) for device in stacks.nvidia_devices(facts)]
-    system = f"{facts['distribution'].capitalize()} {facts['release']}, kernel {facts['kernel']}"
-    gcc = f"gcc {facts['gcc']}" if facts["gcc"] else "no gcc"
+    system = f"{facts.distribution.capitalize()} {facts.release}, kernel {facts.kernel}"
+    gcc = f"gcc {facts.gcc}" if facts.gcc else "no gcc"
     hidden = stacks.hidden_gpu(facts)
     names += [hidden[0]] if hidden else []
     return [*(names or ["no card of NVIDIA's"]), f"{system}, {gcc}"]
@@ -155,10 +178,10 @@ def _card(device, parting, table):
     return f"{row['name']} {device}, takes no part: {own}"
 
 
-def _driver(entry, stack, table, bundle):
+def _driver(facts, settings, stack, table, bundle):
     files = (bundle / "installers" / stack["name"]).glob("*.run")
-    wanted = driver.driver_wanted(entry["settings"], [path.name for path in files])
-    plan = driver.driver_plan(entry["facts"], wanted, stack, table)
+    wanted = driver.driver_wanted(settings, [path.name for path in files])
+    plan = driver.driver_plan(facts, wanted, stack, table)
     if plan["action"] == "refuse":
         return [f"REFUSED: {plan['reason']}", f"remedy: {plan['remedy']}"]
     lines = [plan["reason"]]
@@ -169,7 +192,7 @@ def _driver(entry, stack, table, bundle):
     if plan.get("packages"):
         lines += ["from the distribution's archive:"]
         lines += [package.replace("=", " ", 1) for package in plan["packages"]]
-    return [*lines, *_beside(plan, entry["facts"])]
+    return [*lines, *_beside(plan, facts)]
 
 
 def _beside(plan, facts):
@@ -185,27 +208,27 @@ def _beside(plan, facts):
             f"Secure Boot: the module is signed with this machine's own key ({plan['key']}), which "
             "somebody has to enrol at its screen once; the run says how, and goes on afterwards"
         )
-    if facts["seated"] and (plan.get("screen") or plan.get("reboot_first") or facts["nouveau"]):
-        lines.append(f"before a reboot {', '.join(facts['seated'])}, logged in there, is asked")
+    if facts.seated and (plan.get("screen") or plan.get("reboot_first") or facts.nouveau):
+        lines.append(f"before a reboot {', '.join(facts.seated)}, logged in there, is asked")
     return lines
 
 
 def _reboots(plan, facts):
     """Lines about the reboot that a plan has, or may have."""
     if plan.get("reboot_first"):
-        into = ["without nouveau"] * facts["nouveau"]
+        into = ["without nouveau"] * facts.nouveau
         into += [f"without {plan['without']}"] if plan.get("without") else []
-        into = into or [f"into kernel {facts['waiting_kernel']}"]
+        into = into or [f"into kernel {facts.waiting_kernel}"]
         lines = [f"after a reboot {' and '.join(into)}"]
-    elif plan["action"] == "package" and facts["nouveau"]:
+    elif plan["action"] == "package" and facts.nouveau:
         lines = ["and a reboot, if nouveau holds the card"]
     elif plan.get("screen") and plan["action"] != "load":
         lines = ["under the running display: the next boot starts with it"]
-    elif plan["action"] != "nothing" and facts["driver"] not in (None, plan["version"]):
-        lines = [f"and a reboot, since driver {facts['driver']} is loaded, if it is in use"]
+    elif plan["action"] != "nothing" and facts.driver not in (None, plan["version"]):
+        lines = [f"and a reboot, since driver {facts.driver} is loaded, if it is in use"]
     else:
         return []
-    disks = ", ".join(facts["boot_passphrases"])
+    disks = ", ".join(facts.boot_passphrases)
     return lines + [f"which waits at its screen for the passphrase of {disks}"] * bool(disks)
 
 
@@ -234,8 +257,7 @@ def _from(url):
     return [f"from {url.split('/')[2]}"]
 
 
-def _environment(entry, stack):
-    facts, settings = entry["facts"], entry["settings"]
+def _environment(facts, settings, stack):
     try:
         manager, python = stacks.python_for(stack, facts, settings["env_manager"])
     except PlanError as error:
@@ -334,22 +356,13 @@ def read(path):
         )
     common = settings()
     try:
-        own = (reading.read(one.get("settings", {}), Setting, "settings") for one in entries)
-        said = [{**common, **to_builtins(settings)} for settings in own]
-        return [
-            {"facts": Facts(_recorded(entry["facts"], own)), "settings": own}
-            for entry, own in zip(entries, said)
-        ]
+        for entry in entries:
+            own = reading.read(entry.get("settings", {}), Setting, "settings")
+            entry["settings"] = {**common, **to_builtins(own)}
+            _machine(entry)
     except PlanError as error:
         raise UserError(f"tandem: {path} is no file of facts: {error}") from None
-
-
-def _recorded(facts, said):
-    """The facts, with how many of its cards the machine's settings count."""
-    known = reading.recorded(facts)
-    if set(known) == {"host"}:
-        return known
-    return {**known, "gpus_counted": reading.counted(said.get("gpus"), known["host"])}
+    return entries
 
 
 def _is_entry(entry):

@@ -4,7 +4,7 @@ printed, those who read them find what they look for, or nothing."""
 from __future__ import annotations
 
 import typing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, defstruct, field
 
@@ -15,7 +15,6 @@ Printed = Annotated[str, Meta(max_length=PRINTED)]
 # Such as 6.1.0-31-amd64, and of a package 2:535.261.03-1.
 _VERSION = r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}"
 Version = Annotated[str, matching(_VERSION)]
-VersionOrNone = Annotated[str, matching(f"({_VERSION})?")]  # "" for none
 PackageVersion = Annotated[str, matching(r"([0-9]{1,9}:)?[0-9]{1,9}[\w.+~:-]{0,200}")]
 Hex = Annotated[str, matching(r"[0-9a-f]{1,8}")]
 _BYTE = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
@@ -24,25 +23,12 @@ Network4 = Annotated[str, matching(rf"{_BYTE}(\.{_BYTE}){{3}}/(3[0-2]|[12]?[0-9]
 IDS = r"uid=([0-9]{1,10})\S* gid=([0-9]{1,10}).*"  # what `id` prints
 
 
-class _ByName(Struct, frozen=True):
-    """Read by names, too, as planning/driver*.py and stacks.py do."""
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self, name, default)
-
-    def keys(self) -> tuple[str, ...]:
-        return self.__struct_fields__
-
-
-class Process(_ByName, frozen=True):
+class Process(Struct, frozen=True):
     pid: Integer
     command: Text | None
 
 
-class Pci(_ByName, frozen=True):
+class Pci(Struct, frozen=True):
     """A display controller."""
 
     vendor: Hex
@@ -85,7 +71,7 @@ class Source(Struct, frozen=True):
     file: Text | None
 
 
-class ShellFacts(_ByName, frozen=True, kw_only=True):
+class ShellFacts(Struct, frozen=True, kw_only=True):
     """What the shell of a machine says before any module may run there (planning/looks.py)."""
 
     host: Text = ""
@@ -98,53 +84,27 @@ class ShellFacts(_ByName, frozen=True, kw_only=True):
     container: Text = ""
 
 
-class MachineFacts(ShellFacts, frozen=True, kw_only=True):
-    """What ansible/library/machine_facts.py returns, and driver_facts.py where there is a GPU."""
+class PlanFacts(ShellFacts, frozen=True, kw_only=True):
+    """What stack, driver and toolkit are planned by: of machine_facts.py, and of driver_facts.py
+    where there is a GPU."""
 
     kernel: Version
     python: Version
-    codename: Text | None
     glibc: Version
     gcc: Version | None
     driver: Version | None
     driver_library: Version | None
     kernel_headers: bool
-    python_venv: bool
-    systemd: bool
     nouveau: bool
-    firewalld: bool
-    dpkg_broken: bool
-    rsync: bool
-    conda: bool
-    uv: bool
-    machine_id: Text | None
-    interface: Text | None
-    address_owner: Text | None
     broken: Text | None
-    reboot_waits: Text | None
-    xids: list[Integer]
-    environments: list[Text]
-    loopback_names: list[Text]
-    missing_libraries: list[Text]
-    boot_passphrases: list[Text]
-    memory: Integer
     secure_boot: bool | None
-    hostname: Text
-    ufw_conf: Text
-    clock: Number
-    held_since: Number | None
+    boot_passphrases: list[Text]
     toolkits: dict[Text, Version | None]
     gpus: list[Pci]
-    passed_through: list[Hex]
-    prime: Text | None
-    disks: dict[Text, Disk]
-    links: list[Link]
-    apt_lock: Process | None
-    missing_mounts: list[Mount]
-    dead_sources: list[Source]
-    # Of the control machine: how many GPUs take part (None: all), whether sudo works there.
+    passed_through: list[Hex] = field(default_factory=list)
+    prime: Text | None = None
+    # Of the control machine: how many GPUs take part (None: all).
     gpus_counted: int | None = None
-    sudo: bool = False
     # Of driver_facts.py; empty where it was not asked.
     packages: dict[Text, PackageVersion] = field(default_factory=dict)
     offered: dict[Text, PackageVersion] = field(default_factory=dict)
@@ -171,9 +131,41 @@ class MachineFacts(ShellFacts, frozen=True, kw_only=True):
     free: dict[Text, Number] = field(default_factory=dict)
 
 
-_NAMES = MachineFacts.__struct_fields__
+class MachineFacts(PlanFacts, frozen=True, kw_only=True):
+    """All that machine_facts.py and driver_facts.py return."""
+
+    codename: Text | None
+    python_venv: bool
+    systemd: bool
+    firewalld: bool
+    dpkg_broken: bool
+    rsync: bool
+    conda: bool
+    uv: bool
+    machine_id: Text | None
+    interface: Text | None
+    address_owner: Text | None
+    reboot_waits: Text | None
+    xids: list[Integer]
+    environments: list[Text]
+    loopback_names: list[Text]
+    missing_libraries: list[Text]
+    memory: Integer
+    hostname: Text
+    ufw_conf: Text
+    clock: Number
+    held_since: Number | None
+    disks: dict[Text, Disk]
+    links: list[Link]
+    apt_lock: Process | None
+    missing_mounts: list[Mount]
+    dead_sources: list[Source]
+    sudo: bool = False  # whether it works there, as the control machine found
+
+
+_NAMES = PlanFacts.__struct_fields__
 DRIVER = _NAMES[_NAMES.index("packages") : _NAMES.index("free") + 1]
-_HINTS = typing.get_type_hints(MachineFacts, include_extras=True)
+_HINTS = typing.get_type_hints(PlanFacts, include_extras=True)
 # What driver_facts.py returns, all of it.
 DriverFacts = defstruct("DriverFacts", [(name, _HINTS[name]) for name in DRIVER])
 

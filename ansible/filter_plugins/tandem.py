@@ -56,7 +56,14 @@ def findings(facts, question):
 
 def python_of(stack, machine, manager):
     """{"manager", "python"} of a machine's environment."""
-    return dict(zip(("manager", "python"), stacks.python_for(stack, machine, manager)))
+    return dict(
+        zip(("manager", "python"), stacks.python_for(stack, reading.known(machine), manager))
+    )
+
+
+def cards(facts, table):
+    """See planning/stacks.py."""
+    return stacks.participating_gpus(reading.known(facts), table)
 
 
 def older_core(answers, core):
@@ -98,7 +105,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
         *(wake.wake_fault, wake.wake_record, wake.wake_verdict),
     )
 } | {
-    "cards": stacks.participating_gpus,
+    "cards": cards,
     "cluster_findings": network_faults.cluster,
     "driver_facts": reading.driver,
     "driver_reboot_refused": driver_result.reboot_refused,

@@ -1,16 +1,16 @@
 """What to do about a machine's NVIDIA driver: a pure function of facts, settings and stacks.yml.
 
 Read `decide` first; then driver_actions.py, what may be done; driver_candidates.py, which driver
-can come; driver_result.py, what came of it, and what is held. Facts are those of
-ansible/library/machine_facts.py and driver_facts.py together, with the inventory name as "host".
-Role driver only carries the plan out.
+can come; driver_result.py, what came of it, and what is held. Facts are PlanFacts
+(boundary/facts.py); what roles call takes what Ansible has of them. Role driver only carries the
+plan out.
 """
 
 import dataclasses
 import re
 from typing import Any
 
-from . import PlanError, driver_result, stacks
+from . import PlanError, driver_result, reading, stacks
 from . import driver_candidates as candidates
 from . import packages as apt
 from .driver_actions import (
@@ -98,7 +98,7 @@ def driver_plan(facts, wanted, stack, table):
     wanted: as driver_wanted has it. stack: a row of table["rows"] with "name". table: stacks.yml's
     "stacks".
     """
-    return as_dict(plan(facts, wanted, stack, table))
+    return as_dict(plan(reading.known(facts), wanted, stack, table))
 
 
 def plan(facts, wanted, stack, table):
@@ -109,7 +109,7 @@ def plan(facts, wanted, stack, table):
         reason, remedy = refusal.args
         return Refuse(reason, remedy=remedy)
     except PlanError as error:
-        reason = str(error).removeprefix(f"{facts['host']}: ")
+        reason = str(error).removeprefix(f"{facts.host}: ")
         return Refuse(reason, remedy="see docs/stacks.md")
 
 
@@ -124,7 +124,7 @@ def decide(facts, wanted, stack, table):
     if isinstance(action, Installation):
         _refuse_full_disks(facts)
         if not isinstance(action, BuildModule):  # which moves no package
-            _refuse_holds(facts, filter(driver_result.DRIVER.match, facts["packages"]))
+            _refuse_holds(facts, filter(driver_result.DRIVER.match, facts.packages))
         broken = apt.broken(facts)
         if broken:
             raise Refusal(*broken)
@@ -146,14 +146,14 @@ def _choose(facts, wanted, stack, table):
     if wanted["policy"] == "keep":
         return _keep(case)
     installed = installed_driver(facts)
-    if facts["pending"]:  # an earlier run was interrupted, so the same way is tried again
+    if facts.pending:  # an earlier run was interrupted, so the same way is tried again
         return _install(_in_the_same_way(case, installed[0]) if installed else case)
     if installed is not None:
         return _for_installed(case, *installed)
-    if facts["driver"] is None:
+    if facts.driver is None:
         return _install(case)
     origin = (
-        f"driver {facts['driver']} is loaded, and was installed neither from packages nor by "
+        f"driver {facts.driver} is loaded, and was installed neither from packages nor by "
         "NVIDIA's installer"
     )
     if _loaded_suffices(case):
@@ -162,8 +162,8 @@ def _choose(facts, wanted, stack, table):
 
 
 def _loaded_suffices(case):
-    loaded = case.facts["driver"]
-    consistent = case.facts["driver_library"] in (None, loaded)
+    loaded = case.facts.driver
+    consistent = case.facts.driver_library in (None, loaded)
     return bool(loaded) and stacks.version(loaded) >= case.oldest and consistent
 
 
@@ -171,7 +171,7 @@ def _keep(case):
     facts, stack = case.facts, case.stack
     if _loaded_suffices(case):
         needed = f"{stack['driver']} or newer is needed"
-        return Nothing(f"driver {facts['driver']} is loaded, {needed}")
+        return Nothing(f"driver {facts.driver} is loaded, {needed}")
     installed = installed_driver(facts)
     is_old = installed is not None and stacks.version(installed[1]) < case.oldest
     raise Refusal(
@@ -183,24 +183,24 @@ def _keep(case):
 
 def installed_driver(facts):
     """(package or runfile, version) of the installed driver; None if there is none."""
-    own = [name for name in facts["packages"] if name not in facts["transitional"]]
+    own = [name for name in facts.packages if name not in facts.transitional]
     names = [name for name in own if stacks.PACKAGED.match(name)]
-    if names and facts["runfile"]:
+    if names and facts.runfile:
         raise Refusal(
             f"it has two drivers, one over the other: {', '.join(sorted(names))} and NVIDIA's own "
-            f"installer's {facts['runfile']}",
+            f"installer's {facts.runfile}",
             f"remove both: {removal(facts, 'runfile')}; {removal(facts, 'package')}; "
             "then run again",
         )
-    if facts["runfile"]:
-        return "runfile", facts["runfile"]
+    if facts.runfile:
+        return "runfile", facts.runfile
     if not names:
         return None
     # Old ones may stand beside it: what programs load decides, else what was installed last.
     present = names + [name for name in own if LIBRARIES.match(name)]
-    versions = {stacks.upstream(facts["packages"][name]) for name in present}
-    if facts["driver_library"] in versions:
-        return "package", facts["driver_library"]
+    versions = {stacks.upstream(facts.packages[name]) for name in present}
+    if facts.driver_library in versions:
+        return "package", facts.driver_library
     return "package", max(versions, key=stacks.version)
 
 
@@ -223,17 +223,17 @@ def _for_installed(case, kind, version):
                 f"driver {version} is installed, and stack {stack['name']} needs {stack['driver']}",
                 f"set driver_policy: upgrade, which installs {newer.version}",
             )
-    if facts["module"] is None:
+    if facts.module is None:
         return _module_for_this_kernel(case, kind, version)
-    if facts["driver"] == version and facts["driver_library"] in (None, version):
+    if facts.driver == version and facts.driver_library in (None, version):
         return _for_the_next_boot(case, version)
     return LoadModule(f"driver {version} is installed, but {_state(facts)}", version)
 
 
 def _module_for_this_kernel(case, kind, version):
     facts = case.facts
-    reason = f"driver {version} has no module for the running kernel {facts['kernel']}"
-    if kind == "runfile" and not facts["dkms"]:
+    reason = f"driver {version} has no module for the running kernel {facts.kernel}"
+    if kind == "runfile" and not facts.dkms:
         # Installed anew, this time with DKMS, so that the next kernel gets its module.
         again = _install(_in_the_same_way(case, kind))
         unknown = f"{reason}, and DKMS does not know it: {again.reason}"
@@ -246,12 +246,12 @@ def _module_for_this_kernel(case, kind, version):
 
 def _for_the_next_boot(case, version):
     """For a driver that works: nothing, or its module for the kernel of the next boot."""
-    facts, waiting = case.facts, case.facts["waiting_kernel"]
+    facts, waiting = case.facts, case.facts.waiting_kernel
     well = f"driver {version} is installed and loaded"
-    if not waiting or facts["waiting_module"]:
+    if not waiting or facts.waiting_module:
         return Nothing(well, version)
     lacking = f"{well}, but the next boot starts kernel {waiting}, which has no module of it"
-    if not facts["dkms"]:
+    if not facts.dkms:
         # Nothing rebuilds it now; after that boot the plan is a different one.
         return Nothing(f"{lacking}: make provision again after that boot", version)
     wrong = candidates.kernel_too_new(case, version, waiting)
@@ -336,16 +336,16 @@ def removal(facts, kind):
     if kind == "runfile":
         return "sudo nvidia-uninstall"
     # A name with a + is kept by apt-get (its manual, "install").
-    containers = [f" {name}+" for name in sorted(facts["packages"]) if CONTAINERS.match(name)]
+    containers = [f" {name}+" for name in sorted(facts.packages) if CONTAINERS.match(name)]
     return f"sudo apt-get purge '*nvidia*'{''.join(containers)}"
 
 
 def _refuse_full_disks(facts):
     full = [
-        f"{folder} has {facts['free'][folder] / 1e9:.1f} GB free, and the driver needs "
+        f"{folder} has {facts.free[folder] / 1e9:.1f} GB free, and the driver needs "
         f"{needed / 1e9:.1f} GB"
         for folder, needed in SPACE.items()
-        if facts["free"].get(folder, needed) < needed
+        if facts.free.get(folder, needed) < needed
     ]
     if full:
         raise Refusal("; ".join(full), "make room there, then run again")
@@ -353,7 +353,7 @@ def _refuse_full_disks(facts):
 
 def _refuse_holds(facts, moving):
     """Refuses to move packages that somebody else holds."""
-    theirs = set(facts.get("held", ())) - set(facts.get("held_by_us", ()))
+    theirs = set(facts.held) - set(facts.held_by_us)
     held = " ".join(sorted(theirs & set(moving)))
     if held:
         raise Refusal(
@@ -363,14 +363,14 @@ def _refuse_holds(facts, moving):
 
 
 def _refuse_processes(facts):
-    users = [f"{row['command']} (process {row['pid']})" for row in facts["gpu_processes"]]
+    users = [f"{row.command} (process {row.pid})" for row in facts.gpu_processes]
     if users:
         raise Refusal(f"{', '.join(users)} uses the card", "end it, then run again")
 
 
 def _running_screen(facts):
     """The running display manager, such as gdm.service; "" where none runs."""
-    return facts["display_manager"] if facts["display_manager_active"] else ""
+    return facts.display_manager if facts.display_manager_active else ""
 
 
 def _beside_display(action, facts):
@@ -378,7 +378,7 @@ def _beside_display(action, facts):
 
     NVIDIA's installer refuses to work under one, so it waits for a boot that ends without.
     """
-    displays = [f"{row['command']} (process {row['pid']})" for row in facts["displays"]]
+    displays = [f"{row.command} (process {row.pid})" for row in facts.displays]
     unit = _running_screen(facts)
     if not displays and not unit:
         return action
@@ -394,14 +394,14 @@ def _beside_display(action, facts):
 
 
 def _state(facts):
-    if facts["driver"] is None:
+    if facts.driver is None:
         return "no driver is loaded"
-    if facts["driver_library"] not in (None, facts["driver"]):
+    if facts.driver_library not in (None, facts.driver):
         return (
-            f"the loaded driver is {facts['driver']} and the library {facts['driver_library']} "
+            f"the loaded driver is {facts.driver} and the library {facts.driver_library} "
             "(driver/library version mismatch)"
         )
-    return f"driver {facts['driver']} is loaded"
+    return f"driver {facts.driver} is loaded"
 
 
 def _by(kind):
@@ -417,9 +417,10 @@ def upgrade_plan(facts, wanted, stack, table, here=""):
     kernel comes, and with it a reboot; "without": the display manager that stays off in that boot
     until the driver is there}.
     """
-    names, packages = driver_result.kernel_packages(facts), facts["packages"]
-    newer = [name for name in names if facts["offered"].get(name, packages[name]) != packages[name]]
-    kernel = facts["waiting_kernel"] or (f"by {', '.join(newer)}" if newer else "")
+    facts = reading.known(facts)
+    names, packages = driver_result.kernel_packages(facts), facts.packages
+    newer = [name for name in names if facts.offered.get(name, packages[name]) != packages[name]]
+    kernel = facts.waiting_kernel or (f"by {', '.join(newer)}" if newer else "")
     driver = plan(facts, {**wanted, "policy": "upgrade"}, stack, table)
     shape = {"action": driver.name, "reason": driver.reason, "remedy": "", "kernel": bool(kernel)}
     shape["without"] = _running_screen(facts) if kernel else ""
@@ -436,7 +437,7 @@ def upgrade_plan(facts, wanted, stack, table, here=""):
             _refuse_holds(facts, names)
         _refuse_processes(facts)
         refused = driver_result.reboot_refused(facts, wanted)
-        if refused and not (here and facts["machine_id"] == here):
+        if refused and not (here and facts.machine_id == here):
             raise Refusal(f"{reason}, and {refused[0]}", refused[1])
     except Refusal as refusal:
         reason, remedy = refusal.args

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from boundary.facts import PlanFacts
+
 from . import stacks
 from .driver_actions import InstallPackages, ModuleBuild, Refusal, RunInstaller
 
@@ -47,7 +49,7 @@ UBUNTU = re.compile(r"nvidia-driver-(\d+)(-server)?(-open)?$")
 class Case:
     """What a decision depends on."""
 
-    facts: dict[str, Any]  # of the machine
+    facts: PlanFacts
     wanted: dict[str, Any]  # its settings, as driver.driver_wanted has them
     stack: dict[str, Any]  # which needs a driver
     table: dict[str, Any]  # of stacks.yml
@@ -92,7 +94,7 @@ def by_packages(case):
         f"driver {version} by packages",
         version,
         module=best.module,
-        packages=tuple(f"{name}={case.facts['offered'][name]}" for name in best.packages),
+        packages=tuple(f"{name}={case.facts.offered[name]}" for name in best.packages),
         build=ModuleBuild() if best.is_prebuilt else module_build(case, best.version),
     )
 
@@ -106,7 +108,7 @@ def candidates(case):
         for_desktops = not candidate.for_servers
         return (
             candidate.is_prebuilt,
-            for_desktops and case.facts["display_manager"] is not None,
+            for_desktops and case.facts.display_manager is not None,
             candidate.branch,
             -module_kinds(case.gpus, candidate.branch).index(candidate.module),
             for_desktops,
@@ -132,9 +134,9 @@ def serves(candidate, case):
 
 def archive_drivers(facts):
     """Each driver that the archive has, under a name of its own."""
-    for name, version in sorted(facts["offered"].items()):
+    for name, version in sorted(facts.offered.items()):
         ubuntu, debian = UBUNTU.match(name), DEBIAN.match(name)
-        if name in facts["offered_transitional"]:
+        if name in facts.offered_transitional:
             continue  # the branch that it leads to is offered by its own name
         if ubuntu:
             kind, packages = OPEN if ubuntu[3] else PROPRIETARY, _ubuntu_packages(facts, name)
@@ -146,13 +148,13 @@ def archive_drivers(facts):
 
 
 def _debian_packages(facts, name, infix):
-    if name in facts["uninstallable"]:
+    if name in facts.uninstallable:
         return []
     library = f"libnvidia-{infix}cuda1" if infix else "libcuda1"
     packages = [name, f"nvidia-{infix}smi", library]
-    if facts["display_manager"]:  # a desktop needs the part for displays too
+    if facts.display_manager:  # a desktop needs the part for displays too
         packages.append(f"nvidia-{infix}driver")
-    return [package for package in packages if package in facts["offered"]]
+    return [package for package in packages if package in facts.offered]
 
 
 def _ubuntu_packages(facts, name):
@@ -161,10 +163,10 @@ def _ubuntu_packages(facts, name):
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
     ways = [[f"nvidia-headless-{suffix}", utilities], [name]]
     ways = _signed_ways(facts, suffix, utilities) + ways
-    if facts["display_manager"]:  # a desktop needs the part for displays too
+    if facts.display_manager:  # a desktop needs the part for displays too
         ways = [packages for packages in ways if name in packages]
     for packages in ways:
-        if all(n in facts["offered"] and n not in facts["uninstallable"] for n in packages):
+        if all(n in facts.offered and n not in facts.uninstallable for n in packages):
             return packages
     return []
 
@@ -176,11 +178,11 @@ def _signed_ways(facts, suffix, utilities):
     provides what nvidia-driver and nvidia-headless depend on, nvidia-dkms.
     """
     ways = []
-    for way, coming in sorted(facts["prebuilt"].items(), reverse=True):
+    for way, coming in sorted(facts.prebuilt.items(), reverse=True):
         names, driver = way.split(), way.split()[-1]
         ours = driver in (f"nvidia-headless-no-dkms-{suffix}", f"nvidia-driver-{suffix}")
         follows = _has_module_for_a_boot(facts, suffix, [*names, *coming])
-        if ours and follows and way not in facts["uninstallable"] and not _built(coming):
+        if ours and follows and way not in facts.uninstallable and not _built(coming):
             ways.append(names + [utilities] * ("headless" in driver))
     return ways
 
@@ -191,11 +193,11 @@ def _has_module_for_a_boot(facts, suffix, coming):
     A metapackage brings those of its own kernel, which a newer one of somebody else's (mainline,
     xanmod) keeps from ever starting.
     """
-    names = [*coming, *facts["packages"]]
+    names = [*coming, *facts.packages]
     modules = {m[2] for name in names if (m := SIGNED_FOR.fullmatch(name)) and m[1] == suffix}
     images = {m[1] for name in coming if (m := IMAGE.fullmatch(name))}
-    boots = {facts["kernel"], facts["waiting_kernel"] or facts["kernel"], *images}
-    return bool(modules & {facts["kernel"], max(boots, key=_numbers)})
+    boots = {facts.kernel, facts.waiting_kernel or facts.kernel, *images}
+    return bool(modules & {facts.kernel, max(boots, key=_numbers)})
 
 
 def _numbers(kernel):
@@ -213,12 +215,12 @@ def _refuse_unsigned(facts, drivers):
 
     So it is for some days when the archive has a newer driver than signed modules.
     """
-    for way, coming in sorted(facts["prebuilt"].items(), reverse=True):
+    for way, coming in sorted(facts.prebuilt.items(), reverse=True):
         modules, driver = way.split()[0], way.split()[-1]
-        if not facts["secure_boot"] or driver.replace("headless-no-dkms", "driver") not in drivers:
+        if not facts.secure_boot or driver.replace("headless-no-dkms", "driver") not in drivers:
             continue
-        if way in facts["uninstallable"]:
-            why = f"apt cannot install {modules} beside {driver} ({facts['uninstallable'][way]})"
+        if way in facts.uninstallable:
+            why = f"apt cannot install {modules} beside {driver} ({facts.uninstallable[way]})"
         elif _built(coming):
             built = " and ".join(_built(coming))
             why = f"beside {modules} apt would install {built}, by which a module is built"
@@ -234,7 +236,7 @@ def _refuse_unsigned(facts, drivers):
 
 def why_not_by_packages(case):
     """A clause about a driver that the archive has and that could not be installed; "" if none."""
-    uninstallable = case.facts["uninstallable"]
+    uninstallable = case.facts.uninstallable
     if not uninstallable:
         newest_first = sorted(archive_drivers(case.facts), key=lambda c: c.branch, reverse=True)
         return next(filter(None, (kernel_too_new(case, c.version) for c in newest_first)), "")
@@ -247,11 +249,11 @@ def why_not_by_packages(case):
 
 def signed_modules(facts):
     """The signed module for the running kernel, where the present driver came with such ones."""
-    for name in sorted(set(facts["packages"]) - set(facts["transitional"])):
+    for name in sorted(set(facts.packages) - set(facts.transitional)):
         signed = SIGNED.match(name)
-        wanted = signed and f"linux-modules-nvidia-{signed[1]}-{facts['kernel']}"
-        if wanted and wanted in facts["offered"]:
-            return (f"{wanted}={facts['offered'][wanted]}",)
+        wanted = signed and f"linux-modules-nvidia-{signed[1]}-{facts.kernel}"
+        if wanted and wanted in facts.offered:
+            return (f"{wanted}={facts.offered[wanted]}",)
     return ()
 
 
@@ -270,7 +272,7 @@ def by_installer(case):
     flags = ["--silent", "--dkms", "--disable-nouveau"]
     if branch >= OPEN_SINCE:
         flags.append(f"--kernel-module-type={kinds[0]}")
-    if case.facts["secure_boot"]:
+    if case.facts.secure_boot:
         flags += _signing_flags(case.facts, version)
     return RunInstaller(
         f"driver {version} by NVIDIA's installer",
@@ -280,7 +282,7 @@ def by_installer(case):
         url=url,
         sha256=sha256,
         flags=tuple(flags),
-        nouveau=case.facts["nouveau"],
+        nouveau=case.facts.nouveau,
     )
 
 
@@ -333,7 +335,7 @@ def _signing_flags(facts, version):
             "can leave that out",
             "name a newer one in driver_runfile, or switch Secure Boot off in the firmware's setup",
         )
-    private, certificate = KEYS.get(facts["distribution"], KEYS["debian"])
+    private, certificate = KEYS.get(facts.distribution, KEYS["debian"])
     return [
         f"--module-signing-secret-key={private}",
         f"--module-signing-public-key={certificate}",
@@ -368,7 +370,7 @@ def kernel_too_new(case, version, kernel=None):
 
     A driver of which nothing is known ends no later than the newer ones.
     """
-    kernel, ceilings = kernel or case.facts["kernel"], case.table["ceilings"]
+    kernel, ceilings = kernel or case.facts.kernel, case.table["ceilings"]
     name = stacks.upstream(version)
     driver = stacks.version(name)
     own = [
@@ -391,15 +393,15 @@ def module_build(case, version):
     wrong = kernel_too_new(case, version)
     if wrong:
         raise Refusal(wrong, OLDER_KERNEL)
-    if facts["secure_boot"] and not can_sign(facts):
+    if facts.secure_boot and not can_sign(facts):
         raise Refusal(
             "Secure Boot is on, and DKMS of Debian 11 cannot sign the module that it builds",
             "switch Secure Boot off in the firmware's setup, then run again",
         )
-    key = KEYS.get(facts["distribution"], KEYS["debian"])[1] if facts["secure_boot"] else ""
-    waiting = facts["waiting_kernel"]
+    key = KEYS.get(facts.distribution, KEYS["debian"])[1] if facts.secure_boot else ""
+    waiting = facts.waiting_kernel
     waiting_headers = bool(waiting) and _is_available(facts, f"linux-headers-{waiting}")
-    if not facts["kernel_headers"] and not _is_available(facts, f"linux-headers-{facts['kernel']}"):
+    if not facts.kernel_headers and not _is_available(facts, f"linux-headers-{facts.kernel}"):
         if not waiting_headers:
             raise _no_headers(facts)
         wrong = kernel_too_new(case, version, waiting)
@@ -408,15 +410,15 @@ def module_build(case, version):
         return ModuleBuild(key=key, reboot_first=True)  # afterwards that kernel is the running one
     compiler = kernels_gcc(facts)
     tools = _tools(facts, compiler, key)
-    lacks_module = waiting_headers and not facts["waiting_module"]
+    lacks_module = waiting_headers and not facts.waiting_module
     if lacks_module and not kernel_too_new(case, version, waiting):
         return ModuleBuild((*tools, f"linux-headers-{waiting}"), compiler, key, waiting)
     return ModuleBuild(tools, compiler, key)
 
 
 def _no_headers(facts):
-    headers = f"linux-headers-{facts['kernel']}"
-    newer = [_numbers(facts["kernel"]) < _numbers(n) for n in facts["offered"] if HEADERS.match(n)]
+    headers = f"linux-headers-{facts.kernel}"
+    newer = [_numbers(facts.kernel) < _numbers(n) for n in facts.offered if HEADERS.match(n)]
     return Refusal(
         f"its package archive has no headers ({headers}) for the running kernel",
         # Beside a newer kernel of somebody else's the archive's newest would not start.
@@ -430,10 +432,10 @@ def _tools(facts, compiler, key):
     """The packages that building needs."""
     tools = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)
     tools += ["openssl"] * key.startswith("/var/lib/dkms/")  # it makes the key
-    tools += [f"linux-headers-{facts['kernel']}"] * (not facts["kernel_headers"])
+    tools += [f"linux-headers-{facts.kernel}"] * (not facts.kernel_headers)
     # With those of its series DKMS builds for each kernel to come.
-    series = f"linux-headers-{facts['kernel_series']}"
-    tools += [series] * (series in facts["offered"] and series not in facts["packages"])
+    series = f"linux-headers-{facts.kernel_series}"
+    tools += [series] * (series in facts.offered and series not in facts.packages)
     missing = [name for name in tools if not _is_available(facts, name)]
     if missing:
         raise Refusal(
@@ -444,7 +446,7 @@ def _tools(facts, compiler, key):
 
 
 def _is_available(facts, name):
-    return name in facts["packages"] or name in facts["offered"]
+    return name in facts.packages or name in facts.offered
 
 
 def kernels_gcc(facts):
@@ -453,23 +455,23 @@ def kernels_gcc(facts):
     An older one does not know all the options that the kernel's makefiles pass: Ubuntu 22.04 has
     gcc 11, and its kernels from 6.5 on were built by gcc 12.
     """
-    own = facts["gcc"] or packaged_gcc(facts)
-    if own is None or facts["kernel_compiler"] is None:
+    own = facts.gcc or packaged_gcc(facts)
+    if own is None or facts.kernel_compiler is None:
         return ""
-    older = stacks.version(own)[0] < int(facts["kernel_compiler"])
-    name = f"gcc-{facts['kernel_compiler']}"
+    older = stacks.version(own)[0] < int(facts.kernel_compiler)
+    name = f"gcc-{facts.kernel_compiler}"
     return name if older and _is_available(facts, name) else ""
 
 
 def packaged_gcc(facts):
     """The version of the release's own gcc; None where no archive was asked, or it has none."""
-    there = facts.get("packages", {}).get("gcc") or facts.get("offered", {}).get("gcc")
+    there = facts.packages.get("gcc") or facts.offered.get("gcc")
     return stacks.upstream(there) if there else None
 
 
 def can_sign(facts):
     """Whether the release's DKMS signs what it builds, as Secure Boot requires."""
-    return (facts["distribution"], facts["release"]) != ("debian", "11")
+    return (facts.distribution, facts.release) != ("debian", "11")
 
 
 def _names(case):

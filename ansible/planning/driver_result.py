@@ -1,12 +1,12 @@
 """What came of a driver's installation, what is held so that it stays, reboots, and power limits.
 
-Pure functions.
+Pure functions of MachineFacts, or what Ansible has of them.
 """
 
 import math
 import re
 
-from . import PlanError, stacks
+from . import PlanError, reading, stacks
 from .driver_candidates import MODULES, SIGNED
 
 # A kernel's packages name a release ("linux-image-6.1.0-50-amd64"); the metapackages, which bring
@@ -34,11 +34,12 @@ def driver_hold(facts, version, wanted, stack, released=()):
     would bring another branch, and what was released, at whichever version it is; where
     kernel_stays, the kernel's metapackages and linux-modules-nvidia-* too.
     """
+    facts = reading.known(facts)
     stays = kernel_stays(facts, wanted, stack)
     versions = {}
-    for name, present in sorted(facts["packages"].items()):
+    for name, present in sorted(facts.packages.items()):
         is_driver = version and DRIVER.match(name) and stacks.upstream(present).startswith(version)
-        is_driver = is_driver or name in facts["transitional"] or name in released
+        is_driver = is_driver or name in facts.transitional or name in released
         is_due = stays if brings_kernel(name) else is_driver
         if is_due:
             versions[name] = present
@@ -62,18 +63,18 @@ def kernel_stays(facts, wanted, stack):
     """Whether the kernel is held with its driver: by setting, where its next one would get no
     module, and for the stack of CUDA 10.2 on Ubuntu 18.04 and 20.04, whose later kernels its
     driver does not know."""
-    old = stack["name"] == "cu102" and facts["release"] in ("18.04", "20.04")
+    old = stack["name"] == "cu102" and facts.release in ("18.04", "20.04")
     return wanted["hold_kernel"] or old or not module_follows(facts)
 
 
 def module_follows(facts):
     """Whether the next kernel of its series comes with a module, built before or by DKMS here."""
-    series = facts["kernel_series"]
+    series = facts.kernel_series
     built = any(
         SIGNED.match(name) and name.endswith(f"-{series}")
-        for name in facts["packages"].keys() - facts["transitional"].keys()
+        for name in facts.packages.keys() - facts.transitional.keys()
     )
-    by_dkms = facts["dkms"] and f"linux-headers-{series}" in facts["packages"]
+    by_dkms = facts.dkms and f"linux-headers-{series}" in facts.packages
     return series is not None and (built or by_dkms)
 
 
@@ -84,7 +85,7 @@ def brings_kernel(name):
 
 def kernel_packages(facts):
     """The metapackages that bring a machine's next kernel, and its headers where it has them."""
-    names = facts["packages"]
+    names = reading.known(facts).packages
     return sorted(name for name in names if KERNEL.match(name) and not RELEASE.search(name))
 
 
@@ -93,15 +94,16 @@ def reboot_refused(facts, wanted, here=""):
 
     here: the control machine's own machine_id; wanted: as driver.driver_wanted has it.
     """
-    if here and facts["machine_id"] == here:
+    facts = reading.known(facts)
+    if here and facts.machine_id == here:
         return (
             "it is this control machine itself, which does not reboot itself, and its driver needs "
             "a reboot",
             "save what is open, then sudo reboot; afterwards run the same command again (log in on "
             "the text screen, if that boot ends there): it continues from there",
         )
-    if facts["seated"] and not wanted["interrupt"]:
-        who = f"{', '.join(facts['seated'])} {'is' if len(facts['seated']) == 1 else 'are'}"
+    if facts.seated and not wanted["interrupt"]:
+        who = f"{', '.join(facts.seated)} {'is' if len(facts.seated) == 1 else 'are'}"
         return (
             f"{who} logged in at its screen, and its driver needs a reboot",
             "save what is open there, then run again: STOP_DISPLAY=1 after make, or "
@@ -137,22 +139,23 @@ def driver_outcome(facts, loading, smi):
     facts: read after the driver was installed. loading: what `modprobe nvidia` complained about.
     smi: {"rc", "text"} of `nvidia-smi --query-gpu=driver_version --format=csv,noheader`.
     """
-    loaded, kernel = facts["driver"], facts["kernel"]
+    facts = reading.known(facts)
+    loaded, kernel = facts.driver, facts.kernel
     versions = set(re.findall(r"\d+\.\d+[.\d]*", smi["text"])) if smi["rc"] == 0 else set()
     if loaded and versions == {loaded}:
         return _next("done", f"module and nvidia-smi agree: {loaded}")
-    if facts["nouveau"]:
+    if facts.nouveau:
         return _next("reboot", "nouveau drives the card until the next boot")
-    differs = loaded and facts["driver_library"] not in (None, loaded)
+    differs = loaded and facts.driver_library not in (None, loaded)
     if "version mismatch" in smi["text"] or differs:
         return _next(
             "reboot",
             f"driver/library version mismatch: the kernel has {loaded}, the library is "
-            f"{facts['driver_library']}",
+            f"{facts.driver_library}",
         )
-    if facts["module"] is None and facts["waiting_kernel"] and facts["waiting_module"]:
-        return _next("reboot", f"the module is there for kernel {facts['waiting_kernel']}")
-    if facts["module"] is None:
+    if facts.module is None and facts.waiting_kernel and facts.waiting_module:
+        return _next("reboot", f"the module is there for kernel {facts.waiting_kernel}")
+    if facts.module is None:
         return _next(
             "refuse",
             f"there is no nvidia module for the running kernel {kernel}",
@@ -168,7 +171,7 @@ def driver_outcome(facts, loading, smi):
 
 
 def _not_loaded(facts, loading):
-    ready = f"module {facts['module']} is built for {facts['kernel']}"
+    ready = f"module {facts.module} is built for {facts.kernel}"
     if re.search(r"[Kk]ey was rejected|Required key|Operation not permitted", loading):
         return _next("refuse", f"{ready}, and Secure Boot does not trust its key", mok_steps(facts))
     if "No such device" in loading:
@@ -184,7 +187,7 @@ def _not_loaded(facts, loading):
 
 def mok_steps(facts):
     """What a person has to do at the machine, since the firmware asks only there."""
-    key = facts["signing_key"] or "/var/lib/dkms/mok.pub"
+    key = facts.signing_key or "/var/lib/dkms/mok.pub"
     return (
         f"at that machine: 1. sudo apt install mokutil && sudo mokutil --import {key} (choose a "
         "password, needed once). 2. sudo reboot; in the blue screen choose Enroll MOK, Continue, "

@@ -35,9 +35,9 @@ def broken(facts):
 
     What role driver left unfinished it finishes; what somebody else did it leaves alone.
     """
-    if facts["broken"] is None or facts.get("pending"):
+    if facts.broken is None or facts.pending:
         return None
     return (
-        f"apt calls its packages broken, and installs nothing beside them ({facts['broken']})",
+        f"apt calls its packages broken, and installs nothing beside them ({facts.broken})",
         "there: sudo apt --fix-broken install, or correct what apt names; then run again",
     )

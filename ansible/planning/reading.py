@@ -6,34 +6,24 @@ failure.
 from __future__ import annotations
 
 import re
-import typing
 
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 
 from boundary.facts import (
     DRIVER,
     PRINTED,
     DriverFacts,
     MachineFacts,
+    PlanFacts,
     Printed,
     Proof,
     ShellFacts,
-    VersionOrNone,
 )
-from boundary.schema import Invalid, Text, convert, decode
+from boundary.schema import Invalid, convert, decode
 
 from . import PlanError
 
 LONE = re.compile("[\ud800-\udfff]")  # halves of surrogates, which no file could hold
-
-
-class _OfShell(Struct):
-    """Of a machine that role reach set aside."""
-
-    host: Text
-    like: Text
-    container: Text
-    python: VersionOrNone
 
 
 def machine(facts, host, address="", folders=(), gpus=None):
@@ -51,7 +41,7 @@ def machine(facts, host, address="", folders=(), gpus=None):
 
 def known(facts):
     """What `machine` and `driver` returned, from Ansible's variables, as typed values again."""
-    return facts if isinstance(facts, MachineFacts) else read(facts, MachineFacts, facts["host"])
+    return facts if isinstance(facts, PlanFacts) else read(facts, MachineFacts, facts["host"])
 
 
 def shell(facts):
@@ -83,20 +73,6 @@ def setting(variables, name, host, default=""):
     if not isinstance(value, str):
         raise PlanError(f"{host}: {name} in the inventory is {str(value)[:40]!r}, which is no text")
     return value
-
-
-def recorded(facts):
-    """The facts of one machine in a file of facts, which may lack some; of one that role reach set
-    aside only what its shell said."""
-    hints = {}
-    for kind in (MachineFacts, DriverFacts, _OfShell):
-        hints.update(typing.get_type_hints(kind, include_extras=True))
-    known = {
-        name: read(facts[name], kind, f"a machine.{name}")
-        for name, kind in hints.items()
-        if name in facts
-    }
-    return to_builtins(known)
 
 
 def proven(machines):

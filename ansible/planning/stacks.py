@@ -1,17 +1,18 @@
 """Which software fits these machines: pure functions over ansible/stacks.yml and collected facts.
 
-A machine here is the dictionary that ansible/library/machine_facts.py returns, with its inventory
-name as "host".
+A machine here is its PlanFacts (boundary/facts.py); `resolve` and `expected` also take what Ansible
+has of them.
 """
 
 import re
 from pathlib import Path
 
 import yaml
+from msgspec import structs
 
 from contract.text import read_yaml
 
-from . import PlanError
+from . import PlanError, reading
 
 NVIDIA = "10de"
 # Packages without which there is no driver by packages, and those by which an archive offers one.
@@ -53,7 +54,7 @@ def known_gpus(machine, table):
     for device, row in rows:
         if row is None:
             raise PlanError(
-                f"{machine['host']}: its NVIDIA card {device} is not in ansible/stacks.yml: "
+                f"{machine.host}: its NVIDIA card {device} is not in ansible/stacks.yml: "
                 f"add its generation there; or {_out_of_it('cpu, which needs no card')}"
             )
     return rows
@@ -67,7 +68,7 @@ def participating_gpus(machine, table):
     """
     idle = gpus_without_code(machine, table)
     able = [pair for pair in _rows(machine, table) if pair not in idle]
-    return able[: machine.get("gpus_counted")]
+    return able[: machine.gpus_counted]
 
 
 def gpus_without_code(machine, table):
@@ -79,22 +80,22 @@ def gpus_without_code(machine, table):
 def hidden_gpu(machine):
     """(cause, remedy) where something says that a machine has an NVIDIA card, and nothing can use
     it; None where all that there is can be seen, or none is to take part."""
-    if machine.get("gpus_counted") == 0:
+    if machine.gpus_counted == 0:
         return None
-    if machine.get("prime") == "off" and not machine["driver"]:
+    if machine.prime == "off" and not machine.driver:
         return (
             "prime-select (intel) keeps its NVIDIA card off",
             "there: sudo prime-select on-demand && sudo reboot",
         )
     if nvidia_devices(machine):
         return None
-    if machine.get("passed_through"):
+    if machine.passed_through:
         return (
-            f"vfio-pci holds its NVIDIA card {machine['passed_through'][0]} for virtual machines",
+            f"vfio-pci holds its NVIDIA card {machine.passed_through[0]} for virtual machines",
             "take its numbers from vfio-pci's ids (/etc/modprobe.d, or the kernel's command line), "
             "and reboot it",
         )
-    version = machine["driver"] or machine.get("module")
+    version = machine.driver or machine.module
     if not version:
         return None
     return (
@@ -110,7 +111,7 @@ def _rows(machine, table):
 
 def nvidia_devices(machine):
     """The PCI device numbers of a machine's NVIDIA GPUs."""
-    return [gpu["device"] for gpu in machine["gpus"] if gpu["vendor"] == NVIDIA]
+    return [gpu.device for gpu in machine.gpus if gpu.vendor == NVIDIA]
 
 
 def is_display_only(row, table):
@@ -142,14 +143,14 @@ def runs_on(stack, sm):
 
 def python_for(stack, machine, manager):
     """(manager, Python) for one machine. Raises PlanError where no fitting Python can be had."""
-    own = ".".join(machine["python"].split(".")[:2])
+    own = ".".join(machine.python.split(".")[:2])
     if manager == "auto":
         manager = "venv" if own in stack["python"] else "conda"
     if manager != "venv":
         return manager, stack["python"][0]
     if own not in stack["python"]:
         raise PlanError(
-            f"{machine['host']}: its own Python is {own}, and stack {stack['name']} needs one of "
+            f"{machine.host}: its own Python is {own}, and stack {stack['name']} needs one of "
             f"{', '.join(stack['python'])}; set env_manager to conda or uv"
         )
     return manager, own
@@ -158,12 +159,12 @@ def python_for(stack, machine, manager):
 def obstacles(name, machine, table):
     """Sentences that say why `machine` cannot run the stack called `name`; empty where it can."""
     stack = table["rows"][name]
-    host = machine["host"]
+    host = machine.host
     sentences = []
-    if version(machine["glibc"]) < version(stack["glibc"]):
+    if version(machine.glibc) < version(stack["glibc"]):
         sentences.append(
             f"{host}: torch {stack['torch']} needs glibc {stack['glibc']}, and this machine has "
-            f"{machine['glibc']}"
+            f"{machine.glibc}"
         )
     if stack["cuda"] is None:
         return sentences
@@ -203,13 +204,13 @@ def _driver_effort(machine, needed):
     What a machine's archive offers is known where driver_facts were collected.
     """
     # After an update of the kernel one may be installed and not loaded.
-    present = machine["driver"] or machine["driver_library"]
+    present = machine.driver or machine.driver_library
     if not present or version(present) >= needed:
         return 0
-    if not any(PACKAGED.match(name) for name in machine.get("packages", ())):
+    if not any(PACKAGED.match(name) for name in machine.packages):
         return 1
-    leading = machine["offered_transitional"]
-    offered = [version(upstream(newest)) for name, newest in machine["offered"].items()
+    leading = machine.offered_transitional
+    offered = [version(upstream(newest)) for name, newest in machine.offered.items()
                if OFFERED.match(name) and name not in leading]  # fmt: skip
     return 1 if not offered or max(offered) >= needed else 2
 
@@ -243,7 +244,7 @@ def resolve(machines, wanted, table, members=(), decision=None):
     machines of the cluster; decision: the result of `read_decision` where `auto` decided before,
     which it does not do again. Raises PlanError with every obstacle and the nearest stack.
     """
-    machines = list(machines)
+    machines = [reading.known(machine) for machine in machines]
     decision = decision if wanted == "auto" else None
     for name in (wanted, decision["stack"] if decision else wanted):
         if name != "auto" and name not in table["rows"]:
@@ -278,18 +279,18 @@ def expected(machines, wanted, table, members=(), decision=None):
 
 def _decide(machines, members, table):
     """(name, reason) of the stack that `auto` takes. Raises PlanError."""
-    unknown = [name for name in members if name not in {machine["host"] for machine in machines}]
+    unknown = [name for name in members if name not in {machine.host for machine in machines}]
     for machine in machines:
         hidden = hidden_gpu(machine)
         if hidden:
             raise PlanError(
-                f"stack: auto decides once for all machines, and {machine['host']} has a card that "
+                f"stack: auto decides once for all machines, and {machine.host} has a card that "
                 f"nothing can use: {hidden[0]}. Remedy: {hidden[1]}; or "
                 f"{_out_of_it('NAME, of ansible/stacks.yml')}"
             )
     with_cards = [machine for machine in machines if known_gpus(machine, table)]
     drawing = "".join(
-        f"; {machine['host']}'s {row['name']} card {device} takes no part: no stack has code for it"
+        f"; {machine.host}'s {row['name']} card {device} takes no part: no stack has code for it"
         for machine in machines
         for device, row in gpus_without_code(machine, table)
     )
@@ -307,12 +308,12 @@ def _decide(machines, members, table):
     fitting = [name for name in tried if not _all_obstacles(name, with_cards, table)]
     if not fitting:
         wrong = ". ".join(_all_obstacles(tried[-1], with_cards, table))
-        others = _all_obstacles(tried[-1], [{**m, "gpus": []} for m in with_cards], table)
+        others = _all_obstacles(tried[-1], [structs.replace(m, gpus=[]) for m in with_cards], table)
         out = (
             f". To leave it out, {_out_of_it('NAME, of ansible/stacks.yml')}" if not others else ""
         )
         raise PlanError(f"no stack fits all machines. {wrong}{out}")
-    without = [machine["host"] for machine in machines if machine not in with_cards]
+    without = [machine.host for machine in machines if machine not in with_cards]
     reason = "the first of `auto` in ansible/stacks.yml that every card can run"
     if fitting[0] != min(fitting, key=[rule["stack"] for rule in table["auto"]].index):
         reason += ", by the drivers that are installed"
@@ -355,7 +356,7 @@ def resolve_driver(machine, stack, table, wanted="auto"):
             return driver
         wrong += [f"driver {driver['version']} {reason}" for reason in reasons]
     nearest = "" if wanted == "auto" else _nearest_driver(machine, sms, stack, table)
-    raise PlanError(f"{machine['host']}: no driver fits: {'; '.join(wrong)}{nearest}")
+    raise PlanError(f"{machine.host}: no driver fits: {'; '.join(wrong)}{nearest}")
 
 
 def _nearest_driver(machine, sms, stack, table):
@@ -365,7 +366,7 @@ def _nearest_driver(machine, sms, stack, table):
 
 def for_compiler(machine, table):
     """The newest stack that a machine can run and whose nvcc takes its gcc; None: there is none."""
-    gcc = version(machine["gcc"])[0]
+    gcc = version(machine.gcc)[0]
     fitting = (
         name
         for name, row in table["rows"].items()
@@ -375,15 +376,15 @@ def for_compiler(machine, table):
 
 
 def _driver_obstacles(driver, machine, sms, stack):
-    kernel, limits = version(machine["kernel"]), driver["kernel"]
+    kernel, limits = version(machine.kernel), driver["kernel"]
     clauses = []
     if version(driver["version"]) < version(stack["driver"]):
         clauses.append(f"is older than the {stack['driver']} that stack {stack['name']} needs")
     if kernel < version(limits["min"]):
-        clauses.append(f"needs kernel {limits['min']}, and this is {machine['kernel']}")
+        clauses.append(f"needs kernel {limits['min']}, and this is {machine.kernel}")
     if limits["below"] is not None and kernel >= version(limits["below"]):
         clauses.append(
-            f"builds on kernels below {limits['below']} only, and this is {machine['kernel']}"
+            f"builds on kernels below {limits['below']} only, and this is {machine.kernel}"
         )
     clauses += [
         f"does not know sm_{sm}"

@@ -1,6 +1,6 @@
 """What is installed beside driver and torch: CUDA toolkit, cuDNN, NCCL and apex. Pure functions.
 
-Machines are dictionaries of ansible/library/machine_facts.py with their inventory name as "host".
+Machines are PlanFacts (boundary/facts.py); `toolkit_plan` also takes what Ansible has of them.
 The roles cuda, cudnn, nccl and apex only carry the plan out, and `make dry-provision` prints it.
 """
 
@@ -8,7 +8,7 @@ import dataclasses
 import re
 from typing import Any
 
-from . import PlanError, stacks
+from . import PlanError, reading, stacks
 from . import driver_candidates as candidates
 
 LINK = "/usr/local/cuda"
@@ -75,28 +75,26 @@ def toolkit_plan(machines, stack, wanted, table):
     stack: a row of table["rows"] with "name"; wanted: {"toolkit", "apex", "apex_extensions"}, each
     auto, true or false. Raises PlanError for what these machines cannot have.
     """
-    machines = list(machines)
+    machines = [reading.known(machine) for machine in machines]
     wanted = {name: _word(name, value) for name, value in wanted.items()}
-    foreign = {
-        machine["host"]: foreign_toolkit(machine, stack, wanted, table) for machine in machines
-    }
+    foreign = {machine.host: foreign_toolkit(machine, stack, wanted, table) for machine in machines}
     with_toolkit = [
         machine
         for machine in machines
         if _has_toolkit(machine, stack, wanted, table)
-        and (foreign[machine["host"]] is None or wanted["toolkit"] == "true")
-        and not _is_used(foreign[machine["host"]])
+        and (foreign[machine.host] is None or wanted["toolkit"] == "true")
+        and not _is_used(foreign[machine.host])
     ]
-    with_nvcc = [m for m in machines if m in with_toolkit or _is_used(foreign[m["host"]])]
+    with_nvcc = [m for m in machines if m in with_toolkit or _is_used(foreign[m.host])]
     with_apex = [machine for machine in machines if _has_apex(machine, stack, wanted, table)]
     toolkit = dataclasses.asdict(_toolkit(stack, table)) if with_toolkit else None
     obstacle = _no_extensions(with_apex, with_nvcc, stack, wanted)
     return {
-        machine["host"]: {
+        machine.host: {
             "toolkit": toolkit if machine in with_toolkit else None,
-            "found": foreign[machine["host"]] and dataclasses.asdict(foreign[machine["host"]]),
+            "found": foreign[machine.host] and dataclasses.asdict(foreign[machine.host]),
             "apex": (
-                dataclasses.asdict(_apex(machine, foreign[machine["host"]], obstacle, stack, table))
+                dataclasses.asdict(_apex(machine, foreign[machine.host], obstacle, stack, table))
                 if machine in with_apex
                 else None
             ),
@@ -111,16 +109,16 @@ def foreign_toolkit(machine, stack, wanted, table):
     wanted: as in toolkit_plan. One whose nvcc has the stack's version is as good as ours.
     """
     name = stack.get("toolkit")
-    places = [folder for folder in (f"{LINK}-{name}", LINK) if folder in machine["toolkits"]]
+    places = [folder for folder in (f"{LINK}-{name}", LINK) if folder in machine.toolkits]
     if not places or _word("toolkit", wanted["toolkit"]) == "false":
         return None
     if not _has_toolkit(machine, stack, wanted, table):
         return Foreign(places[0], used=False, reason="left alone: nothing is built with it")
     for folder in places:
-        version = machine["toolkits"][folder]
+        version = machine.toolkits[folder]
         if version and version.split(".")[:2] == name.split("."):
             return Foreign(folder, used=True, reason=f"CUDA {version} is there, and used as it is")
-    answer = machine["toolkits"][places[0]]
+    answer = machine.toolkits[places[0]]
     answer = f"says {answer}, not {name}" if answer else "gives no answer"
     return Foreign(
         places[0], used=False, reason=f"left alone: it is not Tandem's, and its nvcc {answer}"
@@ -205,7 +203,7 @@ def _no_extensions(machines, with_toolkit, stack, wanted):
     if wanted["apex_extensions"] == "false":
         return "apex_extensions is false"
     obstacles = {
-        machine["host"]: compiler_obstacle(machine, stack)
+        machine.host: compiler_obstacle(machine, stack)
         or ("" if machine in with_toolkit else "no CUDA toolkit")
         for machine in machines
     }
@@ -234,10 +232,10 @@ def compiler(machine, stack):
     Where the machine has none, role base installs the release's own; where that is too new, the
     newest of the archive's older ones that the stack takes.
     """
-    own = machine["gcc"] or candidates.packaged_gcc(machine)
+    own = machine.gcc or candidates.packaged_gcc(machine)
     if own is None or stacks.version(own)[0] <= stack["gcc"]:
         return own, ""
-    there = {**machine.get("offered", {}), **machine.get("packages", {})}
+    there = {**machine.offered, **machine.packages}
     older = {int(match[1]): name for name in there if (match := COMPILER.match(name))}
     fitting = [number for number in older if number <= stack["gcc"]]
     if not fitting:

@@ -18,6 +18,7 @@ from planning import (
     offline,
     preflight,
     preserved_settings,
+    reading,
     share,
     stacks,
     toolkit,
@@ -41,7 +42,7 @@ from tests.unit.ansible.driver_machines import (
     upgrade,
 )
 from tests.unit.ansible.provision_machines import TABLE, load, machine
-from tests.unit.ansible.test_driver_result import CARDS, LAPTOP, STATE
+from tests.unit.ansible.test_driver_result import CARDS, LAPTOP
 from tests.unit.ansible.test_network_wake import ETHTOOL, RECORD
 from tests.unit.ansible.test_provision_preflight import ILL, SSH, of_ssh, two_cards
 from tests.unit.ansible.test_share_filters import LSBLK, PLACE, mounted
@@ -59,7 +60,8 @@ def upgrading(recorded):
 
 
 def rebooting(state):
-    return lambda: ". Remedy: ".join(driver_result.reboot_refused(state, {"interrupt": False}, "7"))
+    asked = {**machine(), **state}, {"interrupt": False}, "7"
+    return lambda: ". Remedy: ".join(driver_result.reboot_refused(*asked))
 
 
 def error(function, *arguments, **named):
@@ -152,6 +154,9 @@ DRIVER = {
 }
 
 
+STATE = by_runfile(signing_key="/var/lib/dkms/mok.pub")
+
+
 def outcome(loading="", smi="NVIDIA-SMI has failed because it couldn't communicate", **changes):
     made = driver_result.driver_outcome(STATE | changes, loading, {"rc": 9, "text": smi})
     return f"{made['state']}: {made['reason']}. Remedy: {made['remedy'] or 'none'}"
@@ -193,8 +198,10 @@ STACKS = {
     "decided before": resolved([BLACKWELL], kept={"stack": "cu126", "path": "/a/pc.stack.yml"}),
     "unknown decided before": resolved([PASCAL], kept={"stack": "cu1", "path": "x"}),
     "kept file": error(stacks.read_decision, "stack: 126\n", "/a/pc.stack.yml"),
-    "driver 440": error(stacks.resolve_driver, machine(cards=["1e07"]), stack("cu102"), ONLY_440),
-    "venv": error(stacks.python_for, stack("cpu"), machine("ubuntu2204"), "venv"),
+    "driver 440": error(
+        stacks.resolve_driver, reading.known(machine(cards=["1e07"])), stack("cu102"), ONLY_440
+    ),
+    "venv": error(stacks.python_for, stack("cpu"), reading.known(machine("ubuntu2204")), "venv"),
 }
 
 

@@ -7,33 +7,22 @@ import jinja2
 import pytest
 
 from planning import driver_result as after
+from tests.unit.ansible.driver_machines import by_runfile, facts
 from tests.unit.ansible.provision_machines import ROOT
 
-STATE = {
-    "driver": "535.261.03",
-    "driver_library": "535.261.03",
-    "module": "535.261.03",
-    "kernel": "6.1.0-31-amd64",
-    "nouveau": False,
-    "waiting_kernel": None,
-    "waiting_module": None,
-    "signing_key": "/var/lib/dkms/mok.pub",
-}
 
-
-def outcome(loading="", smi=None, **changes):
-    smi = smi or {"rc": 9, "text": "NVIDIA-SMI has failed because it couldn't communicate"}
-    return after.driver_outcome(STATE | changes, loading, smi)
+def outcome(smi):
+    return after.driver_outcome(by_runfile(), "", smi)
 
 
 def test_done_is_when_module_and_nvidia_smi_agree_on_every_card():
     """What only a reboot cures, and what nothing here cures: tests/messages/ansible.py."""
-    assert outcome(smi={"rc": 0, "text": "535.261.03\n535.261.03\n"})["state"] == "done"
-    assert outcome(smi={"rc": 0, "text": "No devices were found"})["state"] == "refuse"
-    assert outcome(smi={"rc": 0, "text": "535.300.01\n"})["state"] == "refuse"
-    assert outcome(smi={"rc": 9, "text": "535.261.03\n"})["state"] == "refuse"
+    assert outcome({"rc": 0, "text": "535.261.03\n535.261.03\n"})["state"] == "done"
+    assert outcome({"rc": 0, "text": "No devices were found"})["state"] == "refuse"
+    assert outcome({"rc": 0, "text": "535.300.01\n"})["state"] == "refuse"
+    assert outcome({"rc": 9, "text": "535.261.03\n"})["state"] == "refuse"
     mismatch = "Failed to initialize NVML: Driver/library version mismatch\n"
-    assert outcome(smi={"rc": 18, "text": mismatch})["state"] == "reboot"
+    assert outcome({"rc": 18, "text": mismatch})["state"] == "reboot"
 
 
 # --- holding ------------------------------------------------------------------------------------
@@ -62,12 +51,12 @@ UBUNTU = {
 
 
 WANTED, CU126 = {"hold_kernel": False}, {"name": "cu126"}
-LONE = {"kernel_series": None, "dkms": False, "release": "22.04"}  # of no series
+LONE = {"dkms": False, "release": "22.04"}  # of no series
 
 
 def hold(packages, version, transitional=(), wanted=WANTED, stack=CU126, **known):
     leads = dict.fromkeys(transitional, "nvidia-driver-580-open")
-    state = {**LONE, "packages": packages, "transitional": leads, **known}
+    state = {**facts(), **LONE, "packages": packages, "transitional": leads, **known}
     return after.driver_hold(state, version, wanted, stack)
 
 
@@ -113,7 +102,7 @@ def test_what_an_installation_released_that_broke_off_is_held_at_whichever_versi
     """Half of it has moved: the library is the new one, and a package is half installed."""
     mixed = DEBIAN | {"libnvidia-ml1": "535.300.01-1"}
     released = ["libnvidia-ml1", "nvidia-kernel-dkms", "nvidia-smi"]
-    state = {**LONE, "packages": mixed, "transitional": {}}
+    state = {**facts(), **LONE, "packages": mixed}
     made = after.driver_hold(state, "535.300.01", WANTED, CU126, released)
     assert set(released) <= set(made["packages"])
     pin = "Package: nvidia-kernel-dkms\nPin: version 535.261.03-1\nPin-Priority: 999\n"
@@ -127,8 +116,8 @@ def test_what_an_installation_released_that_broke_off_is_held_at_whichever_versi
 
 def test_the_next_kernel_comes_by_its_metapackages():
     image = ["linux-headers-amd64", "linux-image-amd64"]
-    assert after.kernel_packages({"packages": DEBIAN}) == image
-    assert after.kernel_packages({"packages": UBUNTU}) == [
+    assert after.kernel_packages(facts(packages=DEBIAN)) == image
+    assert after.kernel_packages(facts(packages=UBUNTU)) == [
         "linux-generic-hwe-22.04",
         "linux-image-generic-hwe-22.04",
         "linux-modules-nvidia-580-open-generic-hwe-22.04",

@@ -105,7 +105,7 @@ def test_facts_are_refused_or_planned_with(facts):
         stack = refused_or(stacks.resolve, both, wanted, TABLE)
         refused_or(stacks.expected, both, wanted, TABLE)
         refused_or(toolkit.toolkit_plan, both, stack or STACK, WANTED, TABLE)
-        refused_or(stacks.python_for, stack or STACK, known, "auto")
+        refused_or(stacks.python_for, stack or STACK, reading.known(known), "auto")
     refused_or(wake.wake_record, known, "192.168.56.111", 22)
     if own is None:
         return

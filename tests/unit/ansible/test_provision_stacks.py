@@ -66,7 +66,7 @@ def test_a_card_that_no_stack_has_code_for_takes_no_part(device):
         chosen["name"] == "cu132"
         and f"node2's {stacks.generation(device, TABLE)['name']}" in (chosen["reason"])
     )
-    assert [row["sm"] for _, row in stacks.known_gpus(beside, TABLE)] == [86]
+    assert [row["sm"] for _, row in stacks.known_gpus(reading.known(beside), TABLE)] == [86]
 
 
 def test_gpus_says_how_many_cards_take_part():
@@ -76,7 +76,7 @@ def test_gpus_says_how_many_cards_take_part():
     without = {**volta, "gpus_counted": reading.counted("0", "node1")}
     assert stacks.resolve([without, blackwell], "auto", TABLE)["name"] == "cu132"
     both = machine(cards=["1b06", "2204"])
-    one = {**both, "gpus_counted": 1}
+    one, both = reading.known({**both, "gpus_counted": 1}), reading.known(both)
     assert stacks.known_gpus(one, TABLE) == stacks.known_gpus(both, TABLE)[:1]
     for wrong in ("-1", "two", 1.5):
         with pytest.raises(PlanError):
@@ -171,7 +171,7 @@ def test_auto_prefers_a_stack_that_the_installed_driver_runs(driver, stack):
 )
 def test_python(release, stack, manager, expected):
     row = dict(TABLE["rows"][stack], name=stack)
-    assert stacks.python_for(row, machine(release), manager) == expected
+    assert stacks.python_for(row, reading.known(machine(release)), manager) == expected
 
 
 @pytest.mark.parametrize("name", TABLE["rows"])

@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from contract.errors import UserError
-from planning import PlanError, driver, stacks
+from planning import PlanError, driver, reading, stacks
 from tests.unit.ansible.driver_machines import WANTED
-from tests.unit.ansible.provision_machines import ROOT, TABLE
+from tests.unit.ansible.provision_machines import ROOT, TABLE, machine
 from tools import verbs
 
 ANSIBLE = ROOT / "ansible"
@@ -172,7 +172,7 @@ def test_a_setting_that_a_refusal_names_is_not_set_already_and_helps(name, facts
 def test_what_removes_a_driver_leaves_what_containers_need():
     """`apt-get purge '*nvidia*' NAME+` keeps NAME: tried by apt's own simulation."""
     there = ("nvidia-driver-535", "nvidia-container-toolkit", "libnvidia-container1", "gcc")
-    facts = {"packages": dict.fromkeys(there, "1")}
+    facts = reading.known(machine(packages=dict.fromkeys(there, "1")))
     kept = "libnvidia-container1+ nvidia-container-toolkit+"
     assert driver.removal(facts, "package") == f"sudo apt-get purge '*nvidia*' {kept}"
     assert driver.removal(facts, "runfile") == "sudo nvidia-uninstall"
