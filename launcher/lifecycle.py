@@ -17,7 +17,7 @@ from launcher.look import OpenMachines
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Notify, of_run
-from launcher.owners import Owners
+from launcher.participants import Participants, Waiter
 from launcher.plan.checks import ReadyRun, make_plan
 from launcher.plan.plan import NodePlan, Plan
 from launcher.problems import BUSY_REMEDY
@@ -25,6 +25,7 @@ from launcher.terminal import Stopper, Terminal, waiting
 from launcher.watch import attempts
 from launcher.watch.attempts import (
     Attempts,
+    Outcome,
     cannot_go_on,
     describe,
     exit_code,
@@ -34,7 +35,7 @@ from launcher.watch.attempts import (
 from launcher.watch.failures import Failure
 from launcher.watch.guards import deliver, start_guards
 from launcher.watch.lines import RunLogs
-from launcher.watch.watch import Outcome, Watch
+from launcher.watch.watch import Watch
 from launcher.workload import RunSite, Workload
 
 
@@ -43,12 +44,12 @@ def run_attempt(
     machines: OpenMachines,
     logs: RunLogs,
     stopper: Stopper,
-    owners: Owners | None = None,
+    participants: Participants | None = None,
 ) -> Outcome:
     """Start the guards of an attempt and stay until all have ended."""
     processes = start_guards(plan, machines)
     try:
-        return Watch(plan, processes, logs, stopper, owners).run()
+        return Watch(plan, processes, logs, stopper, participants).run()
     finally:
         with waiting(logs.terminal, "writing the logs to this machine's disk"):
             logs.close()
@@ -61,7 +62,7 @@ class Run:
 
     def __init__(self, checked: ReadyRun, folder: Path, terminal: Terminal):
         self.checked = checked
-        self.machines, self.owners = checked.machines, checked.owners
+        self.machines, self.participants = checked.machines, checked.participants
         self.folder = folder
         self.terminal = terminal
         self.notify = Notify(checked.run_config.notify, terminal)
@@ -95,7 +96,7 @@ class Run:
         with (
             Stopper().listening() as stopper,
             hours.ending(until, self.terminal),
-            self.owners.looking(),
+            self.participants.looking(),
         ):
             outcome = self._attempts(plan, reason, stopper)
         refused = plan.attempt > 1 and self._refused(outcome)
@@ -134,7 +135,7 @@ class Run:
         return self.before != "running" and (not done or (len(done) == 1 and bad_input))
 
     def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
-        limits = attempts.Limits(self.checked.run_config.max_restarts, self.owners.least)
+        limits = attempts.Limits(self.checked.run_config.max_restarts)
         while True:
             try:
                 outcome = self._attempt(plan, reason, stopper)
@@ -183,15 +184,17 @@ class Run:
         self.machines.close()
         needs = dataclasses.replace(self.checked.needs, run=old.run)
         saved = self.workload.is_trainer and self.attempts.saved(self.folder)
-        tell = self.notify.wait(old.run)
+        waiter = Waiter.later(self.terminal, self.notify, stopper, saved)
         with waiting(self.terminal, "finding out which machines answer"):
-            self.machines = attempts.survivors(
-                self.owners, needs, limits, stopper, self.terminal, tell, saved
-            )
+            self.machines = self.participants.later(needs, waiter)
         last = self.find_checkpoint()
         here = {host.name for host in self.machines.hosts}
         if here != set(self.attempts.list[-1]["nodes"]):
-            hosts, terminal, config = self.owners.hosts, self.terminal, self.checked.run_config
+            hosts, terminal, config = (
+                self.participants.hosts,
+                self.terminal,
+                self.checked.run_config,
+            )
             workload = self.workload.for_attempt(config, hosts, self.machines, terminal)
             needs = dataclasses.replace(self.checked.needs, workload=workload)
             self.checked = dataclasses.replace(self.checked, needs=needs)
@@ -212,7 +215,7 @@ class Run:
 
     @property
     def site(self) -> RunSite:
-        needs, hosts = self.checked.needs, self.owners.hosts
+        needs, hosts = self.checked.needs, self.participants.hosts
         return RunSite(self.folder, needs, hosts, self.machines, self.attempts, self.terminal)
 
     def find_checkpoint(self) -> str | None:
@@ -234,11 +237,11 @@ class Run:
         self.attempts.begin(plan, reason, time.time(), self.last)
         logs = RunLogs(self.folder, self.terminal, plan.world_size)
         needs = dataclasses.replace(self.checked.needs, run=plan.run)
-        self.owners.began(self.machines, needs)
+        self.participants.attempt_began(self.machines, needs)
         try:
-            outcome = run_attempt(plan, self.machines, logs, stopper, self.owners)
+            outcome = run_attempt(plan, self.machines, logs, stopper, self.participants)
         finally:
-            self.owners.ended()
+            self.participants.attempt_ended()
         if cause := outcome.cause:
             hint = self.workload.hint(cause)
             outcome = dataclasses.replace(outcome, cause=dataclasses.replace(cause, file_hint=hint))
@@ -257,7 +260,7 @@ class Run:
     def _reconnect(self) -> None:
         """Connect again: some machines may be gone by now, and some may be back."""
         self.machines.close()
-        hosts, needs = self.owners.hosts, self.checked.needs
+        hosts, needs = self.participants.hosts, self.checked.needs
         with waiting(self.terminal, "finding out which machines answer"):
             self.machines = look.open_and_probe(hosts, needs, without_missing=True)
         here = {host.name for host in self.machines.hosts}

@@ -28,17 +28,17 @@ from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import RESULTS, trainer_settings, with_trainer
+from launcher.participants import Waiter
 from launcher.plan.balance import OFF
-from launcher.plan.checks import ReadyRun, Turn, check_machines, make_plan, new_id
+from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id
 from launcher.plan.plan import Plan, choose_port, interface
 from launcher.problems import BUSY_REMEDY
 from launcher.run import in_turn
 from launcher.terminal import Stopper, Terminal, waiting
-from launcher.watch.attempts import Attempts, leftovers, not_copied, write_json
+from launcher.watch.attempts import Attempts, Outcome, leftovers, not_copied, write_json
 from launcher.watch.failures import READ_BELOW, Failure, explained
 from launcher.watch.guards import deliver
 from launcher.watch.lines import RunLogs
-from launcher.watch.watch import Outcome
 from launcher.workloads.trainer import Trainer
 
 SECONDS = 15  # of steps
@@ -71,7 +71,7 @@ def plan(options: Config, words: list[str], anew: bool) -> int:
         return show(done, terminal)
     if problem is not None:
         raise problem
-    measured = in_turn(options, terminal, lambda turn: measure(options, terminal, turn))
+    measured = in_turn(options, terminal, lambda waiter: measure(options, terminal, waiter))
     return show(report([*words, "--run", str(relative(measured))]), terminal)
 
 
@@ -103,11 +103,11 @@ def show(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
     return done.returncode
 
 
-def measure(options: Config, terminal: Terminal, turn: Turn) -> Path:
+def measure(options: Config, terminal: Terminal, waiter: Waiter) -> Path:
     """Claim the machines, measure, and release them; returns the folder of what was measured.
     Raises UserError."""
     # Each machine trains by itself, with a whole BATCH.
-    checked = check_machines(dataclasses.replace(options, balance=OFF), terminal, turn)
+    checked = check_machines(dataclasses.replace(options, balance=OFF), terminal, waiter)
     try:
         return Measurement(checked, terminal).carry_out()
     finally:

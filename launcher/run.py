@@ -18,8 +18,9 @@ from launcher import folders
 from launcher.machines.engine import Busy
 from launcher.notify import Facts
 from launcher.options import STORED, read
+from launcher.participants import Wait, Waiter
 from launcher.plan import plan as planning
-from launcher.plan.checks import Turn, check_machines, make_plan, new_id
+from launcher.plan.checks import check_machines, make_plan, new_id
 from launcher.terminal import Terminal, keep_machines
 from launcher.workloads import kind_of
 
@@ -35,7 +36,9 @@ def dry_run(options: Config) -> int:
         for warning in checked.workload.warnings(checked.machines.hosts):
             terminal.say(warning)
         terminal.drain()
-        print(clean("\n".join([planning.render(plan), *checked.owners.table(checked.machines)])))
+        print(
+            clean("\n".join([planning.render(plan), *checked.participants.table(checked.machines)]))
+        )
     finally:
         checked.machines.close()
     return 0
@@ -45,31 +48,31 @@ def train(options: Config, name: str = "") -> int:
     """Start a run, of this name if it is given one, and stay with it until its report is printed.
     Returns the exit code."""
     terminal = Terminal()
-    return in_turn(options, terminal, lambda turn: train_once(options, terminal, turn, name))
+    return in_turn(options, terminal, lambda waiter: train_once(options, terminal, waiter, name))
 
 
-def in_turn(options: Config, terminal: Terminal, once: Callable[[Turn], T]) -> T:
+def in_turn(options: Config, terminal: Terminal, once: Callable[[Waiter], T]) -> T:
     """What `once` returns, after others have left the machines if QUEUE=1 was given. Raises
     Busy."""
-    turn = Turn(options, terminal)
+    waiter = Waiter.first(options, terminal)
     try:
         while True:
             try:
-                return once(turn)
+                return once(waiter)
             except Busy as error:
                 if not options.queue:
                     raise
-                turn.pause(str(error))
+                waiter.pause(Wait(str(error)))
     except UserError as error:
-        if turn.waited:  # nobody need be there to read it
-            turn.notify.send(Facts(turn.waited, "failed", why=str(error)))
+        if waiter.waited:  # nobody need be there to read it
+            waiter.notify.send(Facts(waiter.waited, "failed", why=str(error)))
         raise
 
 
-def train_once(options: Config, terminal: Terminal, turn: Turn, name: str = "") -> int:
+def train_once(options: Config, terminal: Terminal, waiter: Waiter, name: str = "") -> int:
     """The same, or Busy: two launchers may have found the same machines free. Then nothing is left
     of the run here."""
-    checked = check_machines(options, terminal, turn)
+    checked = check_machines(options, terminal, waiter)
     from launcher.lifecycle import Run
     from launcher.watch.attempts import write_json
 
@@ -84,7 +87,7 @@ def train_once(options: Config, terminal: Terminal, turn: Turn, name: str = "") 
             document = plan.document()
             document["seal"] = seal.seal(document["options"])
             write_json(folder / "plan.json", document, mode=0o600)
-        turn.waited = ""  # from here on the run sends its own
+        waiter.waited = ""  # from here on the run sends its own
         return Run(checked, folder, terminal).carry_out(plan, "first attempt")
     except BaseException as error:
         checked.machines.close()
@@ -117,7 +120,7 @@ def resume(name: str, given: dict[str, Any]) -> int:
     terminal = Terminal()
     before = None if "balance" in given else weights_before(attempts)
     return in_turn(
-        options, terminal, lambda turn: resume_once(folder, options, before, terminal, turn)
+        options, terminal, lambda waiter: resume_once(folder, options, before, terminal, waiter)
     )
 
 
@@ -140,10 +143,10 @@ def resume_once(
     options: Config,
     before: dict[str, int] | None,
     terminal: Terminal,
-    turn: Turn,
+    waiter: Waiter,
 ) -> int:
     """The same, or Busy; then the run is as it was."""
-    checked = check_machines(options, terminal, turn, folder.name, before)
+    checked = check_machines(options, terminal, waiter, folder.name, before)
     from launcher.lifecycle import Run
 
     run = None
@@ -160,7 +163,7 @@ def resume_once(
             used_ports=run.attempts.ports,
             bar=terminal.columns,
         )
-        turn.waited = ""
+        waiter.waited = ""
         return run.carry_out(plan, "resumed by hand")
     except BaseException as error:
         checked.machines.close()

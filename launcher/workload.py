@@ -131,7 +131,7 @@ class Workload(ABC):
 
     @abstractmethod
     def for_machines(self, machines: OpenMachines) -> Workload:
-        """The same with what has to suit these machines. Raises UserError."""
+        """The same with what has to suit these machines. Raises Refused."""
 
     @abstractmethod
     def problems(

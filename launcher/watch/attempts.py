@@ -1,5 +1,5 @@
-"""The attempts of a run: what became of each (attempts.json), whether another follows, and with
-which machines; what people are told of the end, and the exit code that tells scripts.
+"""The attempts of a run: what became of each (attempts.json) and whether another follows; what
+people are told of the end, and the exit code that tells scripts.
 
 The rule: each machine keeps its batch, so with fewer machines the global batch is smaller and an
 epoch has more steps. The schedule counts images, not steps, and continues from the checkpoint; the
@@ -11,38 +11,41 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from boundary import run_files
-from boundary.frames import Process
+from boundary.frames import Exit, Process
 from boundary.schema import Invalid, decode
-from contract.errors import STOPPED, UNWRITTEN, UserError
+from contract.errors import STOPPED, UNWRITTEN
 from contract.text import pluralize, write_whole
-from launcher import judge, look
 from launcher.folders import recorded, relative
-from launcher.look import OpenMachines, Requirements
-from launcher.machines.engine import Host
 from launcher.machines.inventory import JOB
-from launcher.owners import Owners
 from launcher.plan.plan import Plan
-from launcher.problems import ALWAYS
-from launcher.terminal import Stopper, Terminal
 from launcher.watch import failures
 from launcher.watch.failures import Failure, Restart, document
-from launcher.watch.watch import Outcome
 from report.files import before_hole, open_record
 
 LINE = 1 << 20  # bytes; no line of ours is longer
 LARGEST_DIVISOR = 64
-# Machines are given this long to come back when fewer than MIN_NODES answer.
-PATIENCE = 90.0
-LOOK_EVERY = 3.0
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended."""
+
+    status: str
+    cause: Failure | None
+    wall_seconds: float
+    gone: list[str]
+    exits: dict[str, Exit]
+    unresponsive: list[str] = field(default_factory=list)
+    regroup: str | None = None  # why the run goes on with other machines
+    silent_ranks: Sequence[str] = ()  # where they stood, a line each place
 
 
 def write_json(path: Path, value: object, mode: int = 0o644) -> None:
@@ -176,7 +179,6 @@ class Limits:
     """The restarts that the user allowed and that are left."""
 
     restarts: int
-    min_nodes: int
     divisor: int = 1
 
     def environment(self) -> dict[str, str]:
@@ -196,69 +198,6 @@ def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
     else:
         return None
     return left, failures.reason(cause, left.divisor)
-
-
-def survivors(
-    owners: Owners,
-    needs: Requirements,
-    limits: Limits,
-    stopper: Stopper,
-    terminal: Terminal,
-    tell: Callable[[str], None],
-    saved: bool,
-) -> OpenMachines:
-    """Connections to the machines that are fit now, and that no owner uses, at least MIN_NODES:
-    owners are waited for as long as it takes. `saved`: a checkpoint was. Raises UserError."""
-    deadline, told = time.monotonic() + PATIENCE, ""
-    while True:
-        here = owners.available()
-        machines = OpenMachines([], {}, {})
-        unfit: dict[str, str] = {}
-        if len(here) >= limits.min_nodes:
-            machines, unfit = _fit(here, needs, owners)
-        if len(machines.hosts) >= limits.min_nodes:
-            owners.leave_unfit(unfit)
-            for text in unfit.values():
-                terminal.say(f"the run goes on without {text}")
-            return machines
-        names = ", ".join(host.name for host in machines.hosts) or "none"
-        machines.close()
-        why = "" if len(owners.available()) >= limits.min_nodes else owners.waits(limits.min_nodes)
-        if why:
-            deadline = time.monotonic() + PATIENCE
-        if why and why != told:
-            terminal.say(f"{'all is saved, and ' if saved else ''}the run waits: {why}")
-            told = why
-        why = why or f"machines that answer and are fit, of which it needs {limits.min_nodes}"
-        if stopper.asked:
-            raise UserError(*unfit.values(), f"the run was stopped while it waited: {why}")
-        if time.monotonic() > deadline:
-            raise UserError(
-                *unfit.values(),
-                f"only {len(machines.hosts)} machines answer and are fit ({names}), and MIN_NODES "
-                f"is {limits.min_nodes}: mend the others, then `make train RESUME=latest`.",
-            )
-        tell(why)
-        time.sleep(LOOK_EVERY)
-
-
-def _fit(
-    hosts: list[Host], needs: Requirements, owners: Owners
-) -> tuple[OpenMachines, dict[str, str]]:
-    """Connections to those of the machines that are fit, and why others are not."""
-    machines = look.open_and_probe(hosts, needs, without_missing=True)
-    unfit: dict[str, str] = {}
-    for host in machines.hosts:
-        own = machines.only(host)
-        for problem in judge.problems(own, needs, look.control_machine_facts(needs)):
-            # A run's own processes may still be leaving the cards: only another run has a machine.
-            taken = problem.code == "machine-busy" and not needs.run_config.force
-            if problem.blocks is ALWAYS or taken:
-                unfit.setdefault(host.name, problem.text)
-    machines.leave(unfit)
-    owners.leave_used(machines)
-    owners.leave_strangers(machines, needs)
-    return machines, unfit
 
 
 # Of the processes that still live on a machine: how many are named, with how many characters each.

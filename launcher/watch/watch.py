@@ -8,8 +8,7 @@ import enum
 import selectors
 import socket
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 from boundary import frames
@@ -18,9 +17,10 @@ from launcher.background import MIB
 from launcher.machines.engine import Process, error_location
 from launcher.node.link import LEASE
 from launcher.node.machine import boottime
-from launcher.owners import Owners
+from launcher.participants import Participants
 from launcher.plan.plan import Plan
 from launcher.terminal import Stopper, WaitNotice, wakeup
+from launcher.watch.attempts import Outcome
 from launcher.watch.failures import Failure, first_of
 from launcher.watch.guards import Guarded, Records, task
 from launcher.watch.lines import RunLogs
@@ -90,20 +90,6 @@ class Pauses:
         return pause
 
 
-@dataclass
-class Outcome:
-    """How an attempt ended."""
-
-    status: str
-    cause: Failure | None
-    wall_seconds: float
-    gone: list[str]
-    exits: dict[str, frames.Exit]
-    unresponsive: list[str] = field(default_factory=list)
-    regroup: str | None = None  # why the run goes on with other machines
-    silent_ranks: Sequence[str] = ()  # where they stood, a line each place
-
-
 class Watch:
     """Runs the event loop until every guard has ended or is given up."""
 
@@ -113,14 +99,14 @@ class Watch:
         processes: dict[str, Process],
         logs: RunLogs,
         stopper: Stopper,
-        owners: Owners | None = None,
+        participants: Participants | None = None,
     ):
         now = time.monotonic()
         self._plan = plan
         self._logs = logs
         self._say = logs.terminal.say
         self._stopper = stopper
-        self._owners = owners
+        self._participants = participants
         self._regroup: str | None = None
         self._begin = self._end = now
         self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
@@ -158,8 +144,8 @@ class Watch:
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
                     self._logs.report_disk()
-                    if self._owners and self._stage is Stage.RUNNING:
-                        self._regroup = self._owners.regroup()
+                    if self._participants and self._stage is Stage.RUNNING:
+                        self._regroup = self._participants.regroup()
                     if self._notice:
                         begun, size = len(self._begun), self._plan.world_size
                         self._notice.update(f"{begun} of {size} processes run")
@@ -273,8 +259,8 @@ class Watch:
     def _of_machine(self, host: str, frame: frames.Trouble | frames.OwnerSign) -> None:
         if isinstance(frame, frames.Trouble):
             self._say(f"{host}: {frame.message}")
-        elif self._owners:
-            self._owners.told(host, frame.sign)
+        elif self._participants:
+            self._participants.note_sign(host, frame.sign)
 
     def _exit(self, guard: Guarded, frame: frames.Exit) -> None:
         host = guard.node.host

@@ -162,7 +162,10 @@ class Script(Workload):
         """With the layer of its packages for them."""
         if not self.requirements or judge.python(machines):
             return self
-        made = layer_of(self.requirements, machines.environment)
+        try:
+            made = layer_of(self.requirements, machines.environment)
+        except UserError as error:
+            raise Refused([problem("script-packages", said=t) for t in error.problems]) from None
         imports = tuple(sorted({*self.imports} - made.modules()))
         return replace(self, layer=made, imports=imports)
 

@@ -13,9 +13,9 @@ from contract.options import Config
 from launcher.machines import owned, ssh
 from launcher.problems import RULES, problem
 from launcher.watch import attempts
+from launcher.watch.attempts import Outcome
 from launcher.watch.failures import Failure, exit_code, explained, reason, restart
 from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
-from launcher.watch.watch import Outcome
 from launcher.workload import Requirements
 from launcher.workloads.trainer import Trainer
 from report.wait_rules import WORDS

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from contract import verbs
 from contract.command_line import parse, verb_words
 from contract.errors import UserError
-from launcher import checkpoints, collect, outputs, owners, remote
+from launcher import checkpoints, collect, outputs, participants, remote
 from launcher.machines.owned import SIGNS, Owner
 from launcher.node import owner
 from launcher.plan import layer, models, requirements, sources
@@ -100,7 +100,7 @@ def test_of_its_owner_a_machine_says_what_is_known_or_nothing(said):
     node = SimpleNamespace(host=host(1, owner=Owner(tuple(SIGNS))), start=lambda argv: argv)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote, "talk", lambda *_: (said, "", 0))
-        assert owners._ask(node) in (None, *SIGNS, "silent")
+        assert participants._ask(node) in (None, *SIGNS, "silent")
 
 
 SESSIONS = st.text("Seat=user\n 0yesno\x1b²", max_size=60)

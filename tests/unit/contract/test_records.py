@@ -20,9 +20,8 @@ from launcher.node.link import FIELDS, read_task
 from launcher.options import document
 from launcher.plan import plan as planning
 from launcher.watch import attempts, guards
-from launcher.watch.attempts import Attempts, write_json
+from launcher.watch.attempts import Attempts, Outcome, write_json
 from launcher.watch.failures import Failure
-from launcher.watch.watch import Outcome
 from launcher.workloads.trainer import Trainer
 from report import read
 from report.files import time_of

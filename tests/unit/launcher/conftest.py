@@ -9,7 +9,7 @@ import pytest
 
 from contract import prices
 from contract.errors import UserError
-from launcher import owners
+from launcher import participants
 from launcher.look import OpenMachines
 from launcher.plan.checks import INSTRUCTION_LIMITS
 from tests.unit.launcher.guard_client import Client, alive, kill
@@ -77,11 +77,11 @@ def machines(monkeypatch):
     def open_all(hosts):
         return look(hosts, None, without_missing=True).nodes, {}
 
-    monkeypatch.setattr(owners.look, "open_and_probe", look)
-    monkeypatch.setattr(owners.look, "unreachable_pairs", lambda *_: {})
-    monkeypatch.setattr(owners.engine, "close_all", lambda _nodes: None)
-    monkeypatch.setattr(owners.engine, "open_all", open_all)
-    monkeypatch.setattr(owners, "ask", lambda nodes: {n: those[n].get("sign") for n in nodes})
+    monkeypatch.setattr(participants.look, "open_and_probe", look)
+    monkeypatch.setattr(participants.look, "unreachable_pairs", lambda *_: {})
+    monkeypatch.setattr(participants.engine, "close_all", lambda _nodes: None)
+    monkeypatch.setattr(participants.engine, "open_all", open_all)
+    monkeypatch.setattr(participants, "ask", lambda nodes: {n: those[n].get("sign") for n in nodes})
     return those
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from contract.errors import UserError
-from launcher import folders, look, notify
+from launcher import folders, look, notify, participants
 from launcher.look import OpenMachines
 from launcher.machines import inventory
 from launcher.options import config_of
@@ -42,7 +42,7 @@ def ready(monkeypatch, tmp_path):
         monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
         monkeypatch.setattr(trainer, "trainer_settings", settings_of)
         monkeypatch.setattr(folders, "RUNS", tmp_path)
-        monkeypatch.setattr(checks.time, "sleep", slept.append)
+        monkeypatch.setattr(participants.time, "sleep", slept.append)
         config = replace(config_of(options), until=until)
         return checks.check_machines(config, Terminal(said), everybody=everybody)
 
@@ -64,7 +64,7 @@ def test_busy_machines_are_waited_for_and_that_is_said_once(ready):
     other = {**BUSY, "processes": [{"pid": 8, "user": "ben", "command": "python y"}]}
     looks = [{"gpus": BUSY}, {"gpus": BUSY}, {"gpus": other}, {"gpus": free}]
     assert ready(*looks, queue=True).machines.hosts == [host(1), host(2)]
-    assert ready.slept == [checks.QUEUE_POLL_SECONDS] * 3
+    assert ready.slept == [participants.QUEUE_POLL_SECONDS] * 3
     waited = [line for line in ready.said().splitlines() if "waiting: " in line]
     assert [line.split("by ")[1][:3] for line in waited] == ["ann", "ben"]
     assert ready.said().count("whichever asks first") == 1

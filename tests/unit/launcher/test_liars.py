@@ -3,8 +3,7 @@
 import pytest
 
 from boundary.frames import Exit, Process
-from launcher.watch.attempts import leftovers
-from launcher.watch.watch import Outcome
+from launcher.watch.attempts import Outcome, leftovers
 from tests.unit.launcher.scripted_guards import watch
 
 pytestmark = pytest.mark.usefixtures("settles_soon")

@@ -14,10 +14,10 @@ import pytest
 from contract.errors import UserError
 from launcher import cli, folders, measure
 from launcher.look import OpenMachines
-from launcher.owners import Owners
+from launcher.participants import Participants
 from launcher.plan.checks import ReadyRun
+from launcher.watch.attempts import Outcome
 from launcher.watch.failures import Failure
-from launcher.watch.watch import Outcome
 from launcher.workload import Requirements
 from launcher.workloads.trainer import Trainer
 from report.__main__ import main as report_main
@@ -66,7 +66,7 @@ def cluster(tmp_path, monkeypatch, local_hosts):
             machines = OpenMachines(hosts, nodes, found)
             settings = replace(SETTINGS, model=options.trainer["model"])
             asked = Requirements(options, Trainer(settings))
-            return ReadyRun(asked, machines, Owners(hosts, None))
+            return ReadyRun(asked, machines, Participants(hosts, None))
 
         monkeypatch.setattr(measure.inventory, "load", lambda _: hosts)
         monkeypatch.setattr(measure, "check_machines", check)
@@ -171,7 +171,7 @@ def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(
     busy = Failure(host="node2", source="busy", order=0, message="it is in use by anna@desk: run r")
     outcomes = [Outcome("failed", busy, 0.0, [], {})] * 2 + [Outcome("stopped", None, 0.0, [], {})]
     monkeypatch.setattr(measure, "run_attempt", lambda *_: outcomes.pop(0))
-    monkeypatch.setattr("launcher.plan.checks.time.sleep", lambda _: None)
+    monkeypatch.setattr("launcher.participants.time.sleep", lambda _: None)
     assert plan("--measure") == 2
     assert "anna@desk: run r: wait for it (QUEUE=1)" in capsys.readouterr().err
     assert len(taken) == 1

@@ -25,13 +25,13 @@ from launcher.look import OpenMachines
 from launcher.machines.engine import Busy
 from launcher.machines.local import LocalNode
 from launcher.machines.ssh import SshNode
-from launcher.owners import Owners
+from launcher.participants import Participants, Waiter
 from launcher.plan import checks, predictions
 from launcher.plan.checks import ReadyRun
 from launcher.terminal import Terminal
 from launcher.watch import attempts
+from launcher.watch.attempts import Outcome
 from launcher.watch.failures import Failure
-from launcher.watch.watch import Outcome
 from launcher.workload import Requirements
 from launcher.workloads.trainer import Trainer
 from tests.unit.launcher.launcher_values import SETTINGS, build, facts, host
@@ -63,7 +63,7 @@ def start(tmp_path, monkeypatch, capsys, local_hosts):
         asked = Config(**{"force": True, **options})
         settings = replace(SETTINGS, **asked.trainer)
         machines, what = answers(hosts, None), Requirements(asked, Trainer(settings))
-        checked = ReadyRun(what, machines, Owners(hosts, None))
+        checked = ReadyRun(what, machines, Participants(hosts, None))
         folder = tmp_path / "runs" / "r"
         folder.mkdir(parents=True, exist_ok=True)
         number = 1
@@ -261,9 +261,9 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
 
 def test_parts_are_decided_anew_where_the_machines_change(start, monkeypatch):
     """They do before the third attempt."""
-    seen, decided, left = attempts.survivors, [], [2, 1]
+    seen, decided, left = Participants.later, [], [2, 1]
 
-    def survivors(*words):
+    def later(*words):
         machines = seen(*words)
         machines.hosts = machines.hosts[: left.pop(0)]
         return machines
@@ -272,7 +272,7 @@ def test_parts_are_decided_anew_where_the_machines_change(start, monkeypatch):
         decided.append([len(everybody), len(machines.hosts)])
         return self
 
-    monkeypatch.setattr(attempts, "survivors", survivors)
+    monkeypatch.setattr(Participants, "later", later)
     monkeypatch.setattr(Trainer, "for_attempt", decide)
     script = "if os.environ['TANDEM_ATTEMPT'] != '3': sys.exit(9)"
     code, _, folder = start(script, 2, max_restarts=2)
@@ -392,7 +392,7 @@ def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
     hosts, said = [host(1)], io.StringIO()
     machines = OpenMachines(hosts, {}, {"node1": facts(1)})
     what = Requirements(Config(), Trainer(SETTINGS))
-    ready = ReadyRun(what, machines, Owners(hosts, None))
+    ready = ReadyRun(what, machines, Participants(hosts, None))
     busy = Failure(host="node1", source="busy", order=0, message="it is in use by ben: run other")
     outcome = Outcome("failed", busy, 1.0, [], {})
 
@@ -403,7 +403,7 @@ def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "check_machines", lambda *_, **__: ready)
     monkeypatch.setattr(Run, "_attempt", attempt)
     with pytest.raises(Busy, match="node1: it is in use by ben: run other: wait for it"):
-        run.train_once(Config(), Terminal(said), checks.Turn(Config(), Terminal(said)))
+        run.train_once(Config(), Terminal(said), Waiter.first(Config(), Terminal(said)))
     assert [path.name for path in tmp_path.glob("2*")] == [earlier.name]
     assert (tmp_path / "latest").resolve() == earlier
 

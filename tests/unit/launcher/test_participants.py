@@ -1,5 +1,6 @@
 """Machines that somebody works at: what the inventory says of them, and who takes part when."""
 
+import io
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,14 +9,17 @@ import pytest
 
 from contract.errors import UserError
 from contract.options import Config
-from launcher import owners
+from launcher import participants
 from launcher.look import OpenMachines
 from launcher.machines import inventory, owned
 from launcher.machines.owned import Owner
-from launcher.owners import Availability, Owners
+from launcher.notify import Notify
+from launcher.participants import Availability, Moment, Participants, Waiter
+from launcher.problems import Problem
+from launcher.terminal import Stopper, Terminal
 from launcher.workload import Requirements
 from launcher.workloads.trainer import Trainer
-from tests.unit.launcher.launcher_values import SETTINGS, VERSIONS, host
+from tests.unit.launcher.launcher_values import SETTINGS, VERSIONS, facts, host
 from tests.unit.launcher.test_inventory import document
 
 MONDAY = datetime(2026, 11, 23, 20, 0)
@@ -96,12 +100,12 @@ ALL = ["node1", "node2", "node3"]
 )
 def test_when_a_run_goes_on_with_other_machines(inside, reports, now, changed, why):
     hosts = [host(number, owner=YIELDS) for number in (1, 2, 3)]
-    assert owners.regroup(hosts, inside, dict(zip(ALL, reports)), MONDAY, now, changed) == why
+    assert participants.regroup(hosts, inside, dict(zip(ALL, reports)), MONDAY, now, changed) == why
 
 
 def test_only_where_an_owner_yields_must_a_machine_have_been_free_for_a_while():
     for owner, why in ((YIELDS, "nobody has used it for less than 10 min"), (NIGHTS, None)):
-        assert owners.absence(host(1, owner=owner), FREE, False, MONDAY, 599.0) == why
+        assert participants.absence(host(1, owner=owner), FREE, False, MONDAY, 599.0) == why
 
 
 def test_an_owner_who_comes_and_goes_every_minute_costs_no_more_than_one_start_in_ten():
@@ -115,12 +119,18 @@ def test_an_owner_who_comes_and_goes_every_minute_costs_no_more_than_one_start_i
         elif report.free_since is None:
             report = Availability(free_since=float(second), why="", fit=True)
         reports = {"node1": FREE, "node2": report}
-        if owners.regroup(hosts, inside, reports, MONDAY, float(second), changed):
-            missing = owners.absence(hosts[1], report, "node2" in inside, MONDAY, float(second))
+        if participants.regroup(hosts, inside, reports, MONDAY, float(second), changed):
+            missing = participants.absence(
+                hosts[1], report, "node2" in inside, MONDAY, float(second)
+            )
             inside = ["node1"] if missing else ["node1", "node2"]
             changed = float(second)
             starts.append(second)
     assert starts == [60]  # it leaves once, and never is free for ten minutes
+
+
+def machines_facts(machines, *numbers):
+    return {f"node{n}": facts(n, **machines[f"node{n}"]) for n in numbers}
 
 
 def names(machines):
@@ -134,7 +144,7 @@ ASKED = Requirements(Config(), Trainer(SETTINGS))
 def test_a_start_leaves_out_who_has_an_owner_there_and_who_is_off(machines):
     machines["node2"] = {"sign": "seat"}
     del machines["node3"]
-    known = Owners(DESKS, None)
+    known = Participants(DESKS, None)
     assert names(known.present(ASKED)) == ["node1"]
     assert known.absent() == {"node2": "somebody works at it", "node3": "it does not answer"}
 
@@ -142,53 +152,106 @@ def test_a_start_leaves_out_who_has_an_owner_there_and_who_is_off(machines):
 def test_a_machine_of_the_cluster_alone_is_not_left_out(machines):
     """Without MIN_NODES a run needs all of those."""
     hosts = [host(1), host(2), host(3, owner=YIELDS), host(4, owner=NIGHTS)]
-    assert [owners.least(*one) for one in ((None, hosts), (3, hosts), (None, hosts[2:]))] == [
+    assert [participants.least(*one) for one in ((None, hosts), (3, hosts), (None, hosts[2:]))] == [
         2,
         3,
         1,
     ]
     del machines["node1"]
     with pytest.raises(UserError, match="node1 does not answer"):
-        Owners(DESKS, None).present(ASKED)
-    assert names(Owners(DESKS, 2).present(ASKED)) == ["node2", "node3"]
+        Participants(DESKS, None).present(ASKED)
+    assert names(Participants(DESKS, 2).present(ASKED)) == ["node2", "node3"]
 
 
 def test_one_that_others_have_is_left_out_unless_it_is_waited_for(machines):
     run = {"runs": [{"pid": 7, "run": "other", "holder": "ben", "seconds": 9}]}
     machines.update(node1=run, node2=run)  # without node1 the run does not begin
-    known = Owners(DESKS, None)
+    known = Participants(DESKS, None)
     assert names(known.present(ASKED)) == ["node1", "node3"]
     assert known.absent()["node2"].startswith("it is in use by ben: run other")
     for word in ("queue", "force"):
         asked = Requirements(Config(**{word: True}), Trainer(SETTINGS))
-        assert names(Owners(DESKS, None).present(asked)) == ["node1", "node2", "node3"]
+        assert names(Participants(DESKS, None).present(asked)) == ["node1", "node2", "node3"]
 
 
 def test_too_few_by_the_clock_are_asked_nothing(monkeypatch):
     nights = [host(1, owner=Owner(hours=owned.hours("00:00-00:01"))), host(2)]
-    known = Owners(nights, 2)
-    monkeypatch.setattr(owners, "datetime", type("Noon", (), {"now": lambda: MONDAY}))
-    monkeypatch.setattr(owners.look, "open_and_probe", None)
+    known = Participants(nights, 2)
+    monkeypatch.setattr(participants, "datetime", type("Noon", (), {"now": lambda: MONDAY}))
+    monkeypatch.setattr(participants.look, "open_and_probe", None)
     assert names(known.present(ASKED)) == []
     assert known.absent() == {"node1": "it is outside its hours (00:00-00:01)"}
 
 
 def test_one_that_joins_must_go_together_with_the_others(machines):
     machines["node3"] = {"versions": {**VERSIONS, "torch": "2.14.0"}}
-    known = Owners(DESKS, None)
-    these = known.strict(ASKED)
-    assert known.leave_strangers(these, ASKED) == []  # nobody took part yet
-    these.leave(["node3"])
-    known.began(these, ASKED)
-    these = known.strict(ASKED)
-    (why,) = known.leave_strangers(these, ASKED)
-    assert why.startswith("torch differs between machines")
-    assert names(these) == ["node1", "node2"]
-    known.silent("node3")
+    known, waiter = Participants(DESKS, None), Waiter.first(Config(), Terminal(io.StringIO()))
+    assert names(known.later(ASKED, waiter)) == ALL  # nobody took part yet
+    known.attempt_began(OpenMachines(DESKS[:2], {}, machines_facts(machines, 1, 2)), ASKED)
+    known.attempt_ended()
+    assert names(known.later(ASKED, waiter)) == ["node1", "node2"]
+    assert known.absent()["node3"].startswith("torch differs between machines")
+    known.attempt_began(OpenMachines(DESKS[:2], {}, machines_facts(machines, 1, 2)), ASKED)
+    known.mark_absent("node3")
     known._seen(DESKS[2], None)
-    known._reports["node3"] = Availability(free_since=LONG_AGO)
+    known._known["node3"] = Availability(free_since=LONG_AGO)
     known._seen(DESKS[2], None)
-    assert known._reports["node3"].why.startswith("torch differs between machines")
+    assert known._known["node3"].why.startswith("torch differs between machines")
+
+
+ABSENT = {"node3": "somebody works at it"}
+
+
+@pytest.mark.parametrize(
+    ("fit", "absent", "moment", "patience"),
+    [
+        (ALL[:2], ABSENT, Moment.FIRST, "start"),
+        (ALL[:1], ABSENT, Moment.FIRST, None),  # whoever does not answer is waited for, too
+        (ALL[:2], ABSENT, Moment.LATER, "start"),
+        (ALL[:1], ABSENT, Moment.LATER, 90.0),  # node2 may come back
+        (ALL[:1], {**ABSENT, "node2": "asked"}, Moment.LATER, None),  # as long as it takes
+        ([], {}, Moment.LATER, 90.0),
+    ],
+)
+def test_a_start_needs_enough_machines_and_owners_are_waited_for_without_end(
+    fit, absent, moment, patience
+):
+    wait = participants.decide(fit, 3, 2, absent, moment, ["node2: full"])
+    assert (wait.patience if wait else "start") == patience
+    if wait and patience:
+        assert wait.wrong == ("node2: full",) and "MIN_NODES is 2" in wait.over
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "out"),
+    [
+        ("machine-busy", {}, {Moment.FIRST, Moment.LATER, Moment.JOINING}),
+        ("machine-busy", {"queue": True}, {Moment.LATER, Moment.JOINING}),  # the first waits
+        ("machine-busy", {"force": True}, set()),
+        ("gpus-busy", {}, {Moment.FIRST, Moment.JOINING}),  # the run's own may still be leaving
+        ("not-writable", {"force": True}, {Moment.LATER, Moment.JOINING}),  # the first is refused
+        ("clock", {}, set()),
+    ],
+)
+def test_whether_one_machine_s_problem_leaves_it_out_depends_on_when(code, asked, out):
+    config = Config(**asked)
+    problem = Problem(code, "said")
+    assert {m for m in Moment if participants.keeps_out(problem, m, config)} == out
+
+
+def test_whoever_comes_back_too_late_ends_the_run_with_what_is_wrong(machines, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(participants.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(
+        participants.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds)
+    )
+    machines["node2"] = {"writable": False}
+    terminal = Terminal(io.StringIO())
+    waiter = Waiter.later(terminal, Notify(None, terminal), Stopper(), True)
+    with pytest.raises(UserError) as caught:
+        Participants(DESKS[:2], 2).later(ASKED, waiter)
+    assert "node2" in caught.value.problems[0] and "MIN_NODES is 2" in caught.value.problems[1]
+    assert participants.PATIENCE < clock[0] < participants.PATIENCE + 10
 
 
 def test_a_machine_outside_is_looked_at_over_one_connection(monkeypatch):
@@ -200,20 +263,20 @@ def test_a_machine_outside_is_looked_at_over_one_connection(monkeypatch):
         return {one.name: SimpleNamespace(host=one) for one in those}, {}
 
     close = lambda nodes: log.extend(f"close {name}" for name in nodes)  # noqa: E731
-    monkeypatch.setattr(owners.engine, "open_all", open_all)
-    monkeypatch.setattr(owners.engine, "close_all", close)
-    monkeypatch.setattr(owners, "ask", lambda nodes: dict.fromkeys(nodes, sign[0]))
-    found = Owners(hosts, None)
-    found.began(OpenMachines(hosts[:1], {}, {}), None)
+    monkeypatch.setattr(participants.engine, "open_all", open_all)
+    monkeypatch.setattr(participants.engine, "close_all", close)
+    monkeypatch.setattr(participants, "ask", lambda nodes: dict.fromkeys(nodes, sign[0]))
+    found = Participants(hosts, None)
+    found.attempt_began(OpenMachines(hosts[:1], {}, {}), None)
     found.look()
     found.look()
     assert log == ["open node2"]
-    sign[0] = owners.SILENT
+    sign[0] = participants.SILENT
     found.look()
     assert log.pop() == "close node2"
     sign[0] = None
     found.look()
     assert log == ["open node2"] * 2
-    found.began(OpenMachines(hosts, {}, {}), None)
+    found.attempt_began(OpenMachines(hosts, {}, {}), None)
     found.look()
     assert log[2:] == ["close node2"]
