@@ -1,4 +1,10 @@
-"""A run on machines that are ready, from its first attempt to its report."""
+"""A run on machines that are ready, from its folder to its report, in the order in which it
+happens: prepare, attempts, decide, the next start, collect, report.
+
+Each machine keeps its batch, so with fewer machines the global batch is smaller and an
+epoch has more steps. The schedule counts images, not steps, and continues from the checkpoint; the
+learning rate follows the global batch where --lr_batch was given, and stays the same otherwise.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,11 @@ import dataclasses
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
+from contract import seal
 from contract.errors import BAD_INPUT, UserError
 from contract.text import pluralize
 from launcher import folders, hours, look
@@ -18,11 +27,11 @@ from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Notify, of_run
 from launcher.participants import Participants, Waiter
-from launcher.plan.checks import ReadyRun, make_plan
-from launcher.plan.plan import NodePlan, Plan
+from launcher.plan.checks import ReadyRun, make_plan, new_id
+from launcher.plan.plan import Plan
 from launcher.problems import BUSY_REMEDY
 from launcher.terminal import Stopper, Terminal, waiting
-from launcher.watch import attempts
+from launcher.watch import failures
 from launcher.watch.attempts import (
     Attempts,
     Outcome,
@@ -31,15 +40,223 @@ from launcher.watch.attempts import (
     exit_code,
     how_to_resume,
     leftovers,
+    write_json,
 )
-from launcher.watch.failures import Failure
+from launcher.watch.failures import Failure, Restart
 from launcher.watch.guards import deliver, start_guards
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
-from launcher.workload import RunSite, Workload
+from launcher.workload import Requirements, RunSite
+
+LARGEST_DIVISOR = 64
 
 
-def run_attempt(
+@dataclass(frozen=True)
+class Run:
+    """What stays the same from the first attempt to the report; `attempts` grows."""
+
+    folder: Path
+    ready: ReadyRun
+    terminal: Terminal
+    notify: Notify
+    attempts: Attempts
+    # Of a run that is resumed: how it had ended, after how many attempts.
+    status_before: str
+    count_before: int
+    lock: TextIO
+
+    @property
+    def participants(self) -> Participants:
+        return self.ready.participants
+
+    def site(self, machines: OpenMachines, needs: Requirements) -> RunSite:
+        hosts = self.participants.hosts
+        return RunSite(self.folder, needs, hosts, machines, self.attempts, self.terminal)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The restarts that the user allowed and that are left."""
+
+    restarts: int
+    divisor: int = 1
+
+    def environment(self) -> dict[str, str]:
+        return {"TANDEM_MICRO_BATCH_DIVISOR": str(self.divisor)} if self.divisor > 1 else {}
+
+
+@dataclass(frozen=True)
+class Start:
+    """An attempt that is about to be made. `checkpoint`: what it is told to go on from."""
+
+    plan: Plan
+    needs: Requirements
+    machines: OpenMachines
+    reason: str
+    limits: Limits
+    checkpoint: str | None = None
+
+
+# ---- prepare ----
+
+
+def begin(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -> int:
+    """A new run; the exit code. Raises UserError; where that is Busy, nothing is left of the run
+    here: two launchers may have found the same machines free."""
+    folder, latest = None, folders.latest()
+    try:
+        folder = folders.begin(folders.RUNS, name or new_id(ready))
+        plan = make_plan(ready, ready.machines, run=folder.name, bar=terminal.columns)
+        for warning in ready.workload.warnings(ready.machines.hosts):
+            terminal.say(warning)
+        with folders.writing(folder / "plan.json"):
+            # The plan holds the diff of the checkout and each machine's run_env, which are private.
+            document = plan.document()
+            document["seal"] = seal.seal(document["options"])
+            write_json(folder / "plan.json", document, mode=0o600)
+        run = prepare(folder, ready, terminal)
+        waiter.waited = ""  # from here on the run sends its own
+        return carry_out(run, first_start(run, plan, "first attempt"))
+    except BaseException as error:
+        ready.machines.close()
+        if folder and (isinstance(error, Busy) or not (folder / "plan.json").exists()):
+            terminal.keep_no_more()
+            folders.forget(folder, latest)
+        raise
+
+
+def go_on(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> int:
+    """A run that was begun before; the exit code. Raises UserError; where that is Busy, the run is
+    as it was."""
+    run = None
+    try:
+        run = prepare(folder, ready, terminal)
+        number = run.attempts.close_broken() + 1
+        checkpoint = ready.workload.find_checkpoint(run.site(ready.machines, ready.needs))
+        plan = make_plan(
+            ready,
+            ready.machines,
+            last=checkpoint,
+            run=folder.name,
+            attempt=number,
+            used_ports=run.attempts.ports,
+            bar=terminal.columns,
+        )
+        waiter.waited = ""
+        return carry_out(run, first_start(run, plan, "resumed by hand", checkpoint))
+    except BaseException as error:
+        ready.machines.close()
+        if run and isinstance(error, Busy):
+            terminal.keep_no_more()
+            run.lock.close()
+        raise
+
+
+def prepare(folder: Path, ready: ReadyRun, terminal: Terminal) -> Run:
+    """From here on this process controls the run. Raises UserError where another one does."""
+    notify = Notify(ready.run_config.notify, terminal)
+    lock, attempts = folders.lock(folder), Attempts(folder)
+    before, count = attempts.status, len(attempts.list)
+    return Run(folder, ready, terminal, notify, attempts, before, count, lock)
+
+
+def first_start(run: Run, plan: Plan, reason: str, checkpoint: str | None = None) -> Start:
+    needs = dataclasses.replace(run.ready.needs, run=plan.run)
+    limits = Limits(run.ready.run_config.max_restarts)
+    return Start(plan, needs, run.ready.machines, reason, limits, checkpoint or None)
+
+
+def carry_out(run: Run, start: Start) -> int:
+    """All attempts, the files and the report, and NOTIFY's command. Returns the exit code."""
+    try:
+        run.terminal.keep_in(run.folder / "controller.log")
+        folders.point_latest(run.folder)
+        outcome, machines = run_attempts(run, start)
+        whole = finish(run, outcome, machines)
+    except UserError as error:
+        if not isinstance(error, Busy):
+            run.notify.send(of_run(run.folder, "failed", str(error)))
+        raise
+    cause = run.attempts.list[-1]["first_cause"] if outcome.cause else None
+    run.notify.send(of_run(run.folder, outcome.status, cause and cause["message"]))
+    return exit_code(outcome, whole)
+
+
+# ---- attempts ----
+
+
+def run_attempts(run: Run, start: Start) -> tuple[Outcome, OpenMachines | None]:
+    """Attempt after attempt. Returns how the last one ended, and the connections that are still
+    open then. Raises UserError where there was none."""
+    with (
+        Stopper().listening() as stopper,
+        hours.ending(run.ready.run_config.until, run.terminal),
+        run.participants.looking(),
+    ):
+        while True:
+            try:
+                outcome = perform_attempt(run, start, stopper)
+            except UserError as error:
+                if start.plan.attempt == 1 or stopper.asked:
+                    run.attempts.close("failed")
+                    start.machines.close()
+                    raise
+                say_problems(run, error)
+                return Outcome("failed", None, 0.0, [], {}), start.machines
+            refuse_if_busy(run, outcome)
+            say_outcome(run, outcome)
+            decision = decide(outcome, start.limits, run.ready.workload.can_go_on)
+            if decision is None or stopper.asked:
+                return outcome, start.machines
+            run.terminal.say(f"starting again: {decision[1]}")
+            try:
+                start = next_start(run, start, *decision, stopper)
+            except UserError as error:
+                say_problems(run, error)
+                return outcome, None
+
+
+def perform_attempt(run: Run, start: Start, stopper: Stopper) -> Outcome:
+    """Send what it takes, start the guards, and stay until all have ended. Machines that answered a
+    moment ago and no longer do are an attempt that failed, too. Raises UserError."""
+    try:
+        send(run, start)
+        run.attempts.begin(start.plan, start.reason, time.time(), start.checkpoint)
+        run.participants.attempt_began(start.machines, start.needs)
+        logs = RunLogs(run.folder, run.terminal, start.plan.world_size)
+        try:
+            outcome = watch_guards(start.plan, start.machines, logs, stopper, run.participants)
+        finally:
+            run.participants.attempt_ended()
+    except MachineError as error:
+        if start.plan.attempt == 1 or stopper.asked:
+            raise
+        message = " ".join(error.problems)
+        failure = Failure(host=error.hosts[0], source="gone", order=0, message=message)
+        outcome = Outcome("failed", failure, 0.0, error.hosts, {})
+        if run.attempts.list[-1]["attempt"] != start.plan.attempt:
+            run.attempts.begin(start.plan, start.reason, time.time())
+    else:
+        if cause := outcome.cause:
+            cause = dataclasses.replace(cause, file_hint=start.needs.workload.hint(cause))
+            outcome = dataclasses.replace(outcome, cause=cause)
+    run.attempts.end(outcome)
+    return outcome
+
+
+def send(run: Run, start: Start) -> None:
+    plan, workload = start.plan, start.needs.workload
+    if run.attempts.list:
+        workload.place_checkpoints(run.site(start.machines, start.needs), plan)
+    with waiting(run.terminal, "sending the code"):
+        deliver(workload.deliveries(), start.machines, run.terminal.say)
+    run.terminal.say(
+        f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
+        f"{pluralize(plan.world_size, 'process')}"
+    )
+
+
+def watch_guards(
     plan: Plan,
     machines: OpenMachines,
     logs: RunLogs,
@@ -57,228 +274,148 @@ def run_attempt(
             process.close()
 
 
-class Run:
-    """One run: its attempts, then its files and its report."""
+def refuse_if_busy(run: Run, outcome: Outcome) -> None:
+    """Raise Busy where another launcher has had a machine since it was looked at."""
+    is_first = len(run.attempts.list) == run.count_before + 1
+    if is_first and outcome.cause is not None and outcome.cause.source == "busy":
+        run.attempts.close(run.status_before)
+        raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}.")
 
-    def __init__(self, checked: ReadyRun, folder: Path, terminal: Terminal):
-        self.checked = checked
-        self.machines, self.participants = checked.machines, checked.participants
-        self.folder = folder
-        self.terminal = terminal
-        self.notify = Notify(checked.run_config.notify, terminal)
-        self.attempts = Attempts(folder)
-        # Of a run that is resumed.
-        self.before, self.earlier = self.attempts.status, len(self.attempts.list)
-        self.last: str | None = None  # the checkpoint that was found for the next attempt
-        self.parts: dict[str, NodePlan] = {}  # of every machine that ever took part
-        self.most = checked.run_config.keep * MIB  # bytes of a file that a machine sends
-        self._lock = folders.lock(folder)
 
-    def unlock(self) -> None:
-        self._lock.close()
+def say_outcome(run: Run, outcome: Outcome) -> None:
+    lines = []
+    if outcome.cause is not None:
+        lines += describe(run.attempts.list[-1]["first_cause"])
+    if outcome.status != "finished":
+        lines += [*outcome.silent_ranks, *leftovers(outcome)]
+    for line in lines:
+        run.terminal.say(line)
 
-    def carry_out(self, plan: Plan, reason: str) -> int:
-        """All attempts, the files and the report, and NOTIFY's command. Returns the exit code."""
-        try:
-            outcome, whole = self._carry_out(plan, reason)
-        except UserError as error:
-            if not isinstance(error, Busy):
-                self.notify.send(of_run(self.folder, "failed", str(error)))
-            raise
-        cause = self.attempts.list[-1]["first_cause"] if outcome.cause else None
-        self.notify.send(of_run(self.folder, outcome.status, cause and cause["message"]))
-        return exit_code(outcome, whole)
 
-    def _carry_out(self, plan: Plan, reason: str) -> tuple[Outcome, bool]:
-        self.terminal.keep_in(self.folder / "controller.log")
-        folders.point_latest(self.folder)
-        until = self.checked.run_config.until
-        with (
-            Stopper().listening() as stopper,
-            hours.ending(until, self.terminal),
-            self.participants.looking(),
-        ):
-            outcome = self._attempts(plan, reason, stopper)
-        refused = plan.attempt > 1 and self._refused(outcome)
-        self.attempts.close(self.before if refused else outcome.status)
-        present = {host.name for host in self.machines.hosts}
-        lost = outcome.status == "failed" or bool(outcome.gone or outcome.unresponsive)
-        if lost or not present.issuperset(self.parts):
-            self._reconnect()
-        try:
-            saved, whole = self._collect()
-            how = how_to_resume(self.folder.name, saved, outcome.cause)
-            how = how if self.workload.can_go_on else cannot_go_on()
-            if outcome.status != "finished":
-                self.attempts.say_how(how)
-            whole = make_report(self.folder, self.terminal) and whole
-        except KeyboardInterrupt:
-            name = self.folder.name
-            self.terminal.say(
-                f"`make report RUN={name}` makes its report from what has been copied so far"
-            )
-            raise
-        finally:
-            self.machines.close()
-        if self.attempts.problem:
-            self.terminal.say(self.attempts.problem)
-            whole = False
-        if outcome.status != "finished":
-            self.terminal.say(how)
-        self.terminal.drain()
-        return outcome, whole
+def say_problems(run: Run, error: UserError) -> None:
+    """Why no attempt follows that would change the outcome."""
+    for problem in error.problems:
+        run.terminal.say(problem)
 
-    def _refused(self, outcome: Outcome) -> bool:
-        """Whether nothing was done since the run was resumed, so that it is as it was before."""
-        done = self.attempts.list[self.earlier :]
-        bad_input = outcome.cause is not None and outcome.cause.exit_code == BAD_INPUT
-        return self.before != "running" and (not done or (len(done) == 1 and bad_input))
 
-    def _attempts(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
-        limits = attempts.Limits(self.checked.run_config.max_restarts)
-        while True:
-            try:
-                outcome = self._attempt(plan, reason, stopper)
-            except UserError as error:
-                if plan.attempt == 1 or stopper.asked:
-                    self.attempts.close("failed")
-                    raise
-                if not isinstance(error, MachineError):  # other machines would not help
-                    return self._give_up(error, Outcome("failed", None, 0.0, [], {}))
-                outcome = self._record_loss(plan, reason, error)
-            first = len(self.attempts.list) == self.earlier + 1
-            if first and outcome.cause is not None and outcome.cause.source == "busy":
-                self.attempts.close(self.before)
-                raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}.")
-            self._report_outcome(outcome)
-            decision = attempts.decide(outcome, limits)
-            if outcome.regroup and self.workload.can_go_on:
-                decision = limits, outcome.regroup
-            if decision is None or stopper.asked:
-                return outcome
-            limits, reason = decision
-            self.terminal.say(f"starting again: {reason}")
-            try:
-                plan = self._next(plan, limits, stopper)
-            except UserError as error:
-                return self._give_up(error, outcome)
+# ---- decide, and the next start ----
 
-    def _give_up(self, error: UserError, outcome: Outcome) -> Outcome:
-        """Say why no attempt follows that would change the outcome."""
-        for problem in error.problems:
-            self.terminal.say(problem)
-        return outcome
 
-    def _record_loss(self, plan: Plan, reason: str, error: MachineError) -> Outcome:
-        """Machines that answered a moment ago no longer do: record an attempt that failed."""
-        message = " ".join(error.problems)
-        failure = Failure(host=error.hosts[0], source="gone", order=0, message=message)
-        outcome = Outcome("failed", failure, 0.0, error.hosts, {})
-        if self.attempts.list[-1]["attempt"] != plan.attempt:
-            self.attempts.begin(plan, reason, time.time())
-        self.attempts.end(outcome)
-        return outcome
+def decide(outcome: Outcome, limits: Limits, can_go_on: bool = True) -> tuple[Limits, str] | None:
+    """The limits of the next attempt and why there is one; None when the run is over."""
+    if outcome.regroup and can_go_on:
+        return limits, outcome.regroup
+    cause = outcome.cause
+    if outcome.status != "failed" or cause is None:
+        return None
+    restart = failures.restart(cause)
+    if restart is Restart.IN_SMALLER_PIECES and limits.divisor < LARGEST_DIVISOR:
+        left = dataclasses.replace(limits, divisor=limits.divisor * 2)
+    elif restart is not Restart.SAME_AGAIN and limits.restarts > 0:
+        left = dataclasses.replace(limits, restarts=limits.restarts - 1)
+    else:
+        return None
+    return left, failures.reason(cause, left.divisor)
 
-    def _next(self, old: Plan, limits: attempts.Limits, stopper: Stopper) -> Plan:
-        """The plan of the next attempt, on the machines that answer. Raises UserError."""
-        self.machines.close()
-        needs = dataclasses.replace(self.checked.needs, run=old.run)
-        saved = self.workload.is_trainer and self.attempts.saved(self.folder)
-        waiter = Waiter.later(self.terminal, self.notify, stopper, saved)
-        with waiting(self.terminal, "finding out which machines answer"):
-            self.machines = self.participants.later(needs, waiter)
-        last = self.find_checkpoint()
-        here = {host.name for host in self.machines.hosts}
-        if here != set(self.attempts.list[-1]["nodes"]):
-            hosts, terminal, config = (
-                self.participants.hosts,
-                self.terminal,
-                self.checked.run_config,
-            )
-            workload = self.workload.for_attempt(config, hosts, self.machines, terminal)
-            needs = dataclasses.replace(self.checked.needs, workload=workload)
-            self.checked = dataclasses.replace(self.checked, needs=needs)
-        return make_plan(
-            self.checked,
-            self.machines,
-            last=last,
-            run=old.run,
-            attempt=old.attempt + 1,
-            used_ports=self.attempts.ports,
-            bar=self.terminal.columns,
+
+def next_start(run: Run, start: Start, limits: Limits, reason: str, stopper: Stopper) -> Start:
+    """The next attempt, on the machines that answer. Raises UserError; then no connection is
+    open."""
+    start.machines.close()
+    needs, config, terminal = start.needs, run.ready.run_config, run.terminal
+    saved = needs.workload.is_trainer and run.attempts.saved(run.folder)
+    waiter = Waiter.later(terminal, run.notify, stopper, saved)
+    with waiting(terminal, "finding out which machines answer"):
+        machines = run.participants.later(needs, waiter)
+    try:
+        checkpoint = needs.workload.find_checkpoint(run.site(machines, needs))
+        if {host.name for host in machines.hosts} != set(run.attempts.list[-1]["nodes"]):
+            hosts = run.participants.hosts
+            workload = needs.workload.for_attempt(config, hosts, machines, terminal)
+            needs = dataclasses.replace(needs, workload=workload)
+        plan = make_plan(
+            dataclasses.replace(run.ready, needs=needs),
+            machines,
+            last=checkpoint,
+            run=start.plan.run,
+            attempt=start.plan.attempt + 1,
+            used_ports=run.attempts.ports,
+            bar=terminal.columns,
             extra_env=limits.environment(),
         )
+    except BaseException:
+        machines.close()
+        raise
+    return Start(plan, needs, machines, reason, limits, checkpoint or None)
 
-    @property
-    def workload(self) -> Workload:
-        return self.checked.workload
 
-    @property
-    def site(self) -> RunSite:
-        needs, hosts = self.checked.needs, self.participants.hosts
-        return RunSite(self.folder, needs, hosts, self.machines, self.attempts, self.terminal)
+# ---- collect and report ----
 
-    def find_checkpoint(self) -> str | None:
-        """What the next attempt is told that it goes on from. Raises UserError."""
-        last = self.workload.find_checkpoint(self.site)
-        self.last = last or None
-        return last
 
-    def _attempt(self, plan: Plan, reason: str, stopper: Stopper) -> Outcome:
-        if self.attempts.list:
-            self.workload.place_checkpoints(self.site, plan)
-        with waiting(self.terminal, "sending the code"):
-            deliver(self.workload.deliveries(), self.machines, self.terminal.say)
-        self.parts.update({node.host: node for node in plan.nodes})
-        self.terminal.say(
-            f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
-            f"{pluralize(plan.world_size, 'process')}"
-        )
-        self.attempts.begin(plan, reason, time.time(), self.last)
-        logs = RunLogs(self.folder, self.terminal, plan.world_size)
-        needs = dataclasses.replace(self.checked.needs, run=plan.run)
-        self.participants.attempt_began(self.machines, needs)
-        try:
-            outcome = run_attempt(plan, self.machines, logs, stopper, self.participants)
-        finally:
-            self.participants.attempt_ended()
-        if cause := outcome.cause:
-            hint = self.workload.hint(cause)
-            outcome = dataclasses.replace(outcome, cause=dataclasses.replace(cause, file_hint=hint))
-        self.attempts.end(outcome)
-        return outcome
-
-    def _report_outcome(self, outcome: Outcome) -> None:
-        lines = []
-        if outcome.cause is not None:
-            lines += describe(self.attempts.list[-1]["first_cause"])
+def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
+    """Close the run, bring its files here, and report. Returns whether this machine has all that
+    it should."""
+    run.attempts.close(run.status_before if was_refused(run, outcome) else outcome.status)
+    machines = reconnect(run, outcome, machines)
+    try:
+        saved, is_whole = collect(run, machines)
+        can_go_on = run.ready.workload.can_go_on
+        how = how_to_resume(run.folder.name, saved, outcome.cause) if can_go_on else cannot_go_on()
         if outcome.status != "finished":
-            lines += [*outcome.silent_ranks, *leftovers(outcome)]
-        for line in lines:
-            self.terminal.say(line)
+            run.attempts.say_how(how)
+        is_whole = make_report(run.folder, run.terminal) and is_whole
+    except KeyboardInterrupt:
+        name = run.folder.name
+        run.terminal.say(
+            f"`make report RUN={name}` makes its report from what has been copied so far"
+        )
+        raise
+    finally:
+        machines.close()
+    if run.attempts.problem:
+        run.terminal.say(run.attempts.problem)
+        is_whole = False
+    if outcome.status != "finished":
+        run.terminal.say(how)
+    run.terminal.drain()
+    return is_whole
 
-    def _reconnect(self) -> None:
-        """Connect again: some machines may be gone by now, and some may be back."""
-        self.machines.close()
-        hosts, needs = self.participants.hosts, self.checked.needs
-        with waiting(self.terminal, "finding out which machines answer"):
-            self.machines = look.open_and_probe(hosts, needs, without_missing=True)
-        here = {host.name for host in self.machines.hosts}
-        for name in self.parts:
-            if name not in here:
-                self.terminal.say(f"{name} does not answer: its records stay on it")
 
-    def _collect(self) -> tuple[bool, bool]:
-        """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this
-        machine has all that it should."""
-        site = self.site
-        there = {name: folder for name, folder in site.folders.items() if name in self.parts}
-        with waiting(self.terminal, "copying records and checkpoints to this machine"):
-            collected = self.workload.collect(site, there, self.most)
-        self.attempts.read_resumed(self.folder)
-        for line in collected.said:
-            self.terminal.say(line)
-        return collected.saved, collected.is_whole
+def was_refused(run: Run, outcome: Outcome) -> bool:
+    """Whether nothing was done since the run was resumed, so that it is as it was before."""
+    done = run.attempts.list[run.count_before :]
+    bad_input = outcome.cause is not None and outcome.cause.exit_code == BAD_INPUT
+    return run.status_before != "running" and (not done or (len(done) == 1 and bad_input))
+
+
+def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> OpenMachines:
+    """The same connections, or new ones where some machines may be gone, or back, by now."""
+    took_part = run.participants.took_part
+    is_lost = outcome.status == "failed" or bool(outcome.gone or outcome.unresponsive)
+    if machines and not is_lost and took_part <= {host.name for host in machines.hosts}:
+        return machines
+    if machines:
+        machines.close()
+    hosts, needs = run.participants.hosts, run.ready.needs
+    with waiting(run.terminal, "finding out which machines answer"):
+        machines = look.open_and_probe(hosts, needs, without_missing=True)
+    for name in sorted(took_part - {host.name for host in machines.hosts}):
+        run.terminal.say(f"{name} does not answer: its records stay on it")
+    return machines
+
+
+def collect(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
+    """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this
+    machine has all that it should."""
+    site, config = run.site(machines, run.ready.needs), run.ready.run_config
+    took_part = run.participants.took_part
+    there = {name: folder for name, folder in site.folders.items() if name in took_part}
+    with waiting(run.terminal, "copying records and checkpoints to this machine"):
+        collected = run.ready.workload.collect(site, there, config.keep * MIB)
+    run.attempts.read_resumed(run.folder)
+    for line in collected.said:
+        run.terminal.say(line)
+    return collected.saved, collected.is_whole
 
 
 REPORT = (sys.executable, "-m", "report")

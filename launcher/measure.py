@@ -23,7 +23,7 @@ from contract.text import pluralize
 from launcher import collect, folders
 from launcher.background import MIB
 from launcher.folders import relative
-from launcher.lifecycle import run_attempt
+from launcher.lifecycle import watch_guards
 from launcher.machines import inventory
 from launcher.machines.engine import Busy, Host
 from launcher.machines.inventory import CHECKOUT
@@ -148,7 +148,7 @@ class Measurement:
         attempts.begin(self.plan, "first attempt", time.time())
         logs = RunLogs(self.folder, self.terminal, self.plan.world_size, shown=False)
         with Stopper().listening() as stopper:
-            outcome = run_attempt(self.plan, self.machines, logs, stopper)
+            outcome = watch_guards(self.plan, self.machines, logs, stopper)
         attempts.end(outcome)
         attempts.close(outcome.status)
         self._refuse(outcome)

@@ -233,7 +233,7 @@ class Participants:
         self.optional = {host.name for host in hosts if min_nodes or host.owner.signs}
         self._known = {host.name: Availability(free_since=float("-inf"), why="") for host in hosts}
         self._inside: list[str] = []
-        self._been: set[str] = set()  # that ever took part
+        self.took_part: set[str] = set()  # ever
         self._changed = time.monotonic()
         self._machines: OpenMachines | None = None
         self._needs: Requirements | None = None
@@ -383,7 +383,7 @@ class Participants:
     def _leave_strangers(self, machines: OpenMachines) -> None:
         """Go on without machines that never took part, where they and the others do not go
         together."""
-        new = [host.name for host in machines.hosts if host.name not in self._been]
+        new = [host.name for host in machines.hosts if host.name not in self.took_part]
         if not new or len(new) == len(machines.hosts):
             return
         wrong = judge.mismatches(machines) or [
@@ -411,7 +411,7 @@ class Participants:
         """An attempt begins on these machines."""
         self._inside, self._changed = [host.name for host in machines.hosts], time.monotonic()
         self._machines, self._needs = machines, needs
-        self._been.update(self._inside)
+        self.took_part.update(self._inside)
 
     def attempt_ended(self) -> None:
         """Its guards have ended, and tell no more."""
@@ -494,7 +494,7 @@ class Participants:
 
     def _may_join(self, name: str) -> bool:
         signs = any(host.owner.signs for host in self.hosts if host.name == name)
-        return signs or name not in self._been
+        return signs or name not in self.took_part
 
     def _seen(self, host: Host, sign: str | None) -> None:
         """What a look at a machine outside found."""

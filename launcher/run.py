@@ -4,7 +4,6 @@ it out is imported only then, so that a refusal comes at once."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 from msgspec import defstruct
@@ -48,7 +47,14 @@ def train(options: Config, name: str = "") -> int:
     """Start a run, of this name if it is given one, and stay with it until its report is printed.
     Returns the exit code."""
     terminal = Terminal()
-    return in_turn(options, terminal, lambda waiter: train_once(options, terminal, waiter, name))
+
+    def once(waiter: Waiter) -> int:
+        ready = check_machines(options, terminal, waiter)
+        from launcher import lifecycle
+
+        return lifecycle.begin(ready, terminal, waiter, name)
+
+    return in_turn(options, terminal, once)
 
 
 def in_turn(options: Config, terminal: Terminal, once: Callable[[Waiter], T]) -> T:
@@ -66,34 +72,6 @@ def in_turn(options: Config, terminal: Terminal, once: Callable[[Waiter], T]) ->
     except UserError as error:
         if waiter.waited:  # nobody need be there to read it
             waiter.notify.send(Facts(waiter.waited, "failed", why=str(error)))
-        raise
-
-
-def train_once(options: Config, terminal: Terminal, waiter: Waiter, name: str = "") -> int:
-    """The same, or Busy: two launchers may have found the same machines free. Then nothing is left
-    of the run here."""
-    checked = check_machines(options, terminal, waiter)
-    from launcher.lifecycle import Run
-    from launcher.watch.attempts import write_json
-
-    folder, latest = None, folders.latest()
-    try:
-        folder = folders.begin(folders.RUNS, name or new_id(checked))
-        plan = make_plan(checked, checked.machines, run=folder.name, bar=terminal.columns)
-        for warning in checked.workload.warnings(checked.machines.hosts):
-            terminal.say(warning)
-        with folders.writing(folder / "plan.json"):
-            # The plan holds the diff of the checkout and each machine's run_env, which are private.
-            document = plan.document()
-            document["seal"] = seal.seal(document["options"])
-            write_json(folder / "plan.json", document, mode=0o600)
-        waiter.waited = ""  # from here on the run sends its own
-        return Run(checked, folder, terminal).carry_out(plan, "first attempt")
-    except BaseException as error:
-        checked.machines.close()
-        if folder and (isinstance(error, Busy) or not (folder / "plan.json").exists()):
-            terminal.keep_no_more()
-            folders.forget(folder, latest)
         raise
 
 
@@ -119,9 +97,14 @@ def resume(name: str, given: dict[str, Any]) -> int:
     keep_machines(options.inventory)
     terminal = Terminal()
     before = None if "balance" in given else weights_before(attempts)
-    return in_turn(
-        options, terminal, lambda waiter: resume_once(folder, options, before, terminal, waiter)
-    )
+
+    def once(waiter: Waiter) -> int:
+        ready = check_machines(options, terminal, waiter, folder.name, before)
+        from launcher import lifecycle
+
+        return lifecycle.go_on(folder, ready, terminal, waiter)
+
+    return in_turn(options, terminal, once)
 
 
 def _refuse_unnamed(name: str, began: Config, given: dict[str, Any]) -> None:
@@ -136,41 +119,6 @@ def _refuse_unnamed(name: str, began: Config, given: dict[str, Any]) -> None:
             f"and to go on with it is to carry out what that says: {', '.join(unnamed)}. If that "
             "is what you want, type it with RESUME."
         )
-
-
-def resume_once(
-    folder: Path,
-    options: Config,
-    before: dict[str, int] | None,
-    terminal: Terminal,
-    waiter: Waiter,
-) -> int:
-    """The same, or Busy; then the run is as it was."""
-    checked = check_machines(options, terminal, waiter, folder.name, before)
-    from launcher.lifecycle import Run
-
-    run = None
-    try:
-        run = Run(checked, folder, terminal)
-        attempt = run.attempts.close_broken() + 1
-        last = run.find_checkpoint()
-        plan = make_plan(
-            checked,
-            checked.machines,
-            last=last,
-            run=folder.name,
-            attempt=attempt,
-            used_ports=run.attempts.ports,
-            bar=terminal.columns,
-        )
-        waiter.waited = ""
-        return run.carry_out(plan, "resumed by hand")
-    except BaseException as error:
-        checked.machines.close()
-        if run and isinstance(error, Busy):
-            terminal.keep_no_more()
-            run.unlock()
-        raise
 
 
 def weights_before(attempts: list[dict[str, Any]]) -> dict[str, int]:

@@ -65,7 +65,7 @@ def batch_script(config: Config, settings: TrainerOptions, host: Host, name: str
     )
 
 
-def carry_out(job: dict[str, Any]) -> int:
+def run_job(job: dict[str, Any]) -> int:
     """The run of the job that this process is in, from its newest checkpoint where it was begun
     before. Returns the exit code."""
     if (folders.RUNS / job["run"] / "plan.json").exists():
@@ -119,7 +119,7 @@ def main(options: Config) -> int:
     """Write the script beside the runs and say how to submit it; in its job, carry it out. Raises
     UserError."""
     if JOB in os.environ:
-        return carry_out(json.loads(os.environ[JOB]))
+        return run_job(json.loads(os.environ[JOB]))
     settings = trainer_settings(options)
     hosts = inventory.load(Path(options.inventory))
     # Slurm may have more machines than the inventory, whose first one stands for them all.

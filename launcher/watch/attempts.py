@@ -1,10 +1,5 @@
-"""The attempts of a run: what became of each (attempts.json) and whether another follows; what
-people are told of the end, and the exit code that tells scripts.
-
-The rule: each machine keeps its batch, so with fewer machines the global batch is smaller and an
-epoch has more steps. The schedule counts images, not steps, and continues from the checkpoint; the
-learning rate follows the global batch where --lr_batch was given, and stays the same otherwise.
-"""
+"""The attempts of a run: what became of each (attempts.json), what people hear of the end, and the
+exit code that tells scripts."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +22,13 @@ from launcher.folders import recorded, relative
 from launcher.machines.inventory import JOB
 from launcher.plan.plan import Plan
 from launcher.watch import failures
-from launcher.watch.failures import Failure, Restart, document
+from launcher.watch.failures import Failure, document
 from report.files import before_hole, open_record
 
 LINE = 1 << 20  # bytes; no line of ours is longer
-LARGEST_DIVISOR = 64
 
 
-@dataclass
+@dataclass(frozen=True)
 class Outcome:
     """How an attempt ended."""
 
@@ -172,32 +166,6 @@ def lines_of(path: Path, kind: type[Struct]) -> Iterator[Any]:
             if word in line:
                 with contextlib.suppress(Invalid):
                     yield decode(line, kind, "line")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The restarts that the user allowed and that are left."""
-
-    restarts: int
-    divisor: int = 1
-
-    def environment(self) -> dict[str, str]:
-        return {"TANDEM_MICRO_BATCH_DIVISOR": str(self.divisor)} if self.divisor > 1 else {}
-
-
-def decide(outcome: Outcome, limits: Limits) -> tuple[Limits, str] | None:
-    """The limits of the next attempt and why there is one; None when the run is over."""
-    cause = outcome.cause
-    if outcome.status != "failed" or cause is None:
-        return None
-    restart = failures.restart(cause)
-    if restart is Restart.IN_SMALLER_PIECES and limits.divisor < LARGEST_DIVISOR:
-        left = replace(limits, divisor=limits.divisor * 2)
-    elif restart is not Restart.SAME_AGAIN and limits.restarts > 0:
-        left = replace(limits, restarts=limits.restarts - 1)
-    else:
-        return None
-    return left, failures.reason(cause, left.divisor)
 
 
 # Of the processes that still live on a machine: how many are named, with how many characters each.

@@ -7,9 +7,10 @@ import pytest
 from contract.errors import STOPPED, UNWRITTEN, UserError
 from contract.options import Config
 from launcher import cli, folders
+from launcher.lifecycle import Limits, decide
 from launcher.machines import inventory
 from launcher.watch import attempts
-from launcher.watch.attempts import Limits, Outcome, exit_code
+from launcher.watch.attempts import Outcome, exit_code
 from launcher.watch.failures import Failure
 from tests.unit.launcher.launcher_values import build, facts, host
 
@@ -21,26 +22,26 @@ def ended(status="failed", **cause):
 
 @pytest.mark.parametrize("is_trainer", [True, False])
 def test_a_failed_run_uses_up_what_was_allowed(is_trainer):
-    limits, reason = attempts.decide(ended(signal="SIGKILL", is_trainer=is_trainer), Limits(1))
+    limits, reason = decide(ended(signal="SIGKILL", is_trainer=is_trainer), Limits(1))
     assert (limits.restarts, reason) == (0, "node3, rank 2 failed: SIGKILL")
-    assert attempts.decide(ended(signal="SIGKILL", is_trainer=is_trainer), limits) is None
+    assert decide(ended(signal="SIGKILL", is_trainer=is_trainer), limits) is None
 
 
 @pytest.mark.parametrize(
     "outcome", [ended("finished"), ended("stopped"), ended(exit_code=2), ended(exit_code=77)]
 )
 def test_no_second_attempt_when_it_could_not_help(outcome):
-    assert attempts.decide(outcome, Limits(5)) is None
+    assert decide(outcome, Limits(5)) is None
 
 
 def test_a_full_disk_is_one_machine_s_trouble_not_bad_input():
     said = "trainer: /x/node3: the checkpoint could not be written: No space left on device."
-    assert attempts.decide(ended(exit_code=2, last_lines=(said,)), Limits(1))[0].restarts == 0
+    assert decide(ended(exit_code=2, last_lines=(said,)), Limits(1))[0].restarts == 0
 
 
 def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
-    limits, _ = attempts.decide(ended(exit_code=76), Limits(0))
-    limits, _ = attempts.decide(ended(exit_code=76), limits)
+    limits, _ = decide(ended(exit_code=76), Limits(0))
+    limits, _ = decide(ended(exit_code=76), limits)
     assert limits.environment() == {"TANDEM_MICRO_BATCH_DIVISOR": "4"}
 
 

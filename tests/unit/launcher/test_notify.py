@@ -109,7 +109,7 @@ def test_a_program_that_is_gone_by_then_is_a_line(tmp_path):
     ],
 )
 def test_what_can_never_work_is_refused_before_anything_begins(command, why, monkeypatch):
-    monkeypatch.setattr(run, "train_once", None)
+    monkeypatch.setattr(run, "check_machines", None)
     with pytest.raises(UserError, match="NOTIFY.*" + re.escape(why)):
         run.train(Config(notify=command))
 
@@ -118,11 +118,11 @@ def test_what_can_never_work_is_refused_before_anything_begins(command, why, mon
 def test_a_refusal_is_told_of_where_nobody_need_be_there_to_read_it(record, monkeypatch, waited):
     command, noted = record
 
-    def once(_options, _terminal, turn, _name):
+    def once(_options, _terminal, turn):
         turn.waited = "resnet18 on 4 machines" if waited else ""
         raise UserError("pc3: its disk is full: make room.")
 
-    monkeypatch.setattr(run, "train_once", once)
+    monkeypatch.setattr(run, "check_machines", once)
     with pytest.raises(UserError, match="disk is full"):
         run.train(Config(notify=command))
     told = [facts["TANDEM_WHY"] for _, facts in noted()]

@@ -19,8 +19,7 @@ from contract.errors import UNWRITTEN, UserError
 from contract.options import Config
 from contract.options import Options as TrainerOptions
 from contract.runs import prediction_path
-from launcher import collect, folders, hours, lifecycle, look, run
-from launcher.lifecycle import Run
+from launcher import collect, folders, hours, lifecycle, look
 from launcher.look import OpenMachines
 from launcher.machines.engine import Busy
 from launcher.machines.local import LocalNode
@@ -76,7 +75,9 @@ def start(tmp_path, monkeypatch, capsys, local_hosts):
             number = 2
         made = checks.make_plan(checked, checked.machines, run="r", attempt=number)
         attempts.write_json(folder / "plan.json", made.document())
-        code = Run(checked, folder, Terminal()).carry_out(made, "first attempt")
+        run = lifecycle.prepare(folder, checked, Terminal())
+        start = lifecycle.first_start(run, made, "first attempt")
+        code = lifecycle.carry_out(run, start)
         return code, capsys.readouterr().out, folder
 
     return start
@@ -396,14 +397,13 @@ def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
     busy = Failure(host="node1", source="busy", order=0, message="it is in use by ben: run other")
     outcome = Outcome("failed", busy, 1.0, [], {})
 
-    def attempt(self, plan, reason, _stopper):
-        self.attempts.begin(plan, reason, 0.0)
+    def attempt(run, start, _stopper):
+        run.attempts.begin(start.plan, start.reason, 0.0)
         return outcome
 
-    monkeypatch.setattr(run, "check_machines", lambda *_, **__: ready)
-    monkeypatch.setattr(Run, "_attempt", attempt)
+    monkeypatch.setattr(lifecycle, "perform_attempt", attempt)
     with pytest.raises(Busy, match="node1: it is in use by ben: run other: wait for it"):
-        run.train_once(Config(), Terminal(said), Waiter.first(Config(), Terminal(said)))
+        lifecycle.begin(ready, Terminal(said), Waiter.first(Config(), Terminal(said)))
     assert [path.name for path in tmp_path.glob("2*")] == [earlier.name]
     assert (tmp_path / "latest").resolve() == earlier
 
