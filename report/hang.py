@@ -1,22 +1,25 @@
-"""Whether a run that goes on makes no step any more, and which rank the others wait for.
+"""Whether a run that goes on makes no step any more, which rank the others wait for, and where
+silent ranks stand.
 
 Ranks meet in each step's sum of gradients. One that is stopped, that waits for a disk or that
 computes for ever is not there, and the others wait in `sync_exposed`: all of them say so themselves
 (`stall` lines), but for a rank that cannot say anything, whose machine says how its process is.
 Seen over Gloo. Over NCCL the host of a rank goes on ahead of its device, so that ranks that wait
-may stand in another category: never seen.
+may stand in another category: never seen. Where a rank stands in its code is what it answered
+its guard (launcher/node/stacks.py).
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
-from boundary.run_files import Threads
+from boundary.run_files import MOST_RANKS, Threads
 from boundary.schema import convert_what_fits
 from contract.text import seconds
-from report.files import Entry, number
+from report.files import Entry, natural_number, number, text, time_of
 from report.read import Machine, RankRecord
 
 SHORTEST, STEPS = 15.0, 5  # seconds, median steps without one, before it is a hang
@@ -125,3 +128,89 @@ def look(line: Entry, rank: int) -> Threads:
     ranks = line.get("ranks")
     entry = ranks.get(str(rank)) if isinstance(ranks, dict) else None
     return convert_what_fits(entry, Threads) or Threads()
+
+
+ASKED_AFTER = 5.0  # seconds of silence: those who were asked for another's failure stand anywhere
+LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/library/")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A silent rank; `seconds` of silence by the last line of its machine."""
+
+    host: str
+    rank: int
+    seconds: float
+    place: str
+
+
+def standings(machines: Iterable[Machine], attempt: int) -> list[Standing]:
+    """Of all machines' newest answers, by rank."""
+    found = []
+    for machine in machines:
+        line = machine.stacks
+        ranks = line.get("ranks")
+        if line.get("attempt") != attempt or not isinstance(ranks, dict):
+            continue
+        now = max(time_of(line.get("mono")) or 0.0, machine.mono)
+        for name, entry in list(ranks.items())[:MOST_RANKS]:
+            last = time_of(entry.get("last")) if isinstance(entry, dict) else None
+            if (
+                last is not None
+                and name.isdecimal()
+                and len(name) < 10
+                and now - last >= ASKED_AFTER
+            ):
+                found.append(
+                    Standing(machine.host, int(name), now - last, place_of(entry, machine.host))
+                )
+    return sorted(found, key=lambda standing: standing.rank)
+
+
+def place_of(entry: Entry, host: str) -> str:
+    """The deepest frame of the user's own code in the main thread, or why there is none."""
+    threads = entry.get("threads")
+    main = threads[0] if isinstance(threads, list) and threads else []
+    frames = [frame for frame in map(frame_of, main) if frame] if isinstance(main, list) else []
+    if frames:
+        own = [frame for frame in frames if is_own(frame[0])]
+        file, line, function = (own or frames)[0]
+        *_, folder, name = ("", *PurePosixPath(file).parts)
+        # A script runs in a folder with the machine's name.
+        name = name if folder in ("", "/", host) else f"{folder}/{name}"
+        return f"stands at {name}:{line}, in {function}"
+    return STATES.get(str(text(entry.get("state"))), "did not answer where it stands")
+
+
+STATES = {
+    "T": "its process is stopped (SIGSTOP, or a debugger)",
+    "D": "waits for a disk or a share, and did not answer where it stands",
+    "": "ended before it answered where it stands",
+}
+
+
+def frame_of(value: object) -> tuple[str, int, str] | None:
+    """File, line and function; None for what is no frame."""
+    if not isinstance(value, list) or len(value) != 3:
+        return None
+    file, line, function = text(value[0]), natural_number(value[1]), text(value[2])
+    return None if file is None or line is None or function is None else (file, line, function)
+
+
+def is_own(file: str) -> bool:
+    return not file.startswith("<") and not any(part in file for part in LIBRARIES)
+
+
+def by_place(found: Sequence[Standing]) -> dict[str, str]:
+    """A line for each place, with the ranks that stand there."""
+    places: dict[str, list[Standing]] = {}
+    for standing in found:
+        places.setdefault(standing.place, []).append(standing)
+    return {place: line_of(place, some) for place, some in places.items()}
+
+
+def line_of(place: str, some: Sequence[Standing]) -> str:
+    named = ", ".join(f"{one.rank} ({one.host})" for one in some[:4])
+    more = f" and {len(some) - 4} more" if len(some) > 4 else ""
+    silent = seconds(max(one.seconds for one in some))
+    return f"rank{'s' * (len(some) > 1)} {named}{more}, silent for {silent}: {place}"

@@ -33,7 +33,7 @@ from report.figures import (
     sample_of,
 )
 from report.files import Entry, time_of
-from report.hang import Hang, hang_of
+from report.hang import Hang, Standing, by_place, hang_of, standings
 from report.measure import (
     LEAST_STEPS,
     Step,
@@ -45,7 +45,6 @@ from report.measure import (
 )
 from report.progress import Epoch, learning_curve, steps_of_run, time_left
 from report.read import Machine, RankRecord, Reader
-from report.stacks import Standing, by_place, standings
 from report.verdict import READ_FROM_DISK, not_summed, only_received, step_words, wait_words
 from report.view import Column, Item, Paragraph, Section, table, top1
 from report.wait_rules import WORDS, most_in_excess, ruling_cause, slower_rank

@@ -11,8 +11,7 @@ from pathlib import Path
 from contract.errors import UserError
 from contract.text import seconds
 from report.bottleneck import parts
-from report.hang import Hang
-from report.stacks import Standing, by_place, standings
+from report.hang import Hang, Standing, by_place, standings
 from report.status import Follower
 from report.status import Ruling as Judgement
 from report.verdict import wait_words

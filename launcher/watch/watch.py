@@ -25,7 +25,7 @@ from launcher.watch.failures import Failure, first_of
 from launcher.watch.guards import Guarded, Records, task
 from launcher.watch.lines import RunLogs
 from launcher.watch.ruling import Ruling
-from report.stacks import by_place
+from report.hang import by_place
 
 RENEW_EVERY = 1.0
 # A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine has to

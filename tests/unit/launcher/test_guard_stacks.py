@@ -8,7 +8,7 @@ import sys
 import time
 
 from launcher.node import stacks
-from report.stacks import place_of
+from report.hang import place_of
 from tests.unit.launcher.guard_client import Client, workers
 
 RANKS = """
