@@ -131,17 +131,7 @@ def changed(name, **fields):
         change_lines(path, lambda line: {**line, **fields} if line["kind"] == "start" else line)
 
 
-def test_what_runs_say_of_themselves_cannot_become_markup(runs, capsys):
-    a = runs("a")
-    b = runs("b", cpu="<script>alert(1)</script>\x1b[2J", options={"<b>x": "<i>y"})
-    code, _, lines = compared(capsys, a, b)
-    assert code == 0
-    assert all(line.isprintable() for line in lines)
-    page = Path("runs/compare.html").read_text()
-    assert not re.search("<script|<b>x|<i>y", page)
-
-
-ODD = [-1, "\x1b[2J\u202e" * 999, [{}] * 300, {"a": {"b": []}}]
+ODD = [-1, "\x1b[2J\u202e<i>" * 999, [{}] * 300, {"<i>": {"b": []}}]
 
 
 @pytest.mark.parametrize("odd", ODD, ids=lambda odd: repr(odd)[:20])
@@ -155,6 +145,7 @@ def test_odd_values_in_a_start_line_break_nothing(runs, capsys, odd):
     assert code == 0
     assert all(line.isprintable() for line in lines)
     assert Path("runs/compare.html").stat().st_size < 100_000
+    assert "<i>" not in Path("runs/compare.html").read_text()
 
 
 @pytest.fixture

@@ -93,10 +93,6 @@ def test_what_the_page_says_beside_the_text(tmp_path):
     advice = analysis.summary["advice"]
     assert card.count('<span class="money">') == sum(one["costs_money"] for one in advice) == 2
     assert f">{advice[0]['command']}</pre>" in card
-    local = RunBuilder(tmp_path / "demo", **{**BOTTLENECKS["straggler"], "connection": "local"})
-    demo = page_of(analyse(local.write()))
-    assert "The 4 machines of this run are processes of one PC" in demo
-    assert "<h2>Network</h2>" not in demo and "SYNC=" not in demo
 
 
 def words_of(drawn):
