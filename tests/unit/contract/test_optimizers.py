@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from boundary.run_files import RankStart
 from contract import prices, strategies
 from contract.options import Options
 from launcher import cli, measure
@@ -34,7 +35,7 @@ def test_beside_advice_for_a_script_stands_the_loss_with_adam(tmp_path, monkeypa
     monkeypatch.setattr(prices, "read", lambda: TABLE)
     step = analyse(RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()).step
     own = replace(step, is_trainer=False)
-    told = [one.change for one in advise(own, "network", {}, ResourceUsage()).remedies]
+    told = [one.change for one in advise(own, "network", RankStart(), ResourceUsage()).remedies]
     (sync,) = [change for change in told if "tandem.sync.attach" in change]
     assert prices.with_adam(strategies.parse("bf16")) in sync
 
