@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.train.script_runs import CHECKOUT, train
+from tests.train.script_runs import train
 
 pytest.importorskip("fabric", reason="a run needs the control machine's environment")
 
@@ -72,14 +72,6 @@ def test_a_folder_as_people_have_it_trains_and_what_is_new_comes_back(tmp_path):
         *("node1/notes.txt", "node1/result-0.txt", "node1/saved/model.txt"),
         "node2/result-1.txt",
     ]
-
-
-@pytest.mark.long
-def test_an_output_folder_is_there_before_the_script_starts(tmp_path):
-    own = MEET + "open(f'checkpoints/deep/{rank}.txt', 'w').write('1')\nopen('x', 'w')\n"
-    said, code, run = train(write(tmp_path, {"train.py": own}), "--output=checkpoints/deep")
-    assert code == 0, said
-    assert came(run) == ["node1/checkpoints/deep/0.txt", "node2/checkpoints/deep/1.txt"]
 
 
 def test_the_sentence_is_the_exception_s_whatever_was_printed_above(tmp_path):
@@ -196,20 +188,6 @@ def test_seventy_mebibytes_are_sent(tmp_path):
 
 
 @pytest.mark.long
-def test_no_option_is_given_that_the_script_s_own_parser_has_not(tmp_path):
-    own = MEET + (
-        "# parser.add_argument('--local_rank')\nimport argparse, other\n"
-        "argparse.ArgumentParser().parse_args()\n"
-    )
-    other = (
-        "import argparse\ndef main():\n    p = argparse.ArgumentParser()\n"
-        "    p.add_argument('--local_rank')\n"
-    )
-    said, code, _ = train(write(tmp_path, {"train.py": own, "other.py": other}))
-    assert code == 0, said
-
-
-@pytest.mark.long
 def test_loaders_that_are_spawned_without_a_guard_are_explained(tmp_path):
     own = (
         "import torch.utils.data as data\n"
@@ -218,36 +196,6 @@ def test_loaders_that_are_spawned_without_a_guard_are_explained(tmp_path):
     said, code, run = train(write(tmp_path, {"train.py": own}))
     assert code == 1, said
     assert "__main__" in cause_of(run)["remedy"]
-
-
-@pytest.mark.long
-def test_a_checkout_that_git_refuses_sends_nothing(tmp_path):
-    path = write(tmp_path, {"train.py": MEET})
-    git(tmp_path, "init", "-q")
-    (tmp_path / ".git/config").write_text("[core\n")
-    said, code, run = train(path)
-    assert (code, run) == (2, None), said
-    assert "bad config" in said
-    assert not list(CHECKOUT.glob("runs/*train.py*"))
-
-
-@pytest.mark.long
-def test_ranks_that_train_apart_are_told_so(tmp_path):
-    own = """
-import torch, torch.distributed as dist
-from tandem import timings
-dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
-optimizer = torch.optim.SGD(model.parameters(), 0.1)
-for batch in timings.timed([torch.randn(4, 2)] * 8, model):
-    model.module(batch).sum().backward()
-    optimizer.step()
-    timings.step()
-"""
-    said, code, run = train(write(tmp_path, {"train.py": own}))
-    assert code == 0, said
-    assert said.split("attempt 1")[1].count("DDP summed none") == 1
-    assert "DDP summed no gradients in 8 steps" in (run / "report.txt").read_text()
 
 
 @pytest.mark.long
