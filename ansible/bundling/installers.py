@@ -6,12 +6,14 @@ into. If the publisher states no SHA-256, that of the first use is kept in the m
 
 import hashlib
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from bundling import manifest, repository
+from bundling import manifest
 from bundling import table as stacks
 from bundling.fetch import File, fetch_all
+from contract import git
 from contract.errors import UserError
 
 
@@ -109,7 +111,7 @@ def gather(order, progress):
     fetch_all(public, f"installers {order.folder.name}", progress)
     for file in order.files:
         if file.commit and not (order.folder / file.name).is_file():
-            repository.pack(file.url, file.commit, order.folder / file.name)
+            pack_commit(file.url, file.commit, order.folder / file.name)
     by_hand = [file for file in order.files if not file.url]
     problems = [_problem(file, order.folder, expected[file.name]) for file in by_hand]
     if any(problems):
@@ -133,3 +135,23 @@ def _problem(file, folder, expected):
             f"from {file.page}"
         )
     return ""
+
+
+def pack_commit(url, commit, path):
+    """Writes the files of a git `commit`, whose id is a checksum of all of them, to
+    `path`, a .tar.gz with one folder. Raises UserError."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".git-") as folder:
+        _git(folder, "init", "--quiet")
+        # git compares what it receives with the id that it asked for.
+        _git(folder, "fetch", "--quiet", "--depth=1", url, commit)
+        part = path.with_name(path.name + ".part")
+        prefix = f"--prefix={path.name.removesuffix('.tar.gz')}/"
+        _git(folder, "archive", "--format=tar.gz", prefix, f"--output={part}", commit)
+        part.rename(path)
+
+
+def _git(folder, *words):
+    try:
+        git.run(Path(folder), *words, online=True)
+    except UserError as error:
+        raise UserError(f"git {words[0]} of {words[-1]} failed: {error}") from None

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.apt import broken, reason
-from ansible.module_utils.commands import outcome, output, read
+from ansible.module_utils.commands import apt_broken, apt_reason, outcome, output, read
 from ansible.module_utils.kernels import numbers, waiting_kernel
 
 DOCUMENTATION = r"""
@@ -175,7 +174,7 @@ def archive(pin, simulate, installed):
         signed = prebuilt(offered, installed["kernel_series"])
         ways = sorted(drivers) + signed if simulate else []
         answers = dict.fromkeys(ways, ([], None))
-        if ways and broken():  # no word against any of these
+        if ways and apt_broken():  # no word against any of these
             ways = []
         with ThreadPoolExecutor(max_workers=4) as pool:
             tries = pool.map(lambda way: simulate_install(way.split(), option), ways)
@@ -227,7 +226,7 @@ def simulate_install(names, option):
     if succeeded:
         coming = re.findall(r"^Inst (\S+) ", text, re.MULTILINE)
         return sorted(name for name in coming if KERNEL_PARTS.match(name)), None
-    return [], reason(text) or "it does not say why"
+    return [], apt_reason(text) or "it does not say why"
 
 
 def runfile():

@@ -14,8 +14,7 @@ import time
 
 from ansible.module_utils.basic import AnsibleModule
 
-from ansible.module_utils.apt import broken
-from ansible.module_utils.commands import outcome, output, read
+from ansible.module_utils.commands import apt_broken, outcome, output, read
 from ansible.module_utils.kernels import waiting_kernel
 
 DOCUMENTATION = r"""
@@ -290,7 +289,7 @@ def settings():
         "dpkg_broken": bool(
             os.path.isdir("/var/lib/dpkg/updates") and os.listdir("/var/lib/dpkg/updates")
         ),
-        "broken": broken(),
+        "broken": apt_broken(),
         "clock": time.time(),
         "missing_libraries": [name for name in folders if name and not os.path.isdir(name)],
         "rsync": shutil.which("rsync") is not None,

@@ -10,9 +10,8 @@ import re
 from typing import Any
 
 from . import PlanError
-from .network_dns import ipv4, name_servers, refuse_lost
 from .network_facts import routes
-from .network_routes import dhcp_routes
+from .network_lease import dhcp_routes, ipv4, name_servers, refuse_lost
 
 # Of a keyfile's [ipv4], what says which address: replaced; all else stays.
 KEYFILE_ADDRESS = re.compile(r"(method|address\d*|addresses\d*|gateway|dns)=")
@@ -28,7 +27,7 @@ STANZA_DNS = re.compile(r"\s*dns-(nameservers?|search|domain)\s")
 def present_way(facts: dict[str, Any]) -> dict[str, Any]:
     """{"dns", "search": lists, "gateway": "" for none}: how the machine finds others today.
 
-    facts: what network_dns.name_servers reads, and route (`ip -4 route show`).
+    facts: what network_lease.name_servers reads, and route (`ip -4 route show`).
     """
     ways = [way for way in routes(facts["route"]) if way["card"] == facts["interface"]]
     own = [way["gateway"] for way in ways if way["to"] == "default" and ipv4(way["gateway"])]

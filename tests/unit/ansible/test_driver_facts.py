@@ -157,7 +157,7 @@ def test_what_we_hold_is_no_reason_against_a_driver_and_what_is_missing_is(apt, 
     ours = pinned(tmp_path / "preferences.d/tandem-driver", OLD)
     found = collect.archive(ours, simulate=True, installed=NOTHING)
     assert found["offered"]["nvidia-kernel-dkms"] == NEW
-    assert found["uninstallable"] == {} and collect.broken() is None
+    assert found["uninstallable"] == {} and collect.apt_broken() is None
     pinned(tmp_path / "preferences.d/theirs", OLD)
     theirs = collect.archive(ours, simulate=False, installed=NOTHING)
     assert theirs["offered"]["nvidia-kernel-dkms"] == OLD
@@ -173,7 +173,7 @@ def test_what_broke_off_is_named_and_is_no_reason_against_a_driver(apt):
     unpacked = driver(OLD, "Status: install ok unpacked").partition("\n\n")[2]
     apt(unpacked, driver(OLD, "Filename: ./none.deb", "Size: 1"))
     assert collect.archive("/none", simulate=True, installed=NOTHING)["uninstallable"] == {}
-    said = collect.broken()
+    said = collect.apt_broken()
     assert said.startswith(f"nvidia-kernel-dkms : Depends: firmware-nvidia-gsp (= {OLD})")
 
 
