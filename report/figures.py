@@ -54,8 +54,9 @@ def growth(*keys: str) -> Reader:
     """By how much counters grew."""
 
     def read(interval: Interval) -> Ratio | None:
-        known = [key for key in keys if key in interval.before and key in interval.now]
-        return Ratio(sum(grown(interval, key) for key in known)) if known else None
+        before, now = interval.before, interval.now
+        known = [max(0.0, now[key] - before[key]) for key in keys if key in before and key in now]
+        return Ratio(sum(known)) if known else None
 
     return read
 
@@ -372,7 +373,7 @@ def by_name(value: object, most: int = MOST_THINGS) -> dict[str, Values]:
 
 
 def numbers(entry: Entry) -> Values:
-    return {key: value for key in entry if (value := number(entry[key])) is not None}
+    return {key: value for key, value in entry.items() if number(value) is not None}
 
 
 def intervals(

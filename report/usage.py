@@ -231,14 +231,17 @@ class Loop:
         if thing not in self.sums and sum(k == kind for k, _ in self.sums) >= MOST_THINGS:
             return
         self.seconds[thing] += interval.seconds
+        sums = self.sums[thing]
         for figure in FIGURES[kind]:
             ratio = figure.read(interval)
-            if ratio is not None and figure in (SENT, RECEIVED):
+            if ratio is None:
+                continue
+            if figure in (SENT, RECEIVED):
                 ratio = Ratio(ratio.amount / self.shared_by)
-            if ratio is not None:
-                value = figure.of(ratio, interval.seconds)
-                sums = self.sums[thing].setdefault(figure, Sum())
-                sums.add(since, ratio, value, bool(figure.chart))
+            if figure not in sums:
+                sums[figure] = Sum()
+            value = figure.of(ratio, interval.seconds)
+            sums[figure].add(since, ratio, value, bool(figure.chart))
 
     def note_names(self, mono: float, line: Entry) -> None:
         """What a line says beside figures."""
