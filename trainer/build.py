@@ -21,7 +21,7 @@ from . import parallel, precision, syncbn
 from .apex_amp import choose
 from .data.batch import Loss, Normalise, derive_seed
 from .data.folder import ImageFolder
-from .data.generated import Generated
+from .data.loader import Generated
 from .ema import Ema
 from .memory import recompute_activations
 from .models import build as build_model

@@ -20,10 +20,10 @@ from tandem.coordinates import read_coordinates
 
 from .data.workers import end_with
 from .errors import report_error
-from .logs import quiet_others
 from .memory import is_out_of_memory
 from .predict import infer
 from .resume import resolve_options
+from .screen import quiet_others
 from .train import Run, Trial, train
 from .world import start
 

@@ -1,5 +1,6 @@
 """What people see of a run, printed by rank 0 only: a bar on a terminal, plain lines elsewhere."""
 
+import logging
 import os
 import sys
 import threading
@@ -17,6 +18,12 @@ from .world import World
 # for the bar (each waits for the device), and the longest silence in any case.
 FIRST, PLAIN_EVERY, BAR_EVERY, SILENCE = 2.0, 10.0, 2.0, 15.0
 NARROWEST = 10  # least width of the bar itself
+
+
+def quiet_others(world: World) -> None:
+    """Rank 0 logs information; the others only log warnings."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
+    logging.getLogger(__package__).setLevel(logging.INFO if world.rank == 0 else logging.WARNING)
 
 
 class Screen:

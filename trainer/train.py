@@ -18,11 +18,9 @@ from . import checkpoint, finite, parallel, resume
 from .banner import describe_run, start_line
 from .build import build_job, build_materials
 from .data.batch import Batch
-from .data.generated import Generated, GeneratedBatches
-from .data.loader import TrainBatches
+from .data.loader import Generated, GeneratedBatches, SampleLog, TrainBatches
 from .errors import Diverged
 from .evaluate import evaluate, share_buffers
-from .logs import SampleLog
 from .memory import OutOfMemory, one_pass
 from .models import describe
 from .optim import learning_rate

@@ -1,4 +1,5 @@
-"""Batches for one rank: its share of each training step, and of all images in evaluation."""
+"""Batches for one rank: its share of each training step, and of all images in evaluation; noise in
+their place where nothing is to be loaded, and a log of the samples that were trained on."""
 
 import dataclasses
 import math
@@ -15,12 +16,13 @@ from torch.utils.data import DataLoader, Dataset
 from contract.errors import RankError
 from contract.options import Options
 from contract.split import rank_slice, step_size
+from tandem.timings import attempt, opened
 
 from ..world import World
 from .augment import Evaluate, Train
 from .batch import Batch, derive_seed
 from .decode import BadImage, Missing, Unreadable, open_picture
-from .folder import SMALL, Bad, ImageCache, ImageFolder, fits
+from .folder import SMALL, USUAL, Bad, ImageCache, ImageFolder, Quarantine, fits
 from .workers import data_loader, start, worker_count
 
 RETRY_AFTER = 60.0  # seconds in which a disk or share is waited for once
@@ -270,3 +272,59 @@ def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:
     """Indices 0..count-1 as int64, shuffled by seed and epoch alone."""
     generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
     return torch.randperm(count, generator=generator)
+
+
+# The numbers of ImageNet. Classes matter: a classifier's last layer is part of what is sent.
+IMAGES, CLASSES = 1_281_167, 1000
+
+
+class Generated(ImageFolder):
+    """Noise in place of a data set, for `--trial` without `--data`: as many images and classes as
+    in ImageNet, of `--image_size` or the usual size."""
+
+    def __init__(self, options: Options) -> None:
+        self.options, self.quarantine = options, Quarantine(options.bad_images)
+        self.classes = [str(number) for number in range(CLASSES)]
+
+    def __len__(self) -> int:
+        return IMAGES
+
+    def natural_size(self) -> int:
+        return USUAL
+
+
+class GeneratedBatches(TrainBatches):
+    """The same images and targets in each step; an epoch consists of full steps only."""
+
+    def __init__(self, dataset: Generated, options: Options, world: World) -> None:
+        super().__init__(dataset, options, world)
+        count, size = world.batches[world.rank], dataset.sizes.train
+        chance = torch.Generator().manual_seed(options.seed)
+        pixels = torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=chance)
+        targets = torch.randint(0, CLASSES, (count,), generator=chance)
+        if world.device.type == "cuda":
+            pixels, targets = pixels.pin_memory(), targets.pin_memory()
+        shown = pixels.permute(0, 3, 1, 2)
+        self._batch = Batch(shown, targets, torch.arange(count), world.batches)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        for _ in range((IMAGES - start) // self.world.global_batch):
+            yield self._batch
+
+
+class SampleLog:
+    """`samples/rank<k>.<attempt>.csv`: epoch, position in its order, and index of each sample,
+    written once the rank has trained on it."""
+
+    def __init__(self, options: Options, world: World) -> None:
+        name = f"samples/rank{world.rank}.{attempt()}.csv"
+        self._file = None
+        if options.sample_log and options.output:
+            self._file = opened(options.output, name, "w")
+            self._file.write("epoch,position,index\n")
+
+    def add(self, epoch: int, begin: int, indices: List[int]) -> None:
+        if self._file is not None:
+            rows = (f"{epoch},{begin + place},{index}\n" for place, index in enumerate(indices))
+            self._file.writelines(rows)
+            self._file.flush()

@@ -12,8 +12,7 @@ from contract.options import Options
 from trainer import screen as screens
 from trainer.banner import describe_run
 from trainer.evaluate import Result
-from trainer.logs import quiet_others
-from trainer.screen import Screen
+from trainer.screen import Screen, quiet_others
 from trainer.world import World
 
 
