@@ -86,19 +86,14 @@ class Usage:
         total = self.sums.get(figure, Sum())
         return figure.of(Ratio(total.amount, total.of), self.recorded) or 0.0
 
-    def total(self, figure: Figure) -> float:
-        return self.sums.get(figure, Sum()).amount
-
     def most(self, figure: Figure) -> float:
         return self.sums.get(figure, Sum()).most or 0.0
 
-    def least(self, figure: Figure) -> float:
-        return self.sums.get(figure, Sum()).least or 0.0
-
     def words(self, figure: Figure, which: str = MEAN) -> str:
         """The figure's mean, or its most, ..., with its unit."""
-        value = {MEAN: self.mean, MOST: self.most, LEAST: self.least, TOTAL: self.total}[which]
-        return figure.unit.words(value(figure))
+        sums = self.sums.get(figure, Sum())
+        values = {MEAN: self.mean(figure), MOST: sums.most, LEAST: sums.least, TOTAL: sums.amount}
+        return figure.unit.words(values[which] or 0.0)
 
     def points(self, figure: Figure) -> Points:
         """As they are drawn."""

@@ -94,6 +94,15 @@ def _child(pipe, env, quiet, function, args):
     os._exit(0)
 
 
+def snapshot(**known):
+    """What a checkpoint holds, as far as it matters."""
+    return {
+        "model": {}, "optimizer": {}, "precision": {"scale": None}, "ema": None, "sync": None,
+        "epoch": 0, "sample": 4, "step": 1, "best_top1": 0.0, "run": "r", "samples": 4,
+        "train_images": 99, "classes": [], "options": {}, **known,
+    }  # fmt: skip
+
+
 def steps_done(output):
     """By the first node's ranks; a line may be of several."""
     lines = (

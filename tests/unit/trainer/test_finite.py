@@ -8,7 +8,7 @@ import torch
 from contract.errors import BAD_INPUT, DIVERGED
 from tandem.compat import load_tensors
 from tests.trainer_models import nan_in_every_evaluation, plain
-from tests.trainer_ranks import lines, run_ranks, said
+from tests.trainer_ranks import lines, run_ranks, said, snapshot
 from trainer import export
 
 # Five steps an epoch on two ranks.
@@ -107,10 +107,7 @@ def test_weights_and_outputs_that_are_not_finite_are_refused(images, tmp_path, u
         state["0.weight"][0] = float("nan")
     name = tmp_path / "checkpoints/node1/step-00000001.pt"
     name.parent.mkdir(parents=True)
-    at = {"epoch": 0, "sample": 1, "step": 1, "samples": 1, "run": "r", "best_top1": 0.0}
-    of = {"train_images": 20, "classes": ["a", "b", "c", "d"], "options": {}}
-    kept = {"optimizer": {}, "precision": {"scale": None}, "ema": None, "sync": None}
-    torch.save({"model": state, **at, **of, **kept}, name)
+    torch.save(snapshot(model=state, classes=["a", "b", "c", "d"]), name)
     if use == "export":
         code = export.main([str(tmp_path), str(tmp_path / "out.pt")])
         text = capsys.readouterr().err

@@ -8,7 +8,7 @@ import torch
 from contract.errors import UserError
 from contract.options import Options
 from contract.precisions import Device, resolve
-from tests.trainer_ranks import lines, run_ranks, said, trainer
+from tests.trainer_ranks import lines, run_ranks, said, snapshot, trainer
 from trainer.checkpoint import decisive
 from trainer.resume import resolve_options
 from trainer.world import World, own_device
@@ -167,12 +167,7 @@ def test_tensor_cores_get_their_memory_format_and_cudnn_s_fastest(
 def test_a_run_that_goes_on_keeps_what_it_began_with(monkeypatch, tmp_path, name):
     """On other machines too."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    began = Options(precision="O1", **{name: True})
-    state = {
-        "model": {}, "optimizer": {}, "precision": {"scale": None}, "ema": None, "sync": None,
-        "epoch": 0, "sample": 4, "step": 1, "best_top1": 0.0, "run": "1", "samples": 4,
-        "train_images": 9, "classes": [], "options": decisive(began),
-    }  # fmt: skip
+    state = snapshot(options=decisive(Options(precision="O1", **{name: True})))
     path, again = tmp_path / "checkpoints/node1/step-1.pt", {"output": str(tmp_path)}
     again["resume"] = "auto"
     write_whole(state, path)

@@ -17,7 +17,7 @@ from contract.command_line import parse
 from contract.options import Options
 from tandem.compat import load_tensors
 from tests.trainer_models import normed
-from tests.trainer_ranks import lines, run_ranks, said, trainer
+from tests.trainer_ranks import lines, run_ranks, said, snapshot, trainer
 from trainer import checkpoint
 from trainer.data.batch import Batch
 from trainer.evaluate import evaluate
@@ -25,7 +25,6 @@ from trainer.export import main as export
 from trainer.export import newest
 from trainer.precision import Precision
 from trainer.screen import Screen
-from trainer.snapshots import Snapshot
 from trainer.train import Run
 from trainer.world import start
 from trainer.writer import Writer
@@ -258,12 +257,8 @@ def test_the_newest_run_counts_more_than_the_longest(tmp_path):
     """A folder may hold an older run's checkpoint with more steps, and broken files."""
     writer = Writer(tmp_path / "checkpoints" / "a", keep=2)
     for run, step in (("2025", 50), ("2026", 7), ("2026", 3)):
-        state = Snapshot(
-            model={"x": torch.ones(9)}, optimizer={}, precision={"scale": None}, ema=None,
-            sync=None, epoch=0, sample=step, step=step, best_top1=0.0, run=run, samples=step,
-            train_images=99, classes=[], options={},
-        )  # fmt: skip
-        writer.save(state, best=False)
+        at = {"sample": step, "samples": step, "step": step}
+        writer.save(snapshot(model={"x": torch.ones(9)}, run=run, **at), best=False)
         writer.finish()
         assert newest(tmp_path, best=False)["run"] == run
     assert newest(tmp_path, best=False)["step"] == 7
