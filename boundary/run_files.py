@@ -88,21 +88,6 @@ class Sweep(Struct):
     seal: Text | None = None
 
 
-class Cause(Struct):
-    message: Text
-
-
-class EndedAttempt(Struct):
-    first_cause: Cause | None = None
-
-
-class Ended(Struct):
-    """What a sweep reads of a run's attempts.json."""
-
-    status: Text
-    attempts: list[EndedAttempt]
-
-
 # What the report reads, each part of which may lack.
 
 MOST_ATTEMPTS = 1000

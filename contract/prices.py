@@ -1,4 +1,7 @@
-"""What each strategy of --sync costs in accuracy: the measurements in prices.json, and the labels.
+"""What each strategy of --sync costs in accuracy: the measurements in prices.json, and the labels;
+and which strategy is taken where nobody names one: of those whose label covers a run, the one that
+leaves out the fewest bits and yet takes at most TOLERANCE times as long as the fastest (SYNC=auto,
+the report's advice, `make plan`).
 
 bench/accuracy/tables.py writes prices.json, from paired runs (docs/slow-networks.md). A
 label holds for its task and its family of optimizers (OPTIMIZERS in options.py), and promises
@@ -7,14 +10,17 @@ nothing about others.
 
 import json
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, TypeVar
 
 from contract import strategies
-from contract.strategies import ADAM, SGD, Strategy
+from contract.strategies import ADAM, SGD, Payload, Strategy
 
 TABLE = Path(__file__).with_name("prices.json")
 # A strategy is safe if the lower end of its 95 % interval, in points of top-1, is at least this.
 SAFE = -0.3
+TOLERANCE = 1.05
+SAMPLE = Payload(4e6)  # by which strategies are compared: a million values
+Key = TypeVar("Key")
 
 
 class AccuracyCost(NamedTuple):
@@ -114,3 +120,30 @@ def caveats(strategy: Strategy, family: str, steps: float) -> List[str]:
         f"{name}: what it costs in accuracy was measured over {read()['task']['steps']:,} steps; "
         f"this run has {steps:,.0f}, and a shorter one may lose more (docs/slow-networks.md)"
     ]
+
+
+def is_acceptable(strategy: Strategy, family: str, steps: Optional[float] = None) -> bool:
+    """Whether a strategy is exact, or safe with such an optimizer in runs of so many steps: those
+    that were measured were as long, or shorter. `steps`: None where they are not known."""
+    if strategy.exact:
+        return True
+    if label_of(strategy, family) != "safe":
+        return False
+    return steps is None or steps >= measured_steps()
+
+
+def measured_steps() -> int:
+    """Steps of the runs by which labels are given."""
+    return int(read()["task"]["steps"])
+
+
+def exactness(strategy: Strategy) -> float:
+    """More for one that leaves less out."""
+    return float("inf") if strategy.exact else strategy.bytes_per_step(2, SAMPLE)
+
+
+def most_exact(seconds: Mapping[Key, float], strategy_of: Callable[[Key], Strategy]) -> Key:
+    """Of what takes so many seconds, or any multiple of them; among equals the fastest."""
+    least = min(seconds.values())
+    near = [key for key, taken in seconds.items() if taken <= TOLERANCE * least]
+    return max(near, key=lambda key: (exactness(strategy_of(key)), -seconds[key]))

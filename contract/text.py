@@ -1,5 +1,5 @@
 """Text for people: figures in words, spelled alike by all tools, and what machines say, made safe
-for a terminal; and text from files, of bounded size."""
+for a terminal; and files that are read to a bounded size, written whole, or locked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 # C0, DEL, C1, halves of surrogates, and the marks that turn the direction of text.
 _BAD = (
@@ -114,6 +114,16 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def open_lock(path: Path) -> TextIO:
+    """A file to lock, its owner's alone, as it is: whoever can read a file can lock it. Follows no
+    link, since its folder may be somebody else's."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    with contextlib.suppress(OSError):  # another user's
+        os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "r+", encoding="utf-8", errors="replace")
 
 
 def read_text(path: str | Path, most: int = 8 << 20) -> str:

@@ -16,9 +16,8 @@ from msgspec import Struct
 from boundary.schema import Invalid, decode
 from contract import runs
 from contract.errors import UserError
-from contract.locks import open_lock
 from contract.runs import bump_second
-from contract.text import read_text
+from contract.text import open_lock, read_text
 from launcher.machines.inventory import CHECKOUT
 from launcher.node import machine, processes
 

@@ -21,6 +21,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from boundary.run_files import RunEnd
+from boundary.schema import convert_what_fits
 from contract.errors import UserError
 from contract.text import clean, seconds
 from launcher.machines.inventory import CHECKOUT
@@ -66,8 +68,8 @@ def is_code(before: list[str]) -> bool:
 
 def of_run(folder: Path, status: str, why: str | None) -> Facts:
     """Those of a run that is over, from its files."""
-    attempts = read_object(folder / "attempts.json", []).get("attempts") or []
-    took = sum(one.get("wall_seconds") or 0.0 for one in attempts)
+    end = convert_what_fits(read_object(folder / "attempts.json", []), RunEnd)
+    took = sum(attempt.wall_seconds or 0.0 for attempt in end.attempts)
     return Facts(
         run=folder.name,
         status=status,

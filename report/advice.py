@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from boundary.run_files import RankStart
-from contract import choice, prices, strategies
+from contract import prices, strategies
 from contract.options import OPTIMIZERS
 from contract.split import weights_of
 from report import formulas
@@ -223,7 +223,7 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
     waits = [
         (calibrate(step, step.wait(strategy, step.nodes, rate)), strategy)
         for strategy in strategies.usual()
-        if choice.is_acceptable(strategy, family or prices.SGD)
+        if prices.is_acceptable(strategy, family or prices.SGD)
     ]
     if step.pending is None:
         phases, exact = step.phases, step.wait(strategies.parse(strategies.EXACT), step.nodes, rate)
@@ -234,7 +234,7 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
         strategy: phases.mean(strategy, rest + waited, rest + exact) for waited, strategy in waits
     }
     best, fastest = (
-        choice.most_exact(taken, lambda strategy: strategy),
+        prices.most_exact(taken, lambda strategy: strategy),
         min(taken, key=taken.__getitem__),
     )
     if best == step.strategy:
@@ -245,9 +245,9 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
         how += f" {step.ways.warmed_up}"
         args = ("--sync_warmup", "0")
     label = prices.label_of(best, family or prices.SGD)
-    if not choice.is_acceptable(best, family or prices.SGD, step.length):
-        label += f" in runs of {choice.measured_steps():,} steps or more"
-    if family is None and not choice.is_acceptable(best, prices.ADAM):
+    if not prices.is_acceptable(best, family or prices.SGD, step.length):
+        label += f" in runs of {prices.measured_steps():,} steps or more"
+    if family is None and not prices.is_acceptable(best, prices.ADAM):
         label += f" with SGD; with Adam {prices.with_adam(best)}"
     if fastest != best:
         label += f"; {fastest.spec} leaves out more for at most 5 % less time"

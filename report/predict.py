@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from contract import choice, prices, runs, strategies
+from contract import prices, runs, strategies
 from contract.strategies import EXACT, Phases, Strategy
 from contract.text import pluralize, three_digits
 from report.links import Links
@@ -113,7 +113,7 @@ def predict_row(
     # One machine sums nothing.
     label = prices.label_of(strategy, family) if nodes > 1 else "exact"
     steps = basis.train_images and phases.epochs * basis.train_images / images
-    if label == "safe" and not choice.is_acceptable(strategy, family, steps):
+    if label == "safe" and not prices.is_acceptable(strategy, family, steps):
         label = SHORT
     samples: float | None = None if label == "experimental" else 1.0
     if label == "costs samples":
@@ -135,7 +135,7 @@ def best(rows: list[Row]) -> Row:
     """The most exact of those that are nearly the fastest and cost such a run no accuracy: exact
     ones, and those measured as safe."""
     taken = {row: 1 / row.run_images_per_second for row in rows if row.label in HARMLESS}
-    return choice.most_exact(taken, lambda row: strategies.parse(row.sync))
+    return prices.most_exact(taken, lambda row: strategies.parse(row.sync))
 
 
 def best_exact(rows: list[Row]) -> Row:

@@ -23,15 +23,15 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from boundary.run_files import Ended, Sweep
-from boundary.schema import Invalid, decode
+from boundary.run_files import RunEnd, Sweep
+from boundary.schema import Invalid, convert_what_fits, decode
 from contract import seal, verbs
 from contract.command_line import verb_words
 from contract.errors import INTERRUPTED, STOPPED, UserError
-from contract.locks import open_lock
 from contract.options import ENTRIES
 from contract.runs import RUNS
-from contract.text import pluralize, read_text, write_whole
+from contract.text import open_lock, pluralize, read_text, write_whole
+from report.files import read_object
 from tools.verbs import say
 
 SWEEPS = Path(RUNS, "sweeps")
@@ -260,7 +260,7 @@ def call(argv: list[str], file: Any, stop: Stop) -> int:
 def adopt(folder: Path, entry: State) -> State:
     """The entry with its run, if that has finished: a sweep that was killed has not noted it."""
     name = run_of(folder / entry["log"])
-    if entry["run"] or name is None or attempts_of(name)["status"] != "finished":
+    if entry["run"] or name is None or end_of(name).status != "finished":
         return entry
     return {**entry, "run": name}
 
@@ -273,19 +273,17 @@ def run_of(log: Path) -> str | None:
     return None
 
 
-def attempts_of(run: str) -> State:
-    path = SWEEPS.parent / run / "attempts.json"
-    with contextlib.suppress(OSError, ValueError, Invalid):
-        return dict(to_builtins(decode(read_text(path), Ended, "it")))
-    return {"status": "", "attempts": []}
+def end_of(run: str) -> RunEnd:
+    end: RunEnd = convert_what_fits(read_object(SWEEPS.parent / run / "attempts.json", []), RunEnd)
+    return end
 
 
 def why(log: Path, code: int) -> str:
     """A sentence on why a run did not finish."""
     name = run_of(log)
-    causes = [attempt["first_cause"] for attempt in attempts_of(name)["attempts"]] if name else []
-    if causes and causes[-1]:
-        return f"failed: {causes[-1]['message']} ({name})"
+    causes = [attempt.first_cause for attempt in end_of(name).attempts] if name else []
+    if causes and causes[-1] and causes[-1].message:
+        return f"failed: {causes[-1].message} ({name})"
     lines = log.read_text(errors="replace").splitlines()
     messages = [line.removeprefix("tandem: ") for line in lines if line.startswith("tandem: ")]
     messages = [line for line in messages if not line.startswith(("(FORCE", "waiting"))]

@@ -33,8 +33,8 @@ from msgspec import structs
 from boundary.run_files import LayerRecord
 from boundary.schema import Invalid, decode
 from contract.errors import UserError
-from contract.locks import open_lock
 from contract.options import path_of
+from contract.text import open_lock
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256

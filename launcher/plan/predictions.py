@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from contract import choice, prices, runs, strategies
+from contract import prices, runs, strategies
 from contract.options import Options as TrainerOptions
 from launcher import folders
 from launcher.machines import inventory
@@ -119,11 +119,11 @@ def most_exact(speeds: dict[tuple[str, int], float], nodes: int, family: str) ->
     covered = {
         spec: 1 / speed
         for (spec, count), speed in speeds.items()
-        if count == nodes and choice.is_acceptable(strategies.parse(spec), family)
+        if count == nodes and prices.is_acceptable(strategies.parse(spec), family)
     }
     if not covered:
         return strategies.EXACT, strategies.EXACT
-    return choice.most_exact(covered, strategies.parse), min(covered, key=covered.__getitem__)
+    return prices.most_exact(covered, strategies.parse), min(covered, key=covered.__getitem__)
 
 
 def choose_sync(

@@ -25,7 +25,7 @@ from torch.autograd import Variable
 from torch.distributed.distributed_c10d import _get_default_group
 from torch.nn.parallel import DistributedDataParallel
 
-from contract import choice, prices
+from contract import prices
 from contract.errors import RankError, UserError
 from contract.strategies import ADAM, AUTO, EXACT, SGD, parse, usages
 from contract.strategies import ATTACHED as WHOSE
@@ -444,7 +444,7 @@ def about_use(usage: Usage) -> Optional[str]:
 def about_adam(attached: Attached) -> Optional[str]:
     """A line on a strategy that leaves out what Adam needs."""
     strategy = parse(attached.effective_spec)
-    known = not strategy.rule.warms or choice.is_acceptable(strategy, ADAM)
+    known = not strategy.rule.warms or prices.is_acceptable(strategy, ADAM)
     if attached.family == SGD or known:
         return None
     return (

@@ -124,7 +124,6 @@ READS = {
         launcher/node/machine.py launcher/node/prepare.py""",
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py contract/interrupts.py
-        contract/locks.py
         launcher/background.py launcher/node/supervisor.py
         launcher/node/startup/sitecustomize.py
         report/cli.py report/measurements.py tools/shrink.py tools/tensorboard.py

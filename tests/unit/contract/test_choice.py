@@ -3,7 +3,7 @@ that is nearly the fastest."""
 
 import pytest
 
-from contract import choice, prices
+from contract import prices
 from contract.strategies import parse
 
 SAFE = {"seeds": 9, "difference": 0.0, "low": -0.2, "high": 0.2, "samples": None}
@@ -22,7 +22,7 @@ OPEN = {"seeds": 2, "difference": 0.0, "low": -2.0, "high": 2.0, "samples": None
     ],
 )
 def test_the_most_exact_within_a_twentieth_of_the_fastest_is_taken(seconds, taken):
-    assert choice.most_exact(seconds, parse) == taken
+    assert prices.most_exact(seconds, parse) == taken
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_the_most_exact_within_a_twentieth_of_the_fastest_is_taken(seconds, take
 def test_a_label_covers_its_optimizers_and_runs_as_long(monkeypatch, spec, family, steps, covered):
     found = {"task": {"steps": 1000}, "strategies": {"bf16": SAFE, "fp16": OPEN}}
     monkeypatch.setattr(prices, "read", lambda: found)
-    assert choice.is_acceptable(parse(spec), family, steps) is covered
+    assert prices.is_acceptable(parse(spec), family, steps) is covered
