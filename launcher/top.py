@@ -85,13 +85,13 @@ class Machines:
         self._idle: list[Idle] = []
         for host in hosts:
             if host.name in self._nodes:
-                with self._border(host):
+                with self._isolate_errors(host):
                     self._idle.append(Idle(host, _started(self._nodes[host.name], host, text)))
 
     def lines(self, width: int) -> list[str]:
         told = []
         for one in self._idle:
-            with self._border(one.host):
+            with self._isolate_errors(one.host):
                 one.look()
                 told += [one.now] if one.now else []
         found = [f"  {pluralize(len(self._hosts), 'machine')}; no run is under way here", ""]
@@ -106,7 +106,7 @@ class Machines:
         return found
 
     @contextlib.contextmanager
-    def _border(self, host: Host) -> Iterator[None]:
+    def _isolate_errors(self, host: Host) -> Iterator[None]:
         """Around what is done with one machine and what it sends: the others are shown whatever
         goes wrong there."""
         try:

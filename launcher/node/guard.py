@@ -76,9 +76,8 @@ class Guard:
 
     def listen(self):
         """Be woken by orders and signals."""
-        wake_reader, self.wake_writer = os.pipe()
-        self.wake_reader = wake_reader
-        for fd in (wake_reader, self.wake_writer):
+        self.wake_reader, self.wake_writer = os.pipe()
+        for fd in (self.wake_reader, self.wake_writer):
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(self.wake_writer)
         for number in WATCHED:
@@ -86,7 +85,7 @@ class Guard:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
         for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's; the control side decides
             signal.signal(number, signal.SIG_IGN)
-        self.selector.register(wake_reader, selectors.EVENT_READ)
+        self.selector.register(self.wake_reader, selectors.EVENT_READ)
         self.selector.register(self.link.orders.fd, selectors.EVENT_READ)
 
     def listen_to_reader(self):

@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,25 +39,23 @@ def deliver(
 ) -> None:
     """Send files to the machines that do not hold them, see that they came, and throw away there
     what was long not used beside them. Raises MachineError."""
+    hosts, nodes, facts = machines.hosts, machines.nodes, machines.facts
     for delivery in deliveries:
-        _deliver(delivery, machines, say)
+        sent = delivery.code
+        folders = {h.name: f"{facts[h.name].absolute(h.node_dir)}/{sent.folder}" for h in hosts}
+        is_held = engine.of_each(
+            partial(_holds, sent.sha256), [(nodes[h.name], folders[h.name]) for h in hosts]
+        )
+        lacking = [host for host, there in zip(hosts, is_held) if not there]
+        if lacking:
+            say(f"{delivery.said} {', '.join(host.name for host in lacking)}")
+            code.send(sent, {host.name: nodes[host.name] for host in lacking}, folders)
+            check_code(sent.sha256, lacking, nodes, folders)
 
 
-def _deliver(delivery: Delivery, machines: OpenMachines, say: Callable[[str], None]) -> None:
-    hosts, nodes, facts, sent = machines.hosts, machines.nodes, machines.facts, delivery.code
-    folders = {h.name: f"{facts[h.name].absolute(h.node_dir)}/{sent.folder}" for h in hosts}
-    is_held = engine.of_each(lambda host: _holds(sent.sha256, nodes[host.name], folders), hosts)
-    lacking = [host for host, there in zip(hosts, is_held) if not there]
-    if lacking:
-        say(f"{delivery.said} {', '.join(host.name for host in lacking)}")
-        code.send(sent, {host.name: nodes[host.name] for host in lacking}, folders)
-        check_code(sent.sha256, lacking, nodes, folders)
-
-
-def _holds(sha256: str, node: Node, folders: dict[str, str]) -> bool:
-    """Whether the machine has exactly these files; what was changed in their place goes."""
-    host = node.host
-    folder = folders[host.name]
+def _holds(sha256: str, place: tuple[Node, str]) -> bool:
+    """Whether the folder of a machine has exactly these files; what was changed there goes."""
+    node, folder = place
     there = remote.tree_sha256(node, folder)
     if there:
         used = ["sh", "-c", USED, "sh", folder, str(DAYS)]
@@ -87,15 +86,13 @@ def check_code(
         raise MachineError([*problems], *problems.values())
 
 
-def guard_argv(plan: Plan, node: NodePlan) -> list[str]:
-    return [engine.of(node.connection).guard_python, "-IB", f"{node.cwd}/launcher/node", plan.unit]
-
-
 def start_guards(plan: Plan, machines: OpenMachines) -> dict[str, Process]:
     """Start a guard on each node, all at once; the guards then wait for their task."""
 
     def one(node: NodePlan) -> Process:
-        return machines.nodes[node.host].start(guard_argv(plan, node))
+        python = engine.of(node.connection).guard_python
+        argv = [python, "-IB", f"{node.cwd}/launcher/node", plan.unit]
+        return machines.nodes[node.host].start(argv)
 
     return dict(zip([node.host for node in plan.nodes], engine.of_each(one, plan.nodes)))
 
@@ -158,9 +155,8 @@ class Guarded:
             self.push()
 
     def push(self) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # a broken pipe: the end of its stdout shows it
+        # A broken pipe: the end of its stdout shows it.
+        with contextlib.suppress(OSError, ValueError):
             while self._pending:
                 taken = self.process.write(bytes(self._pending))
                 if not taken:

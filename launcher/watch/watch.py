@@ -182,7 +182,9 @@ class Watch:
     ) -> list[Guarded]:
         """The guards that have sent something, once one has or at `until`."""
         behind = [guard for guard in self._active() if guard.behind]
-        wait = min(max(0.0, until - time.monotonic()), self._until_deadline())
+        if self._stage is Stage.SETTLING:
+            until = min(until, self._since + SETTLE)
+        wait = min(max(0.0, until - time.monotonic()), RENEW_EVERY)
         ready = [key.data for key, _ in selector.select(0.0 if behind else wait)]
         if None in ready:
             wake.recv(4096)
@@ -203,11 +205,6 @@ class Watch:
 
     def _active(self) -> list[Guarded]:
         return [guard for guard in self._guards.values() if not guard.ended]
-
-    def _until_deadline(self) -> float:
-        if self._stage is Stage.SETTLING:
-            return max(0.0, self._since + SETTLE - time.monotonic())
-        return RENEW_EVERY
 
     def _read(self, guard: Guarded) -> None:
         """Take what a guard sent, for about SLICE seconds."""
@@ -241,8 +238,10 @@ class Watch:
 
     def _take(self, guard: Guarded, frame: frames.Frame, payload: bytes) -> None:
         host = guard.node.host
-        if isinstance(frame, (frames.Trouble, frames.OwnerSign)):
-            self._of_machine(host, frame)
+        if isinstance(frame, frames.Trouble):
+            self._say(f"{host}: {frame.message}")
+        elif isinstance(frame, frames.OwnerSign) and self._participants:
+            self._participants.note_sign(host, frame.sign)
         elif isinstance(frame, frames.Log):
             self._logs.feed(host, frame.rank, frame.stream, payload)
             if frame.rank is not None:
@@ -256,19 +255,22 @@ class Watch:
         elif isinstance(frame, frames.Exit):
             self._exit(guard, frame)
 
-    def _of_machine(self, host: str, frame: frames.Trouble | frames.OwnerSign) -> None:
-        if isinstance(frame, frames.Trouble):
-            self._say(f"{host}: {frame.message}")
-        elif self._participants:
-            self._participants.note_sign(host, frame.sign)
-
     def _exit(self, guard: Guarded, frame: frames.Exit) -> None:
         host = guard.node.host
         guard.exit = frame
         if frame.reason == "busy":
             self._fail(self._failure(host, "busy", message=frame.message))
-        elif frame.reason == "failed" and not self._has_failure(host):
-            self._fail(self._launch_failure(host, frame))
+        elif frame.reason == "failed" and all(one.host != host for one in self._failures):
+            self._fail(
+                self._failure(
+                    host,
+                    "launch",
+                    exit_code=frame.exit_code,
+                    signal=frame.signal,
+                    message=frame.message,
+                    last_lines=tuple(self._logs.of(host, None).last),
+                )
+            )
         elif frame.reason in ("lease", "eof", "guard") and not self._ending:
             message = {
                 "lease": "it heard nothing from here for too long, and stopped its part",
@@ -315,19 +317,6 @@ class Watch:
 
     def _seconds(self) -> float:
         return time.monotonic() - self._begin
-
-    def _launch_failure(self, host: str, frame: frames.Exit) -> Failure:
-        return self._failure(
-            host,
-            "launch",
-            exit_code=frame.exit_code,
-            signal=frame.signal,
-            message=frame.message,
-            last_lines=tuple(self._logs.of(host, None).last),
-        )
-
-    def _has_failure(self, host: str) -> bool:
-        return any(failure.host == host for failure in self._failures)
 
     def _fail(self, failure: Failure) -> None:
         _ = failure.priority  # judged now, within the border of its machine
@@ -377,11 +366,11 @@ class Watch:
                 "Ctrl-Z would end the run on every machine, so it is ignored: Ctrl-C ends it in "
                 "order, and a run that is started with DETACH=1 needs no terminal"
             )
-        while (stage := self._due(now)) is not self._stage:
+        while True:
+            stage = due(self._stage, now - self._since, bool(self._failures), self._asked)
+            if stage is self._stage:
+                return
             self._enter(stage, now, selector)
-
-    def _due(self, now: float) -> Stage:
-        return due(self._stage, now - self._since, bool(self._failures), self._asked)
 
     @property
     def _asked(self) -> int:

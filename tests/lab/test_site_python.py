@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.site_plays import changes, play, write_play
+from tests.lab.site_plays import changes, play, said, write_play
 
 INSTALLER = Path(__file__).with_name("standin-miniforge.sh")
 ROOT = "/opt/standin"  # not /opt/tandem/envs, which all labs share
@@ -75,10 +75,6 @@ def provision(start_lab, tmp_path_factory):
 
     run.lab, run.installer, run.seen = lab, installer, folder / "seen"
     return run
-
-
-def said(done):
-    return " ".join(done.stdout.split())
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import yaml
 
 from tests.lab.conftest import CHECKOUT
 from tests.lab.disks import changed_files
-from tests.lab.site_plays import changes, failures, play, write_inventory
+from tests.lab.site_plays import changes, failures, play, said, write_inventory
 from tests.lab.standins import standin_toolkit
 
 NODES = (1, 2)
@@ -106,16 +106,12 @@ def clean(toolkit):
     return {node: changed_files(toolkit.lab, node) for node in NODES}
 
 
-def one_line(done):
-    return " ".join(done.stdout.split())
-
-
 def test_installed_once_and_taken_away_without_a_trace(toolkit, clean):
     lab = toolkit.lab
     lab.ssh(LAST, "sudo ln -sfn /usr/local/share /usr/local/cuda")  # somebody's own
     before = {**clean, LAST: changed_files(lab, LAST)}
     predicted = toolkit.play("--check")
-    assert "CUDA 10.2.89 would be installed" in one_line(predicted)
+    assert "CUDA 10.2.89 would be installed" in said(predicted)
     assert changed_files(lab, LAST) == before[LAST]
     toolkit.play()
     assert changes(toolkit.play()) == NONE
@@ -146,7 +142,7 @@ def test_make_verify_sees_what_is_missing(toolkit, clean):
     toolkit.lab.ssh(LAST, f"sudo rm {HOME}/lib64/libnccl.so")
     done = toolkit.verify(check=False)
     assert failures(done) == {f"node{LAST}"}
-    assert "is not a complete CUDA 10.2 (nccl is missing)" in one_line(done)
+    assert "is not a complete CUDA 10.2 (nccl is missing)" in said(done)
     toolkit.play()  # and site.yml puts it back
     assert changes(toolkit.verify()) == NONE
 
@@ -154,7 +150,7 @@ def test_make_verify_sees_what_is_missing(toolkit, clean):
 def test_dry_provision_of_machines_that_answer(toolkit):
     inventory = toolkit.words[1]
     done = toolkit.lab.control("python", "ansible/dry_provision.py", "--inventory", inventory)
-    assert one_line(done).count("no machine that was asked has an NVIDIA GPU") == len(HOSTS)
+    assert said(done).count("no machine that was asked has an NVIDIA GPU") == len(HOSTS)
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
 
 
@@ -169,7 +165,7 @@ def test_a_full_disk_leaves_the_machine_as_it_was(toolkit, clean):
     try:
         done = toolkit.play("--limit", "node1", check=False)
         assert failures(done) == {"node1"}
-        assert "was not installed on node1, which is as it was" in one_line(done)
+        assert "was not installed on node1, which is as it was" in said(done)
         assert "No space left" in done.stdout or "no space left" in done.stdout
         assert lab.ssh(1, "ls -A /usr/local") == ""
         lab.ssh(1, "sudo mount -o remount,size=160m /usr/local")
@@ -220,7 +216,7 @@ def test_what_others_installed_is_left_alone(toolkit, clean):
     toolkit.lab.ssh(LAST, f"sudo mkdir {HOME}; sudo touch {HOME}/theirs")
     done = toolkit.play(check=False)
     assert failures(done) == {f"node{LAST}"}
-    assert f"{HOME} on node{LAST} was not installed by Tandem: move it away" in one_line(done)
+    assert f"{HOME} on node{LAST} was not installed by Tandem: move it away" in said(done)
     assert toolkit.lab.ssh(LAST, f"ls {HOME}; ls /usr/local | grep -c cuda") == "theirs\n1\n"
     toolkit.uninstall()
     assert toolkit.lab.ssh(LAST, f"ls {HOME} && sudo rm -r {HOME}") == "theirs\n"

@@ -9,9 +9,9 @@ import pytest
 
 from tests.lab.apt_archive import give_packages
 from tests.lab.conftest import CHECKOUT
-from tests.lab.site_plays import changes, failures
+from tests.lab.site_plays import changes, failures, said
 from tests.lab.standins import standin_toolkit
-from tests.lab.test_site_toolkit import HOSTS, LAST, NODES, NONE, PLAY, UNINSTALL, Toolkit, one_line
+from tests.lab.test_site_toolkit import HOSTS, LAST, NODES, NONE, PLAY, UNINSTALL, Toolkit
 
 ENV = "/opt/standin-env"
 CODE = 'import apex, importlib.metadata as m; print(m.version("apex"), apex.STANDIN)'
@@ -89,7 +89,7 @@ def test_a_machine_that_was_taken_over_is_root_on_itself_alone(apex):
 
 def test_built_on_each_machine_and_taken_away(apex):
     predicted = apex.play("--check")
-    assert "apex 22.04-dev would be installed" in one_line(predicted)
+    assert "apex 22.04-dev would be installed" in said(predicted)
     apex.play()
     assert not list(apex.bundle.rglob("apex-*.whl"))
     for node in NODES:
@@ -119,11 +119,11 @@ def test_an_apex_without_amp_is_refused(apex):
     standin_toolkit.apex(apex.source, amp=False)
     changed = apex.play(check=False)
     assert failures(changed) == set(HOSTS)
-    assert "standin-apex-22.04-dev.tar.gz is not the expected file" in one_line(changed)
+    assert "standin-apex-22.04-dev.tar.gz is not the expected file" in said(changed)
     manifest.unlink(missing_ok=True)  # as if it were the first use
     refused = apex.play(check=False)
     assert failures(refused) == set(HOSTS)
-    assert "has no apex/amp: it is PyPI's apex, another project" in one_line(refused)
+    assert "has no apex/amp: it is PyPI's apex, another project" in said(refused)
     assert "apex-build" not in apex.lab.ssh(1, "ls /var/lib/tandem")
     apex.source.write_bytes(whole)
     manifest.unlink(missing_ok=True)
@@ -137,7 +137,7 @@ def test_a_foreign_apex_in_the_environment_is_named(apex):
     apex.lab.ssh(LAST, f"sudo rm -r {folder}/amp")
     done = apex.play(check=False)
     assert failures(done) == {f"node{LAST}"}
-    assert f"does not work on node{LAST}" in one_line(done) and "amp" in one_line(done)
+    assert f"does not work on node{LAST}" in said(done) and "amp" in said(done)
 
 
 def test_an_older_compiler_of_the_archive_builds_the_extensions(apex):

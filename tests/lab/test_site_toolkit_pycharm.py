@@ -6,9 +6,9 @@ import tarfile
 import pytest
 
 from tests.lab.disks import changed_files
-from tests.lab.site_plays import changes, failures, play, write_inventory, write_play
+from tests.lab.site_plays import changes, failures, play, said, write_inventory, write_play
 from tests.lab.standins.standin_toolkit import add
-from tests.lab.test_site_toolkit import UNINSTALL, one_line
+from tests.lab.test_site_toolkit import UNINSTALL
 
 HOSTS = {"node1": "ansible_host=192.168.56.111"}
 ENTRY = "/usr/share/applications/tandem-pycharm.desktop"
@@ -46,7 +46,7 @@ def test_installed_on_request_and_taken_away(machine):
     assert changes(play(lab, *words, *off)) == {"node1": 0}
     refused = play(lab, *words, *wanted(archive, "0" * 64), check=False)
     assert failures(refused) == {"node1"}
-    assert "has the SHA-256" in one_line(refused) and "jetbrains.com" in one_line(refused)
+    assert "has the SHA-256" in said(refused) and "jetbrains.com" in said(refused)
     assert changed_files(lab, 1) == before
     play(lab, *words, *wanted(archive))
     assert changes(play(lab, *words, *wanted(archive))) == {"node1": 0}
@@ -57,6 +57,6 @@ def test_installed_on_request_and_taken_away(machine):
     lab.ssh(1, f"sudo chmod -x {command}")
     broken = play(lab, *words, *wanted(archive), check=False)
     assert failures(broken) == {"node1"}
-    assert "/opt/pycharm on node1 is not the PyCharm of standin-pycharm-2024.1" in one_line(broken)
+    assert "/opt/pycharm on node1 is not the PyCharm of standin-pycharm-2024.1" in said(broken)
     play(lab, str(archive.parent / "uninstall.yml"), *words[1:])
     assert changed_files(lab, 1) == before

@@ -248,7 +248,10 @@ READERS = {
     "its frames": (Frames, "feed", lambda frames, _: 0 in frames._ranks),
     "its records": (guards.Records, "take", lambda _, host, *rest: host == "node1"),
     "its ranks' words": (RunLogs, "feed", lambda _, host, *rest: host == "node1"),
-    "its troubles": (Watch, "_of_machine", lambda _, host, *rest: host == "node1"),
+    "its troubles": (
+        *(Watch, "_take"),
+        lambda _, guard, frame, *rest: (guard.node.host, frame.type) == ("node1", "trouble"),
+    ),
     "its failure": (failures, "_answer", lambda failure, _: failure.source == "worker"),
     "its end": (LocalProcess, "wait", lambda process, *_: "'abcd'" in process._process.args[-1]),
     "what it is sent": (Guarded, "send", lambda guard, *_: guard.node.host == "node1"),
