@@ -60,7 +60,7 @@ def bucket_work(
     spec: str, ranks: int, values: int, device: torch.device | None = None
 ) -> dict[str, Callable[[], object]]:
     """What each rank does for a bucket of so many values, stage by stage, in this order."""
-    parts = ErrorFeedback(parse(spec), lambda: None)
+    parts = ErrorFeedback(parse(spec))
     parts.topology = Topology(tuple(range(ranks)), 0)
     torch.manual_seed(0)
     kept = [torch.randn(n, device=device) for n in parts.sizes(torch.empty(values))]

@@ -308,7 +308,8 @@ class Options:
         f"how ranks sum gradients: {strategies.usages()} (docs/slow-networks.md)", make="SYNC",
         make_help="how ranks sum: allreduce (default), auto, ef:5 ... (docs/slow-networks.md)")
     sync_warmup: Optional[float] = option(None,
-        "epochs with exact sums before a strategy that leaves bits out; default warmup_epochs")
+        "epochs with exact sums before a strategy that leaves bits out; default warmup_epochs, or "
+        "none where pairs of runs lost nothing without")
     sync_bn: bool = option(False, "compute batch statistics over all ranks")
     broadcast_buffers: bool = option(False, "copy rank 0's BN buffers at each forward, as DDP did")
     find_unused_parameters: bool = changeable(False,
@@ -361,12 +362,13 @@ class Options:
     @property
     def exact_epochs(self) -> float:
         """Epochs with exact sums, before a strategy that leaves bits out begins to do so."""
-        return self.phases.warmup if strategies.parse(self.sync).rule.warms else 0.0
+        return self.phases.exact_epochs(strategies.parse(self.sync))
 
     @property
     def phases(self) -> strategies.Phases:
-        exact = self.warmup_epochs if self.sync_warmup is None else self.sync_warmup
-        return strategies.Phases(self.epochs, exact)
+        chosen = self.sync_warmup is not None
+        warmup = self.sync_warmup if self.sync_warmup is not None else self.warmup_epochs
+        return strategies.Phases(self.epochs, warmup, self.family, chosen)
 
     @property
     def generated(self) -> bool:

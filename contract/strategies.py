@@ -136,10 +136,10 @@ class Strategy:
             return self
         return Strategy(self.rule, (self.arguments[0], PEAK if family == SGD else OWN))
 
-    @property
-    def uses_gloo(self) -> bool:
-        """Whether sums go over Gloo, through host memory, even on GPUs."""
-        return "gloo" in self.arguments
+    def begins_exact(self, family: Optional[str]) -> bool:
+        """Whether a run with such an optimizer begins with exact sums unless it is told otherwise:
+        not where the pairs of bench/accuracy/PROTOCOL.md hold its rule without them."""
+        return self.rule.warms and (family, self.of(family).spec) not in BEGIN_CODED
 
     def bytes_per_step(self, machines: int, payload: Payload, gpus: int = 1) -> float:
         """Bytes that each machine's network card sends in a step; `gpus`: ranks per machine.
@@ -184,8 +184,6 @@ def _exchanged_parts(strategy: Strategy, world: int, payload: Payload) -> float:
 
 
 # As a strategy, AUTO is only for the launcher, which replaces it before anything starts.
-# The backend of the sums. auto: that of the process group, NCCL on GPUs and Gloo elsewhere.
-BACKEND = Argument("BACKEND", (AUTO, "gloo"), default=AUTO)
 SCALE = Argument("SCALE", (AUTO, PEAK, OWN), default=AUTO)
 
 RULES: Dict[str, Rule] = {
@@ -196,7 +194,6 @@ RULES: Dict[str, Rule] = {
             "the sum in the gradients' own precision",
             exact=True,
             sent=_summed_in(None),
-            arguments=(BACKEND,),
             usual=("allreduce",),
         ),
         Rule(
@@ -204,7 +201,6 @@ RULES: Dict[str, Rule] = {
             "gradients travel as bf16 and are summed in it",
             exact=False,
             sent=_summed_in(2),
-            arguments=(BACKEND,),
             usual=("bf16",),
         ),
         Rule(
@@ -212,7 +208,6 @@ RULES: Dict[str, Rule] = {
             "gradients travel as fp16 and are summed in it",
             exact=False,
             sent=_summed_in(2),
-            arguments=(BACKEND,),
             usual=("fp16",),
         ),
         Rule(
@@ -229,21 +224,30 @@ RULES: Dict[str, Rule] = {
     )
 }
 EXACT = "allreduce"
+# Strategies, by the family of the optimizer, that lose nothing without exact first steps.
+BEGIN_CODED = {(SGD, "ef:5:peak")}
 # The first key of what tandem.sync.attach keeps for a rank: no script goes on from that alone.
 ATTACHED = "tandem.sync.attach"
 
 
 @dataclass(frozen=True)
 class Phases:
-    """The phases of a run of `epochs`: with a strategy whose rule `warms`, the first `warmup`
-    epochs are sums of all bits, and cost what `allreduce` does. (The trainer's --sync_warmup.)"""
+    """The phases of a run of `epochs` with an optimizer of `family`. The first `warmup` epochs are
+    sums of all bits, and cost what `allreduce` does, with strategies that begin so; where that was
+    `chosen` (the trainer's --sync_warmup), with all that leave bits out."""
 
     epochs: float
     warmup: float = WARMUP_EPOCHS
+    family: str = SGD
+    chosen: bool = False
+
+    def exact_epochs(self, strategy: Strategy) -> float:
+        exact = strategy.rule.warms if self.chosen else strategy.begins_exact(self.family)
+        return self.warmup if exact else 0.0
 
     def exact_share(self, strategy: Strategy) -> float:
         """Of the steps of such a run, the part that is warm-up."""
-        return min(1.0, self.warmup / self.epochs) if strategy.rule.warms else 0.0
+        return min(1.0, self.exact_epochs(strategy) / self.epochs)
 
     def mean(self, strategy: Strategy, seconds: float, exact_seconds: float) -> float:
         """Seconds of a mean step over the whole run; `seconds`: of a step after the warm-up,

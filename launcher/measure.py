@@ -60,6 +60,7 @@ def plan(options: Config, words: list[str], anew: bool) -> int:
     if settings.image_size is not None:
         words += ["--image-size", str(settings.image_size)]
     words += ["--warmup", str(settings.phases.warmup), "--optimizer", settings.optimizer]
+    words += ["--warmup-chosen"] if settings.phases.chosen else []
     hosts, problem = machines_of(options)
     count = options.nodes or len(hosts)
     words += ["--nodes", str(count)] if count else []

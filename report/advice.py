@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from boundary.run_files import RankStart
 from contract import prices, strategies
-from contract.options import OPTIMIZERS
 from contract.split import weights_of
 from report import formulas
 from report.bottleneck import has_straggler, late_hosts, parts, slow_link
@@ -176,7 +175,8 @@ def network_advice(step: Step, now: Situation, start: RankStart) -> list[Remedy]
         return []
     remedies: list[Remedy] = []
     if step.rate and not step.one_machine:
-        remedies += strategy_advice(step, now, family_of(step, start))
+        family = step.phases.family if step.is_trainer else None
+        remedies += strategy_advice(step, now, family)
         for mbit, name in LINKS:
             rate = formulas.goodput(mbit)
             if rate > 1.5 * step.rate:
@@ -202,14 +202,6 @@ def calibrate(step: Step, wait: float) -> float:
         return wait
     formula = step.wait(step.strategy, step.nodes, step.rate)
     return wait * step.network / formula if formula else wait
-
-
-def family_of(step: Step, start: RankStart) -> str | None:
-    """The family of the run's optimizer; None for a script's, which is not known."""
-    if not step.is_trainer:
-        return None
-    name = str(start.options.get("optimizer"))
-    return OPTIMIZERS[name].family if name in OPTIMIZERS else prices.SGD
 
 
 def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Remedy]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from boundary.run_files import RankStart
-from contract.strategies import EXACT, MIB, Payload, Phases, Strategy, parse
+from contract.options import OPTIMIZERS
+from contract.strategies import EXACT, MIB, SGD, Payload, Phases, Strategy, parse
 from contract.text import link_speed, seconds, size
 from report import formulas
 from report.figures import SENT
@@ -230,7 +231,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         pending=pending,
         warm_steps=warm,
         warm_seconds=warm_step(records) if later else 0.0,
-        phases=Phases(start.epochs or 1, start.warmup or 0),
+        phases=phases_of(start),
         length=length_of(start),
     )
 
@@ -246,6 +247,14 @@ def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
         return []
     longest = max(seconds, key=lambda attempt: seconds[attempt])
     return [r for r in records if r.attempt == longest and len(r.steps) > 1]
+
+
+def phases_of(start: RankStart) -> Phases:
+    """Of a run. A script chooses its exact steps itself, and its optimizer is not known."""
+    optimizer = OPTIMIZERS.get(str(start.options.get("optimizer")))
+    family = optimizer.family if optimizer else SGD
+    chosen = not start.options or start.options.get("sync_warmup") is not None
+    return Phases(start.epochs or 1, start.warmup or 0, family, chosen)
 
 
 def steps_of(record: RankRecord) -> int:

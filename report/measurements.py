@@ -51,7 +51,8 @@ class Question:
         "of the network, like 1gbit or 2.5gbit (as measured, else 1gbit)")
     epochs: float = option(90.0, "of a whole run (90, as is usual on ImageNet)", least=1)
     warmup: float = option(WARMUP_EPOCHS,
-        "epochs of exact sums before a strategy that leaves bits out (1)")
+        "epochs of exact sums before a strategy that leaves bits out (1, where it needs some)")
+    warmup_chosen: bool = option(False, "with all of them, as --sync_warmup has it")
     sync: str = option(EXACT, "as in make train (allreduce)")
     optimizer: str = option("sgd", "as in make train (sgd)", tuple(OPTIMIZERS))
     batch: int | None = option(None, "only from a run with so many images a node")

@@ -56,7 +56,8 @@ def plan_main(argv: list[str]) -> int:
     if not options.model:
         model = published_speeds.MODEL if options.gpu else DEFAULT_MODEL
         options = replace(options, model=model)
-    phases = Phases(options.epochs, options.warmup)
+    family = OPTIMIZERS[options.optimizer].family
+    phases = Phases(options.epochs, options.warmup, family, options.warmup_chosen)
     requested = strategies.parse(options.sync)
     if options.gpu and (options.run or options.image_size):
         raise UserError("--gpu is a prediction on paper: leave --run and --image-size out.")
@@ -67,11 +68,10 @@ def plan_main(argv: list[str]) -> int:
     )
     mbit = parse_link(options.link) if options.link else None
     rates, where = usable_rates(basis, mbit)
-    family = OPTIMIZERS[options.optimizer].family
-    rows = predict(basis, options.nodes, rates, requested, phases, family)
+    rows = predict(basis, options.nodes, rates, requested, phases)
     rate, row = rates(options.nodes), find_row(rows, options.nodes, requested, basis)
     if options.gpu:
-        last = better_switch(basis, rows, mbit or DEFAULT_LINK, requested, phases, family)
+        last = better_switch(basis, rows, mbit or DEFAULT_LINK, requested, phases)
     elif options.link:
         last = "Not kept for the next run's report: this is about LINK, not about your network."
     else:
@@ -88,14 +88,14 @@ def plan_main(argv: list[str]) -> int:
 
 
 def better_switch(
-    basis: Basis, rows: list[Row], mbit: float, requested: Strategy, phases: Phases, family: str
+    basis: Basis, rows: list[Row], mbit: float, requested: Strategy, phases: Phases
 ) -> str:
     """A sentence on the gain by a switch of BETTER_LINK."""
     if mbit >= BETTER_LINK:
         return "Nobody measured such machines: `make plan` without GPU measures yours."
     nodes, faster = rows[-1].nodes, formulas.goodput(BETTER_LINK)
     now = best(rows)
-    then = best(predict(basis, nodes, lambda _: faster, requested, phases, family))
+    then = best(predict(basis, nodes, lambda _: faster, requested, phases))
     if then.run_images_per_second < WORTH * now.run_images_per_second:
         return f"A switch of {link_speed(BETTER_LINK)} would give hardly more."
     return (

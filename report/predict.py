@@ -80,7 +80,6 @@ def predict(
     rate: Callable[[int], float],
     requested: Strategy,
     phases: Phases,
-    family: str = prices.SGD,
 ) -> list[Row]:
     """A Row for each number of nodes up to `nodes` and each usual strategy and the one requested;
     one node needs no strategy. A strategy whose bytes do not follow from the basis has no row.
@@ -90,16 +89,15 @@ def predict(
     formulas.sync_wait; waiting for slower peers is not predicted.
     """
     compared = list(dict.fromkeys([*strategies.usual(), requested]))
-    rows = [predict_row(basis, 1, compared[0], 1.0, phases, family)]
+    rows = [predict_row(basis, 1, compared[0], 1.0, phases)]
     for n in range(2, nodes + 1):
-        rows += [predict_row(basis, n, strategy, rate(n), phases, family) for strategy in compared]
+        rows += [predict_row(basis, n, strategy, rate(n), phases) for strategy in compared]
     return rows
 
 
-def predict_row(
-    basis: Basis, nodes: int, strategy: Strategy, rate: float, phases: Phases, family: str
-) -> Row:
-    """One prediction. `family`: of the optimizer."""
+def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float, phases: Phases) -> Row:
+    """One prediction."""
+    family = phases.family
     step, scaled = basis.step_of(nodes), strategy.of(family)
     waited = step.wait(scaled, nodes, rate)
     exact = step.wait(strategies.parse(EXACT), nodes, rate)

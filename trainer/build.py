@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import math
 from functools import partial
 from typing import Any, List, Optional, cast
 
@@ -14,7 +15,7 @@ from contract.errors import UserError
 from contract.layout import SPLITS
 from contract.options import Options
 from contract.split import micro_batches, steps_per_epoch
-from tandem.sync import Sync, effective_spec, make
+from tandem.sync import Attached, Sync
 from tandem.timings import Clock
 
 from . import parallel, precision, syncbn
@@ -53,9 +54,14 @@ class Job(Materials):
     precision: precision.Precision
     normalise: Normalise
     loss: Loss  # summed over samples
-    sync: Optional[Sync]  # None in a world of one
+    attached: Optional[Attached]  # to `net`; None in a world of one
     ema: Optional[Ema]
     micro_batches: int  # of a full step, agreed by all ranks
+
+    @property
+    def sync(self) -> Optional[Sync]:
+        """The strategy that averages the gradients."""
+        return None if self.attached is None else self.attached.sync
 
     @property
     def steps_per_epoch(self) -> int:
@@ -120,11 +126,6 @@ def build_job(options: Options, world: World, parts: Materials, clock: Clock) ->
         model = syncbn.convert(model, world.device, clock, options.timeout)
     optimizer = build_optimizer(model, options, world.global_batch)
     level.cast_weights(model, optimizer)
-    exposed = partial(clock.enter, "sync_exposed")
-    sync = None
-    if world.size > 1:
-        spec = effective_spec(options.sync, world.nodes, options.family)
-        sync = make(spec, exposed, options.timeout)
     if options.checkpoint_activations:
         recompute_activations(model)
     called = model
@@ -135,18 +136,30 @@ def build_job(options: Options, world: World, parts: Materials, clock: Clock) ->
         called = cast(nn.Module, torch.compile(model, dynamic=False))
     if options.parallel != "ddp":
         called = parallel.Computing(called, level)
+    attached = None
+    if world.size > 1:
+        steps = steps_per_epoch(len(parts.train_set), world.global_batch, world.smallest)
+        attached = Attached(
+            options.sync,
+            warmup_steps=math.ceil(options.exact_epochs * steps),
+            scaler=level,
+            patience=options.timeout,
+            machines=world.nodes,
+            optimizer=optimizer,
+        )
+        attached.on_last_bucket = partial(clock.enter, "sync_exposed")
     return Job(
         options=options,
         world=world,
         clock=clock,
         **{**vars(parts), "model": model},
-        net=parallel.wrap(called, options, world, sync),
+        net=parallel.wrap(called, options, world, attached),
         norms=[module for module in model.modules() if isinstance(module, _BatchNorm)],
         optimizer=optimizer,
         precision=level,
         normalise=Normalise(world.device, level.input_type, shape),
         loss=partial(cross_entropy, reduction="sum", label_smoothing=options.label_smoothing),
-        sync=sync,
+        attached=attached,
         ema=Ema(level.full_state(model), options.ema) if options.ema else None,
         micro_batches=options.accumulate,
     )

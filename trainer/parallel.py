@@ -3,16 +3,14 @@
 from typing import Any, List, Optional, Tuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from contract.errors import UserError
 from contract.options import Options
 from contract.split import even_parts
 from tandem.compat import ddp_buffers, static_graph_accumulates
-from tandem.sync import Sync, Topology
+from tandem.sync import Attached
 
 from .precision import Precision
 from .world import World
@@ -94,15 +92,16 @@ def check_micro_batches(options: Options, world: World, parts: int) -> None:
         )
 
 
-def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync]) -> nn.Module:
+def wrap(
+    model: nn.Module, options: Options, world: World, attached: Optional[Attached]
+) -> nn.Module:
     """What is called in a training step. Parameters stay those of `model`."""
     if options.parallel == "balanced-dp":
         return BalancedDataParallel(model, int(options.gpu0_batch or 1))
     if options.parallel == "dp":
         return DataParallel(model)
-    if world.size == 1 or sync is None:
+    if attached is None:
         return model
-    topology = Topology(world.nodes, world.rank).connected(options.timeout)
     ddp = DistributedDataParallel(
         model,
         device_ids=[world.device.index] if world.device.type == "cuda" else None,
@@ -112,17 +111,5 @@ def wrap(model: nn.Module, options: Options, world: World, sync: Optional[Sync])
         gradient_as_bucket_view=True,
         **ddp_buffers(options.broadcast_buffers),
     )
-    sync.setup(world.device, topology)
-    ddp.register_comm_hook(sync, _sum)
+    attached.register(ddp)
     return ddp
-
-
-def _sum(sync: Sync, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    total = sync.hook(None, bucket)
-
-    def wait() -> None:
-        total.wait()
-
-    # Before DDP waits for it in C++, where the exception of a lost peer is taken for a tensor.
-    Variable._execution_engine.queue_callback(wait)
-    return total

@@ -147,6 +147,11 @@ class Precision:
         self.masters: List[Tuple[nn.Parameter, nn.Parameter]] = []
         self._places: Optional[Places] = None
 
+    def get_scale(self) -> float:
+        """What the next loss is multiplied by, as torch's GradScaler has it. May wait for the
+        device."""
+        return 1.0 if self.scale is None else self.scale.value
+
     def cast_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Cast the weights and give the optimizer its masters, in place; called before DDP."""
         if self.scale is not None and steps_by_itself(optimizer):

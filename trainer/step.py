@@ -27,11 +27,8 @@ def train_step(
     batch: Batch,
     step: int,
     lr: float,
-    *,
-    exact: bool = False,
 ) -> torch.Tensor:
-    """Train on this rank's share. `step` is the global number from 0; `exact`: a strategy that
-    leaves bits out does not do so yet.
+    """Train on this rank's share. `step` is the global number from 0.
     Returns the sums of the rank's loss and of its hits (2). They stay on the device, without a
     wait, and hold no autograd graph."""
     clock = job.clock
@@ -43,10 +40,6 @@ def train_step(
         group["lr"] = lr
     # To None: a weight that takes no part differs from one whose gradient is zero.
     job.net.zero_grad(set_to_none=True)
-    if job.sync is not None:
-        follows = job.precision.scale if job.sync.follows_scale else None
-        scale = 1.0 if follows is None else follows.value
-        job.sync.begin(scale, exact)
     shape = shape_of(job, batch.sizes)
     with frozen_batch_norm(job.norms, shape.running_statistics):
         tally = _gradients(job, images, targets, batch.global_count, shape.micro, step)
@@ -100,8 +93,8 @@ def _gradients(
             outputs = outputs.float() if outputs.dtype is not torch.float64 else outputs
             loss = mixed_loss(job.loss, outputs, both, mix)
             job.clock.enter("backward")
-            # By the samples of all ranks: their gradients are summed, and their shares may differ.
-            job.precision.backward(loss / count, last=number == len(parts) - 1)
+            # DDP takes the mean of ranks, whose shares may differ: of it, by all their samples.
+            job.precision.backward(loss * job.world.size / count, last=number == len(parts) - 1)
         hits = (outputs.detach().argmax(1) == both[0]).sum()
         tallies.append(torch.stack([loss.detach(), hits.to(loss.dtype)]))
     return torch.stack(tallies).sum(0)
@@ -216,10 +209,18 @@ def rebuild_buckets(job: Job) -> None:
                     dummy_pass(job, alone, size, unseen=static)
             job.net.zero_grad(set_to_none=True)
             job.world.exchange.meet()
-        for size in _throwaway_sizes(job):
-            dummy_pass(job, job.net, size)
-        _refuse_unused(job)
-        dummy_pass(job, job.net, _throwaway_sizes(job)[-1])
+        if job.attached is None:
+            _order_buckets(job)
+        else:
+            job.attached.warm_up_buckets(lambda: _order_buckets(job))
+
+
+def _order_buckets(job: Job) -> None:
+    """Two passes of all ranks; raises UserError."""
+    for size in _throwaway_sizes(job):
+        dummy_pass(job, job.net, size)
+    _refuse_unused(job)
+    dummy_pass(job, job.net, _throwaway_sizes(job)[-1])
 
 
 def _refuse_unused(job: Job) -> None:

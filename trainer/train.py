@@ -83,6 +83,8 @@ class Run:
         agree_micro_batches(self.job)
         parallel.check_micro_batches(options, world, self.job.micro_batches)
         rebuild_buckets(self.job)
+        if self.job.attached is not None:
+            self.job.attached.say = self.screen.say
         self.clock.restart()
         self._find_position()
 
@@ -96,6 +98,10 @@ class Run:
         if state is not None:
             self.position = checkpoint.restore(self.job, state)
             missing = not resume.restore_own(self.job, self.position)
+            if self.job.attached is not None:
+                images = len(self.job.train_set)
+                seen = self.position.samples(images)
+                self.job.attached.steps = seen * self.job.steps_per_epoch // images
         self.clock.enter("other")
         self._report_start(state is not None)
         if state is not None and missing:
@@ -145,10 +151,9 @@ class Run:
         total = len(job.train_set)
         progress = at.samples(total) / total * job.steps_per_epoch
         lr = learning_rate(self.options, progress, job.steps_per_epoch, self.world.global_batch)
-        exact = progress < self.options.exact_epochs * job.steps_per_epoch
         try:
             with one_pass():
-                tally = train_step(job, batch, at.step, lr, exact=exact)
+                tally = train_step(job, batch, at.step, lr)
             self.tallies.append((at.step + 1, tally))
             self.tally_samples += len(batch.indices)
         except OutOfMemory:
@@ -165,7 +170,7 @@ class Run:
         self.screen.step(batch.global_count)
         log_point = at.step % self.options.log_every == 0
         loss = self._read_tallies() if log_point else {}
-        warming: Dict[str, Any] = {"exact": True} if self._warms(exact) else {}
+        warming: Dict[str, Any] = {"exact": True} if self._warms() else {}
         samples = len(batch.indices)
         self.lines.add("step", step=at.step, epoch=at.epoch, samples=samples, **warming, **loss)
         if log_point:
@@ -176,19 +181,16 @@ class Run:
                 # The tallies are not reset: the lines must not depend on how fast this machine is.
                 self._show_tallies()
 
-    def _warms(self, exact: bool) -> bool:
+    def _warms(self) -> bool:
         """Whether a step summed exactly for a strategy that had not begun yet; says when it does
-        begin, and what it has to say itself."""
-        sync = self.job.sync
-        if sync is None or not sync.strategy.rule.warms:
+        begin."""
+        attached = self.job.attached
+        if attached is None or not attached.sync.strategy.rule.warms:
             return False
-        if sync.note is not None:
-            self.screen.say(sync.note)
-            sync.note = None
+        exact = attached.exact
         if self.in_warm_up and not exact:
-            self.screen.say(
-                f"step {self.position.step}: exact sums have ended, {sync.strategy.spec} begins"
-            )
+            spec = attached.effective_spec
+            self.screen.say(f"step {self.position.step}: exact sums have ended, {spec} begins")
         self.in_warm_up = exact
         return exact
 

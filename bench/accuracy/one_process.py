@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from contract.options import Options
 from tandem import sync as strategies_of_ranks
-from tandem.sync import feedback
+from tandem.sync import allreduce, feedback
 from trainer.data.batch import Normalise
 from trainer.data.loader import epoch_order
 from trainer.ema import Ema
@@ -43,6 +43,10 @@ class Wire:
         self.given: dict[int, torch.Tensor] = {}
         self.taken = 0
         self.broken = False
+
+    def size(self) -> int:
+        """As a process group has it."""
+        return self.world
 
     def wait(self, ready: Callable[[], bool]) -> None:
         while not ready():
@@ -136,6 +140,8 @@ def wired():
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(dist, **here))
         stack.enter_context(mock.patch.object(feedback, "Carrier", Carrier))
+        group = mock.patch.object(allreduce, "_get_default_group", lambda: own.wire)
+        stack.enter_context(group)
         yield
 
 
@@ -224,7 +230,7 @@ class Rank:
         nodes = range(self.world)
         family = self.options.family
         effective_spec = strategies_of_ranks.effective_spec(self.options.sync, nodes, family)
-        sync = strategies_of_ranks.make(effective_spec, lambda: None)
+        sync = strategies_of_ranks.make(effective_spec)
         sync.setup(torch.device("cpu"))
         return sync
 
@@ -264,7 +270,7 @@ class Rank:
         outputs = self.model(self.normalise(self.images.train[taken]))
         loss = functional.cross_entropy(outputs, self.images.train_classes[taken])
         self.optimizer.zero_grad(set_to_none=True)
-        (loss / self.world).backward()
+        loss.backward()
         if self.sync is not None:
             self.sum_gradients()
         self.optimizer.step()
@@ -275,7 +281,7 @@ class Rank:
     def sum_gradients(self) -> None:
         flat = torch.cat([one.grad.reshape(-1) for one in self.parameters])
         bucket = Bucket(self.parameters, flat)
-        flat.copy_(self.sync.hook(None, bucket).wait())
+        flat.copy_(self.sync.hook(bucket).wait())
         for one, gradient in zip(self.parameters, bucket.gradients()):
             one.grad.copy_(gradient)
 

@@ -174,15 +174,15 @@ def by_threads(case: dict[str, Any]) -> float:
     def rank_main(rank: int) -> float:
         mine = Training(case, rank)
         spec = sync.effective_spec(case["sync"], range(case["ranks"]), ADAM)
-        strategy = sync.make(spec, lambda: None)
+        strategy = sync.make(spec)
         strategy.setup(torch.device("cpu"))
         weights = list(mine.model.parameters())[::-1]
 
         def summed(step: int) -> None:
             strategy.begin(1.0, exact=step == 0)
-            flat = torch.cat([one.grad.reshape(-1) for one in weights]) / case["ranks"]
+            flat = torch.cat([one.grad.reshape(-1) for one in weights])
             bucket = one_process.Bucket(weights, flat)
-            flat.copy_(strategy.hook(None, bucket).wait())
+            flat.copy_(strategy.hook(bucket).wait())
             for one, gradient in zip(weights, bucket.gradients()):
                 one.grad.copy_(gradient)
 

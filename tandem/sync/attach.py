@@ -3,8 +3,8 @@
     ddp = DistributedDataParallel(model)
     tandem.sync.attach(ddp, "ef:5", optimizer=optimizer)
 
-What the trainer tells a strategy (where a step begins, what its loss scale is) is found out here. A
-step is what an optimizer makes of the backwards that communicate before it; the first bucket of the
+The trainer has it, too. Where a step begins, and what its loss scale is, is found out here: a step
+is what an optimizer makes of the backwards that communicate before it, and the first bucket of the
 next one closes it. `Usage` hears which of them it used, and what each rank receives says whether
 gradients overflowed, so a loop needs to tell nothing.
 
@@ -22,6 +22,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.distributed_c10d import _get_default_group
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,7 +34,7 @@ from contract.strategies import ATTACHED as WHOSE
 from ..compat import timeout_of
 from ..coordinates import host_name, numbered, read_coordinates
 from ..exchange import Exchange
-from .base import NONE, Sync, Topology, Unused, sum_over_ranks
+from .base import NONE, Future, Sync, Topology, Unused, sum_over_ranks
 from .carrier import PeerLost
 from .kinds import effective_spec, family_of, make
 from .unsummed import UnsummedSteps, watch_steps
@@ -42,7 +43,6 @@ from .usage import Usage
 # What torch says where a sum has failed for want of a peer.
 LOST = "gloo|NCCL|[Tt]imed out|Connection (closed|reset)"
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
-Sums = torch.futures.Future[torch.Tensor]
 
 # What is attached to which model, for `tandem.timings`.
 ATTACHED: "weakref.WeakKeyDictionary[Any, Attached]" = weakref.WeakKeyDictionary()
@@ -82,12 +82,15 @@ class Attached:
         self.spec, self.warmup_steps, self.scaler = spec, warmup_steps, scaler
         self.patience, self.machines, self.family = patience, machines, family_of(optimizer)
         self._optimizer = optimizer  # until `connect`
+        # Called in backward as the last bucket is handed over: from then on sums are waited for.
+        self.on_last_bucket: Callable[[], None] = lambda: None
+        self.say: Callable[[str], None] = _say  # on rank 0
         self._said: Set[str] = set()
         self.scaled = parse(spec).of(self.family).spec  # with its scale
         self.steps = 0  # that have begun, without those of `warm_up_buckets`
         self.exact = True  # whether the last step was
         self._scale: Optional[float] = None  # of the coming step, where a forward has read it
-        self._sums: List[Sums] = []  # of this step's buckets
+        self._sums: List[Future] = []  # of this step's buckets
         self._ordered = False  # whether a backward has told DDP the order of its buckets
         self._settling = False
         self._model: Callable[[], Any] = lambda: None
@@ -126,7 +129,7 @@ class Attached:
         self.effective_spec = (
             effective_spec(self.spec, nodes, self.family) if self.world > 1 else EXACT
         )
-        self.sync = make(self.effective_spec, lambda: None, self.patience)
+        self.sync = make(self.effective_spec, self.patience)
         topology = Topology(nodes, exchange.rank).connected(self.patience)
         self.sync.setup(device, topology)
         exchange.meet()
@@ -144,6 +147,20 @@ class Attached:
             if self.scaler is not None:
                 model.register_forward_pre_hook(self._before_forward)
 
+    def register(self, model: DistributedDataParallel) -> None:
+        """Average the model's gradients from the next backward on. Collective. Raises UserError."""
+        _check(model)
+        self.connect(model.device, model.process_group, model)
+        try:
+            model.register_comm_hook(self, average_bucket)
+        except RuntimeError as error:
+            self.detach()
+            raise UserError(
+                f"{WHOSE}: this model has a communication hook already, and DDP takes one for good:"
+                " remove the other register_comm_hook, or wrap what is in the model anew."
+            ) from error
+        ATTACHED[model] = self
+
     def _release(self) -> None:
         self.sync.end()
         del self.sync
@@ -158,22 +175,21 @@ class Attached:
         follows = self.scaler is not None and self.sync.follows_scale
         return float(self.scaler.get_scale()) if follows else 1.0
 
-    def sum(self, bucket: dist.GradBucket) -> Sums:
-        """Begin to sum a bucket over all ranks. DDP averages, a strategy sums."""
-        buffer = bucket.buffer()
+    def average(self, bucket: dist.GradBucket) -> Future:
+        """Begin to average a bucket over all ranks."""
         if bucket.index() == 0:
             if self._unsummed is not None:
                 self._unsummed.reset()
-            self._begin(buffer.device)
+            self._begin(bucket.buffer().device)
         if self.usage is not None:
             self.usage.watch(bucket.parameters())
-        buffer.div_(self.world)
-        total = self.sync.hook(None, bucket) if self._end else sum_over_ranks(buffer)
-        self._sums.append(total)
+        mean = self.sync.hook(bucket) if self._end else allreduce_hook(_get_default_group(), bucket)
+        self._sums.append(mean)
         if bucket.is_last():
+            self.on_last_bucket()
             # Before DDP's own, which waits for the same sums and takes an exception for one.
             Variable._execution_engine.queue_callback(self._wait)
-        return total
+        return mean
 
     def _begin(self, device: torch.device) -> None:
         if not self.world:
@@ -194,7 +210,7 @@ class Attached:
     def _say_once(self, line: Optional[str]) -> None:
         if line and line not in self._said and dist.get_rank() == 0:
             self._said.add(line)
-            print(line, file=sys.stderr, flush=True)
+            self.say(line)
 
     def _unused(self, scale: Optional[float]) -> Unused:
         """Of the sum before, as the next one begins; counts the step that this is for."""
@@ -358,21 +374,12 @@ def attach(
 
     Adam, and what else divides by the root of a running mean of squares, learns less with levels of
     the peak (docs/slow-networks.md, "With Adam"): rank 0 says so on stderr."""
-    _check(model)
     attached = Attached(spec, warmup_steps, scaler, patience, machines, optimizer)
-    attached.connect(model.device, model.process_group, model)
-    lines = about_machines(spec, attached), about_scale(attached, optimizer), about_adam(attached)
-    if dist.get_rank() == 0 and any(lines):
-        print(*filter(None, lines), sep="\n", file=sys.stderr, flush=True)
-    try:
-        model.register_comm_hook(attached, sum_bucket)
-    except RuntimeError as error:
-        attached.detach()
-        raise UserError(
-            f"{WHOSE}: this model has a communication hook already, and DDP takes one for good: "
-            "remove the other register_comm_hook, or wrap what is in the model anew."
-        ) from error
-    ATTACHED[model] = attached
+    attached.register(model)
+    if dist.get_rank() == 0:
+        notes = about_machines(attached), about_scale(attached, optimizer), about_adam(attached)
+        for note in filter(None, notes):
+            attached.say(note)
     return attached
 
 
@@ -383,20 +390,25 @@ def hook(
     patience: Optional[float] = None,
     machines: Optional[Sequence[int]] = None,
     optimizer: Any = None,
-) -> Tuple[Attached, Callable[[Attached, dist.GradBucket], Sums]]:
+) -> Tuple[Attached, Callable[[Attached, dist.GradBucket], Future]]:
     """What `attach` registers, as (state, hook), for a library that makes the DDP model by itself:
     `model.register_comm_hook(*hook("ef:5"))`. The ranks meet in the first backward. Without the
     model there is no `warm_up_buckets` and no state, and a `scaler` is read within backward. Raises
     UserError."""
-    return Attached(spec, warmup_steps, scaler, patience, machines, optimizer), sum_bucket
+    return Attached(spec, warmup_steps, scaler, patience, machines, optimizer), average_bucket
 
 
-def sum_bucket(state: Attached, bucket: dist.GradBucket) -> Sums:
-    return state.sum(bucket)
+def average_bucket(state: Attached, bucket: dist.GradBucket) -> Future:
+    return state.average(bucket)
 
 
-def about_machines(spec: str, attached: Attached) -> Optional[str]:
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def about_machines(attached: Attached) -> Optional[str]:
     """A line on a strategy between machines where all ranks are on one."""
+    spec = attached.spec
     if attached.effective_spec != EXACT or parse(spec).exact or attached.world == 1:
         return None
     return (

@@ -30,6 +30,7 @@ from .carrier import Stage, new_group, to_host
 # The parameters whose last sum no optimizer has used, with whether one still may: it is in .grad.
 Unused = Mapping[torch.Tensor, bool]
 NONE: Unused = {}
+Future = torch.futures.Future[torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,23 +131,15 @@ def broadcast(tensors: List[torch.Tensor], source: int, group: Any) -> None:
 
 
 class Sync:
-    """A subclass only has to implement `start_sum`; one that keeps state overrides the rest.
-
-    The loss is divided by the global number of samples, so gradients are summed, never averaged:
-    ranks may have different numbers of samples.
-    """
+    """A subclass only has to implement `hook`; one that keeps state overrides the rest."""
 
     # Whether the strategy needs the loss scale; reading it may wait for the device.
     follows_scale = False
     scale = 1.0  # by which all that is kept is multiplied
     note: Optional[str] = None  # for people, to be shown once
 
-    def __init__(
-        self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
-    ) -> None:
+    def __init__(self, strategy: Strategy, patience: float = 120.0) -> None:
         self.strategy, self.patience = strategy, patience  # seconds to wait for a silent peer
-        # Called when the last bucket is handed over: communication is exposed from then on.
-        self._last_bucket = last_bucket
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         """Before `hook` is registered. `device`: of the gradients; `topology`: by default, each
@@ -156,14 +149,8 @@ class Sync:
             # NCCL connects in a group's first sum, which must not be within the first backward.
             dist.all_reduce(torch.zeros(1, device=device), group=self.topology.group)
 
-    def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        future = self.start_sum(bucket.buffer(), bucket.index())
-        if bucket.is_last():
-            self._last_bucket()
-        return future
-
-    def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
-        """Begin summing one bucket over all ranks; the future holds a tensor like `buffer`."""
+    def hook(self, bucket: dist.GradBucket) -> Future:
+        """Begin to average one bucket over all ranks; the future holds a tensor like its buffer."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -208,7 +195,7 @@ class Sync:
         does not fit."""
 
 
-def sum_over_ranks(tensor: torch.Tensor, group: Any = None) -> torch.futures.Future[torch.Tensor]:
+def sum_over_ranks(tensor: torch.Tensor, group: Any = None) -> Future:
     """Begin an all-reduce, over all ranks by default; the future holds the sum, in place."""
     work = dist.all_reduce(tensor, group=group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, cast
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from contract.errors import UserError
 from contract.strategies import OWN, Strategy, shard_size
 
-from .base import NONE, Sync, Topology, Unused, sum_over_ranks
+from .base import NONE, Future, Sync, Topology, Unused, sum_over_ranks
 from .carrier import Carrier, Flag, Stage, all_gather, all_to_all, to_host
 from .codec import CODECS, KEPT, learn, own_scales
 from .entropy import TRIAL, UNABLE, EntropyCoder, can_compress
@@ -132,10 +132,8 @@ class ErrorFeedback(Sync):
 
     follows_scale = True
 
-    def __init__(
-        self, strategy: Strategy, last_bucket: Callable[[], None], patience: float = 120.0
-    ) -> None:
-        super().__init__(strategy, last_bucket, patience)
+    def __init__(self, strategy: Strategy, patience: float = 120.0) -> None:
+        super().__init__(strategy, patience)
         self.kept: Dict[int, BucketState] = {}
         self.scale = 1.0  # the loss scale by which all that is kept is multiplied
         self.exact = True
@@ -145,7 +143,6 @@ class ErrorFeedback(Sync):
         self._squares: Dict[int, Squares] = {}
         # Of parameters that no bucket has brought yet, or whose buckets DDP has made anew.
         self._loose: Dict[torch.Tensor, torch.Tensor] = {}
-        self._parameters: Sequence[torch.Tensor] = ()  # of the bucket that is handed over
         self._digest = 0  # of what was loaded
         self.coder: Optional[EntropyCoder] = None  # where all ranks have one
         self._coded_steps = 0
@@ -197,31 +194,33 @@ class ErrorFeedback(Sync):
         squares = [state.current[0] for state in self._squares.values()]
         multiply([*squares, *self._loose.values()], ratio**2)
 
-    def start_sum(self, buffer: torch.Tensor, index: int) -> torch.futures.Future[torch.Tensor]:
+    def hook(self, bucket: dist.GradBucket) -> Future:
+        buffer = bucket.buffer().div_(len(self.topology.nodes))
         if self.exact:
-            if self.begun and index not in self.kept:
-                self._state_of(buffer, index)  # so that memory is short now, or never
+            if self.begun and bucket.index() not in self.kept:
+                self._state_of(bucket)  # so that memory is short now, or never
             total = sum_over_ranks(buffer)
             if not (self.learns and self.begun):
                 return total
-            state = self._squares_of(buffer, index)
+            state = self._squares_of(bucket)
             return total.then(functools.partial(self._learn_exact, state))
         summed = None
         if len(self.topology.own_ranks) > 1:
             # Started here, because all ranks hand over buckets in the same order here.
             summed = sum_over_ranks(buffer, self.topology.group)
         future = self.carrier.future()
-        squares = self._squares_of(buffer, index) if self.learns else None
-        self.carrier.start((buffer, (self._state_of(buffer, index), squares)), future, summed)
+        squares = self._squares_of(bucket) if self.learns else None
+        self.carrier.start((buffer, (self._state_of(bucket), squares)), future, summed)
         return future
 
-    def _state_of(self, buffer: torch.Tensor, index: int) -> BucketState:
+    def _state_of(self, bucket: dist.GradBucket) -> BucketState:
+        buffer, index = bucket.buffer(), bucket.index()
         known = self.kept.get(index)
         sizes = self.sizes(buffer) if self.topology.is_leader else []
         # Also begun anew where --bucket_mb differs from that before a resume.
         if known is None or [tensor.numel() for tensor in known.current] != sizes:
             known = self.kept[index] = BucketState.blank(sizes, buffer.device)
-        known.parameters = self._parameters
+        known.parameters = bucket.parameters()
         if self.topology.is_leader:
             known.starts = 0, self.owners.index(self.topology.rank) * sizes[1]
         return known
@@ -280,18 +279,15 @@ class ErrorFeedback(Sync):
         shard = shard_size(buffer.numel(), len(self.owners))
         return [len(self.owners) * shard, shard]
 
-    def hook(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        self._parameters = bucket.parameters()
-        return super().hook(state, bucket)
-
     def _learn_exact(self, state: Squares, done: torch.futures.Future[Any]) -> torch.Tensor:
         total: torch.Tensor = done.value()
         _learn(state, total, total.dtype)
         return total
 
-    def _squares_of(self, buffer: torch.Tensor, index: int) -> Squares:
+    def _squares_of(self, bucket: dist.GradBucket) -> Squares:
         """Those of a bucket, in its own order."""
-        parameters, known = self._parameters, self._squares.get(index)
+        buffer, index, parameters = bucket.buffer(), bucket.index(), bucket.parameters()
+        known = self._squares.get(index)
         if known is not None:
             same = len(parameters) == len(known.parameters)
             if same and all(one is two for one, two in zip(parameters, known.parameters)):

@@ -1,6 +1,6 @@
 """The strategies of `--sync`: one small class each, under the names of `contract/strategies.py`."""
 
-from typing import Any, Callable, Dict, Optional, Sequence, Type
+from typing import Any, Dict, Optional, Sequence, Type
 
 from contract.strategies import ADAM, EXACT, SGD, parse
 
@@ -16,11 +16,11 @@ KINDS: Dict[str, Type[Sync]] = {
 }
 
 
-def make(spec: str, last_bucket: Callable[[], None], patience: float = 120.0) -> Sync:
+def make(spec: str, patience: float = 120.0) -> Sync:
     """The strategy that `spec` asks for; `patience`: seconds that it waits for a silent peer.
     Raises UserError."""
     strategy = parse(spec)
-    return KINDS[strategy.name](strategy, last_bucket, patience)
+    return KINDS[strategy.name](strategy, patience)
 
 
 # Parts of the names of optimizers, in small letters: what divides by the root of a running mean of

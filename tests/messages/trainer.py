@@ -31,7 +31,7 @@ OPTIONS = {
 STRATEGIES = (
     "alreduce",
     "auto",
-    "bf16:gloo:2",
+    "bf16:gloo",
     "ef:7",
     "ef:5:mean",
 )

@@ -133,7 +133,7 @@ def test_a_plan_on_paper_says_when_a_faster_switch_is_the_better_answer(capsys, 
 def test_the_best_of_a_plan_costs_no_accuracy(capsys, monkeypatch, labels, said):
     known = {"allreduce": "exact", **labels}
     monkeypatch.setattr(prices, "label_of", lambda one, _: known.get(one.spec, "not measured"))
-    out = " ".join(on_paper(capsys).split())
+    out = " ".join(on_paper(capsys, "--warmup-chosen").split())
     assert said in out
     faster = "Fastest (+): 4 nodes with sync ef:3, 3.72 x one machine, whose accuracy"
     assert (faster in out) is ("4 + ef:3" in out) is ("ef:3" not in labels)
@@ -143,13 +143,20 @@ def test_the_best_of_a_plan_costs_no_accuracy(capsys, monkeypatch, labels, said)
 def test_a_plan_counts_the_warm_up_of_the_whole_run(capsys, warmup, times):
     """By hand: a step of 0.218 s alone, 0.223 s with ef:5 and 1.38 s with all-reduce. Where all
     is warm-up, what is fast from the first step is best: bf16."""
-    out = " ".join(on_paper(capsys, "--warmup", str(warmup), "--sync", "ef:5").split())
+    words = ("--warmup", str(warmup), "--warmup-chosen", "--sync", "ef:5")
+    out = " ".join(on_paper(capsys, *words).split())
     best = "bf16" if warmup == 90 else "ef:5"
     assert f"4 nodes with sync {best}, {times:.2f} x one machine" in out
     if warmup < 90:
         share = warmup / 90
         assert times == pytest.approx(4 * 0.2177 / (share * 1.378 + (1 - share) * 0.2229), rel=0.01)
     assert ("of warm-up (--sync_warmup), in which ef" in out) is (0 < warmup < 90)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_exact_first_steps_are_planned_where_a_run_begins_with_them(capsys, optimizer):
+    out = " ".join(on_paper(capsys, "--sync", "ef:5", "--optimizer", optimizer).split())
+    assert ("of warm-up (--sync_warmup), in which ef" in out) is (optimizer == "adamw")
 
 
 @pytest.mark.parametrize(("nodes", "link"), [(1, "1gbit"), (3, "100mbit"), (8, "100gbit")])
@@ -229,7 +236,7 @@ def test_the_fastest_is_who_has_all_reduces_accuracy_first(monkeypatch):
         prices, "price_of", lambda one, *more: costs if one.spec == "ef:3" else real(one, *more)
     )
     basis, rate = paper("2080ti", "resnet50", None), formulas.goodput(1000)
-    rows = predict(basis, 4, lambda _: rate, parse("allreduce"), Phases(90))
+    rows = predict(basis, 4, lambda _: rate, parse("allreduce"), Phases(90, chosen=True))
     thin = next(row for row in rows if (row.sync, row.nodes) == ("ef:3", 4))
     assert fastest(rows).sync == "ef:5"
     assert fastest(rows).run_images_per_second < thin.run_images_per_second

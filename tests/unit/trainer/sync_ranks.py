@@ -4,11 +4,11 @@ import copy
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from contract.options import Options
 from contract.strategies import MIB, Payload, parse
-from tandem.sync import make
-from trainer.parallel import wrap
+from tandem.sync import Topology, make
 from trainer.world import start
 
 WIDTH = 700
@@ -43,7 +43,7 @@ class Between:
 
     def _sum(self, _, tensor, *args, group=None, **words):
         every = range(self._world.size)
-        ranks = list(every) if group is None else self._groups[id(group)][1]
+        ranks = list(self._groups.get(id(group), (None, every))[1])  # else the group of all
         following = ranks[(ranks.index(self._world.rank) + 1) % len(ranks)]
         self._add(following, 2 * (len(ranks) - 1) / len(ranks) * size(tensor))
 
@@ -67,7 +67,8 @@ def payload_of(model, bucket_mb):
 
 
 class Steps:
-    """Backward by backward of one net with a strategy, and beside it the exact sums."""
+    """Backward by backward of one net with a strategy, and beside it the exact sums. The loss is
+    multiplied by the number of ranks, of whose gradients a strategy takes the mean."""
 
     def __init__(self, spec, world=None):
         options = Options(bucket_mb=1, sync=spec)
@@ -75,8 +76,16 @@ class Steps:
         self.device = self.world.device
         self.model = net().to(self.device)
         self.alone = copy.deepcopy(self.model)
-        self.sync = make(spec, lambda: None)
-        self.wrapped = wrap(self.model, options, self.world, self.sync)
+        self.sync = make(spec)
+        self.wrapped = DistributedDataParallel(
+            self.model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            bucket_cap_mb=1,
+            gradient_as_bucket_view=True,
+        )
+        topology = Topology(self.world.nodes, self.world.rank).connected(options.timeout)
+        self.sync.setup(self.device, topology)
+        self.wrapped.register_comm_hook(None, lambda _, bucket: self.sync.hook(bucket))
         self._backward(self.wrapped, 0)  # DDP orders its buckets by this one, and the sum is exact
         self.payload = payload_of(self.model, 1)
         self.strategy = parse(spec)
@@ -91,7 +100,7 @@ class Steps:
         self.sync.begin(scale, exact)
         if spoil is not None and self.world.rank == 0:
             scale = spoil
-        self._backward(self.wrapped, number, scale)
+        self._backward(self.wrapped, number, scale * dist.get_world_size())
         self.sync.close()
         return flat(self.model)
 

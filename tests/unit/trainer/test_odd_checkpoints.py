@@ -180,7 +180,7 @@ class Kept:
         self.job = prepared(
             images, CPU, output=str(folder), resume="auto", per_node_batch_size=4, sync=spec
         )
-        self.job.sync = syncs.make(spec, lambda: None)
+        self.job.sync = syncs.make(spec)
         self.job.net = torch.nn.parallel.DistributedDataParallel(self.job.model)
         self.job.sync.setup(CPU)
         self.job.net.register_comm_hook(None, self.job.sync.hook)

@@ -14,15 +14,12 @@ def test_each_entry_has_its_code():
 
 def test_only_the_sum_in_the_gradients_own_precision_is_called_exact():
     assert [strategy.spec for strategy in usual() if strategy.exact] == ["allreduce"]
-    there, here = parse("allreduce:gloo"), parse("allreduce")
-    assert (there.exact, there.uses_gloo, here.uses_gloo) == (True, True, False)
 
 
 @pytest.mark.parametrize(
     ("spec", "whole"),
     [
         ("bf16", "bf16"),
-        ("bf16:gloo", "bf16:gloo"),
         ("ef:5:auto", "ef:5"),
         ("ef:5:own", "ef:5:own"),
     ],

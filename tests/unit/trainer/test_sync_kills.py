@@ -16,7 +16,7 @@ except ImportError:  # a machine that has the trainer alone (tests/lab/test_lega
 
 PER_CLASS = 18
 
-SPECS = ("ef:5", "ef:3", "fp16:gloo")
+SPECS = ("ef:5", "ef:3", "fp16")
 ARGV = [
     "--model", "tests.trainer_models:normed", "--precision", "fp32", "--augment", "none",
     "--per_node_batch_size", 8, "--workers", 0, "--epochs", 9, "--sync_warmup", 0,
