@@ -141,7 +141,7 @@ lint: known
 
 bench: known
 	@tools/venv.sh dev
-	@$(PYTHON_ENV) -m pytest --quiet -o faulthandler_timeout=3600 bench --ignore=bench/verdict
+	@$(PYTHON_ENV) -m pytest --quiet -o faulthandler_timeout=14400 bench --ignore=bench/verdict
 
 bench-gpu: known
 	@$(with_options) tools/test-gpu.sh bench

@@ -84,7 +84,7 @@ class Case:
             seed=self.seed,
             epochs=self.epochs,
             warmup_epochs=self.warmup,
-            sync_warmup=0.0 if self.start in ("none", "15") else None,
+            sync_warmup=0.0 if self.start in ("none", "15") else self.warmup,
             per_node_batch_size=BATCH,
             optimizer=self.optimizer,
             lr=self.lr,

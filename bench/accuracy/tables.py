@@ -49,7 +49,7 @@ Runs = dict[tuple[str, int], dict[int, float]]  # (sync, epochs) -> seed -> poin
 
 def runs(lines: list[dict]) -> Runs:
     """With SGD on the first task, at the usual rate and at twice that."""
-    twice = runs_with(lines, "sgd", times=2)
+    twice = runs_with(lines, "sgd", "", times=2)
     doubled = {(spec + TWICE, epochs): by_seed for (spec, epochs), by_seed in twice.items()}
     return {**runs_with(lines, "sgd"), **doubled}
 
@@ -61,6 +61,15 @@ def spec_of(line: dict) -> str:
     return strategy.of(family).spec if strategy else line["sync"]
 
 
+def usual_start(spec: str, optimizer: str = "sgd") -> str:
+    """What runs begin with that are not told otherwise, as study.Case has it."""
+    strategy = strategies.known(spec.removesuffix(TWICE))
+    family = prices.SGD if optimizer == "sgd" else prices.ADAM
+    if strategy is None or TWICE in spec:
+        return ""
+    return "none" if strategy.rule.warms and not strategy.begins_exact(family) else ""
+
+
 def prices_with(lines: list[dict], optimizer: str, task: int) -> dict[str, dict]:
     """Of runs of the usual length."""
     found = runs_with(lines, optimizer, task=task)
@@ -68,17 +77,22 @@ def prices_with(lines: list[dict], optimizer: str, task: int) -> dict[str, dict]
 
 
 def runs_with(
-    lines: list[dict], optimizer: str, start: str = "", task: int = study.TASK, times: int = 1
+    lines: list[dict],
+    optimizer: str,
+    start: str | None = None,
+    task: int = study.TASK,
+    times: int = 1,
 ) -> Runs:
     """Those at so many times the task's usual rate. `start`: of what is not exact; "none" where
-    none of its steps is."""
+    none of its steps is, "" where the first ones are, by default what a run begins with."""
     same = {"task": task, "optimizer": optimizer, "warmup": study.WARMUP}
     same["lr"] = study.RATES[task, optimizer] * times
     made: Runs = {}
     for line in lines:
         line = {"optimizer": "sgd", "warmup": study.WARMUP, "start": "", **line}
         spec = spec_of(line)
-        begun = "" if spec in (ALONE, EXACT) else start
+        begun = usual_start(spec, optimizer) if start is None else start
+        begun = "" if spec in (ALONE, EXACT) else begun
         if {**same, "start": begun}.items() <= line.items() and line["seed"] < FIRST_TRIAL:
             made.setdefault((spec, line["epochs"]), {})[line["seed"]] = 100 * line["top1"]
     return made
@@ -165,13 +179,14 @@ def warm_steps(sync: str) -> float:
     """Steps of a run that are exact sums, before a strategy that leaves bits out begins."""
     if sync == ALONE:
         return 0
-    case = study.Case(sync.removesuffix(TWICE), seed=0)
+    case = study.Case(sync.removesuffix(TWICE), seed=0, start=usual_start(sync))
     return case.options.exact_epochs * case.steps_per_epoch
 
 
-def run_seconds(sync: str, factor: float = 1.0, start: str = "") -> float:
+def run_seconds(sync: str, factor: float = 1.0, start: str | None = None) -> float:
     """A whole run with `factor` times the images of a usual one, its warm-up included: that is as
     long in a longer run."""
+    start = usual_start(sync) if start is None else start
     case = study.Case(sync.removesuffix(TWICE), seed=0, start=start)
     phases = replace(case.options.phases, epochs=case.epochs * factor)
     strategy = strategies.parse(case.options.sync)
