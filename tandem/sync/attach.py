@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import _get_default_group
 from torch.nn.parallel import DistributedDataParallel
 
 from contract import prices
-from contract.errors import RankError, UserError
+from contract.errors import UserError
 from contract.strategies import ADAM, AUTO, EXACT, SGD, parse, usages
 from contract.strategies import ATTACHED as WHOSE
 
@@ -230,7 +230,7 @@ class Attached:
         return usage is not None and (usage.mixed or (usage.dropped > 0 and not usage.heard))
 
     def _wait(self) -> None:
-        """Called as backward ends. Raises RankError where a peer was lost."""
+        """Called as backward ends. Raises RuntimeError where a peer was lost."""
         sums, self._sums = self._sums, []
         if self.usage is not None and not self._settling:
             # Behind DDP's own, which gives each gradient its sum.
@@ -241,7 +241,7 @@ class Attached:
         except RuntimeError as error:
             if not re.search(LOST, str(error)):
                 raise
-            raise RankError(f"{WHOSE}: {self._lost(error)}") from error
+            raise RuntimeError(f"{WHOSE}: {self._lost(error)}") from error
 
     def _lost(self, error: RuntimeError) -> str:
         peer = "a peer"

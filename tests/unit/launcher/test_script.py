@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from boundary.run_files import RunPlan
 from contract.errors import OUT_OF_MEMORY, STOPPED, UserError
 from contract.options import Config
 from launcher import cli, look, options
@@ -355,7 +356,8 @@ def test_a_secret_in_args_is_said_to_be_readable_before_any_machine_is_asked(
 
 
 def test_its_command_can_be_typed_again(project):
-    plan = {"options": options.document(asked(project, words=("--lr", "1"))), "nodes": [1, 2]}
-    typed = shlex.split(train_line(SimpleNamespace(plan=plan, hosts=[], is_trainer=False)))
+    plan = RunPlan(options=options.document(asked(project, words=("--lr", "1"))))
+    run = SimpleNamespace(plan=plan, hosts=["node1"], is_trainer=False)
+    typed = shlex.split(train_line(run))
     assert {f"SCRIPT={project}/train.py", "ARGS=--lr 1"} < {*typed}
     assert not [word for word in typed if word.startswith(("MODEL", "DATA"))]

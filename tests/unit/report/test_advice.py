@@ -44,7 +44,7 @@ def test_a_run_that_had_asked_for_parts_by_speed_did_not_know_these_speeds(tmp_p
 def test_advice_counts_the_warm_up_of_a_run_as_long(tmp_path):
     """A strategy that begins after half of the run makes it at most twice as fast."""
     builder = RunBuilder(tmp_path / "run", **BOTTLENECKS["network"])
-    builder.warmup = 1.0
+    builder.warmup, builder.options = 1.0, {"sync_warmup": 1.0}
     (sync,) = (
         one for one in analyse(builder.write()).summary["advice"] if "SYNC=" in one["change"]
     )
