@@ -230,7 +230,7 @@ def run_sentences(runs):
     """On whole runs, for the page."""
     lines = [
         f"- `{run['sync']}` with {run['optimizer']}, {run['nodes']} machines on "
-        f"{link(run['mbit'])}, {run['steps']} steps, the first {run['exact']} of them exact: "
+        f"{link(run['mbit'])}, {run['steps']} steps, {run['exact'] or 'none'} of them exact: "
         f"{run['seconds']:.2f} s measured, {run['planned']:.2f} s by the plan "
         f"({run['planned'] / run['seconds'] - 1:+.1%}). One machine takes {run['alone']:.2f} s for "
         f"as many images, {run['alone'] / run['seconds']:.2f} times as long (dilation "

@@ -21,7 +21,7 @@ from trainer.world import World
 
 def ranks_gradients(kind, forwards, world=None):
     """Summed gradients of a small net after `forwards` forwards and one backward, checked."""
-    from tandem.sync import make
+    from tandem.sync import Attached
     from trainer.parallel import wrap
     from trainer.world import start
 
@@ -30,13 +30,15 @@ def ranks_gradients(kind, forwards, world=None):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(3, 400), torch.nn.BatchNorm1d(400))
     net.append(torch.nn.Linear(400, 800))
-    marks = []
-    wrapped = wrap(net, options, world, make(kind, lambda: marks.append(1)))
+    marks, attached = [], Attached(kind)
+    attached.on_last_bucket = lambda: marks.append(1)
+    wrapped = wrap(net, options, world, attached)
     for _ in range(2):
         marks.clear()
         wrapped.zero_grad()
         inputs = torch.arange(12.0).view(4, 3) * (world.rank + 1)
-        sum(wrapped(inputs / 12).pow(2).mean() for _ in range(forwards)).backward()
+        loss = sum(wrapped(inputs / 12).pow(2).mean() for _ in range(forwards))
+        (loss * world.size).backward()  # DDP takes the mean
     own = [p.grad.clone() for p in net.parameters()]
     with local_only(wrapped, on=True):
         wrapped.zero_grad()
@@ -147,7 +149,7 @@ def test_tallies_keep_no_graph(kind):
         return normalise(images)
 
     job = SimpleNamespace(
-        options=Options(**{kind: 0.5}), world=mock.Mock(rank=0), net=net, image_size=8,
+        options=Options(**{kind: 0.5}), world=mock.Mock(rank=0, size=1), net=net, image_size=8,
         clock=Clock(device), normalise=counted, precision=Precision("fp32", device),
         loss=torch.nn.CrossEntropyLoss(reduction="sum"),
     )  # fmt: skip
