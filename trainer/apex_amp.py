@@ -28,7 +28,7 @@ def choose(options: Options, world: World) -> Precision:
         raise UserError(f"--amp apex: {(reasons or ['it is for O0 to O3'])[0]}.")
     if amp is not None and not reasons:
         return ApexAmp(amp, options.precision, world.device)
-    ours = Precision(options.precision, world.device)
+    ours = Precision(options.precision, world.device, world.size)
     ours.why = reasons[0] if reasons and options.amp == "auto" else ""
     return ours
 

@@ -37,16 +37,17 @@ def weights_of(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
-# Loss scale: O1 and O2 have apex's schedule. It is halved when a gradient overflows, and doubled
-# after PATIENCE steps without overflow. torch's GradScaler is not used, since it refuses fp16
-# gradients and, in torch 1.12, any CPU.
+# Loss scale: O1 and O2 have apex's schedule. It begins at FIRST, as many times lower as there are
+# ranks: the loss is multiplied by these, since DDP takes the mean of their gradients. It is halved
+# when a gradient overflows, and doubled after PATIENCE steps without overflow. torch's GradScaler
+# is not used, since it refuses fp16 gradients and, in torch 1.12, any CPU.
 #
 # The invariant: ranks that sum their gradients have equal scales in each step, though they never
 # exchange them. They begin with the same scale, and all hold the same sum, which is inf or NaN
 # where any rank's part of it was: so either all of them skip the step and halve the scale, or none
 # does. Therefore the sum must be checked, never a rank's own gradients. Ranks that train by
 # themselves check their own, and each has its own scale.
-MOST, PATIENCE = 2.0**24, 2000
+FIRST, MOST, PATIENCE = 2.0**16, 2.0**24, 2000
 
 
 class ScaleState(TypedDict):
@@ -60,7 +61,7 @@ class ScaleState(TypedDict):
 class LossScale:
     """The scale on the host, which must know for each step whether it overflowed."""
 
-    value: float = 2.0**16
+    value: float = FIRST
     good_steps: int = 0
 
     @property
@@ -89,11 +90,11 @@ class LossScale:
 class DeviceScale:
     """The same on the device, so that the host need not wait to learn of an overflow."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, begun: ScaleState) -> None:
         # These tensors are made once: creating one on a GPU from a Python number waits for the GPU.
         self.device = device
         self.factor = self._good = torch.zeros((), device=device)
-        self.load_state_dict(LossScale().state_dict())
+        self.load_state_dict(begun)
 
     @property
     def value(self) -> float:
@@ -136,12 +137,13 @@ class Precision:
     backend = "torch"
     why = ""  # why apex is not used, for people
 
-    def __init__(self, level: str, device: torch.device) -> None:
+    def __init__(self, level: str, device: torch.device, ranks: int = 1) -> None:
         self.level, self.device = level, device
         self.input_type = WEIGHTS.get(level, torch.float32)
         self.autocast = AUTOCAST.get(level)
-        scaled = level in ("O1", "O2")
-        self.scale: Union[LossScale, DeviceScale, None] = LossScale() if scaled else None
+        self.scale: Union[LossScale, DeviceScale, None] = None
+        if level in ("O1", "O2"):
+            self.scale = LossScale(FIRST / 2 ** (ranks - 1).bit_length())
         # Half-precision weights, and the fp32 copies that the optimizer updates in their place: in
         # the weights themselves, small updates would round to zero.
         self.masters: List[Tuple[nn.Parameter, nn.Parameter]] = []
@@ -155,7 +157,7 @@ class Precision:
     def cast_weights(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Cast the weights and give the optimizer its masters, in place; called before DDP."""
         if self.scale is not None and steps_by_itself(optimizer):
-            self.scale = DeviceScale(self.device)
+            self.scale = DeviceScale(self.device, self.scale.state_dict())
         if self.level in WEIGHTS:
             model.to(WEIGHTS[self.level])
         # In fp16 torch would count the samples of all ranks in fp16, too, which ends at 65,504.

@@ -200,7 +200,7 @@ def test_a_checkpoint_without_fused_leaves_the_optimizer_fused():
 
 
 def test_the_scale_of_the_device_doubles_as_the_host_s():
-    ours, theirs = DeviceScale(CPU), LossScale()
+    ours, theirs = DeviceScale(CPU, LossScale().state_dict()), LossScale()
     for scale in (ours, theirs):
         scale.load_state_dict({"value": 2.0**23, "good_steps": 1999})
     for overflow in (False, False, True, False):
