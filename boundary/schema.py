@@ -91,7 +91,7 @@ def convert_what_fits(value: Any, kind: Any) -> Any:
     try:
         with LEARNING:
             return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the latter for half a surrogate pair
         return _fit(value, type_info(kind))
 
 
