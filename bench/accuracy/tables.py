@@ -91,9 +91,9 @@ def runs_with(
     for line in lines:
         line = {"optimizer": "sgd", "warmup": study.WARMUP, "start": "", **line}
         spec = spec_of(line)
-        begun = usual_start(spec, optimizer) if start is None else start
-        begun = "" if spec in (ALONE, EXACT) else begun
-        if {**same, "start": begun}.items() <= line.items() and line["seed"] < FIRST_TRIAL:
+        is_usual = start is None or spec in (ALONE, EXACT)
+        beginning = usual_start(spec, optimizer) if is_usual else start
+        if {**same, "start": beginning}.items() <= line.items() and line["seed"] < FIRST_TRIAL:
             made.setdefault((spec, line["epochs"]), {})[line["seed"]] = 100 * line["top1"]
     return made
 

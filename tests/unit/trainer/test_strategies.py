@@ -2,6 +2,7 @@
 
 import pytest
 
+from contract.options import Options
 from contract.strategies import RULES, Payload, parse, ring_bytes, usual
 from tandem.sync import KINDS
 
@@ -35,3 +36,17 @@ def test_16_bits_are_half_the_bytes_of_a_ring():
         assert parse(spec).bytes_per_step(4, RESNET50) == ring_bytes(4, RESNET50.bytes / 2)
     double = Payload(RESNET50.bytes * 2, width=8)
     assert parse("fp16").bytes_per_step(4, double) == ring_bytes(4, RESNET50.bytes / 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [
+        ({"sync": "ef:5"}, 0.0),
+        ({"sync": "ef:5", "optimizer": "adamw"}, 3.0),
+        ({"sync": "ef:3"}, 3.0),
+        ({"sync": "ef:5", "sync_warmup": 2.0}, 2.0),
+        ({"sync": "allreduce", "sync_warmup": 2.0}, 0.0),
+    ],
+)
+def test_exact_first_epochs_are_those_that_the_pairs_ask_for_or_that_were_chosen(options, epochs):
+    assert Options(warmup_epochs=3.0, **options).exact_epochs == epochs
