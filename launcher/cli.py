@@ -105,11 +105,11 @@ def parse(argv: Sequence[str]) -> tuple[str, Typed]:
         raise UserError(f"there is no verb {verb}{hint}" if verb else f"a verb is missing{hint}")
     typed = command_line.verb_words(verb, argv[1:], f"{PROGRAM} {verb}", ROWS[verb])
     if "SCRIPT" in ROWS[verb].variables:
-        from launcher.workloads import script
+        from launcher.options import check_together, script_by_path
 
-        script.check_together(typed)
+        check_together(typed)
         if "script" in typed:
-            typed["script"], typed["folder"] = script.by_path(typed["script"], typed.get("folder"))
+            typed["script"], typed["folder"] = script_by_path(typed["script"], typed.get("folder"))
     if "model" in typed:
         from launcher.plan import models
 

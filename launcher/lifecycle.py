@@ -238,7 +238,8 @@ def perform_attempt(run: Run, start: Start, stopper: Stopper) -> Outcome:
             run.attempts.begin(start.plan, start.reason, time.time())
     else:
         if cause := outcome.cause:
-            cause = dataclasses.replace(cause, file_hint=start.needs.workload.hint(cause))
+            hint = start.needs.workload.hint(cause.evidence, cause.host)
+            cause = dataclasses.replace(cause, file_hint=hint)
             outcome = dataclasses.replace(outcome, cause=cause)
     run.attempts.end(outcome)
     return outcome

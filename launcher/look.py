@@ -31,7 +31,6 @@ from launcher.machines.engine import (
     talk,
 )
 from launcher.node.probe import PULSE
-from launcher.plan.layer import Environment
 from launcher.problems import Problem, Refused, problem
 from launcher.remote import MARK, SECONDS, ask, marked, program
 
@@ -95,13 +94,6 @@ class OpenMachines:
 
     def only(self, host: Host) -> OpenMachines:
         return replace(self, hosts=[host])
-
-    @property
-    def environment(self) -> Environment:
-        """What a script's packages have to fit, where all have the same Python."""
-        facts = [self.facts[host.name] for host in self.hosts]
-        glibc = min(one.glibc for one in facts)
-        return Environment.of(str(facts[0].versions.python), glibc, facts[0].distributions)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, Union
@@ -12,6 +13,7 @@ from msgspec import Meta, defstruct
 
 from boundary.run_files import Line
 from boundary.schema import LARGEST, Count
+from contract import git
 from contract.command_line import read_config, trainer_words, words_for_trainer
 from contract.errors import UserError
 from contract.options import (
@@ -22,6 +24,7 @@ from contract.options import (
     Option,
     as_typed,
     default_model,
+    path_of,
     switch,
     time_of_day,
     whole,
@@ -34,8 +37,68 @@ from launcher.machines.inventory import CHECKOUT
 
 # {a variable of make, in lower case: its name in the trainer's options}
 VARIABLES = {row.make.lower(): name for name, row in ENTRIES.items() if row.make}
+# Those of the trainer's alone, and those that a script of the user's own has beside SCRIPT.
+TRAINERS = (*VARIABLES, "balance")
+COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements")
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 # Those that name a file which the trainer writes; it goes into this folder of the run.
 RESULTS, RESULTS_FOLDER = ("predict", "extract"), "results"
+
+
+def check_together(given: Mapping[str, Any]) -> None:
+    """Raises UserError for variables that have no meaning together; `given` has those that were
+    typed, by their names in lower case."""
+    there = {name for name, value in given.items() if value not in (None, [], ())}
+    if "script" in there:
+        wrong = [name.upper() for name in TRAINERS if name in there]
+        if wrong:
+            raise UserError(
+                f"{', '.join(wrong)}: of our trainer, and SCRIPT= starts yours: give its own "
+                "options as ARGS=."
+            )
+    elif "resume" not in there:
+        wrong = [name.upper() for name in COMPANIONS if name in there]
+        if wrong:
+            raise UserError(f"{wrong[0]}: it concerns a script of yours: give SCRIPT=, too.")
+
+
+def script_by_path(script: str, folder: str | None) -> tuple[str, str]:
+    """SCRIPT and FOLDER as a run records them, with absolute paths. Raises UserError."""
+    words = script_words(script)
+    if len(words) == 2:
+        root = path_of("FOLDER", folder or ".")
+        return f"-m {words[1]}", str(root if folder else _checkout_of(root) or root)
+    file = path_of("SCRIPT", script, words[0])
+    if not file.is_file():
+        raise UserError(f"SCRIPT={script}: there is no file {file}.")
+    root = _checkout_of(file.parent) or file.parent
+    root = path_of("FOLDER", folder) if folder else root
+    if not file.is_relative_to(root):
+        raise UserError(f"FOLDER={folder}: SCRIPT={script} is not in it.")
+    return str(file), str(root)
+
+
+def script_words(script: str) -> list[str]:
+    """One file, or -m and a module. Raises UserError."""
+    try:
+        # Of a name with spaces, quotes would have to come through two shells.
+        words = [script] if path_of("SCRIPT", script).is_file() else shlex.split(script)
+    except ValueError:
+        words = []
+    if len(words) == 2 and words[0] == "-m" and MODULE.fullmatch(words[1]):
+        return words
+    if len(words) != 1 or words[0].startswith("-"):
+        raise UserError(
+            f'SCRIPT={script}: give one file, like SCRIPT=path/train.py, or SCRIPT="-m '
+            'package.train"; its options are ARGS="--lr 0.1".'
+        )
+    return words
+
+
+def _checkout_of(folder: Path) -> Path | None:
+    """The git checkout that a folder is in, but for Tandem's own."""
+    root = git.root_of(folder)
+    return None if root in (None, CHECKOUT) else root
 
 
 def config_of(given: Mapping[str, Any], began: Config | None = None) -> Config:

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from boundary.answers import NodeFacts
 from contract.options import Config
@@ -23,8 +23,9 @@ from launcher.plan.devices import NodeDevices
 from launcher.plan.plan import Command, NodePart, Plan
 from launcher.problems import Problem
 from launcher.terminal import Terminal
-from launcher.watch.attempts import Attempts
-from launcher.watch.failures import Failure
+
+if TYPE_CHECKING:  # for which a refusal before the first machine need not wait
+    from launcher.watch.attempts import Attempts
 
 
 @dataclass(frozen=True)
@@ -221,8 +222,8 @@ class Workload(ABC):
         """What its workers do once they are told to stop, within so many seconds."""
 
     @abstractmethod
-    def hint(self, cause: Failure) -> str | None:
-        """What to do about a failure, as far as it is seen here."""
+    def hint(self, error: str, host: str) -> str | None:
+        """What to do about an error on a machine, as far as it is seen here."""
 
     # ---- after the last attempt ----
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from contract.errors import UserError
 from contract.options import Config
 from contract.runs import run_id
-from launcher import here
 from launcher.look import OpenMachines
 from launcher.machines import inventory
+from launcher.machines.engine import Host
+from launcher.machines.inventory import CHECKOUT
 from launcher.participants import Participants, Waiter
 from launcher.plan import plan
 from launcher.plan.plan import Plan
@@ -23,6 +28,10 @@ from launcher.workloads import kind_of
 # Where they are set, oneDNN and torch's own kernels use no newer instructions than they say. A
 # rank's environment is made from scratch, so it has them only through the plan.
 INSTRUCTION_LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+
+# torch for nodes of this machine that train by the checkout's own environment.
+OWN_ENVIRONMENT = CHECKOUT / ".venv"
+INSTALL_TORCH = [str(CHECKOUT / "tools/venv.sh"), "torch"]
 
 
 def instruction_limits() -> dict[str, str]:
@@ -63,7 +72,7 @@ def check_machines(
     hosts = inventory.hosts_of(config)
     for text in workload.check(config, hosts):
         terminal.say(text)
-    here.add_torch(hosts, terminal)
+    add_torch(hosts, terminal)
     participants = Participants(hosts, config.min_nodes)
     waiter = waiter or Waiter.first(config, terminal)
     machines = participants.first(Requirements(config, workload, run), waiter, everybody)
@@ -73,6 +82,24 @@ def check_machines(
         machines.close()
         raise
     return ReadyRun(Requirements(config, workload, run), machines, participants)
+
+
+def add_torch(hosts: Sequence[Host], terminal: Terminal) -> None:
+    """Install what nodes of this machine need to train, where `make env` made their environment;
+    the script says how much that is, and does nothing a second time. Raises UserError."""
+    ours = [
+        host
+        for host in hosts
+        if host.engine.is_local and OWN_ENVIRONMENT in Path(host.env_python).parents
+    ]
+    if not ours or Path(sys.prefix) != OWN_ENVIRONMENT:
+        return
+    terminal.drain()
+    if subprocess.call(INSTALL_TORCH):
+        raise UserError(
+            f"{ours[0].name} trains on this machine, which needs torch, and it could not be "
+            "installed (above): make room or mend the network, then start again."
+        )
 
 
 def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:

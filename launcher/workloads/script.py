@@ -14,33 +14,26 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from boundary.answers import MOST_PACKAGES, NodeFacts
-from contract import git
 from contract.errors import UserError
-from contract.options import Config, as_typed, path_of
+from contract.options import Config, as_typed
 from contract.text import pluralize
 from launcher import folders, judge, look
 from launcher.look import Control, OpenMachines
 from launcher.machines import inventory
 from launcher.machines.engine import Host
-from launcher.machines.inventory import CHECKOUT
-from launcher.options import VARIABLES, script_resumed
+from launcher.options import script_resumed, script_words
 from launcher.plan import code, layer
 from launcher.plan.code import LIBRARY, OWN, WORK, Code, Delivery
 from launcher.plan.devices import NodeDevices
 from launcher.plan.files import MOST_BYTES, Files
-from launcher.plan.layer import Layer, beside
+from launcher.plan.layer import Environment, Layer, beside
 from launcher.plan.plan import Command, NodePart, Plan, rank_port
 from launcher.plan.sources import declares, first_line, loaded_by
 from launcher.problems import Problem, Refused, problem, together
 from launcher.terminal import Terminal, waiting
-from launcher.watch.failures import Failure
 from launcher.workload import Collected, Requirements, RunSite, Workload
 
 LAST = "{last}"  # in RESUME_ARGS: the newest checkpoint in OUTPUT
-# The trainer's variables of make, which have no meaning for a script.
-TRAINERS = (*VARIABLES, "balance")
-COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements")
-MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 NAMED = re.compile(r"\{\w+\}")  # meant for a value, as {latest}
 SHELLS = (".sh", ".bash", ".zsh")
 # --hf_token X, --api-key=X, wandb.password=X; but neither --max_tokens 512 nor --mask_token [MASK].
@@ -116,30 +109,6 @@ class Script(Workload):
             "who reads report.html. If it is secret, give it in run_env of the inventory or a file."
         )
 
-    def file_hint(self, error: str, host: str) -> str | None:
-        """Of the files and modules that an error on a machine names, one that is here and was not
-        sent, or that Python did not find where it lies: what to do about it."""
-        modules = [name.replace(".", "/") for name in MISSING_MODULE.findall(error)]
-        names = [*PATHS.findall(error), *modules, *(f"{name}.py" for name in modules)]
-        for name in names:
-            # As the script there names it, or as it is called here.
-            inside = name.rpartition(f"/{WORK}/{host}/")[2].removeprefix(f"{self.folder}/")
-            inside = posixpath.normpath(inside)
-            why = self.files.why_not(inside)
-            if why and (self.folder / inside).exists():
-                return (
-                    f"{inside} is here and was not sent ({why}): have it sent, or put it where all "
-                    "machines have it, and name that path in ARGS"
-                )
-        for module in (name.partition("/")[0] for name in modules):
-            if folder := self.files.folder_of(module):
-                return (
-                    f"{module} was sent, in {folder}, where Python does not look: put that folder "
-                    f"on sys.path, or PYTHONPATH={folder} into run_env of the inventory; if a "
-                    "package of that name is meant, name it in requirements.txt"
-                )
-        return None
-
     # ---- while the machines are looked at ----
 
     @property
@@ -163,7 +132,7 @@ class Script(Workload):
         if not self.requirements or judge.python(machines):
             return self
         try:
-            made = layer_of(self.requirements, machines.environment)
+            made = layer_of(self.requirements, environment_of(machines))
         except UserError as error:
             raise Refused([problem("script-packages", said=t) for t in error.problems]) from None
         imports = tuple(sorted({*self.imports} - made.modules()))
@@ -314,8 +283,29 @@ class Script(Workload):
     def when_stopped(self, seconds: int) -> str:
         return f"have {seconds} s to end"
 
-    def hint(self, cause: Failure) -> str | None:
-        return self.file_hint(cause.evidence, cause.host)
+    def hint(self, error: str, host: str) -> str | None:
+        """Of the files and modules that an error on a machine names, one that is here and was not
+        sent, or that Python did not find where it lies: what to do about it."""
+        modules = [name.replace(".", "/") for name in MISSING_MODULE.findall(error)]
+        names = [*PATHS.findall(error), *modules, *(f"{name}.py" for name in modules)]
+        for name in names:
+            # As the script there names it, or as it is called here.
+            inside = name.rpartition(f"/{WORK}/{host}/")[2].removeprefix(f"{self.folder}/")
+            inside = posixpath.normpath(inside)
+            why = self.files.why_not(inside)
+            if why and (self.folder / inside).exists():
+                return (
+                    f"{inside} is here and was not sent ({why}): have it sent, or put it where all "
+                    "machines have it, and name that path in ARGS"
+                )
+        for module in (name.partition("/")[0] for name in modules):
+            if folder := self.files.folder_of(module):
+                return (
+                    f"{module} was sent, in {folder}, where Python does not look: put that folder "
+                    f"on sys.path, or PYTHONPATH={folder} into run_env of the inventory; if a "
+                    "package of that name is meant, name it in requirements.txt"
+                )
+        return None
 
     # ---- after the last attempt ----
 
@@ -335,8 +325,15 @@ class Script(Workload):
         return Collected(said, True, whole)
 
 
+def environment_of(machines: OpenMachines) -> Environment:
+    """What its packages have to fit, where all have the same Python."""
+    facts = [machines.facts[host.name] for host in machines.hosts]
+    glibc = min(one.glibc for one in facts)
+    return Environment.of(str(facts[0].versions.python), glibc, facts[0].distributions)
+
+
 @lru_cache(maxsize=1)
-def layer_of(requirements: Path, environment: layer.Environment) -> Layer:
+def layer_of(requirements: Path, environment: Environment) -> Layer:
     """Once, however often a run that waits looks at the machines. Raises UserError."""
     return layer.of(requirements, environment)
 
@@ -362,70 +359,15 @@ def gather(config: Config, terminal: Terminal) -> Path:
         if wrong := judge.python(machines):
             raise Refused(wrong)
         with waiting(terminal, "gathering the packages of the script"):
-            return layer.bundle(script.requirements, machines.environment)
+            return layer.bundle(script.requirements, environment_of(machines))
     finally:
         machines.close()
-
-
-def check_together(given: Mapping[str, Any]) -> None:
-    """Raises UserError for variables that have no meaning together; `given` has those that were
-    typed, by their names in lower case."""
-    there = {name for name, value in given.items() if value not in (None, [], ())}
-    if "script" in there:
-        wrong = [name.upper() for name in TRAINERS if name in there]
-        if wrong:
-            raise UserError(
-                f"{', '.join(wrong)}: of our trainer, and SCRIPT= starts yours: give its own "
-                "options as ARGS=."
-            )
-    elif "resume" not in there:
-        wrong = [name.upper() for name in COMPANIONS if name in there]
-        if wrong:
-            raise UserError(f"{wrong[0]}: it concerns a script of yours: give SCRIPT=, too.")
-
-
-def by_path(script: str, folder: str | None) -> tuple[str, str]:
-    """SCRIPT and FOLDER as a run records them, with absolute paths. Raises UserError."""
-    words = _words(script)
-    if len(words) == 2:
-        root = path_of("FOLDER", folder or ".")
-        return f"-m {words[1]}", str(root if folder else _checkout_of(root) or root)
-    file = path_of("SCRIPT", script, words[0])
-    if not file.is_file():
-        raise UserError(f"SCRIPT={script}: there is no file {file}.")
-    root = _checkout_of(file.parent) or file.parent
-    root = path_of("FOLDER", folder) if folder else root
-    if not file.is_relative_to(root):
-        raise UserError(f"FOLDER={folder}: SCRIPT={script} is not in it.")
-    return str(file), str(root)
-
-
-def _words(script: str) -> list[str]:
-    try:
-        # Of a name with spaces, quotes would have to come through two shells.
-        words = [script] if path_of("SCRIPT", script).is_file() else shlex.split(script)
-    except ValueError:
-        words = []
-    if len(words) == 2 and words[0] == "-m" and MODULE.fullmatch(words[1]):
-        return words
-    if len(words) != 1 or words[0].startswith("-"):
-        raise UserError(
-            f'SCRIPT={script}: give one file, like SCRIPT=path/train.py, or SCRIPT="-m '
-            'package.train"; its options are ARGS="--lr 0.1".'
-        )
-    return words
-
-
-def _checkout_of(folder: Path) -> Path | None:
-    """The git checkout that a folder is in, but for Tandem's own."""
-    root = git.root_of(folder)
-    return None if root in (None, CHECKOUT) else root
 
 
 def read(options: Config) -> Script:
     """The script of a run; what is sent of it is copied at the same time. Raises UserError."""
     assert options.script is not None and options.folder is not None
-    root, typed = Path(options.folder), _words(options.script)
+    root, typed = Path(options.folder), script_words(options.script)
     if not root.is_dir():
         raise UserError(f"FOLDER={root}: there is no such folder.")
     file = _file(root, typed)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from boundary.answers import NodeFacts
 from boundary.run_files import Decided
 from contract import strategies, verbs
 from contract.errors import UserError
-from contract.options import DEFAULT_MODEL, Config, as_typed
+from contract.options import DEFAULT_MODEL, Config, as_typed, path_of
 from contract.options import Options as TrainerOptions
 from contract.precisions import Level
 from launcher import judge
 from launcher.folders import recorded, relative
 from launcher.look import Control, OpenMachines
 from launcher.machines.engine import Host, MachineError, talk
+from launcher.node.machine import tree_sha256
 from launcher.options import (
     RESULTS,
     RESULTS_FOLDER,
@@ -32,15 +34,16 @@ from launcher.options import (
     with_trainer,
 )
 from launcher.plan import balance as balancing
-from launcher.plan import code, devices, models, predictions, weights
+from launcher.plan import code, devices, models, predictions
 from launcher.plan.balance import OFF, Balance
 from launcher.plan.code import OWN, Code, Delivery
 from launcher.plan.devices import NodeDevices
 from launcher.plan.plan import AS_ASKED, Command, NodePart, Plan, check_batch
 from launcher.problems import ALWAYS, Problem
 from launcher.terminal import Terminal, waiting
-from launcher.watch.failures import Failure
 from launcher.workload import Collected, RunSite, Workload, folders_of
+
+WEIGHTS = "weights"  # a folder below node_dir
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Trainer(Workload):
         config = with_trainer(config, sync=strategies.EXACT) if automatic else config
         settings = trainer_settings(config)
         if run is None:  # one that goes on has them in its checkpoint
-            weights.check(settings)
+            check_weights(settings)
         return cls(settings, keeps_precision=run is not None, chooses_sync=automatic)
 
     @classmethod
@@ -249,7 +252,7 @@ class Trainer(Workload):
         for name in RESULTS:
             if given.get(name):
                 given[name] = f"{part.output}/{RESULTS_FOLDER}/{given[name]}"
-        if file := weights.of(self.settings):
+        if file := weights_of(self.settings):
             given["weights"] = f"{part.node_dir}/{file.folder}/{file.names[0]}"
         given["device"] = part.device
         if plan.balance:
@@ -272,7 +275,7 @@ class Trainer(Workload):
     def deliveries(self) -> list[Delivery]:
         own = self.code()
         sent = [Delivery(own, f"code {own.sha256[:12]} goes to")]
-        if file := weights.of(self.settings):
+        if file := weights_of(self.settings):
             name = relative(file.tree) / file.names[0]
             sent.append(Delivery(file, f"weights {name} go to"))
         return sent
@@ -280,7 +283,7 @@ class Trainer(Workload):
     def when_stopped(self, seconds: int) -> str:
         return "save and exit"
 
-    def hint(self, cause: Failure) -> str | None:
+    def hint(self, error: str, host: str) -> str | None:
         return None  # the trainer says itself what to do
 
     # ---- after the last attempt ----
@@ -391,3 +394,37 @@ def set_aside(site: RunSite, plan: Plan, before: list[str], handed: bool = False
         if status != 0:
             message = f"{host.label()}: {held} could not be moved to {aside}: {said}"
             raise MachineError([host.name], message)
+
+
+# ---- a file of weights on this machine (--weights), which every machine is sent ----
+
+
+def weights_of(settings: TrainerOptions) -> Code | None:
+    """What is sent of the file; None where it is not on this machine, since it may be on the
+    others. Raises UserError."""
+    if not settings.weights:
+        return None
+    return _weights_here(settings.weights)
+
+
+@lru_cache(maxsize=1)  # a later attempt sends what the first one sent
+def _weights_here(path: str) -> Code | None:
+    file = path_of("--weights", path)
+    if not file.is_file():
+        return None
+    try:
+        sha256 = tree_sha256(file.parent, [file.name])
+    except OSError as error:
+        raise UserError(f"--weights {path}: cannot be read: {error.strerror}.") from None
+    return Code((file.name,), sha256 or "", None, "", file.parent, WEIGHTS)
+
+
+def check_weights(settings: TrainerOptions) -> None:
+    """Raise UserError for a file that can be nowhere: on other machines only a path from / leads
+    anywhere."""
+    path = settings.weights
+    if path and not weights_of(settings) and not Path(path).is_absolute():
+        raise UserError(
+            f"ARGS='--weights {path}': there is no such file here: correct the path, or give one "
+            "from / that leads to the file on every machine."
+        )

@@ -1,6 +1,7 @@
 """What is checked before a run, and waiting for machines that are busy."""
 
 import io
+import sys
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -133,3 +134,45 @@ def test_limits_on_instructions_reach_every_rank_and_an_inventory_may_have_its_o
     assert second.env.get("ONEDNN_MAX_CPU_ISA") == limit
     assert "ATEN_CPU_CAPABILITY" not in first.env
     assert second.env["ATEN_CPU_CAPABILITY"] == "default"
+
+
+@pytest.fixture
+def add(monkeypatch, tmp_path):
+    """add(code of the script, prefix=..., hosts) -> how often it ran."""
+
+    def add(*hosts, code=0, prefix=checks.OWN_ENVIRONMENT):
+        script = f"echo >>{tmp_path}/ran; exit {code}"
+        monkeypatch.setattr(checks, "INSTALL_TORCH", ["sh", "-c", script])
+        monkeypatch.setattr(sys, "prefix", str(prefix))
+        checks.add_torch(hosts, Terminal(io.StringIO()))
+        ran = tmp_path / "ran"
+        return len(ran.read_text().splitlines()) if ran.exists() else 0
+
+    return add
+
+
+def local(number, **changes):
+    python = str(checks.OWN_ENVIRONMENT / "bin/python")
+    return host(number, **{"connection": "local", "env_python": python, **changes})
+
+
+def test_it_comes_where_this_machine_trains_by_it(add):
+    assert add(local(1), local(2)) == 1
+    assert add(host(1), local(2)) == 2
+
+
+@pytest.mark.parametrize(
+    ("hosts", "prefix"),
+    [
+        ([host(1), host(2)], checks.OWN_ENVIRONMENT),
+        ([local(1, env_python="/opt/tandem/env/bin/python")], checks.OWN_ENVIRONMENT),
+        ([local(1)], "/home/anna/miniforge3"),  # an environment that `make env` did not make
+    ],
+)
+def test_it_does_not_come_where_it_would_be_of_no_use(add, hosts, prefix):
+    assert add(*hosts, prefix=prefix) == 0
+
+
+def test_where_it_cannot_be_installed_the_run_is_refused(add):
+    with pytest.raises(UserError, match="node1 trains on this machine, which needs torch"):
+        add(local(1), code=1)

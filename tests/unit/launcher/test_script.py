@@ -57,7 +57,7 @@ def project(tmp_path):
 
 def asked(folder, name="train.py", **more):
     typed = name if name.startswith("-m") else str(folder / name)
-    own, sent = script.by_path(typed, str(folder))
+    own, sent = options.script_by_path(typed, str(folder))
     return Config(script=own, folder=sent, data="", **more)
 
 
@@ -76,13 +76,14 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
     tool = project / "my tools/train it.py"
     tool.parent.mkdir()
     tool.write_text("")
-    assert script.by_path(str(tool), None) == (str(tool), str(tool.parent))
+    assert options.script_by_path(str(tool), None) == (str(tool), str(tool.parent))
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
-    assert script.by_path(str(tool), None) == (str(tool), str(project))
-    assert script.by_path(str(tool), str(tool.parent)) == (str(tool), str(tool.parent))
+    assert options.script_by_path(str(tool), None) == (str(tool), str(project))
+    assert options.script_by_path(str(tool), str(tool.parent)) == (str(tool), str(tool.parent))
     ours = inventory.CHECKOUT / "examples/own_script/train.py"
-    assert script.by_path(str(ours), None)[1] == str(ours.parent)  # not all of Tandem
-    assert script.by_path("-m package.train", str(project)) == ("-m package.train", str(project))
+    assert options.script_by_path(str(ours), None)[1] == str(ours.parent)  # not all of Tandem
+    module = ("-m package.train", str(project))
+    assert options.script_by_path(*module) == module
 
 
 @pytest.mark.parametrize(
