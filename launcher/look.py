@@ -30,7 +30,7 @@ from launcher.machines.engine import (
     stream_output,
     talk,
 )
-from launcher.node.probe import PULSE
+from launcher.node.machine import PULSE
 from launcher.problems import Problem, Refused, problem
 from launcher.remote import MARK, SECONDS, ask, marked, program
 

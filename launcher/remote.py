@@ -12,7 +12,7 @@ from boundary.schema import Invalid, decode, matching
 from contract.errors import UserError
 from launcher.machines.engine import Node, talk
 from launcher.machines.inventory import CHECKOUT
-from launcher.node.probe import PULSE
+from launcher.node.machine import PULSE
 
 MARK = "tandem-answer "  # before what such a program answers: a .bashrc may print, too
 # Python 3.11's ast.parse raises SystemError now and then where several threads call it at once.

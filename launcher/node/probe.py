@@ -18,14 +18,11 @@ import time
 
 from contract import layout
 from contract.interface import route
-from launcher.node.machine import disk_free
+from launcher.node.machine import PULSE, disk_free
 from launcher.node.machine_lock import claims
 from launcher.node.processes import command_of
 
 SECONDS = 20  # for one command: the control machine waits 30 in all
-# What is printed at most once a second while a data set is read: for each the control machine waits
-# 30 s more. The first reading of a million files takes minutes on a disk.
-PULSE = " " * 63 + "\n"
 
 
 def main(question, mark):

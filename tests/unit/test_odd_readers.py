@@ -19,7 +19,7 @@ from contract.errors import UserError
 from launcher import checkpoints, collect, outputs, participants, remote
 from launcher.machines.owned import SIGNS, Owner
 from launcher.node import owner
-from launcher.plan import layer, models, requirements, sources
+from launcher.plan import layer, models, sources
 from planning import PlanError, network_netplan
 from report.comparing import read_cells
 from tests.fuzz import damaged, many, odd
@@ -174,10 +174,10 @@ def test_lists_of_packages_that_name_each_other_are_read_once(tmp_path):
     path, other = tmp_path / "requirements.txt", tmp_path / "other.txt"
     path.write_text("-r other.txt")
     other.write_text("-r requirements.txt\ntool==1")
-    assert requirements.texts(path) == [path.read_text(), other.read_text()]
+    assert layer.texts(path) == [path.read_text(), other.read_text()]
     other.write_bytes(b"\xff")
     with pytest.raises(UserError, match="cannot be read"):
-        requirements.texts(path)
+        layer.texts(path)
 
 
 SOURCE = b"""
