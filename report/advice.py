@@ -8,17 +8,20 @@ measure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from boundary.run_files import RankStart
-from contract import prices, strategies
+from contract import prices, strategies, verbs
 from contract.split import weights_of
+from contract.text import size
 from report import formulas
 from report.bottleneck import has_straggler, late_hosts, parts, slow_link
 from report.figures import CORES, CPU
 from report.files import number
 from report.measure import Step, own_speeds, slowest
+from report.reading import CACHE, LARGE_PIXELS, SHRUNK, Reading, gradient_bytes, reading_of
 from report.usage import ResourceUsage
 
 # Predicted gains below this are within the noise of a measurement.
@@ -30,6 +33,7 @@ SAVING = 0.1
 SMALL_COPY_DECODES = 1018 / 660
 # An image of that copy has 27 KB instead of 65 KB.
 SMALL_COPY_READS = 65 / 27
+SMALL_COPY = "`{}`: images with a short side of 256 pixels"
 LINKS = ((2500, "2.5 Gbit/s"), (10000, "10 Gbit/s"))
 
 
@@ -92,9 +96,9 @@ def advise(
     cause: str,
     start: RankStart,
     evidence: ResourceUsage,
-    balance: object = None,
+    options: Mapping[str, object] = MappingProxyType({}),
 ) -> Advice:
-    """`start`: a rank's start line; `balance`: the run's BALANCE."""
+    """`start`: a rank's start line; `options`: the run's, by their names in plan.json."""
     if step is None or step.seconds <= 0:
         return NONE
     now = situation(step, cause)
@@ -103,8 +107,11 @@ def advise(
         remedies += network_advice(step, now, start)
         remedies += link_advice(step, now, evidence)
         remedies += fewer_nodes(step, now) + straggler_advice(step, now, cause)
-        remedies += balance_advice(step, now, cause, balance)
-    remedies += data_advice(step, now, cause, start, evidence) + checkpoint_advice(step, now, start)
+        remedies += balance_advice(step, now, cause, options.get("balance"))
+    small_copy = SMALL_COPY.format(verbs.line("shrink", DATA=options.get("data"), SIZE=256))
+    remedies += data_advice(step, now, cause, start, evidence, small_copy)
+    remedies += reading_advice(step, now, cause, start, evidence, small_copy)
+    remedies += checkpoint_advice(step, now, start)
     worthwhile = [remedy for remedy in remedies if remedy.predicted > WORTH * now.images_per_second]
     if not step.is_trainer:
         worthwhile = [without_options(remedy) for remedy in worthwhile]
@@ -330,25 +337,72 @@ def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
 
 
 def data_advice(
-    step: Step, now: Situation, cause: str, start: RankStart, evidence: ResourceUsage
+    step: Step,
+    now: Situation,
+    cause: str,
+    start: RankStart,
+    evidence: ResourceUsage,
+    small_copy: str,
 ) -> list[Remedy]:
     """Smaller copies of large images; more loaders; images on each node's own disk."""
     if not cause.startswith("data"):
         return []
     remedies: list[Remedy] = []
-    if (start.image_size or 0) >= 128:
+    # Of a share the bytes of an image were counted (reading_advice).
+    if (start.image_size or 0) >= LARGE_PIXELS and cause != "data_share":
         factor = SMALL_COPY_DECODES if cause == "data_decode" else SMALL_COPY_READS
-        change = "copy the images once with a short side of 256 pixels (taken to be 500x375 now)"
+        change = f"{small_copy} (taken to be 500x375 now)"
         remedies.append(propose(now, change, "data", loading(factor)))
     if cause == "data_decode":
         remedies += loader_advice(step, now, start.workers, evidence)
     if cause == "data_disk":
         change = "an SSD in the place of a hard disk, if that is what it is, and it keeps up"
         remedies.append(propose(now, change, "data", becoming(loader=0.0), money=True))
-    if cause == "data_share":
-        change = "images on each machine's own disk instead of the share, if that disk keeps up"
-        remedies.append(propose(now, change, "data", becoming(loader=0.0)))
     return remedies
+
+
+def reading_advice(
+    step: Step,
+    now: Situation,
+    cause: str,
+    start: RankStart,
+    evidence: ResourceUsage,
+    small_copy: str,
+) -> list[Remedy]:
+    """Fewer bytes of images through the cable of the machine that shares them, where training waits
+    for these or for the gradients beside them."""
+    reading = reading_of(step, evidence)
+    if reading is None or cause not in ("data_share", "network"):
+        return []
+    each, sent = f"{size(reading.image_bytes)} each now", gradient_bytes(step)
+    # Who waits for images waits for the machine that has them, whatever other cables carry.
+    late = cause == "data_share"
+    measure = Reading.server_bytes if late else Reading.cable_bytes
+    before = measure(reading, step.nodes, step.images, sent)
+
+    def fewer_bytes(change: str, image_bytes: float) -> Remedy:
+        then = replace(reading, image_bytes=image_bytes)
+        left = measure(then, step.nodes, step.images, sent) / before
+        if late:
+            return propose(now, change, "data", becoming(loader=now.loader * left))
+        return propose(now, change, "network", becoming(network=wait_beside(step, left)))
+
+    remedies = [
+        fewer_bytes(f"{CACHE} in group_vars/all.yml: each machine reads an image once ({each})", 0)
+    ]
+    if (start.image_size or 0) >= LARGE_PIXELS and reading.image_bytes > SHRUNK:
+        remedies.append(fewer_bytes(f"{small_copy}, {size(SHRUNK)} each ({each})", SHRUNK))
+    if late:
+        change = "images on each machine's own disk instead of the share, if that disk keeps up"
+        remedies.append(fewer_bytes(change, 0))
+    return remedies
+
+
+def wait_beside(step: Step, left: float) -> float:
+    """Seconds per step of waiting for gradients over a cable of whose bytes this part is left."""
+    if step.strategy is None or not step.rate:
+        return step.network
+    return calibrate(step, step.wait(step.strategy, step.nodes, step.rate / left))
 
 
 def loader_advice(

@@ -72,8 +72,7 @@ def analyse(folder: Path) -> Analysis:
     short = too_short(run, step, summary["epochs"])
     cause = "none" if short else cause
     summary["bottleneck"] = cause
-    balance = (run.plan.options or {}).get("balance")
-    advice = NONE if short else advise(step, cause, start, evidence, balance)
+    advice = NONE if short else advise(step, cause, start, evidence, run.plan.options or {})
     remedies = filter(None, (*advice.remedies, advice.together))
     summary["advice"] = [remedy_entry(run, remedy) for remedy in remedies]
     summary["predicted"] = plain(run.plan.predicted)  # by `make plan`, as the launcher recorded it

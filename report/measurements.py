@@ -24,6 +24,7 @@ from report.predict import Basis
 from report.progress import learning_curve
 from report.published_speeds import BATCH, MODEL, images_per_second, level_of, paper_step
 from report.read import Run, read_run
+from report.reading import reading_of, without_reading
 from report.usage import usage_of
 
 
@@ -156,15 +157,18 @@ def read_basis(folder: Path) -> Basis | None:
 
 def read_trained(run: Run) -> Basis | None:
     """All machines of a run have one step in common."""
-    step = measure_step(run, usage_of(run).networks)
+    uses = usage_of(run)
+    step = measure_step(run, uses.networks)
     if step is None or not step.payload.bytes:
         return None
+    reading = None if step.shared_machine else reading_of(step, uses.in_attempt(step.attempt))
     records = [r for r in run.ranks if r.attempt == step.attempt]
     evaluated = max(1, len(learning_curve(run)))
     spent = sum(record.seconds.get("evaluate", 0.0) for record in records) / len(records)
     name = run.folder.resolve().name
-    basis = basis_of(run, name, (step,), spent / evaluated, run_sentences(name, step))
-    return replace(basis, own_speeds=own_speeds(step))
+    steps = (without_reading(step, reading) if reading else step,)
+    basis = basis_of(run, name, steps, spent / evaluated, run_sentences(name, step))
+    return replace(basis, own_speeds=own_speeds(step), reading=reading)
 
 
 def basis_of(

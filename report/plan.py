@@ -28,6 +28,7 @@ from report.predict import (
     conclusion,
     fastest,
     predict,
+    reading_sentence,
     times_one,
     worth_showing,
 )
@@ -83,7 +84,8 @@ def plan_main(argv: list[str]) -> int:
     if basis.links and (options.run or options.all):
         print(printed([*table(basis.links), ""]))
     print(printed(render(basis, through, rows, shown, phases)))
-    print(printed(wrap(last, "")))
+    reading = reading_sentence(basis, options.nodes, rates, requested, phases)
+    print(printed([*wrap(reading, ""), *wrap(last, "")]))
     return 0
 
 
@@ -220,5 +222,5 @@ def render(
     return [
         *lines,
         *wrap(READING, ""),
-        *wrap("Slower machines, disks and shares are not predicted: docs/report.md.", ""),
+        *wrap("Slower machines and disks are not predicted: docs/report.md.", ""),
     ]

@@ -7,15 +7,17 @@ changes only the wait for the network (formulas.py). What was not measured is no
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from contract import prices, runs, strategies
 from contract.strategies import EXACT, Phases, Strategy
-from contract.text import pluralize, three_digits
+from contract.text import pluralize, size, three_digits
 from report.links import Links
 from report.measure import Step
+from report.reading import CACHE, IMAGENET, LARGE_PIXELS, SHRUNK, Reading
 
 HARMLESS = ("exact", "safe")
+WORTH_READING = 1.03  # times as fast; less is no gain
 SHORT = "short run"  # than those in which a strategy was measured as safe
 
 
@@ -42,6 +44,7 @@ class Basis:
     rates: tuple[float, ...] = ()
     links: Links | None = None
     own_speeds: dict[str, float] = field(default_factory=dict)  # images/s of each machine by itself
+    reading: Reading | None = None  # from a share, in that run
 
     @property
     def setting(self) -> runs.Setting:
@@ -86,10 +89,11 @@ def predict(
     `rate` gives the bytes per second that a link carries, by the number of nodes.
 
     Batch per node, loading and computing stay as measured; waiting for the network is
-    formulas.sync_wait; waiting for slower peers is not predicted.
+    formulas.sync_wait, and no step is shorter than the cable of a share needs for its images and
+    gradients; waiting for slower peers is not predicted.
     """
     compared = list(dict.fromkeys([*strategies.usual(), requested]))
-    rows = [predict_row(basis, 1, compared[0], 1.0, phases)]
+    rows = [predict_row(basis, 1, compared[0], rate(1), phases)]
     for n in range(2, nodes + 1):
         rows += [predict_row(basis, n, strategy, rate(n), phases) for strategy in compared]
     return rows
@@ -99,11 +103,16 @@ def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float, phase
     """One prediction."""
     family = phases.family
     step, scaled = basis.step_of(nodes), strategy.of(family)
-    waited = step.wait(scaled, nodes, rate)
-    exact = step.wait(strategies.parse(EXACT), nodes, rate)
-    sent = scaled.bytes_per_step(nodes, step.payload_for(scaled), step.gpus)
-    spent, images = step.work + waited, step.images * nodes / step.nodes
-    over_run = images / phases.mean(strategy, spent, step.work + exact)
+    images = step.images * nodes / step.nodes
+
+    def bytes_and_seconds(used: Strategy) -> tuple[float, float]:
+        sent = used.bytes_per_step(nodes, step.payload_for(used), step.gpus)
+        busy = basis.reading.cable_bytes(nodes, images, sent) / rate if basis.reading else 0.0
+        return sent, max(step.work + step.wait(used, nodes, rate), busy)
+
+    sent, spent = bytes_and_seconds(scaled)
+    _, exact = bytes_and_seconds(strategies.parse(EXACT))
+    over_run = images / phases.mean(strategy, spent, exact)
     run = None
     if basis.train_images:
         evaluated = basis.evaluate_seconds * step.nodes / nodes
@@ -177,6 +186,40 @@ def conclusion(rows: list[Row]) -> str:
     if first.label not in HARMLESS:
         sentence += f"Fastest (+): {_describe(first, rows)}, whose accuracy is {_accuracy(first)}. "
     return sentence + "What a strategy costs in accuracy: docs/slow-networks.md."
+
+
+def reading_sentence(
+    basis: Basis, nodes: int, rate: Callable[[int], float], requested: Strategy, phases: Phases
+) -> str:
+    """What images cost that come from a share through the cable of the gradients, and what would
+    help: by that run's, or where it read from none by ImageNet's. Empty where they cost nothing."""
+    measured = basis.reading or Reading(IMAGENET, by_member=True)
+    if nodes == 1 or (basis.image_size or 0) < LARGE_PIXELS:
+        return ""
+
+    def speed(image_bytes: float) -> float:
+        reading = replace(measured, image_bytes=image_bytes)
+        rows = predict(replace(basis, reading=reading), nodes, rate, requested, phases)
+        return best([row for row in rows if row.nodes == nodes]).images_per_second
+
+    now, shrunk, cached = map(speed, (measured.image_bytes, SHRUNK, 0.0))
+    if cached < WORTH_READING * now:
+        return ""
+    counted = (
+        "as the table counts" if basis.reading else "as ImageNet's, which the table leaves out"
+    )
+    sentence = (
+        "Images of a share go through the same cable as gradients. With "
+        f"{size(measured.image_bytes)} each, {counted}, {nodes} machines train on "
+        f"{three_digits(now)} images/s at most; "
+    )
+    if shrunk > WORTH_READING * now:
+        shrink = f"after `make shrink SIZE=256` ({size(SHRUNK)} each) on {three_digits(shrunk)}; "
+        sentence += shrink
+    return sentence + (
+        f"with {CACHE} in group_vars/all.yml, by which each machine reads an image once, on "
+        f"{three_digits(cached)} after the first epoch."
+    )
 
 
 def _why(winner: Row, rows: list[Row]) -> str:

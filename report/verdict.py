@@ -33,6 +33,7 @@ from report.figures import (
 )
 from report.files import Entry
 from report.measure import Step, slowest
+from report.reading import gradient_bytes, reading_of
 from report.usage import ResourceUsage
 
 READ_FROM_DISK = 5e6  # bytes/s; where disks read less, images come from memory
@@ -226,9 +227,22 @@ def share(step: Step, evidence: ResourceUsage) -> Finding:
         f"The data share is the bottleneck: {data_wait_clause(step)}.",
         [
             f"{most.host} read {most.words(SHARE_READ)} MB/s from {most.name} ({most.kind}), "
-            f"{SHARE_READ.unit.words(moved)} MB/s over all machines."
+            f"{SHARE_READ.unit.words(moved)} MB/s over all machines.",
+            *cable_sentence(step, evidence),
         ],
     )
+
+
+def cable_sentence(step: Step, evidence: ResourceUsage) -> list[str]:
+    """How full the fullest cable was, where the cards say what it can carry."""
+    reading = reading_of(step, evidence)
+    if reading is None or step.link_mbit is None or step.one_machine:
+        return []
+    carried = reading.cable_bytes(step.nodes, step.images, gradient_bytes(step)) / step.training
+    return [
+        f"Images and gradients together, the fullest cable carried {size(carried)} a second of the "
+        f"{size(formulas.goodput(step.link_mbit))} that {link_speed(step.link_mbit)} lets through."
+    ]
 
 
 def decode(step: Step, evidence: ResourceUsage) -> Finding:

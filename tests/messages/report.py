@@ -25,6 +25,12 @@ OTHERS = {
         "step": {"sync_exposed": 0.31},
         "by_rank": {2: {"data": 0.3, "sync_exposed": 0.01}},
     },
+    "a share of one of them": {
+        "step": {"data": 1.5},
+        "speed_mbit": 1000,
+        "mounts": 2.1,
+        "share_host": "node1",
+    },
     "a demo": {**BOTTLENECKS["network"], **LOCAL},
     "a demo's straggler": {**BOTTLENECKS["straggler"], **LOCAL},
     "one machine": {**BOTTLENECKS["network"], "nodes": 1, "sent": 0.0},

@@ -33,7 +33,8 @@ DEFAULTS = {
     "connection": "ssh",
     "checkpoint": CHECKPOINT,
     "disk": {"rkB/s": 900.0, "util": 3.0, "r_await": 0.8},
-    "mounts": 0.0,
+    "mounts": 0.0,  # MB/s of a share that each machine reads but the one that has it
+    "share_host": None,
     "gpu": False,
     "links": {},
     # What a second adds to the counters of a machine, or its state; of one host, by name.
@@ -328,7 +329,7 @@ class RunBuilder:
                 line["pressure_memory"] = of["pressure"] * second
             if self.gpu:
                 line["gpus"] = [{**gpu, "mono": GUARD + second}]
-            if self.mounts:
+            if self.mounts and host != self.share_host:
                 read = int(self.mounts * 1e6 * second)
                 line["mounts"] = {"/srv/tandem/data": {"type": "nfs4", "read_bytes": read}}
             lines.append(line)

@@ -11,7 +11,14 @@ from report.advice import NONE, advise
 from report.analysis import analyse
 from report.measure import phases_of, real_rate
 from report.usage import ResourceUsage
-from tests.unit.report.report_runs import BOTTLENECKS, STEP, RunBuilder, change, change_lines
+from tests.unit.report.report_runs import (
+    BOTTLENECKS,
+    GRADIENTS,
+    STEP,
+    RunBuilder,
+    change,
+    change_lines,
+)
 
 
 def advised(folder, options=None, **settings):
@@ -70,3 +77,33 @@ def test_loader_processes_are_advised_where_processors_are_idle(tmp_path, worker
     assert [" ".join(one.args) for one in remedies if "--workers" in one.args] == (
         [typed] if typed else []
     )
+
+
+@pytest.mark.parametrize("cause", ["data_share", "network"])
+def test_images_of_a_share_are_counted_beside_gradients(tmp_path, cause):
+    """Of four machines one shares the images: its cable carries 110 kB of each of the 96 that the
+    others read, and its own gradients."""
+    step, images, sent = {"sync_exposed": 1.2, "data": 0.002}, 96 * 110e3, 1.5 * GRADIENTS
+    if cause == "data_share":
+        step = {"data": 1.2, "sync_exposed": 0.002}
+    took = sum({**STEP, **step}.values())
+    found = advised(
+        tmp_path,
+        {"model": "resnet50", "data": "imagenet"},
+        step=step,
+        speed_mbit=1000,
+        checkpoint=0.0,
+        mounts=images / 3 / took / 1e6,
+        share_host="node1",
+    )
+    assert found.summary["bottleneck"] == cause
+    rows = found.summary["advice"]
+    cached, shrunk = (
+        next(row["predicted_images_per_second"] for row in rows if name in row["change"])
+        for name in ("share_cache_gb", "`make shrink DATA=imagenet SIZE=256`")
+    )
+    if cause == "data_share":  # all of the step is the cable's time
+        left = (images * 27 / 110 + sent) / (images + sent)
+        assert shrunk == pytest.approx(128 / (took * left), rel=0.02)
+    else:  # of which backward hides some
+        assert 128 / took < shrunk < cached < 128 / took * (images + sent) / sent * 1.1

@@ -14,8 +14,10 @@ from report import formulas, published_speeds
 from report.__main__ import main
 from report.analysis import analyse
 from report.measurements import on_paper as paper
+from report.measurements import read_basis
 from report.predict import fastest, predict
-from tests.unit.report.report_runs import GRADIENTS, RunBuilder
+from report.reading import Reading
+from tests.unit.report.report_runs import GRADIENTS, STEP, RunBuilder
 
 # Measured over links shaped to 1 Gbit/s: ResNet-50's gradients, four ranks on two cores. A step
 # without communication took 0.26 s, two thirds of it backward.
@@ -137,6 +139,54 @@ def test_the_best_of_a_plan_costs_no_accuracy(capsys, monkeypatch, labels, said)
     assert said in out
     faster = "Fastest (+): 4 nodes with sync ef:3, 3.72 x one machine, whose accuracy"
     assert (faster in out) is ("4 + ef:3" in out) is ("ef:3" not in labels)
+
+
+@pytest.mark.parametrize(
+    ("by_member", "machines", "sent", "carried"),
+    [
+        (True, 4, 1e6, 3 * 64 * 110e3 + 1e6),
+        (False, 4, 1e6, 4 * 64 * 110e3),
+        (False, 4, 1e9, 64 * 110e3 + 1e9),
+        (False, 1, 0.0, 64 * 110e3),
+        (True, 1, 0.0, 0.0),
+    ],
+)
+def test_images_and_gradients_are_counted_on_the_fullest_cable(by_member, machines, sent, carried):
+    reading = Reading(110e3, by_member)
+    assert reading.cable_bytes(machines, machines * 64, sent) == carried
+
+
+def test_a_plan_advises_by_name_what_takes_images_off_the_cable(capsys):
+    """Four cards want 2,017 images/s; three quarters of these go through one cable."""
+    out = " ".join(on_paper(capsys, "--precision", "O1").split())
+    images, sent = 64 * 4, 7.52e6
+    cable = images * GIGABIT / (0.75 * images * 110e3 + sent)
+    speeds = re.search(
+        r"train on ([\d,]+) images/s at most; after `make shrink SIZE=256` .* on ([\d,]+); "
+        r"with share_cache_gb .* on ([\d,]+) after",
+        out,
+    )
+    now, shrunk, cached = (float(speed.replace(",", "")) for speed in speeds.groups())
+    assert now == pytest.approx(cable, rel=0.01)
+    assert now < shrunk / 1.8 and shrunk <= cached
+    faster = " ".join(on_paper(capsys, "--precision", "O1", "--link", "10gbit").split())
+    assert "make shrink" not in faster
+
+
+def test_a_plan_counts_the_images_that_a_run_read_from_a_share(tmp_path, capsys):
+    """A full cable held that run up: four machines are as fast in the plan, and one, which reads
+    its own disk, is not held up by it."""
+    settings = {"speed_mbit": 1000, "share_host": "node1", "step": {"data": 1.2}, "checkpoint": 0.0}
+    took = sum({**STEP, "data": 1.2}.values())
+    carried = formulas.goodput(1000) * took - 1.5 * GRADIENTS  # of images, a step
+    folder = tmp_path / "20261120T120000Z-resnet50-4n"
+    RunBuilder(folder, mounts=carried / 3 / took / 1e6, **settings).write()
+    assert plan(tmp_path, capsys, "--link", "1gbit", "--all")[0] == 0
+    step = read_basis(folder)
+    rows = predict(step, 4, lambda _: GIGABIT, parse("allreduce"), Phases(90, 0))
+    speeds = {row.nodes: row.images_per_second for row in rows if row.sync == "allreduce"}
+    assert speeds[4] == pytest.approx(128 / took, rel=0.03)
+    assert speeds[1] == pytest.approx(32 / (STEP["forward"] + 0.086), rel=0.03)
 
 
 @pytest.mark.parametrize(("warmup", "times"), [(0, 3.91), (1, 3.69), (5, 3.03), (90, 1.20)])
