@@ -240,7 +240,12 @@ class Options:
     # model
     model: str = option("resnet18",
         "a torchvision name, path/file.py:function or package.module:function", make="MODEL")
-    weights: Optional[str] = changeable(None, "file of weights to start from")
+    weights: Optional[str] = changeable(None,
+        "file of weights to start from; a head for other classes is new", make="WEIGHTS")
+    freeze: Optional[str] = option(None,
+        "leave as it is: backbone (all but the head), or names of modules with commas between, "
+        "like conv1,bn1,layer[12]")
+    head_lr: float = option(1.0, "factor of the learning rate of the head")
     channels_last: Optional[bool] = option(None,
         "use the memory format that tensor cores prefer; default: on CUDA in 16 bits, unless "
         "deterministic")

@@ -56,7 +56,7 @@ VARIABLES: Dict[str, Option] = {
     "AGAIN": Option("1: also what passed before", type=switch),
     "DEVICE": Option("cpu: only what needs no GPU", ("cuda", "cpu")),
 }
-SUBJECT = "INVENTORY NODES DATA MODEL BATCH EPOCHS PRECISION SYNC"
+SUBJECT = "INVENTORY NODES DATA MODEL WEIGHTS BATCH EPOCHS PRECISION SYNC"
 START = "MAX_RESTARTS MIN_NODES BALANCE DETACH NOTIFY PORT QUEUE FORCE KEEP"
 # A script of one's own, in the place of the trainer (docs/own-script.md).
 PACKAGES = "SCRIPT FOLDER REQUIREMENTS"

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import math
 from functools import partial
-from typing import Any, List, Optional, cast
+from typing import Any, List, Optional, Tuple, cast
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from .data.batch import Loss, Normalise, derive_seed
 from .data.folder import ImageFolder
 from .data.loader import Generated
 from .ema import Ema
+from .freeze import freeze, named_head
 from .memory import recompute_activations
 from .models import build as build_model
 from .optim import build_optimizer
@@ -49,7 +50,8 @@ class Job(Materials):
     world: World
     clock: Clock
     net: nn.Module  # what a training step calls: `model`, perhaps compiled and wrapped in DDP
-    norms: List[nn.Module]
+    norms: List[nn.Module]  # batch normalisation that is trained
+    frozen: List[nn.Module]  # in evaluation mode while the rest is trained
     optimizer: torch.optim.Optimizer
     precision: precision.Precision
     normalise: Normalise
@@ -116,6 +118,14 @@ def _images(options: Options, split: str) -> ImageFolder:
     return ImageFolder(options.data, split, options)
 
 
+def _tuned(model: nn.Module, options: Options, classes: int) -> Tuple[List[nn.Module], List[str]]:
+    """The modules that stay as they are, and the parameters with a learning rate of their own.
+    Raises UserError."""
+    frozen = freeze(model, options.freeze, classes) if options.freeze else []
+    asked = f"--head_lr {options.head_lr:g}"
+    return frozen, [] if options.head_lr == 1 else named_head(model, classes, asked)
+
+
 def build_job(options: Options, world: World, parts: Materials, clock: Clock) -> Job:
     """Put model, optimizer and everything around them together, on the device."""
     shape = torch.channels_last if options.channels_last else torch.contiguous_format
@@ -124,7 +134,9 @@ def build_job(options: Options, world: World, parts: Materials, clock: Clock) ->
     model = cast(nn.Module, cast(Any, parts.model).to(world.device, memory_format=shape))
     if options.sync_bn and world.size > 1:
         model = syncbn.convert(model, world.device, clock, options.timeout)
-    optimizer = build_optimizer(model, options, world.global_batch)
+    with world.raise_on_all_ranks():
+        frozen, head = _tuned(model, options, len(parts.train_set.classes))
+    optimizer = build_optimizer(model, options, world.global_batch, head)
     level.cast_weights(model, optimizer)
     if options.checkpoint_activations:
         recompute_activations(model)
@@ -154,7 +166,8 @@ def build_job(options: Options, world: World, parts: Materials, clock: Clock) ->
         clock=clock,
         **{**vars(parts), "model": model},
         net=parallel.wrap(called, options, world, attached),
-        norms=[module for module in model.modules() if isinstance(module, _BatchNorm)],
+        norms=[m for m in model.modules() if isinstance(m, _BatchNorm) and m.training],
+        frozen=frozen,
         optimizer=optimizer,
         precision=level,
         normalise=Normalise(world.device, level.input_type, shape),

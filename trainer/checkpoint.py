@@ -23,7 +23,6 @@ from typing import (
     Iterable,
     Iterator,
     List,
-    NamedTuple,
     Optional,
     Sequence,
     Tuple,
@@ -40,7 +39,7 @@ from tandem.pickles import Refused
 from . import optim
 from .build import Job
 from .finite import not_finite
-from .snapshots import SNAPSHOT, OwnState, Snapshot, tensors_in
+from .snapshots import OwnState, Snapshot
 from .writer import is_complete
 
 log = logging.getLogger(__name__)
@@ -202,54 +201,19 @@ def load_weights(
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"these weights do not belong to this model: {reason}") from error
-    broken = not_finite(plain, {name for name, _ in model.named_parameters()})
+    refuse_not_finite(model, plain)
+    return plain
+
+
+def refuse_not_finite(model: torch.nn.Module, state: Dict[str, torch.Tensor]) -> None:
+    """Raise UserError for a model's state that has lost its numbers."""
+    broken = not_finite(state, {name for name, _ in model.named_parameters()})
     if broken:
         raise UserError(
             f"these weights are not finite ({broken[0]} and {len(broken) - 1} more hold NaN or "
             "infinity): the run that made them diverged. Take a checkpoint from before, or its "
             "best.pt."
         )
-    return plain
-
-
-class TrainedModel(NamedTuple):
-    """What is used of a checkpoint, or of a file of weights alone, which names no classes."""
-
-    tensors: Dict[str, torch.Tensor]
-    classes: Optional[List[str]]
-
-
-def read_weights(file: str) -> TrainedModel:
-    """The model of --weights, an exported state dict or a checkpoint. Raises UserError."""
-    name = f"--weights {file}"
-    try:
-        with pathlib.Path(file).open("rb") as content:
-            state = load(name, content)
-    except OSError as error:
-        raise UserError(f"{name}: cannot be read: {error.strerror}.") from error
-    # Of a checkpoint of another version no more is asked than is used.
-    classes = state.get("classes")
-    known = classes if classes and SNAPSHOT["classes"](classes) else None
-    return TrainedModel(tensors_in(name, state.get("model", state)), known)
-
-
-def start_from_weights(job: Job) -> None:
-    """Start from the model of --weights. Collective."""
-    name, now, changes = f"--weights {job.options.weights}", job.train_set.classes, ""
-    with job.world.raise_on_all_ranks():
-        trained = read_weights(job.options.weights or "")
-        if trained.classes is not None:
-            changes = class_changes(trained.classes, now)
-            if len(trained.classes) != len(now):
-                raise UserError(
-                    f"{name}: its model tells {len(trained.classes)} classes apart, and --data has "
-                    f"{len(now)} ({changes}): give weights and images of the same classes."
-                )
-        job.precision.renew_masters(job.model, load_weights(job.model, trained.tensors))
-        if job.ema is not None:
-            job.ema.begin(job.precision.full_state(job.model))
-    if changes:
-        log.info(f"{name}: its model was trained on other classes ({changes})")
 
 
 def class_changes(then: Sequence[str], now: Sequence[str]) -> str:

@@ -61,6 +61,8 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
             with one_pass():
                 sums += _sums(job, *batch.on(job.world.device))
     job.model.train()
+    for module in job.frozen:
+        module.eval()
     # Not an all-reduce with the short timeout of a step: one rank may be reading from a cold share.
     gathered = job.world.gather(sums.tolist())
     samples, top1, top5, loss = (sum(column) for column in zip(*gathered))

@@ -215,6 +215,19 @@ def last_linear(model: nn.Module) -> Optional[nn.Module]:
     return linear[-1] if linear else None
 
 
+def head(model: nn.Module, classes: int) -> List[str]:
+    """The names of the tensors that make the classes' scores of features: those of the last layer
+    with so many outputs, or of what a model of timm calls its classifier; [] where there is
+    none."""
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    scoring = [m for m in layers if len(m.weight) == classes][-1:]
+    if hasattr(model, "get_classifier"):
+        named = model.get_classifier()  # several, where a model has been distilled
+        scoring = [m for m in (named if isinstance(named, tuple) else (named,)) if m in layers]
+    places = {module: f"{name}." if name else "" for name, module in model.named_modules()}
+    return [places[module] + key for module in scoring for key in module.state_dict()]
+
+
 # Of images, where the size is not given: a model of one's own may take only one kind.
 SIZES = (224, 32, 64, 128)
 CLASSES = 10

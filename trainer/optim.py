@@ -3,7 +3,7 @@
 import importlib
 import inspect
 import math
-from typing import Any, Dict, List
+from typing import Any, Collection, Dict, List, Tuple
 
 import torch
 from torch import nn
@@ -20,12 +20,15 @@ NORMALISATIONS = (
 )
 
 
-def parameter_groups(model: nn.Module, options: Options) -> List[Dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, options: Options, head: Collection[str] = ()
+) -> List[Dict[str, Any]]:
     """Two groups: weights, which decay by `weight_decay`, and normalisation layers (by their type)
-    and biases (vectors), which decay by `norm_weight_decay`. A shared parameter belongs to the
-    group of the first module that has it."""
-    weights: List[nn.Parameter] = []
-    others: List[nn.Parameter] = []
+    and biases (vectors), which decay by `norm_weight_decay`; and two of those called `head`, whose
+    learning rate is `head_lr` times as high. A shared parameter belongs to the group of the first
+    module that has it."""
+    heads = {parameter for name, parameter in model.named_parameters() if name in head}
+    kinds: Dict[Tuple[bool, bool], List[nn.Parameter]] = {}
     seen = set()
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -33,18 +36,23 @@ def parameter_groups(model: nn.Module, options: Options) -> List[Dict[str, Any]]
                 continue
             seen.add(parameter)
             vector = isinstance(module, NORMALISATIONS) or parameter.ndim <= 1
-            (others if vector else weights).append(parameter)
-    groups = [
-        {"params": weights, "weight_decay": options.weight_decay},
-        {"params": others, "weight_decay": options.norm_weight_decay},
+            kinds.setdefault((parameter in heads, vector), []).append(parameter)
+    return [
+        {
+            "params": kinds[in_head, vector],
+            "weight_decay": options.norm_weight_decay if vector else options.weight_decay,
+            "lr_factor": options.head_lr if in_head else 1.0,
+        }
+        for in_head, vector in sorted(kinds)
     ]
-    return [group for group in groups if group["params"]]
 
 
-def build_optimizer(model: nn.Module, options: Options, global_batch: int) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module, options: Options, global_batch: int, head: Collection[str] = ()
+) -> torch.optim.Optimizer:
     """The one of OPTIMIZERS over `parameter_groups`; where all parameters are on CUDA, it is fused,
     or at least uses only a few kernels for all weights."""
-    groups = parameter_groups(model, options)
+    groups = parameter_groups(model, options, head)
     row = OPTIMIZERS[options.optimizer]
     module, _, name = row.maker.partition(":")
     kind: Any = getattr(importlib.import_module(module), name)

@@ -236,7 +236,7 @@ class Precision:
         have rounded it."""
         masters = dict(self.masters)
         for name, weight in model.named_parameters():
-            if weight in masters:
+            if weight in masters and name in state:
                 masters[weight].copy_(state[name])
 
     def state_dict(self) -> PrecisionState:

@@ -17,10 +17,10 @@ from tandem.timings import Clock
 
 from . import checkpoint, resume
 from .build import Job, build_job, build_materials
-from .checkpoint import TrainedModel
 from .data.loader import eval_batches
 from .memory import one_pass
 from .models import last_linear
+from .weights import TrainedModel, read_weights
 from .world import World
 from .writer import atomic_write
 
@@ -61,7 +61,7 @@ def _trained_model(options: Options, world: World) -> TrainedModel:
     if options.weights is None:
         raise UserError(f"--resume {options.resume}: no checkpoint below --output.")
     with world.raise_on_all_ranks():
-        trained = checkpoint.read_weights(options.weights)
+        trained = read_weights(options.weights)
     return trained
 
 

@@ -37,7 +37,7 @@ def train_step(
     clock.enter("optimizer")
     seed_step(job, step)
     for group in job.optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["lr_factor"]
     # To None: a weight that takes no part differs from one whose gradient is zero.
     job.net.zero_grad(set_to_none=True)
     shape = shape_of(job, batch.sizes)

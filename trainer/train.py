@@ -14,7 +14,7 @@ from contract.options import Options
 from contract.split import rank_slice
 from tandem.timings import Clock, Lines, peak
 
-from . import checkpoint, finite, parallel, resume
+from . import checkpoint, finite, parallel, resume, weights
 from .banner import describe_run, start_line
 from .build import build_job, build_materials
 from .data.batch import Batch
@@ -94,7 +94,7 @@ class Run:
         state = resume.find(self.job)
         self.position = checkpoint.new_run(self.job)
         if state is None and self.options.weights is not None:
-            checkpoint.start_from_weights(self.job)
+            weights.start_from_weights(self.job)
         if state is not None:
             self.position = checkpoint.restore(self.job, state)
             missing = not resume.restore_own(self.job, self.position)

@@ -396,7 +396,7 @@ def set_aside(site: RunSite, plan: Plan, before: list[str], handed: bool = False
             raise MachineError([host.name], message)
 
 
-# ---- a file of weights on this machine (--weights), which every machine is sent ----
+# ---- a file of weights on this machine (WEIGHTS=), which every machine is sent ----
 
 
 def weights_of(settings: TrainerOptions) -> Code | None:
@@ -409,13 +409,13 @@ def weights_of(settings: TrainerOptions) -> Code | None:
 
 @lru_cache(maxsize=1)  # a later attempt sends what the first one sent
 def _weights_here(path: str) -> Code | None:
-    file = path_of("--weights", path)
+    file = path_of("WEIGHTS", path)
     if not file.is_file():
         return None
     try:
         sha256 = tree_sha256(file.parent, [file.name])
     except OSError as error:
-        raise UserError(f"--weights {path}: cannot be read: {error.strerror}.") from None
+        raise UserError(f"WEIGHTS={path}: cannot be read: {error.strerror}.") from None
     return Code((file.name,), sha256 or "", None, "", file.parent, WEIGHTS)
 
 
@@ -425,6 +425,6 @@ def check_weights(settings: TrainerOptions) -> None:
     path = settings.weights
     if path and not weights_of(settings) and not Path(path).is_absolute():
         raise UserError(
-            f"ARGS='--weights {path}': there is no such file here: correct the path, or give one "
-            "from / that leads to the file on every machine."
+            f"WEIGHTS={path}: there is no such file here: correct the path, or give one from / "
+            "that leads to the file on every machine."
         )

@@ -111,7 +111,7 @@ READS = {
         launcher/status.py launcher/top.py launcher/watch/attempts.py launcher/watch/guards.py
         report/files.py tandem/compat.py
         tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py
-        trainer/resume.py trainer/writer.py""",
+        trainer/resume.py trainer/safetensors.py trainer/weights.py trainer/writer.py""",
     "the checkout's own files": """
         ansible/bundling/debs.py ansible/bundling/table.py ansible/planning/offline.py
         ansible/stacks_page.py contract/prices.py contract/seal.py launcher/plan/devices.py

@@ -121,7 +121,7 @@ def test_a_field_that_is_not_what_it_should_be_is_named(resumed, name, change, s
 def test_no_file_is_sent_that_another_s_run_names(resumed):
     words = {"args": ["--weights", "/root/secret"]}
     foreign = {**PLAN, **planned("fp32", **words), "seal": "0" * 64}
-    assert "ARGS='--weights /root/secret'" in resumed(written({**FILES, "plan.json": foreign}))
+    assert "WEIGHTS=/root/secret" in resumed(written({**FILES, "plan.json": foreign}))
     assert not isinstance(resumed(written({**FILES, "plan.json": foreign}), **words), str)
 
 

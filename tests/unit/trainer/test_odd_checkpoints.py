@@ -21,7 +21,8 @@ from contract.errors import UserError
 from tandem import sync as syncs
 from tests.fuzz import damaged, many, odd, places
 from tests.gpu.jobs import batches, prepared, train
-from trainer import checkpoint, export, resume, writer
+from tests.trainer_ranks import as_safetensors
+from trainer import checkpoint, export, resume, weights, writer
 
 PER_CLASS = 3
 
@@ -270,7 +271,7 @@ def test_weights_that_are_damaged_or_of_another_program(images, tmp_path):
 
     def read():
         try:
-            checkpoint.start_from_weights(job)
+            weights.start_from_weights(job)
         except UserError as error:
             assert str(path) in str(error) or str(error).startswith("these weights ")
             raise
@@ -278,6 +279,7 @@ def test_weights_that_are_damaged_or_of_another_program(images, tmp_path):
 
     examples = [b"", b"PK", bytes(999), [torch.ones(2)], {"model": {**good["model"], **diverged}}]
     states = damaged(raw) | odd(good, TENSORS) | st.sampled_from((None, "x", 3))
+    states |= damaged(as_safetensors(good["model"]))
     ends = ends_of(path, states, read, 400, examples)
     assert min(ends["resumed"], ends["refused"]) > 3, ends
     job.ema = None
