@@ -141,7 +141,7 @@ lint: known
 
 bench: known
 	@tools/venv.sh dev
-	@$(PYTHON_ENV) -m pytest --quiet -o faulthandler_timeout=14400 bench --ignore=bench/verdict
+	@$(PYTHON_ENV) -m pytest --quiet -o faulthandler_timeout=14400 bench
 
 bench-gpu: known
 	@$(with_options) tools/test-gpu.sh bench

@@ -55,7 +55,7 @@ def all_parts() -> Iterator[Part]:
     yield pytest("40 faults", "tests/lab/test_chaos.py", TANDEM_CHAOS_TRIALS="40")
     yield pytest("fuzzers", "-m", "hypothesis", "tests/unit", TANDEM_FUZZ="1")
     yield Part("test-gpu on the CPU", ("tools/test-gpu.sh", "--device=cpu"), {"PYTHON": PYTHON})
-    yield pytest("40 verdicts", "bench/verdict")
+    yield Part("40 verdicts", (PYTHON, "-m", "bench.verdict"))
 
 
 def collect(*words: str) -> list[str]:

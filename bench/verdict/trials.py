@@ -1,116 +1,207 @@
-"""The trials of test_verdict.py: faults, strengths, order and length, fixed before the first run.
+"""The forty trials, and the rule by which each is right: fixed before the first run. What is right
+for a fault stands here and in docs/report.md; no threshold of the report is changed for one trial.
 
-A trial is a window of a run on four machines. Those that differ by what happens to the
-machines alone follow one another in one run: a fault begins, SETTLE seconds pass, the window
-begins, and when it ends the fault does. What is judged is the report of that window by itself.
+A trial is a run of its own on four machines that do nothing else but sleep (workload.py). Its fault
+begins at the third step (where nothing goes on with it, 15 s later) and is there until the run is
+stopped, a little more than a minute later.
 """
 
 from __future__ import annotations
 
 import random
-from typing import NamedTuple
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 SEED = 20260
-SETTLE = 4  # seconds
-# Seconds, in which a verdict needs 20 steps after the first (report/measure.py), of up to 3 s each
-# with a network of 100 Mbit/s.
-WINDOWS = {"checkpoint": 80, "timed": 72}
-WINDOW = 44  # of the others
+BATCH, NODES = 8, (1, 2, 3, 4)
+# Where the images are: with the nodes' other files, behind slow_files.c, or on a disk of their own.
+FILES, SLOW_FILES, DISK = "/srv/trials", "/srv/share", "/srv/disk"
+STEPS_ALONE = ("--trial", "3000")  # seconds: until it is stopped
+Line = Mapping[str, Any]  # of the file of results: what a trial said
+
+
+class Variant(NamedTuple):
+    """`words`: of a fault's method in faults.py; `remedies`: of REMEDIES, those of which the report
+    predicts a gain that is tried."""
+
+    script: bool
+    words: Mapping[str, Any] = {}
+    remedies: tuple[str, ...] = ()
+
+
+def trainer(*remedies: str, **words: Any) -> Variant:
+    return Variant(False, words, remedies)
+
+
+def script(*remedies: str, **words: Any) -> Variant:
+    return Variant(True, words, remedies)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`text`: what is done. `method`: of faults.py, which also undoes it; "" for machines that are
+    made up of records. `right`: what the report may call it, with spaces between: a value of
+    `bottleneck`, or what `report_answer` makes of a run that stands or has ended. `grows`: the
+    parts of the mean step of which `make compare` is to show that one grew most; none where nothing
+    is to be compared. `after`: seconds of steps without it, where no step is made with it."""
+
+    text: str
+    method: str
+    right: str
+    grows: str
+    variants: tuple[Variant, ...] = (trainer(),)
+    root: str = FILES
+    args: tuple[str, ...] = STEPS_ALONE
+    after: float = 0.0
+
+
+# fmt: off
+FAULTS = {
+    "nothing": Fault("links of 1 Gbit/s, as in all other trials", "nothing", "compute", "nothing",
+        (trainer(), script()) * 4),
+    "rate": Fault("all links at 25, 50 or 100 Mbit/s", "rate", "network", "network peers",
+        (trainer("SYNC", "BATCH", mbit=50), script("NODES", mbit=50), trainer("NODES", mbit=25),
+         script("SYNC", mbit=100))),
+    "loss": Fault("each machine drops 1 or 2 % of the packets that come", "loss", "network",
+        "network peers", (trainer(percent=1), script(percent=2))),
+    "slow link": Fault("one machine's link at 50 or 75 Mbit/s", "rate", "slow_link",
+        "network peers", (trainer("SYNC", mbit=50, node=3), script(mbit=75, node=2))),
+    "duplex": Fault("one link at 100 Mbit/s drops 2 % both ways, as one of half duplex",
+        "half_duplex", "slow_link network", "network peers",
+        (trainer(mbit=100, percent=2, node=3), script(mbit=100, percent=2, node=4))),
+    "slow share": Fault("a share takes 100 or 120 ms a file", "slow_files", "data_share", "data",
+        (trainer(milliseconds=100), script(milliseconds=120)), SLOW_FILES),
+    "slow disk": Fault("the disks read 150 or 120 kB/s", "slow_disk", "data_disk", "data",
+        (trainer(kilobytes=150), script(kilobytes=120)), DISK),
+    "frozen disk": Fault("one machine's disk stands still", "frozen_disk", "node3-stands data_disk",
+        "", (script(node=3),), DISK, after=15),
+    "decoding": Fault("a file takes a loader 100 ms; in the third 80 ms of computing on a machine",
+        "slow_files", "data_decode", "data peers",
+        (trainer("WORKERS", milliseconds=100), script("WORKERS", milliseconds=100),
+         script(milliseconds=80, node=3, computes=True)), SLOW_FILES),
+    "copies": Fault("a batch takes 250 or 300 ms to the device", "change", "h2d", "h2d",
+        (trainer(copy=0.25), script(copy=0.3))),
+    "duty cycle": Fault("one rank is stopped for 90 of each 200 ms", "duty_cycle", "straggler",
+        "peers", (trainer(node=3), script(node=1))),
+    "neighbour": Fault("five programs on the processor of a rank; all compute for 60 ms a step",
+        "neighbours", "cpu_contention", "peers",
+        (trainer(node=3, programs=5), script(node=2, programs=5))),
+    "smaller part": Fault("one machine takes 1.6 or 1.4 times as long for an image", "change",
+        "straggler", "peers", (trainer("BALANCE", node=3, times=1.6), script(node=4, times=1.4))),
+    "clock": Fault("records of a GPU at 600 of 1770 MHz, whose rank is slow", "", "straggler", ""),
+    "memory": Fault("records of a machine that swaps, whose rank is slow", "", "memory_pressure",
+        ""),
+    "checkpoint": Fault("the disks write 3 MB/s, and each eighth step is saved", "slow_writes",
+        "checkpoint", "", (trainer("SAVING", megabytes=3),), args=("--checkpoint_every", "8")),
+    "oversubscribed": Fault("each rank computes for 150 ms a step in three threads", "change",
+        "cpu_oversubscribed", "forward backward", (script(burn=0.15, threads=3),)),
+    "hang": Fault("one rank does not come out of its forward", "change", "node3-stands", "",
+        (trainer(node=3, hang=True),), after=15),
+    "leaves": Fault("one rank ends in order, the others go on", "change", "node3-ended", "",
+        (script(node=3, leave=True),), after=15),
+}
+# fmt: on
 
 
 class Trial(NamedTuple):
-    """`fault` is one of FAULTS, `strength` in its unit, on machine `node` (0: on all)."""
+    """`remedy`: of REMEDIES, where it is that trial again with what its report advised."""
 
+    name: str
     fault: str
-    strength: float
-    node: int
+    variant: Variant
+    remedy: str = ""
+
+    @property
+    def of(self) -> Fault:
+        return FAULTS[self.fault]
+
+    @property
+    def again(self) -> list[Trial]:
+        """With each remedy that is tried."""
+        names = self.variant.remedies
+        return [self._replace(name=f"{self.name}+{name}", remedy=name) for name in names]
 
 
-class Fault(NamedTuple):
-    """`verdict`: the right value of `bottleneck`; `unit`: of the strength; `run`: which run it is
-    in; `of`: the strengths and machines of its trials."""
-
-    verdict: str
-    unit: str
-    run: str
-    of: tuple[tuple[float, int], ...]
+def base_of(script: bool) -> str:
+    """The trial with which others of its kind are compared."""
+    return "nothing-2" if script else "nothing-1"
 
 
-FAULTS = {
-    "nothing": Fault("compute", "", "timed", ((0, 0),) * 4),
-    "network of 1 Gbit/s": Fault("network", "Mbit/s", "timed", ((1000, 0),) * 4),
-    "network of 100 Mbit/s": Fault("network", "Mbit/s", "timed", ((100, 0),) * 3),
-    "one slow link": Fault(
-        "slow_link", "Mbit/s, others 1000", "timed", ((100, 3), (200, 2), (200, 4), (300, 1))
-    ),
-    "a rank slower in backward": Fault(
-        "straggler", "times", "timed", ((1.3, 3), (1.3, 1), (1.5, 2), (2.0, 4))
-    ),
-    "a CPU hog": Fault("cpu_contention", "processes", "timed", ((3, 3), (4, 2), (5, 4), (6, 1))),
-    "a slow disk": Fault("data_disk", "kB/s", "disk", ((120, 0), (80, 0), (100, 0))),
-    "a slow share": Fault("data_share", "ms a file", "share", ((300, 0), (400, 0), (350, 0))),
-    "slow decoding": Fault("data_decode", "images a step", "decode", ((8, 0), (8, 0), (8, 0))),
-    "checkpoint stalls": Fault("checkpoint", "MB/s written", "checkpoint", ((3, 0), (2.5, 0))),
-}
-RUNS = ("timed", "disk", "share", "decode", "checkpoint")
-
-
-def trials(run: str) -> list[Trial]:
-    """The trials of one run, in the order in which they are done."""
-    result = [
-        Trial(name, strength, node)
+def all_trials() -> list[Trial]:
+    """In the order in which they are done: what others are compared with first."""
+    trials = [
+        Trial(f"{name.replace(' ', '-')}-{number}", name, variant)
         for name, fault in FAULTS.items()
-        if fault.run == run
-        for strength, node in fault.of
+        for number, variant in enumerate(fault.variants, 1)
     ]
-    random.Random(SEED).shuffle(result)
-    return result
+    random.Random(SEED).shuffle(trials)
+    return sorted(trials, key=lambda trial: trial.name != base_of(trial.variant.script))
 
 
-# What `make status` calls those whose reason only the report tells.
-STATUS = {
+class Way(NamedTuple):
+    """How a remedy is tried: by what its advice begins or contains, with its value or else `value`,
+    and the variable of make and the option of the trainer or the script that take it."""
+
+    advice: str
+    value: str
+    variable: str = ""
+    option: str = ""
+
+
+REMEDIES = {
+    "SYNC": Way(r'^SYNC=(\S+): |attach\(model, "([^"]+)"', "", "SYNC", "--sync"),
+    "BATCH": Way("^twice the BATCH", f"{2 * BATCH}", "BATCH"),
+    "NODES": Way(r"^NODES=(\d)", "", "NODES"),
+    "BALANCE": Way("^BALANCE=auto", "auto", "BALANCE"),
+    "WORKERS": Way("^twice the loader processes", "2", option="--workers"),
+    "SAVING": Way("^save half as often", "16", option="--checkpoint_every"),
+}
+
+
+def find_remedy(name: str, advice: list[Line]) -> tuple[Line, str] | None:
+    """The entry of the report's advice that is this remedy, and its value; None without one."""
+    way = REMEDIES[name]
+    for entry in advice:
+        if match := re.search(way.advice, entry["change"]):
+            return entry, next(filter(None, match.groups()), way.value)
+    return None
+
+
+# What `make status` calls those whose reason only the report says.
+LIVE = {
     **{"slow_link": "network", "cpu_contention": "straggler"},
     **dict.fromkeys(("data_disk", "data_share", "data_decode"), "data"),
 }
 
 
-class Outcome(NamedTuple):
-    """`report`: the verdict of the report; `status`: that of `make status` at the end of the
-    window, None where only a record was judged."""
-
-    fault: str
-    verdict: str  # the right one
-    report: str
-    status: str | None
-
-    @property
-    def is_right(self) -> bool:
-        return self.report == self.verdict
-
-    @property
-    def status_is_right(self) -> bool:
-        return self.status in (None, STATUS.get(self.verdict, self.verdict))
+def live_answer(status: Line) -> str:
+    """What JSON of `make status` says of a run."""
+    if status.get("hang"):
+        hosts = sorted({host for host, _ in status["hang"]["ranks"]})
+        return f"{'-'.join(hosts) or 'all'}-stands"
+    if status["state"] == "failed":
+        return f"{(status.get('first_cause') or {}).get('host')}-ended"
+    return status.get("bottleneck") or "none"
 
 
-def matrix(outcomes: list[Outcome]) -> str:
-    """A table of how often each fault got which verdict, as Markdown."""
-    verdicts = sorted({outcome.report for outcome in outcomes})
-    rows = [["fault", "trials", *(f"`{outcome}`" for outcome in verdicts), "right", "status"]]
-    rows.append(["---"] * len(rows[0]))
-    for name in dict.fromkeys((outcome.fault, outcome.verdict) for outcome in outcomes):
-        own = [outcome for outcome in outcomes if (outcome.fault, outcome.verdict) == name]
-        title = f"{name[0]}: `{name[1]}`" if name[0] == "recorded" else name[0]
-        rows.append([title, *_counts(own, verdicts)])
-    rows.append(["all", *_counts(outcomes, verdicts)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+def report_answer(summary: Line, silent_ranks: list[str]) -> str:
+    """What summary.json says, and attempts.json of ranks that stood when the run was stopped."""
+    hosts = sorted({host for line in silent_ranks for host in re.findall(r"\((\w+)\)", line)})
+    if hosts:
+        return f"{'-'.join(hosts)}-stands"
+    if summary["status"] == "failed":
+        return f"{(summary['first_cause'] or {}).get('host')}-ended"
+    answer: str = summary["bottleneck"]
+    return answer
 
 
-def _counts(outcomes: list[Outcome], verdicts: list[str]) -> list[str]:
-    """Trials, how many got each verdict, for how many it was right, and for how many the status
-    was."""
-    counts = [
-        str([outcome.report for outcome in outcomes].count(verdict) or "") for verdict in verdicts
-    ]
-    live = [outcome.status_is_right for outcome in outcomes if outcome.status is not None]
-    status = f"{sum(live)} of {len(live)}" if live else ""
-    return [str(len(outcomes)), *counts, str(sum(outcome.is_right for outcome in outcomes)), status]
+def grown_part(base: Line, parts: Line) -> str:
+    """The part of the mean step that grew most from one run to another, by what `make compare`
+    says of both; `nothing` where that is less than a tenth of the step."""
+    grown = {
+        name: (parts[name] or 0.0) - (base[name] or 0.0) for name in parts if name != "seconds"
+    }
+    most = max(grown, key=lambda name: grown[name])
+    return most if grown[most] >= 0.1 * base["seconds"] else "nothing"

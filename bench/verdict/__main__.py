@@ -1,0 +1,265 @@
+"""Whether the report's verdict is right: forty trials on four machines of a lab, two hours alone on
+this machine. One JSON line a trial in runs/verdicts.jsonl; broken off, it goes on where it was.
+
+python -m bench.verdict                  # all that have no line yet
+python -m bench.verdict --only rate-1,nothing-1
+python -m bench.verdict --tree DIR --results FILE    # another checkout's make train and report
+python -m bench.verdict --table          # results into docs/report.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.verdict import tables
+from bench.verdict.cluster import HERE, Cluster, busy_cores, busy_since, processor_seconds, run
+from bench.verdict.faults import Faults
+from bench.verdict.recorded import make_recorded
+from bench.verdict.trials import (
+    BATCH,
+    NODES,
+    REMEDIES,
+    Line,
+    Trial,
+    all_trials,
+    base_of,
+    find_remedy,
+    grown_part,
+    live_answer,
+    report_answer,
+)
+from tests.lab.chaos_run import CHECKOUT, environment, read
+from tests.unit.launcher.guard_client import alive
+
+LIVE, REST = 60.0, 4.0  # seconds of a trial until `make status` is asked, and after that
+START, END = 180, 180  # seconds in which a run begins to step, and ends
+Lines = dict[str, Line]  # by trial
+QUIET = 0.15  # of this machine's processors, before a trial
+# Short steps, that nothing but the fault makes longer.
+TRAINER = (
+    *("--device", "cpu", "--augment", "none", "--lr", "0.0001", "--warmup_epochs", "0"),
+    *("--momentum", "0", "--weight_decay", "0", "--image_size", "32", "--workers", "1"),
+    *("--bucket_mb", "1", "--sync_warmup", "0"),
+)
+
+
+class TrialRun:
+    """A run of a tree's `make train`, for one trial; `words` and `args` differ from its own."""
+
+    def __init__(self, cluster: Cluster, tree: Path, trial: Trial, words: Line, args: Line):
+        self.cluster, self.tree, self.trial = cluster, tree, trial
+        self.mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
+        root = trial.of.root
+        cluster.prepare(root, is_share=trial.of.right == "data_share")
+        typed: dict[str, Any] = {"NODES": len(NODES), **words}
+        if trial.variant.script:
+            own = {"--data": f"{root}/tiny", "--batch": BATCH, "--workers": 1, **args}
+            typed |= {"SCRIPT": HERE / "script.py", "FOLDER": HERE, "ARGS": joined(own)}
+        else:
+            own = dict(zip(*[iter((*TRAINER, *trial.of.args))] * 2)) | args
+            typed = {"BATCH": BATCH, "EPOCHS": 9, "PRECISION": "fp32", "BALANCE": "off", **typed}
+            typed |= {
+                "DATA": "tiny",
+                "MODEL": f"{HERE / 'workload.py'}:sleeper",
+                "ARGS": joined(own),
+            }
+        typed["INVENTORY"] = cluster.inventory(root, self.mark)
+        self.log = cluster.scratch / f"{trial.name}.log"
+        with self.log.open("w") as log:
+            argv = ["env", f"--chdir={tree}", ".venv/bin/python", "-m", "launcher", "train"]
+            argv += [f"{name}={value}" for name, value in typed.items()]
+            argv = cluster.lab.argv("exec", "--", *argv)
+            self.process = subprocess.Popen(argv, cwd=CHECKOUT, stdout=log, stderr=log)
+
+    def __enter__(self) -> TrialRun:
+        return self
+
+    def said(self) -> str:
+        return self.log.read_text()[-3000:]
+
+    @property
+    def folder(self) -> Path:
+        name = re.search(r"^tandem: run (\S+), attempt", self.log.read_text(), re.M)
+        return self.tree / "runs" / (name[1] if name else "none")
+
+    def steps(self, node: int) -> list[Line]:
+        """The lines of a machine's rank, the start line first."""
+        files = [*self.folder.glob(f"nodes/node{node}/rank*.1.steps.jsonl")]
+        text = files[0].read_text() if files else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+    def begin(self) -> dict[int, int]:
+        """Waits for its third step. {machine: its rank's process}."""
+        until = time.monotonic() + START
+        while len(self.steps(1)) < 4:
+            assert self.process.poll() is None and time.monotonic() < until, self.said()
+            time.sleep(0.2)
+        return {node: pid for pid in alive(self.mark) for node in NODES if self.is_rank(pid, node)}
+
+    def is_rank(self, pid: int, node: int) -> bool:
+        """Whether a process of this machine is the one that wrote the machine's start line."""
+        numbers = re.search(r"^NSpid:(.*)", read(pid, "status"), re.M)
+        own = self.steps(node)[:1] if f"TANDEM_NODE=node{node}" in environment(pid) else []
+        return bool(own and numbers and numbers[1].split()[-1] == str(own[0]["pid"]))
+
+    def idle(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.cluster.count_shares()
+            time.sleep(0.5)
+
+    def ask(self, *words: str) -> Any:
+        """What a command of the tree prints as JSON."""
+        return json.loads(run(".venv/bin/python", "-m", *words, "JSON=1", cwd=self.tree))
+
+    def stop(self) -> None:
+        """As `kill` of the controller does. (What a shell started in the background hears no
+        Ctrl-C.)"""
+        if self.process.poll() is None:
+            os.kill(int((self.folder / "controller.pid").read_text().split()[0]), signal.SIGTERM)
+        self.process.wait(END)
+
+    def __exit__(self, *_: object) -> None:
+        """Ends what is left."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for pid in alive(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def joined(options: Line) -> str:
+    return shlex.join(str(word) for pair in options.items() for word in pair)
+
+
+def carry_out(running: TrialRun, live: float) -> dict[str, Any]:
+    """What was seen in one run."""
+    ranks = running.begin()
+    running.idle(running.trial.of.after)
+    before = processor_seconds()
+    with Faults(running.cluster, ranks).of(running.trial):
+        running.idle(live)
+        status = running.ask("launcher", "status", f"RUN={running.folder.name}")
+        busy = round(busy_since(before), 3)
+        running.idle(REST)
+    running.stop()
+    return {"live": live_answer(status), "busy": busy, **report_of(running)}
+
+
+def report_of(running: TrialRun) -> dict[str, Any]:
+    summary = running.ask("report", f"RUN={running.folder.name}")
+    attempt = json.loads((running.folder / "attempts.json").read_text())["attempts"][-1]
+    text = (running.folder / "report.txt").read_text()
+    return {
+        "run": running.folder.name,
+        "report": report_answer(summary, attempt.get("silent_ranks", [])),
+        "verdict": " ".join(text.partition("VERDICT\n")[2].partition("\n\n")[0].split()),
+        "accounted": round(sum(summary["seconds"].values()) / summary["wall_seconds"], 4),
+        "images_per_second": summary["images_per_second"],
+        "advice": summary["advice"],
+    }
+
+
+def compared(tree: Path, base: str, name: str) -> str:
+    """The part of the step that `make compare` shows to have grown most."""
+    words = ("report", "compare", f"RUNS={base} {name}", "JSON=1")
+    sides = json.loads(run(".venv/bin/python", "-m", *words, cwd=tree))["runs"]
+    return grown_part(*(side["step"] for side in sides))
+
+
+def with_remedy(trial: Trial, advice: list[Line]) -> dict[str, Any] | None:
+    """What the report predicted of this remedy, and what is typed for it; None without it."""
+    found, way = find_remedy(trial.remedy, advice), REMEDIES[trial.remedy]
+    if found is None:
+        return None
+    entry, value = found
+    is_option = not way.variable or (trial.variant.script and trial.remedy != "NODES")
+    typed = {"args": {way.option: value}} if is_option else {"words": {way.variable: value}}
+    return {"value": value, "predicted": entry["predicted_images_per_second"], **typed}
+
+
+def try_one(cluster: Cluster, trial: Trial, options: argparse.Namespace, known: Lines) -> Line:
+    line: dict[str, Any] = {"trial": trial.name, "unix": round(time.time())}
+    remedy: dict[str, Any] | None = {}
+    try:
+        if not trial.of.method:
+            return {**line, **make_recorded(trial.fault, cluster.scratch)}
+        if trial.remedy:
+            first = known.get(trial.name.partition("+")[0], {})
+            remedy = with_remedy(trial, first.get("advice", []))
+            if remedy is None:
+                return line
+        more = {key: remedy.pop(key, {}) for key in ("words", "args")}
+        with TrialRun(cluster, options.tree, trial, **more) as running:
+            line |= {**carry_out(running, options.live), **remedy}
+        base = known.get(base_of(trial.variant.script))
+        if base and trial.of.grows and not trial.remedy:
+            line["grew"] = compared(options.tree, base["run"], line["run"])
+    except (AssertionError, OSError, ValueError, subprocess.SubprocessError) as error:
+        line["broken"] = f"{type(error).__name__}: {error}"[-1500:]
+    return line
+
+
+def wait_for_quiet(anyway: bool) -> float:
+    """Returns when nothing else keeps this machine's processors busy: how much still does."""
+    while (busy := busy_cores(3)) > QUIET and not anyway:
+        print(f"{100 * busy:.0f} % of the processors are busy: waiting", flush=True)
+        time.sleep(10)
+    return round(busy, 3)
+
+
+def carry_out_all(options: argparse.Namespace) -> None:
+    known = {line["trial"]: line for line in tables.read(options.results)}
+    whole = {name for name, line in known.items() if "broken" not in line}
+    trials = [each for trial in all_trials() for each in (trial, *trial.again)]
+    left = [trial for trial in trials if trial.name not in whole]
+    left = [trial for trial in left if trial.name in (options.only or [trial.name])]
+    if not left:
+        return
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    with Cluster() as cluster:
+        for place, trial in enumerate(left, 1):
+            busy, began = wait_for_quiet(options.anyway), time.monotonic()
+            line = {**try_one(cluster, trial, options, known), "busy_before": busy}
+            known[trial.name] = {**line, "seconds": round(time.monotonic() - began)}
+            with options.results.open("a") as file:
+                file.write(json.dumps(known[trial.name]) + "\n")
+            print(f"{place} of {len(left)}: {tables.words_of(trial, line)}", flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("python -m bench.verdict")
+    parser.add_argument("--tree", type=Path, default=CHECKOUT, help="whose make train and report")
+    parser.add_argument("--results", type=Path, default=CHECKOUT / "runs/verdicts.jsonl")
+    parser.add_argument("--only", type=lambda text: text.split(","), help="trials by their names")
+    parser.add_argument("--anyway", action="store_true", help="though the machine is busy")
+    seconds = "of a trial until `make status` is asked"
+    parser.add_argument("--live", type=float, default=LIVE, help=f"seconds {seconds}")
+    parser.add_argument("--table", action="store_true", help="write docs/report.md, run nothing")
+    options = parser.parse_args(argv)
+    options.tree, options.results = options.tree.resolve(), options.results.resolve()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not options.table:
+        carry_out_all(options)
+    lines = tables.read(options.results)
+    if options.table:
+        tables.write(lines)
+    return tables.conclude(lines) if not options.only else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,144 @@
+"""The faults of the trials. Each method makes one, and says beforehand how it is undone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.verdict.cluster import RATE, Cluster
+from bench.verdict.trials import NODES, SLOW_FILES, Trial
+
+BLKIO = Path("/sys/fs/cgroup/blkio")
+PERIOD, STOPPED = 0.2, 0.09  # seconds of a duty cycle
+
+
+class Faults:
+    """`ranks`: {machine: its rank's process}, as this machine knows it."""
+
+    def __init__(self, cluster: Cluster, ranks: Mapping[int, int]):
+        self.cluster, self.ranks = cluster, ranks
+        self.undo = contextlib.ExitStack()
+
+    @contextlib.contextmanager
+    def of(self, trial: Trial) -> Iterator[None]:
+        """Within, there is that fault."""
+        with self.undo:
+            getattr(self, trial.of.method)(**trial.variant.words)
+            yield
+
+    def nothing(self) -> None:
+        pass
+
+    def rate(self, mbit: int, node: int | None = None) -> None:
+        self.undo.callback(self.cluster.shape, RATE)
+        self.cluster.shape(f"{mbit}mbit", node)
+
+    def loss(self, percent: float, node: int | None = None) -> None:
+        """Of what comes to all machines; with `node`, of what it sends and gets."""
+        for each in NODES:
+            sender = f"ip saddr {self.cluster.nodes[node - 1].address}" if node else ""
+            drop = f"numgen random mod 1000 < {10 * percent:.0f} drop"
+            rule = drop if each == node else f"{sender} {drop}"
+            chain = f"chain in {{ type filter hook input priority 0; {rule}; }}"
+            self.cluster.within(each, "nft", f"table ip trial {{ {chain} }}")
+            self.undo.callback(self.cluster.within, each, "nft", "delete table ip trial")
+
+    def half_duplex(self, mbit: int, percent: float, node: int) -> None:
+        self.rate(mbit, node)
+        self.loss(percent, node)
+
+    def write(self, node: int | None, path: str, text: str, usual: str = "") -> None:
+        """A file of one machine or of all."""
+        for each in [node] if node else NODES:
+            self.undo.callback(self.cluster.write, each, path, usual)
+            self.cluster.write(each, path, text)
+
+    def slow_files(
+        self, milliseconds: float, node: int | None = None, computes: bool = False
+    ) -> None:
+        words = f"{'burn ' if computes else ''}{1000 * milliseconds:.0f}\n"
+        self.write(node, f"{SLOW_FILES}.delay", words, "0\n")
+
+    def change(self, node: int | None = None, **values: Any) -> None:
+        """What workload.py reads."""
+        self.write(node, "/srv/trial.json", json.dumps(values))
+
+    def throttle(self, what: str, bytes_per_second: float, nodes: Sequence[int]) -> None:
+        """The processes of these ranks together, on the disk that the lab's files are on."""
+        device = Path("/var/lib/tandem-lab").stat().st_dev
+        disk = f"{os.major(device)}:{os.minor(device)}"
+        group = BLKIO / f"verdict-{os.getpid()}"
+        group.mkdir(exist_ok=True)
+        self.undo.callback(empty, group)
+        for pid in (self.ranks[node] for node in nodes):
+            for each in (pid, *children(pid)):
+                (group / "cgroup.procs").write_text(str(each))
+        limit = group / f"blkio.throttle.{what}_bps_device"
+        self.undo.callback(limit.write_text, f"{disk} 0")
+        limit.write_text(f"{disk} {bytes_per_second:.0f}")
+
+    def slow_disk(self, kilobytes: float) -> None:
+        self.throttle("read", 1000 * kilobytes * len(NODES), NODES)
+
+    def frozen_disk(self, node: int) -> None:
+        self.throttle("read", 1, [node])
+
+    def slow_writes(self, megabytes: float) -> None:
+        self.throttle("write", 1e6 * megabytes, NODES)
+
+    def duty_cycle(self, node: int) -> None:
+        """The rank is stopped for a part of each period."""
+        over, pid = threading.Event(), self.ranks[node]
+
+        def cycle() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                while not over.wait(PERIOD - STOPPED):
+                    os.kill(pid, signal.SIGSTOP)
+                    over.wait(STOPPED)
+                    os.kill(pid, signal.SIGCONT)
+
+        thread = threading.Thread(target=cycle)
+        thread.start()
+        self.undo.callback(thread.join)
+        self.undo.callback(over.set)
+
+    def neighbours(self, node: int, programs: int) -> None:
+        """That machine's rank and so many programs on one processor, the other ranks elsewhere."""
+        self.change(burn=0.06)
+        last = max(os.sched_getaffinity(0))
+        for each, pid in self.ranks.items():
+            self.undo.callback(pin, pid, f"0-{last}")
+            pin(pid, f"{last}" if each == node else f"0-{last - 1}")
+        for _ in range(programs):
+            # In a session of its own: the kernel gives each an equal share.
+            busy = ["taskset", "-c", str(last), "sh", "-c", "while :; do :; done"]
+            process = subprocess.Popen(busy, start_new_session=True)
+            self.undo.callback(process.wait)
+            self.undo.callback(process.kill)
+
+
+def empty(group: Path) -> None:
+    for pid in (group / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            (BLKIO / "cgroup.procs").write_text(pid)
+    group.rmdir()
+
+
+def pin(pid: int, processors: str) -> None:
+    words = ["taskset", "-acp", processors, str(pid)]
+    subprocess.run(words, check=False, capture_output=True)
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(one)
+        for path in Path(f"/proc/{pid}/task").glob("*/children")
+        for one in path.read_text().split()
+    ]

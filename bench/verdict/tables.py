@@ -1,0 +1,113 @@
+"""The results of the trials as tables of docs/report.md, and whether they are good enough."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from bench.verdict.trials import FAULTS, LIVE, Fault, Line, Trial, all_trials
+from tests.lab.chaos_run import CHECKOUT
+
+PAGE = CHECKOUT / "docs/report.md"
+BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
+RIGHT = 38  # of 40
+NEAR = 0.15  # of the predicted speed, within which a remedy comes true
+
+
+def read(results: Path) -> list[Line]:
+    """The newest line of each trial that is whole."""
+    text = results.read_text() if results.exists() else ""
+    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+    return [*{line["trial"]: line for line in lines}.values()]
+
+
+def is_right(fault: Fault, line: Line) -> bool:
+    return line.get("report") in fault.right.split()
+
+
+def is_live_right(fault: Fault, line: Line) -> bool:
+    right = fault.right.split()
+    return line["live"] in {*right, *map(LIVE.get, right)}
+
+
+def share(good: list[bool]) -> str:
+    return f"{sum(good)} of {len(good)}" if good else "-"
+
+
+def words_of(trial: Trial, line: Line) -> str:
+    if "report" not in line:
+        return f"{trial.name}: {line.get('broken') or 'not advised'}"
+    busy = f"{100 * line.get('busy', 0):.0f} % of the processors busy"
+    if trial.remedy:
+        return f"{trial.name}={line['value']}: {off(line)} of what was predicted, {busy}"
+    right = "right" if is_right(trial.of, line) else f"WRONG, not {trial.of.right}"
+    live = f"live {line.get('live')}, grew {line.get('grew')}"
+    return f"{trial.name}: {line['report']} ({right}); {live}, {busy}"
+
+
+def off(line: Line) -> str:
+    """By how much a speed differs from what was predicted."""
+    return f"{100 * (line['images_per_second'] / line['predicted'] - 1):+.0f} %"
+
+
+def matrix(lines: list[Line]) -> str:
+    """A row for each fault; before the first run, the rule alone."""
+    rows = [["what is done", "right is", "trials", "report", "`make status`", "`make compare`"]]
+    rows.append(["---"] * len(rows[0]))
+    for name, fault in FAULTS.items():
+        trials = [trial for trial in all_trials() if trial.fault == name]
+        own = lines_of(trials, lines)
+        wrong = Counter(line["report"] for line in own if not is_right(fault, line))
+        said = ", ".join(f"{count} x `{answer}`" for answer, count in wrong.items())
+        report = share([is_right(fault, line) for line in own]) + (said and f" ({said})")
+        live = share([is_live_right(fault, line) for line in own if "live" in line])
+        grew = share([line["grew"] in fault.grows.split() for line in own if "grew" in line])
+        right = " or ".join(f"`{answer}`" for answer in fault.right.split())
+        rows.append([f"{name}: {fault.text}", right, f"{len(trials)}", report, live, grew])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def lines_of(trials: list[Trial], lines: list[Line]) -> list[Line]:
+    names = {trial.name for trial in trials}
+    return [line for line in lines if line["trial"] in names and "broken" not in line]
+
+
+def remedies(lines: list[Line]) -> str:
+    """What was advised and tried."""
+    rows = [["trial", "advice", "predicted images/s", "came", "off"], ["---"] * 5]
+    for line in predicted(lines):
+        trial, _, remedy = line["trial"].partition("+")
+        speeds = [f"{line[key]:.1f}" for key in ("predicted", "images_per_second")]
+        rows.append([trial, f"{remedy}={line['value']}", *speeds, off(line)])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def predicted(lines: list[Line]) -> list[Line]:
+    return [line for line in lines if "predicted" in line]
+
+
+def write(lines: list[Line]) -> None:
+    """Between the marks of the page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    text = f"{matrix(lines)}\n{remedies(lines)}"
+    PAGE.write_text(f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}")
+
+
+def conclude(lines: list[Line]) -> int:
+    """Prints what all came to; the exit code."""
+    trials = {trial.name: trial for trial in all_trials()}
+    whole = lines_of([*trials.values()], lines)
+    wrong = [line for line in whole if not is_right(trials[line["trial"]].of, line)]
+    blamed = [line for line in wrong if line["report"] == "compute"]
+    blamed = [line for line in blamed if "network" in trials[line["trial"]].of.grows]
+    live = [is_live_right(trials[line["trial"]].of, line) for line in whole if "live" in line]
+    near = [abs(x["images_per_second"] / x["predicted"] - 1) <= NEAR for x in predicted(lines)]
+    least = min((line["accounted"] for line in whole), default=0.0)
+    for line in wrong:
+        print(words_of(trials[line["trial"]], line))
+    right = len(whole) - len(wrong)
+    print(f"{right} of {len(trials)} right, {share(live)} live; {len(blamed)} network faults")
+    print(f"called compute; {share(near)} predictions within {100 * NEAR:.0f} %;")
+    print(f"at least {100 * least:.1f} % of a run's time is in categories")
+    return 0 if right >= RIGHT and not blamed else 1

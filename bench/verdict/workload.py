@@ -1,0 +1,118 @@
+"""What the trials train: a network on a GPU that is not there. It sleeps for each image instead of
+computing, so that four machines take little of this one's processors, and its million gradients
+are summed for real.
+
+/srv/trial.json of a machine is read at each step: what is USUAL, and what a fault makes of it.
+"""
+
+import hashlib
+import json
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+LAYERS, WIDTH = 8, 125_000
+# `image`: seconds for each image, a quarter of them in forward; `times`: as many as usual; `copy`:
+# seconds in which a batch goes to the device; `burn`: of real computing in each backward, in so
+# many `threads`.
+USUAL = {"image": 0.05, "times": 1.0, "copy": 0.0, "burn": 0.0, "threads": 1}
+BLOCK = bytes(1 << 16)
+
+
+def read_trial():
+    path = Path("/srv/trial.json")
+    try:
+        return {**USUAL, **json.loads(path.read_text())}
+    except FileNotFoundError:
+        return USUAL
+
+
+def burn(seconds):
+    """Keep a processor busy for so long, however long others have it meanwhile."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        hashlib.sha256(BLOCK).digest()  # lets other threads of Python go on
+
+
+def burn_in_threads(seconds, count):
+    if seconds:
+        threads = [threading.Thread(target=burn, args=(seconds,)) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def slow_copies():
+    """Batches take as long on their way to the device as read_trial says: a CPU has no copies."""
+    copy = torch.Tensor.to
+
+    def slow(tensor, *args, **options):
+        if tensor.dtype == torch.uint8 and tensor.dim() == 4:
+            time.sleep(read_trial()["copy"])
+        return copy(tensor, *args, **options)
+
+    torch.Tensor.to = slow
+
+
+class Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, weight, model, number):
+        ctx.model, ctx.number = model, number
+        time.sleep(model.seconds / 4)
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        model = ctx.model
+        time.sleep(model.seconds * 3 / 4)
+        burn_in_threads(model.trial["burn"] / LAYERS, model.trial["threads"])
+        return gradient, model.draw_gradient(ctx.number), None, None
+
+
+class Sleeper(nn.Module):
+    """`seconds`: of a layer's forward and backward in this step."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.num_classes = num_classes
+        make = torch.Generator().manual_seed(0)
+        drawn = (torch.randn(WIDTH, generator=make) * 0.01 for _ in range(LAYERS))
+        self.layers = nn.ParameterList(map(nn.Parameter, drawn))
+        self.seconds, self.trial = 0.0, USUAL
+        rank = int(os.environ.get("RANK", "0"))
+        self.numbers = torch.randn(2 * WIDTH, generator=make.manual_seed(rank)) * 1e-4
+        self.random, self.gradients = random.Random(rank), {}
+
+    def draw_gradient(self, number):
+        """Others at each step and on each rank, since a strategy may compress them; parts of a
+        stock of numbers, which cost no time. Kept: autograd writes into what nobody else holds."""
+        begin = self.random.randrange(WIDTH)
+        self.gradients[number] = self.numbers[begin : begin + WIDTH]
+        return self.gradients[number]
+
+    def forward(self, images):
+        values = images.float().mean((1, 2, 3))
+        if self.training:
+            self.trial = read_trial()
+            while "hang" in self.trial:
+                time.sleep(0.2)
+                self.trial = read_trial()
+            if "leave" in self.trial:
+                sys.exit(0)
+            self.seconds = self.trial["image"] * self.trial["times"] * len(images) / LAYERS
+            values = values.requires_grad_()
+            for number, weight in enumerate(self.layers):
+                values = Layer.apply(values, weight, self, number)
+        return values[:, None].expand(-1, self.num_classes) * 1.0
+
+
+def sleeper(num_classes):
+    slow_copies()
+    return Sleeper(num_classes)
