@@ -133,8 +133,8 @@ class Cluster:
             self.write(node, "/srv/trial.json", "")
             self.write(node, "/srv/share.delay", "0\n")
             self.write(node, "/srv/share.count", "0\n")
-            mounts = self.path(node, "/proc/self/mounts").read_text() if is_share else ""
-            self.write(node, "/srv/proc/mounts", mounts and mounts + SHARE)
+            mounts = (self.roots[node].parent / "mounts").read_text() + SHARE if is_share else ""
+            self.write(node, "/srv/proc/mounts", mounts)
             self.write(node, "/srv/proc/mountstats", "")
             if root == DISK:
                 self.on(node, f"umount {DISK} 2>/dev/null; mount -o ro {loop} {DISK}")
