@@ -6,8 +6,9 @@ import pytest
 
 from contract.errors import UserError
 from launcher import machines
+from launcher.background import MIB
 from launcher.machines import engine, inventory
-from launcher.machines.engine import talk
+from launcher.machines.engine import TimedOut, stream_output, talk
 from launcher.machines.local import LocalProcess
 from tests.unit.launcher.test_inventory import document
 
@@ -61,3 +62,57 @@ def test_three_hundred_machines_fit_where_a_shell_allows_few_open_files(monkeypa
     monkeypatch.setattr(engine.resource, "getrlimit", lambda _: (256, 512))
     with pytest.raises(UserError, match="300 machines need about 2528 open files, and this"):
         engine.make_room(300)
+
+
+class Dripping:
+    """A machine that sends one byte every `every` seconds of a clock of its own."""
+
+    def __init__(self, monkeypatch, every, size=1):
+        self.now, self.every, self.data = 0.0, every, b"x" * size
+        monkeypatch.setattr(engine.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(engine, "DefaultSelector", lambda: self)
+
+    def read(self):
+        return self.data
+
+    def select(self, seconds):
+        self.now += self.every
+        return [self]
+
+    def fileno(self):
+        return 0
+
+    def register(self, *_):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_byte_now_and_then_renews_no_deadline(monkeypatch):
+    drip, taken = Dripping(monkeypatch, every=59.0), 0
+    with pytest.raises(TimedOut):
+        for piece in stream_output(drip, 60.0, renewed=4 * MIB):
+            taken += len(piece)
+            assert drip.now < 3600
+    assert taken == 2 and drip.now == 118.0
+
+
+def test_silence_is_counted_from_the_beginning_or_from_the_last_piece(monkeypatch):
+    drip = Dripping(monkeypatch, every=0.4)
+    with pytest.raises(TimedOut):
+        list(stream_output(drip, 1.0))
+    coming = stream_output(drip, 1.0, renewed=True)
+    assert b"".join(next(coming) for _ in range(9)) == b"x" * 9
+
+
+def test_what_comes_at_the_rate_that_is_asked_for_comes_whole(monkeypatch):
+    drip = Dripping(monkeypatch, every=29.0, size=2 * MIB)
+    coming = stream_output(drip, 60.0, renewed=4 * MIB)
+    assert sum(len(next(coming)) for _ in range(100)) == 200 * MIB
+    drip.data = b"x" * MIB  # half as fast
+    with pytest.raises(TimedOut):
+        list(coming)
