@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, get_type_hints
 
-from contract import strategies
+from contract import precisions, strategies
 from contract.errors import UserError
 
 # The groups of the trainer's --help, by their first options.
@@ -303,7 +303,7 @@ class Options:
         "one process per GPU, or one for all GPUs", ("ddp", "dp", "balanced-dp"))
     precision: str = option("auto",
         "best that all devices have; autocast to bf16 or fp16 (O1), half with fp32 masters (O2), "
-        "half (O3)", ("auto", "fp32", "fp64", "bf16", "O0", "O1", "O2", "O3"), make="PRECISION",
+        "half (O3)", ("auto", *precisions.BITS), make="PRECISION",
         make_help="auto (default), fp32, bf16, O2 ...")
     amp: str = changeable("auto",
         "who does O0 to O3: NVIDIA's apex or torch; auto: apex where all ranks have it and its "

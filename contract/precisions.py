@@ -10,7 +10,9 @@ from contract.errors import UserError
 # Compute capabilities, as 10 x major + minor: the first with tensor cores (fp16), the first whose
 # tensor cores take bf16. CUDA C++ Programming Guide, "Compute Capabilities".
 VOLTA, AMPERE = 70, 80
-HALF = ("O1", "O2", "O3")
+# {a precision: the bits in which its convolutions and matrix products are computed}
+BITS = {"fp32": 32, "fp64": 64, "bf16": 16, "O0": 32, "O1": 16, "O2": 16, "O3": 16}
+FP16 = tuple(name for name, bits in BITS.items() if bits == 16 and name != "bf16")
 BF16_FLAGS = ("avx512_bf16", "amx_bf16")  # in /proc/cpuinfo
 # A value of ONEDNN_MAX_CPU_ISA with one of these words lets oneDNN use these instructions.
 BF16_LIMITS = ("BF16", "AMX", "FP16", "AVX10", "ALL", "DEFAULT")
@@ -55,7 +57,7 @@ def resolve(
             if kept:
                 remedy = f"the run keeps the precision it began with: leave {device.host} out"
             raise UserError(f"--precision {asked}: {reason}; {remedy}.")
-    slow = [device for device in devices if asked in HALF and device.sm < VOLTA]
+    slow = [device for device in devices if asked in FP16 and device.sm < VOLTA]
     return Level(asked, f"saves memory, not time, on {named(slow)}" if slow else "as asked")
 
 
@@ -89,7 +91,7 @@ def best_level(devices: Sequence[Device]) -> Level:
 def lacks(device: Device, level: str, emulate: bool) -> Optional[str]:
     """Why this device is not fit for the level, or None."""
     if device.kind == "cpu":
-        if level in HALF:
+        if level in FP16:
             return f"it computes in fp16 on GPUs, and {device} computes in fp32"
         if level == "bf16" and not device.bf16 and not emulate:
             return f"{device} has neither AVX512_BF16 nor AMX, and emulates it many times slower"

@@ -14,6 +14,7 @@ from boundary.run_files import RankStart
 from contract import runs, verbs
 from contract.errors import UserError
 from contract.options import DEFAULT_MODEL, OPTIMIZERS, option
+from contract.precisions import BITS
 from contract.split import node_batches, weights_of
 from contract.strategies import EXACT, WARMUP_EPOCHS
 from contract.text import millions, seconds, size
@@ -57,7 +58,7 @@ class Question:
     sync: str = option(EXACT, "as in make train (allreduce)")
     optimizer: str = option("sgd", "as in make train (sgd)", tuple(OPTIMIZERS))
     batch: int | None = option(None, "only from a run with so many images a node")
-    precision: str | None = option(None, "only from a run in this one")
+    precision: str | None = option(None, "only from a run in this one", ("auto", *BITS))
     machines: str | None = option(None,
         "of this cluster: what was measured of others is not used")
     run: str | None = option(None, "the run to start from (the newest of that model)")

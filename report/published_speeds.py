@@ -92,7 +92,6 @@ BACKWARD = 2 / 3
 
 # ResNet-152's speed by ResNet-50's: the ratio in TENSORFLOW's table, 0.36 to 0.39 by card.
 SHARE = {"resnet50": 1.0, "resnet152": 0.38}
-LEVELS_OF_HALF = ("fp16", "bf16", "O1", "O2", "O3")
 
 
 def card_of(gpu: str) -> tuple[str, Card]:
@@ -126,7 +125,7 @@ def images_per_second(gpu: str, model: str, precision: str) -> tuple[float, str]
         raise UserError(
             f"--model {model}: for a GPU on paper, speeds are known for {', '.join(SHARE)}."
         )
-    half = precision in LEVELS_OF_HALF
+    half = precisions.BITS[precision] <= 16
     bits = "16 bits" if half else "fp32"
     published = card.half if half else card.fp32
     if published is not None:

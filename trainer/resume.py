@@ -23,7 +23,7 @@ import torch
 
 from contract.errors import RankError, UserError
 from contract.options import ENTRIES, Options
-from contract.precisions import HALF, Device, resolve
+from contract.precisions import BITS, Device, resolve
 
 from .build import Job
 from .checkpoint import Position, class_changes, complete, decisive, load
@@ -238,8 +238,8 @@ def _resolve_precision(options: Options, world: World, stored: str) -> Options:
 def _for_tensor_cores(options: Options, devices: Iterable[Device]) -> bool:
     """Whether to choose settings for tensor cores, which compute in 16 bits; results may then
     differ in the last bits from start to start."""
-    half = options.precision in ("bf16", *HALF) and not options.deterministic
-    return half and all(device.kind == "cuda" for device in devices)
+    few_bits = BITS[options.precision] <= 16 and not options.deterministic
+    return few_bits and all(device.kind == "cuda" for device in devices)
 
 
 def _from_checkpoint(options: Options, world: World) -> Dict[str, str]:

@@ -52,7 +52,7 @@ def drip():
 
 def odd_lines(_):
     """Lines that are no frames, and then the end."""
-    out(b"[" * 500_000 + b'\n\xff\xfe\n{"type": "log", "rank": "\xff"}\n')
+    out(b"[" * 500_000 + b'\n\xff\xfe\n{"type": "\xff"}\n')
     out(b'["exit"]\n"exit"\nnull\n7\n{"no": "type"}\n')
     os._exit(0)
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -298,6 +299,37 @@ def test_what_no_other_machine_would_mend_ends_the_run_with_its_records(start, m
     assert [one["first_cause"]["exit_code"] for one in told(folder)["attempts"]] == [9]
     assert told(folder)["status"] == "failed"
     assert (folder / "nodes/node1/machine.1.jsonl").exists()
+
+
+STOPS = """
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print('ready', flush=True)
+time.sleep(600)
+"""
+
+
+def test_where_no_start_follows_the_files_come_over_new_connections(start, monkeypatch):
+    """The run was to go on with other machines: for these it had closed its connections."""
+
+    def later(*_):
+        raise UserError("only 0 machines answer and are fit")
+
+    ready, seen = threading.Event(), Terminal.lines
+
+    def lines(self, texts):
+        seen(self, texts)
+        if any("ready" in text for text in texts):
+            ready.set()
+
+    monkeypatch.setattr(Terminal, "lines", lines)
+    leaves = lambda _: "node1 leaves" if ready.is_set() else None  # noqa: E731
+    monkeypatch.setattr(Participants, "regroup", leaves)
+    monkeypatch.setattr(Participants, "later", later)
+    monkeypatch.setattr(OpenMachines, "close", lambda machines: machines.nodes.clear())
+    code, said, folder = start(WHOLE + STOPS, nodes=1, env={"ODD": ""})
+    assert code == 75 and "tandem: only 0 machines answer and are fit" in said
+    held = sorted(path.name for path in (folder / "checkpoints/node1").iterdir())
+    assert held == ["best.pt", "step-12.pt"]
 
 
 def refuse_records(monkeypatch):
