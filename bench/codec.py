@@ -57,10 +57,13 @@ class Counted(TorchDispatchMode):
 
 
 def bucket_work(
-    spec: str, ranks: int, values: int, device: torch.device | None = None
+    spec: str, ranks: int, values: int, device: torch.device | None = None, fused: bool = False
 ) -> dict[str, Callable[[], object]]:
-    """What each rank does for a bucket of so many values, stage by stage, in this order."""
+    """What each rank does for a bucket of so many values, stage by stage, in this order. `fused`:
+    by Triton's kernels."""
     parts = ErrorFeedback(parse(spec))
+    if fused:
+        parts.take_kernels(device)
     parts.topology = Topology(tuple(range(ranks)), 0)
     torch.manual_seed(0)
     kept = [torch.randn(n, device=device) for n in parts.sizes(torch.empty(values))]

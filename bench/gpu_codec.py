@@ -41,15 +41,17 @@ def finish(device):
 
 
 def codec(device, scale):
-    """A row for each strategy: the stages of a bucket."""
+    """Rows for each strategy: the stages of a bucket, by plain operations and fused."""
     for spec in SHOWN:
-        values = parse(spec).rule.bucket_mb * MIB // 4
-        spent = {
-            name: f"{seconds(call, device, scale.repeats) * 1e6:.0f} µs"
-            for name, call in bucket_work(spec, RANKS, values, device).items()
-        }
-        stages = ", ".join(f"{name} {one}" for name, one in spent.items())
-        yield [f"{spec}, a bucket of {parse(spec).rule.bucket_mb} MiB, {RANKS} machines", stages]
+        for fused in (False, True)[: 1 + (device.type == "cuda")]:
+            values = parse(spec).rule.bucket_mb * MIB // 4
+            spent = {
+                name: f"{seconds(call, device, scale.repeats) * 1e6:.0f} µs"
+                for name, call in bucket_work(spec, RANKS, values, device, fused).items()
+            }
+            stages = ", ".join(f"{name} {one}" for name, one in spent.items())
+            name = f"{spec}{', fused' * fused}, a bucket of {parse(spec).rule.bucket_mb} MiB"
+            yield [f"{name}, {RANKS} machines", stages]
 
 
 def asleep(parts, group, ranks=None):

@@ -9,8 +9,7 @@ stages encode or decode its neighbours.
 
 On a GPU, the numbers are encoded there and travel through pinned host memory and Gloo, so that no
 NCCL kernel occupies the GPU during a slow transfer. Each stage has a stream of high priority: its
-many small kernels would otherwise queue behind those of backward, while the link is idle. (This
-path has never run on a GPU.)
+kernels would otherwise queue behind those of backward, while the link is idle.
 """
 
 import contextlib

@@ -5,7 +5,8 @@ each value is divided by its scale before, and multiplied by it after; a step be
 a part of the block's root mean square, and what lies beyond the outermost level is clipped.
 
 Plain torch operations on whole tensors, the same on a CPU and a GPU, and few of them: on a GPU each
-is a kernel, and the link waits for them (`bench/codec.py` counts kernels and bytes). What all ranks
+is a kernel, and the link waits for them (`bench/codec.py` counts kernels and bytes); `kernels` does
+the same by three of Triton's where a card takes them. What all ranks
 must compute alike, to the bit, on unlike processors and cards, is made of single operations that
 IEEE 754 rounds correctly (no sums over a block, whose order differs, nothing fused).
 """
@@ -41,6 +42,14 @@ class Codec:
         """Bytes of a row of `values` numbers, a multiple of BLOCK and of `packed`."""
         return int(coded_bytes(values, 2 * self.levels + 1))
 
+    def head_bytes(self, values: int) -> int:
+        """Those of them that are sizes of blocks, in bf16; the codes follow."""
+        return values // BLOCK * 2
+
+    def part(self, own: bool) -> float:
+        """The distance of two levels, in what is sent of a block."""
+        return self.step / BLOCK**0.5 if own else 1 / self.levels
+
     @torch.no_grad()
     def encode(self, rows: torch.Tensor, own: Optional[torch.Tensor] = None) -> torch.Tensor:
         """Rows of fp32 (R, V) as bytes (R, coded_bytes(V)); the rows become what is left out.
@@ -71,7 +80,7 @@ class Codec:
 
     def _parts(self, coded: torch.Tensor, values: int) -> Tuple[torch.Tensor, torch.Tensor]:
         """Of rows of so many values the sizes of their blocks, in bf16, and the codes."""
-        head = values // BLOCK * 2
+        head = self.head_bytes(values)
         return coded[:, :head].view(torch.bfloat16), coded[:, head:]
 
     def _write_sizes(self, scaled: torch.Tensor, sizes: torch.Tensor, own: bool) -> None:
@@ -102,8 +111,8 @@ class Codec:
 
     def _step(self, size: torch.Tensor, own: bool) -> torch.Tensor:
         """The distance of two levels in each block."""
-        part = self.step / BLOCK**0.5 if own else 1 / self.levels
-        return torch.mul(size[..., None], _in_fp32(part, size.device)).view(-1, 1)
+        part = _in_fp32(self.part(own), size.device)
+        return torch.mul(size[..., None], part).view(-1, 1)
 
     @torch.no_grad()
     def decode(
@@ -160,7 +169,11 @@ def own_scales(squares: torch.Tensor) -> torch.Tensor:
     largest one of each block, and not below LEAST."""
     blocks = squares.view(-1, BLOCK)
     most = blocks.amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-    return (blocks / most).sqrt_().clamp_(min=LEAST).view(squares.shape)
+    parts = blocks / most
+    # On a CPU torch's roots of fp32 are MKL's, a fifth of which are rounded wrongly, by each kind
+    # of processor in its own way. Those of fp64 are near enough to give the right fp32.
+    roots = parts.double().sqrt_().float() if parts.device.type == "cpu" else parts.sqrt_()
+    return roots.clamp_(min=LEAST).view(squares.shape)
 
 
 @torch.no_grad()
@@ -173,3 +186,67 @@ def learn(squares: torch.Tensor, sums: torch.Tensor, out: torch.Tensor) -> torch
     most = torch.mul(values, values, out=out).amax()
     out.add_(squares * KEPT)
     return most
+
+
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """The stages of a bucket by plain operations, on any device.
+
+    `known`, `left`: what the step before left out, and where to write what this one does. `own`:
+    what `scales` makes of the mean squares of values with scales of their own, else None.
+    """
+
+    codec: Codec
+
+    def scales(self, squares: torch.Tensor) -> torch.Tensor:
+        return own_scales(squares)
+
+    def code(
+        self,
+        buffer: torch.Tensor,
+        known: torch.Tensor,
+        left: torch.Tensor,
+        own: Optional[torch.Tensor],
+        ranks: int,
+    ) -> torch.Tensor:
+        """A bucket's values and what was left out of them before as bytes for each of so many
+        owners: uint8 (N, coded_bytes)."""
+        values = buffer.numel()
+        torch.add(known[:values], buffer, out=left[:values])  # zeros fill it up
+        return self.codec.encode(left.view(ranks, -1), own)
+
+    def sum(
+        self,
+        came: torch.Tensor,
+        known: torch.Tensor,
+        left: torch.Tensor,
+        own: Optional[torch.Tensor],
+    ) -> torch.Tensor:
+        """Of the rows (N, coded_bytes) that came for one shard the bytes of their sum."""
+        decoded = self.codec.decode(came, len(left), None if own is None else own.view(1, -1))
+        torch.add(known, decoded.sum(0), out=left)
+        return self.codec.encode(left.view(1, -1), own)[0]
+
+    def take(
+        self,
+        coded: torch.Tensor,
+        shard: int,
+        buffer: torch.Tensor,
+        own: Optional[torch.Tensor],
+        squares: Optional[torch.Tensor],
+        learned: Optional[torch.Tensor],
+    ) -> torch.Tensor:
+        """Write the sums (N, coded_bytes) of all owners into a bucket, and what its mean squares
+        become. Returns the largest size of a block or, of mean squares, the largest square."""
+        values = buffer.numel()
+        if own is None or squares is None or learned is None:
+            buffer.copy_(self.codec.decode(coded, shard).view(-1)[:values])
+            return self.codec.sizes(coded, shard).max()
+        sums = buffer
+        if buffer.dtype != torch.float32:
+            sums = torch.empty_like(buffer, dtype=torch.float32)
+        self.codec.decode(coded, shard, own, sums)
+        most = learn(squares[:values], sums, learned[:values])
+        if sums is not buffer:
+            buffer.copy_(sums)
+        return most

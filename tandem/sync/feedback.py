@@ -25,7 +25,7 @@ from contract.strategies import OWN, Strategy, shard_size
 
 from .base import NONE, Future, Sync, Topology, Unused, sum_over_ranks
 from .carrier import Carrier, Flag, Stage, all_gather, all_to_all, to_host
-from .codec import CODECS, KEPT, learn, own_scales
+from .codec import CODECS, KEPT, Operations, learn
 from .entropy import TRIAL, UNABLE, EntropyCoder, can_compress
 
 
@@ -113,7 +113,7 @@ class Bucket:
     coded: torch.Tensor  # what is to be sent, then what came
     messages: Sequence[torch.Tensor] = ()  # what is sent instead, through the entropy coder
     squares: Optional[Squares] = None
-    own: Optional[torch.Tensor] = None  # the scales of all values, by owners (N, shard)
+    own: Optional[torch.Tensor] = None  # what the scales of all values are made of (N x shard)
 
 
 class ErrorFeedback(Sync):
@@ -139,6 +139,7 @@ class ErrorFeedback(Sync):
         self.exact = True
         self.begun = False  # whether a step has: what was summed before only ordered buckets
         self.codec = CODECS[int(strategy.arguments[0])]
+        self.coding: Any = Operations(self.codec)
         self.learns = strategy.of(None).arguments[1] == OWN
         self._squares: Dict[int, Squares] = {}
         # Of parameters that no bucket has brought yet, or whose buckets DDP has made anew.
@@ -151,11 +152,23 @@ class ErrorFeedback(Sync):
         super().setup(device, topology)
         stages = self.topology.stages(self.stages(), self.blank, self.tensors_to_broadcast)
         self.carrier = Carrier(stages, device, self.patience)
+        if device.type == "cuda":
+            self.take_kernels(device)
         able = sum_over_ranks(torch.tensor(float(can_compress()), device=device)).wait()
         if able == len(self.topology.nodes):
             self.coder = EntropyCoder()
         else:
             self.note = f"{self.strategy.spec}: {UNABLE}"
+
+    def take_kernels(self, device: torch.device) -> None:
+        """Code by Triton's kernels, where it can make them for this device; else say why not."""
+        try:
+            from .kernels import try_out  # which imports Triton
+
+            self.coding = try_out(self.codec, self.learns, device)
+        except Exception as error:  # Triton's are of many kinds: no compiler, an old card
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            print(f"{self.strategy.spec}: coded by some fifty kernels, not four, since {reason}")
 
     def end(self) -> None:
         super().end()
@@ -281,7 +294,9 @@ class ErrorFeedback(Sync):
 
     def _learn_exact(self, state: Squares, done: torch.futures.Future[Any]) -> torch.Tensor:
         total: torch.Tensor = done.value()
-        _learn(state, total, total.dtype)
+        part = slice(total.numel())
+        square = learn(state.current[0][part], total, state.pending[0][part])
+        state.finite = _finite(square, total.dtype)
         return total
 
     def _squares_of(self, bucket: dist.GradBucket) -> Squares:
@@ -350,17 +365,13 @@ class ErrorFeedback(Sync):
         return [bucket.coded]
 
     def _scales(self, squares: Optional[Squares]) -> Optional[torch.Tensor]:
-        if squares is None:
-            return None
-        return own_scales(squares.current[0]).view(len(self.owners), -1)
+        return None if squares is None else self.coding.scales(squares.current[0])
 
     def _code(self, job: Any) -> Bucket:
         """Encode this rank's values plus what it left out before."""
         buffer, (kept, squares) = job
-        flat, values = kept.pending[0], buffer.numel()
-        torch.add(kept.current[0][:values], buffer, out=flat[:values])  # zeros fill it up
-        own = self._scales(squares)
-        coded = self.codec.encode(flat.view(len(self.owners), -1), own)
+        own, known, left = self._scales(squares), kept.current[0], kept.pending[0]
+        coded = self.coding.code(buffer, known, left, own, len(self.owners))
         return Bucket(buffer, kept, coded, squares=squares, own=own)
 
     def _compress(self, bucket: Bucket) -> Bucket:
@@ -386,40 +397,30 @@ class ErrorFeedback(Sync):
 
     def _sum(self, coded: torch.Tensor, bucket: Bucket) -> torch.Tensor:
         """The codes of the sum of the shard that this rank owns."""
-        shard, own = self.owners.index(self.topology.rank), None
-        if bucket.own is not None:
-            own = bucket.own[shard : shard + 1]
-        whole = bucket.kept.pending[1]
-        decoded = self.codec.decode(coded, len(whole), own)
-        torch.add(bucket.kept.current[1], decoded.sum(0), out=whole)
-        return self.codec.encode(whole.view(1, -1), own)[0]
+        shard, own, kept = self.owners.index(self.topology.rank), bucket.own, bucket.kept
+        if own is not None:
+            own = own.view(len(self.owners), -1)[shard]
+        total: torch.Tensor = self.coding.sum(coded, kept.current[1], kept.pending[1], own)
+        return total
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
         """Decode the sums of all owners."""
-        buffer = bucket.buffer
+        buffer, squares = bucket.buffer, bucket.squares
         shard = shard_size(buffer.numel(), len(self.owners))
-        if bucket.squares is None:
-            most = self.codec.sizes(bucket.coded, shard).max()
+        means = (None, None) if squares is None else (squares.current[0], squares.pending[0])
+        most = self.coding.take(bucket.coded, shard, buffer, bucket.own, *means)
+        if squares is None:
             bucket.kept.finite = Flag(most, largest(buffer.dtype))
-            result = self.codec.decode(bucket.coded, shard)
-            return buffer.copy_(result.view(-1)[: buffer.numel()])
-        sums = buffer
-        if buffer.dtype != torch.float32:
-            sums = torch.empty_like(buffer, dtype=torch.float32)
-        self.codec.decode(bucket.coded, shard, bucket.own, sums)
-        bucket.kept.finite = _learn(bucket.squares, sums, buffer.dtype)
-        return buffer if sums is buffer else buffer.copy_(sums)
+        else:
+            bucket.kept.finite = squares.finite = _finite(most, buffer.dtype)
+        return buffer
 
 
-def _learn(state: Squares, sums: torch.Tensor, dtype: torch.dtype) -> Flag:
-    """Write what the mean squares become; returns whether these sums are finite in `dtype`, which
-    the sizes of blocks do not say."""
-    part = slice(sums.numel())
-    square = learn(state.current[0][part], sums, state.pending[0][part])
+def _finite(square: torch.Tensor, dtype: torch.dtype) -> Flag:
+    """Whether the sums, of which this is the largest square, are finite in `dtype`: the sizes of
+    blocks with own scales do not say."""
     # No mean square must become infinite: it would remain so.
-    most = min(largest(dtype) ** 2, largest(torch.float32) * (1 - KEPT) / 2)
-    state.finite = Flag(square, most)
-    return state.finite
+    return Flag(square, min(largest(dtype) ** 2, largest(torch.float32) * (1 - KEPT) / 2))
 
 
 def largest(dtype: torch.dtype) -> float:

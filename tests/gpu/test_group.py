@@ -46,6 +46,7 @@ def sums(world):
     for spec in SPECS:
         steps = Steps(spec, world)
         exact = steps.exact(1)
+        found[spec, "coding"] = type(getattr(steps.sync, "coding", None)).__name__
         found[spec] = float((steps.step(1) - exact).norm() / exact.norm())
     return found
 
@@ -76,6 +77,12 @@ def found(images, device):
 @pytest.mark.needs_gpu
 def test_the_backend_is_nccl(found):
     assert found[0] == "nccl"
+
+
+@pytest.mark.needs_gpu
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.startswith("ef")])
+def test_a_bucket_is_coded_by_triton(found, spec):
+    assert found[1][spec, "coding"] == "Kernels"
 
 
 @pytest.mark.quick
