@@ -46,14 +46,14 @@ from tests.unit.launcher.guard_client import alive
 
 LIVE, REST = 60.0, 4.0  # seconds of a trial until `make status` is asked, and after that
 START, END = 180, 180  # seconds in which a run begins to step, and ends
-Lines = dict[str, Line]  # by trial
 QUIET = 0.15  # of this machine's processors, before a trial
 # Short steps, that nothing but the fault makes longer.
 TRAINER = (
-    *("--device", "cpu", "--augment", "none", "--lr", "0.0001", "--warmup_epochs", "0"),
-    *("--momentum", "0", "--weight_decay", "0", "--image_size", "32", "--workers", "1"),
-    *("--bucket_mb", "1", "--sync_warmup", "0"),
+    "--device cpu --augment none --lr 0.0001 --momentum 0 --weight_decay 0 --warmup_epochs 0 "
+    "--image_size 32 --workers 1 --bucket_mb 1 --sync_warmup 0"
 )
+Lines = dict[str, Line]  # by trial
+ADVICE = ("change", "predicted_images_per_second")  # what is kept of an advice
 
 
 class TrialRun:
@@ -69,13 +69,11 @@ class TrialRun:
             own = {"--data": f"{root}/tiny", "--batch": BATCH, "--workers": 1, **args}
             typed |= {"SCRIPT": HERE / "script.py", "FOLDER": HERE, "ARGS": joined(own)}
         else:
-            own = dict(zip(*[iter((*TRAINER, *trial.of.args))] * 2)) | args
+            usual = f"{TRAINER} {trial.of.args}".split()
+            own = dict(zip(usual[::2], usual[1::2])) | args
             typed = {"BATCH": BATCH, "EPOCHS": 9, "PRECISION": "fp32", "BALANCE": "off", **typed}
-            typed |= {
-                "DATA": "tiny",
-                "MODEL": f"{HERE / 'workload.py'}:sleeper",
-                "ARGS": joined(own),
-            }
+            model = HERE / "workload.py"
+            typed |= {"DATA": "tiny", "MODEL": f"{model}:sleeper", "ARGS": joined(own)}
         typed["INVENTORY"] = cluster.inventory(root, self.mark)
         self.log = cluster.scratch / f"{trial.name}.log"
         with self.log.open("w") as log:
@@ -164,13 +162,14 @@ def report_of(running: TrialRun) -> dict[str, Any]:
     summary = running.ask("report", f"RUN={running.folder.name}")
     attempt = json.loads((running.folder / "attempts.json").read_text())["attempts"][-1]
     text = (running.folder / "report.txt").read_text()
+    words = " ".join(text.partition("VERDICT\n")[2].partition("\n\n")[0].split())
     return {
         "run": running.folder.name,
         "report": report_answer(summary, attempt.get("silent_ranks", [])),
-        "verdict": " ".join(text.partition("VERDICT\n")[2].partition("\n\n")[0].split()),
+        "verdict": words.rpartition("again as a new run. ")[2][:300],
         "accounted": round(sum(summary["seconds"].values()) / summary["wall_seconds"], 4),
         "images_per_second": summary["images_per_second"],
-        "advice": summary["advice"],
+        "advice": [{key: entry[key] for key in ADVICE} for entry in summary["advice"]],
     }
 
 

@@ -19,7 +19,7 @@ from tests.lab.conftest import RunningLab
 
 HERE = Path(__file__).parent
 RATE = "1gbit"  # of all links, where no fault changes it
-IMAGES, FILE_BYTES = 12_000, 1 << 14  # tiny pictures in files of a usual size
+IMAGES, FILE_BYTES = 3_000, 1 << 17  # tiny pictures in files of a usual size
 SHARE = "nas:/images /srv/share nfs4 rw 0 0\n"
 
 
@@ -36,7 +36,8 @@ def make_images(folder: Path, linked: bool) -> None:
     picture = folder / "picture.jpg"
     Image.linear_gradient("L").resize((8, 8)).convert("RGB").save(picture)
     data = picture.read_bytes()
-    picture.write_bytes(data + bytes(FILE_BYTES - len(data)))
+    # Not of zeros, which no disk keeps.
+    picture.write_bytes(data + os.urandom(FILE_BYTES - len(data)))
     for split, count in (("train", IMAGES), ("val", 2 * BATCH)):
         for number in range(count):
             file = folder / f"tiny/{split}/{number % 2}/{number:05}.jpg"
@@ -119,7 +120,7 @@ class Cluster:
         image, folder = self.scratch / "disk.img", self.scratch / "on-disk"
         folder.mkdir()
         make_images(folder, linked=False)
-        run("mke2fs", "-q", "-t", "ext4", "-d", folder, image, "400m")
+        run("mke2fs", "-q", "-t", "ext4", "-d", folder, image, "600m")
         shutil.rmtree(folder)
         for node in NODES:
             own = ("--find", "--show", "--read-only", "--direct-io=on", image)

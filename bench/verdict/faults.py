@@ -47,7 +47,7 @@ class Faults:
             drop = f"numgen random mod 1000 < {10 * percent:.0f} drop"
             rule = drop if each == node else f"{sender} {drop}"
             chain = f"chain in {{ type filter hook input priority 0; {rule}; }}"
-            self.cluster.within(each, "nft", f"table ip trial {{ {chain} }}")
+            self.cluster.within(each, "nft", f"table ip trial {{ {chain}; }}")
             self.undo.callback(self.cluster.within, each, "nft", "delete table ip trial")
 
     def half_duplex(self, mbit: int, percent: float, node: int) -> None:
@@ -84,14 +84,14 @@ class Faults:
         self.undo.callback(limit.write_text, f"{disk} 0")
         limit.write_text(f"{disk} {bytes_per_second:.0f}")
 
-    def slow_disk(self, kilobytes: float) -> None:
-        self.throttle("read", 1000 * kilobytes * len(NODES), NODES)
+    def slow_disk(self, megabytes: float) -> None:
+        self.throttle("read", 1e6 * megabytes * len(NODES), NODES)
 
     def frozen_disk(self, node: int) -> None:
         self.throttle("read", 1, [node])
 
     def slow_writes(self, megabytes: float) -> None:
-        self.throttle("write", 1e6 * megabytes, NODES)
+        self.throttle("write", 1e6 * megabytes * len(NODES), NODES)
 
     def duty_cycle(self, node: int) -> None:
         """The rank is stopped for a part of each period."""

@@ -109,5 +109,7 @@ def conclude(lines: list[Line]) -> int:
     right = len(whole) - len(wrong)
     print(f"{right} of {len(trials)} right, {share(live)} live; {len(blamed)} network faults")
     print(f"called compute; {share(near)} predictions within {100 * NEAR:.0f} %;")
-    print(f"at least {100 * least:.1f} % of a run's time is in categories")
+    busy = max((line["busy"] for line in whole if line["trial"].startswith("nothing")), default=0)
+    print(f"at least {100 * least:.1f} % of a run's time is in categories; with nothing wrong at")
+    print(f"most {100 * busy:.0f} % of the processors are busy")
     return 0 if right >= RIGHT and not blamed else 1

@@ -18,7 +18,7 @@ SEED = 20260
 BATCH, NODES = 8, (1, 2, 3, 4)
 # Where the images are: with the nodes' other files, behind slow_files.c, or on a disk of their own.
 FILES, SLOW_FILES, DISK = "/srv/trials", "/srv/share", "/srv/disk"
-STEPS_ALONE = ("--trial", "3000")  # seconds: until it is stopped
+STEPS_ALONE = "--trial 3000"  # seconds: until it is stopped
 Line = Mapping[str, Any]  # of the file of results: what a trial said
 
 
@@ -53,7 +53,7 @@ class Fault:
     grows: str
     variants: tuple[Variant, ...] = (trainer(),)
     root: str = FILES
-    args: tuple[str, ...] = STEPS_ALONE
+    args: str = STEPS_ALONE
     after: float = 0.0
 
 
@@ -61,9 +61,9 @@ class Fault:
 FAULTS = {
     "nothing": Fault("links of 1 Gbit/s, as in all other trials", "nothing", "compute", "nothing",
         (trainer(), script()) * 4),
-    "rate": Fault("all links at 25, 50 or 100 Mbit/s", "rate", "network", "network peers",
+    "rate": Fault("all links at 25, 50 or 75 Mbit/s", "rate", "network", "network peers",
         (trainer("SYNC", "BATCH", mbit=50), script("NODES", mbit=50), trainer("NODES", mbit=25),
-         script("SYNC", mbit=100))),
+         script("SYNC", mbit=75))),
     "loss": Fault("each machine drops 1 or 2 % of the packets that come", "loss", "network",
         "network peers", (trainer(percent=1), script(percent=2))),
     "slow link": Fault("one machine's link at 50 or 75 Mbit/s", "rate", "slow_link",
@@ -71,16 +71,16 @@ FAULTS = {
     "duplex": Fault("one link at 100 Mbit/s drops 2 % both ways, as one of half duplex",
         "half_duplex", "slow_link network", "network peers",
         (trainer(mbit=100, percent=2, node=3), script(mbit=100, percent=2, node=4))),
-    "slow share": Fault("a share takes 100 or 120 ms a file", "slow_files", "data_share", "data",
-        (trainer(milliseconds=100), script(milliseconds=120)), SLOW_FILES),
-    "slow disk": Fault("the disks read 150 or 120 kB/s", "slow_disk", "data_disk", "data",
-        (trainer(kilobytes=150), script(kilobytes=120)), DISK),
+    "slow share": Fault("a share takes 120 or 140 ms a file", "slow_files", "data_share", "data",
+        (trainer(milliseconds=120), script(milliseconds=140)), SLOW_FILES),
+    "slow disk": Fault("the disks read 1.5 or 1.2 MB/s", "slow_disk", "data_disk", "data",
+        (trainer(megabytes=1.5), script(megabytes=1.2)), DISK),
     "frozen disk": Fault("one machine's disk stands still", "frozen_disk", "node3-stands data_disk",
         "", (script(node=3),), DISK, after=15),
-    "decoding": Fault("a file takes a loader 100 ms; in the third 80 ms of computing on a machine",
+    "decoding": Fault("a file takes a loader 120 ms, in the third of computing, on one machine",
         "slow_files", "data_decode", "data peers",
-        (trainer("WORKERS", milliseconds=100), script("WORKERS", milliseconds=100),
-         script(milliseconds=80, node=3, computes=True)), SLOW_FILES),
+        (trainer("WORKERS", milliseconds=120), script("WORKERS", milliseconds=120),
+         script(milliseconds=120, node=3, computes=True)), SLOW_FILES),
     "copies": Fault("a batch takes 250 or 300 ms to the device", "change", "h2d", "h2d",
         (trainer(copy=0.25), script(copy=0.3))),
     "duty cycle": Fault("one rank is stopped for 90 of each 200 ms", "duty_cycle", "straggler",
@@ -93,10 +93,11 @@ FAULTS = {
     "clock": Fault("records of a GPU at 600 of 1770 MHz, whose rank is slow", "", "straggler", ""),
     "memory": Fault("records of a machine that swaps, whose rank is slow", "", "memory_pressure",
         ""),
-    "checkpoint": Fault("the disks write 3 MB/s, and each eighth step is saved", "slow_writes",
-        "checkpoint", "", (trainer("SAVING", megabytes=3),), args=("--checkpoint_every", "8")),
-    "oversubscribed": Fault("each rank computes for 150 ms a step in three threads", "change",
-        "cpu_oversubscribed", "forward backward", (script(burn=0.15, threads=3),)),
+    "checkpoint": Fault("the disks write 1 MB/s, and each eighth step is saved", "slow_writes",
+        "checkpoint", "", (trainer("SAVING", megabytes=1),), args="--checkpoint_every 8"),
+    "oversubscribed": Fault("each rank computes 150 ms a step in three threads, and sleeps little",
+        "change", "cpu_oversubscribed", "backward forward",
+        (script(times=0.1, burn=0.15, threads=3),)),
     "hang": Fault("one rank does not come out of its forward", "change", "node3-stands", "",
         (trainer(node=3, hang=True),), after=15),
     "leaves": Fault("one rank ends in order, the others go on", "change", "node3-ended", "",

@@ -21,7 +21,7 @@ LAYERS, WIDTH = 8, 125_000
 # `image`: seconds for each image, a quarter of them in forward; `times`: as many as usual; `copy`:
 # seconds in which a batch goes to the device; `burn`: of real computing in each backward, in so
 # many `threads`.
-USUAL = {"image": 0.05, "times": 1.0, "copy": 0.0, "burn": 0.0, "threads": 1}
+USUAL = {"image": 0.0625, "times": 1.0, "copy": 0.0, "burn": 0.0, "threads": 1}
 BLOCK = bytes(1 << 16)
 
 

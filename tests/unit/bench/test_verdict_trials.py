@@ -22,6 +22,7 @@ def test_a_wrong_verdict_stands_in_its_row_and_a_remedy_beside_what_came(capsys)
     lines = [
         line("rate-1", "compute", live="network", grew="network"),
         line("slow-link-1", "slow_link", live="network", grew="peers"),
+        line("nothing-1", "compute", live="compute", busy=0.2),
         line("rate-1+SYNC", "compute", value="bf16", predicted=100.0, images_per_second=90.0),
         {"trial": "hang-1", "broken": "AssertionError: no step"},
     ]
@@ -34,7 +35,7 @@ def test_a_wrong_verdict_stands_in_its_row_and_a_remedy_beside_what_came(capsys)
     assert "| - | - | - |" in rows["hang"]
     assert "| rate-1 | SYNC=bf16 | 100.0 | 90.0 | -10 % |" in tables.remedies(lines)
     assert tables.conclude(lines) == 1
-    assert "1 of 40 right, 2 of 2 live; 1 network faults" in capsys.readouterr().out
+    assert "2 of 40 right, 3 of 3 live; 1 network faults" in capsys.readouterr().out
 
 
 def test_what_advice_says_is_what_is_typed():
