@@ -35,7 +35,7 @@ endif
 terminal = "$$(tty | grep ^/dev/)"
 
 .DEFAULT_GOAL := help
-.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet shrink find plan train dry-run slurm status top attach stop runs report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
+.PHONY: known machines help env ansible-env demo data/digits provision verify dry-provision check upgrade poweroff wake bootstrap bundle imagenet shrink find plan train dry-run slurm evaluate export status top attach stop runs report compare tensorboard sweep test test-lab test-all test-gpu snapshots mutants lint bench bench-gpu lock
 
 help:
 	@python3 -m tools.verbs help
@@ -78,6 +78,10 @@ imagenet: env
 shrink: env
 	@$(PYTHON_ENV) -m tools.shrink $(words)
 
+export: env
+	@tools/venv.sh torch
+	@$(PYTHON_ENV) -m trainer.export $(words)
+
 check: ansible-env machines
 	@$(with_options) $(ANSIBLE_ENV)/bin/python ansible/check.py
 
@@ -102,7 +106,7 @@ poweroff: ansible-env machines
 wake: machines
 	@$(with_options) $(PYTHON_ENV) ansible/wake.py
 
-find plan train dry-run slurm status top attach stop runs: env
+find plan train dry-run slurm evaluate status top attach stop runs: env
 	@$(PYTHON_ENV) -m launcher $@ $(words)
 
 report: env

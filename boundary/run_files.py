@@ -46,6 +46,7 @@ class Start(Struct, tag_field="kind", tag="start"):
 
     attempt: Count
     resumed_samples: Count
+    image_size: Count = 0
 
 
 class Step(Struct, tag_field="kind", tag="step"):
@@ -260,6 +261,41 @@ class Evaluation(Lenient):
     top5: Share | None = None
     loss: Figure | None = None
     train_loss: Figure | None = None
+    train_top1: Share | None = None
+
+
+class ClassFigures(Struct):
+    """Of the images of a class in an evaluation; the figures lack where there is no image."""
+
+    name: Text
+    images: Natural
+    top1: Share | None = None
+    top5: Share | None = None
+    loss: Figure | None = None
+
+
+class Confusion(Struct):
+    """Images of a class that were taken for another one."""
+
+    name: Text
+    predicted: Text
+    images: Natural
+
+
+class EvaluationFile(Struct):
+    """evaluation.json, that of --evaluate."""
+
+    model: Text
+    data: Text
+    precision: Text
+    image_size: Natural
+    unreadable: Natural
+    images: Natural
+    top1: Share
+    top5: Share
+    loss: Figure
+    classes: Annotated[list[ClassFigures], Meta(max_length=1 << 17)]
+    confused: Annotated[list[Confusion], Meta(max_length=100)]
 
 
 class Mount(Lenient):

@@ -201,6 +201,10 @@ OPTIMIZERS = {
 }
 
 
+# Options that name a file which is written with a trained model; nothing is trained.
+RESULTS = ("predict", "extract", "evaluate")
+
+
 @dataclass(frozen=True)
 class Options:
     """Of the trainer."""
@@ -268,7 +272,7 @@ class Options:
         "images for GPU 0 with balanced-dp; others share the rest", least=1)
 
     # optimizer and schedule
-    epochs: int = option(16, "passes over the training images", least=1, make="EPOCHS")
+    epochs: int = changeable(16, "passes over the training images", least=1, make="EPOCHS")
     optimizer: str = option("sgd", "the optimizer", tuple(OPTIMIZERS))
     lr: float = option(0.1, "peak learning rate")
     lr_batch: int = option(0, "global batch that lr is meant for, scaled linearly; 0: not scaled")
@@ -290,7 +294,16 @@ class Options:
     augment: str = option("auto",
         "auto: crop photographs, shift small images; trivial: TrivialAugment",
         ("auto", "none", "shift", "crop", "trivial"))
+    repeat_augment: int = option(1,
+        "times that an image is in an epoch, each time augmented anew, on another rank where there "
+        "are so many; an epoch has as many images as before, so fewer different ones", least=1)
     random_erase: float = option(0.0, "probability of erasing a rectangle", most=1)
+    loss: str = option("cross_entropy",
+        "bce: binary cross-entropy, the mean of a yes or no to each class",
+        ("cross_entropy", "bce"))
+    bce_threshold: float = option(0.0,
+        "with bce, classes with more than this share of the target are a yes, others a no; 0: a "
+        "yes by their share", most=1)
     label_smoothing: float = option(0.0, "fraction of the target spread over all classes", most=1)
     mixup: float = option(0.0, "alpha of mixup; 0: off")
     cutmix: float = option(0.0,
@@ -339,6 +352,8 @@ class Options:
     predict: Optional[str] = changeable(None,
         "write path,class,probability of val to this file; train nothing")
     extract: Optional[str] = changeable(None, "write embeddings of val to this file; train nothing")
+    evaluate: Optional[str] = changeable(None,
+        "write top-1, top-5 and loss of val and of each class to this file, as JSON; train nothing")
 
     # logs
     log_every: int = changeable(10, "steps between readings of loss and top-1", least=1)
@@ -350,6 +365,8 @@ class Options:
         for name, entry in ENTRIES.items():
             entry.check(f"--{name}", getattr(self, name))
         strategies.parse(self.sync)
+        if self.bce_threshold and self.loss != "bce":
+            raise UserError(f"--bce_threshold is of --loss bce, and the loss is {self.loss}.")
         writing = {
             "resume auto": self.resume == "auto",
             "checkpoint_every": self.checkpoint_every,
@@ -376,9 +393,15 @@ class Options:
         return strategies.Phases(self.epochs, warmup, self.family, chosen)
 
     @property
+    def results(self) -> Dict[str, str]:
+        """The files to write with a trained model, by the names of their options."""
+        named = {name: getattr(self, name) for name in RESULTS}
+        return {name: file for name, file in named.items() if file}
+
+    @property
     def generated(self) -> bool:
         """Whether images are generated instead of loaded."""
-        return bool(self.trial) and not (self.data or self.predict or self.extract)
+        return bool(self.trial) and not (self.data or self.results)
 
     @property
     def bucket_size(self) -> int:

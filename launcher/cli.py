@@ -18,7 +18,19 @@ USAGE_ERROR = 2
 PROGRAM = "python -m launcher"
 Typed = dict[str, Any]  # command_line.verb_words
 # The verbs of make that this program carries out, and two that only the Makefile types.
-VERBS = ("find", "plan", "train", "dry-run", "slurm", "status", "top", "attach", "stop", "runs")
+VERBS = (
+    "find",
+    "plan",
+    "train",
+    "dry-run",
+    "slurm",
+    "evaluate",
+    "status",
+    "top",
+    "attach",
+    "stop",
+    "runs",
+)
 ROWS = {
     **{name: verbs.VERBS[name] for name in VERBS},
     "inventory": verbs.Verb("refuse a list of machines that cannot be used", "", "INVENTORY LIMIT"),
@@ -118,6 +130,10 @@ def parse(argv: Sequence[str]) -> tuple[str, Typed]:
 
 
 def carry_out(verb: str, typed: Typed, argv: list[str]) -> int:
+    if verb == "evaluate":  # its machines are those of the run
+        from launcher import evaluate
+
+        return evaluate.evaluate(typed.pop("run", verbs.LATEST), typed)
     if "INVENTORY" in ROWS[verb].variables:
         terminal.keep_machines(typed.get("inventory", DEFAULT_INVENTORY))
     if verb in ("train", "dry-run", "slurm"):

@@ -10,35 +10,30 @@ import json
 import secrets
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from boundary.answers import NodeFacts
 from contract.errors import UserError
-from contract.options import Config
+from contract.options import RESULTS, Config
 from contract.runs import MEASURED
 from contract.text import pluralize
 from launcher import collect, folders
 from launcher.background import MIB
+from launcher.errand import Errand
 from launcher.folders import relative
-from launcher.lifecycle import watch_guards
 from launcher.machines import inventory
-from launcher.machines.engine import Busy, Host
+from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import RESULTS, trainer_settings, with_trainer
+from launcher.options import trainer_settings, with_trainer
 from launcher.participants import Waiter
 from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id
 from launcher.plan.plan import Plan, choose_port, interface
-from launcher.problems import BUSY_REMEDY
 from launcher.run import in_turn
-from launcher.terminal import Stopper, Terminal, waiting
-from launcher.watch.attempts import Attempts, Outcome, leftovers, not_copied, write_json
-from launcher.watch.failures import READ_BELOW, Failure, explained
-from launcher.watch.guards import deliver
-from launcher.watch.lines import RunLogs
+from launcher.terminal import Terminal
+from launcher.watch.attempts import Attempts, not_copied
 from launcher.workloads.trainer import Trainer
 
 SECONDS = 15  # of steps
@@ -119,76 +114,39 @@ class Measurement:
     """One measurement on machines that were found fit."""
 
     def __init__(self, checked: ReadyRun, terminal: Terminal):
-        self.machines, self.terminal = checked.machines, terminal
-        self.folder = folders.begin(folders.RUNS / MEASURED, new_id(checked))
+        self.machines = checked.machines
+        folder = folders.begin(folders.RUNS / MEASURED, new_id(checked))
         # Steps take as long from any weights, which are not sent.
         without = dict.fromkeys(("weights", *RESULTS))
         config = with_trainer(checked.run_config, trial=SECONDS, **without)
-        self.workload = Trainer.read(config)
-        needs = dataclasses.replace(checked.needs, run_config=config, workload=self.workload)
+        workload = Trainer.read(config)
+        needs = dataclasses.replace(checked.needs, run_config=config, workload=workload)
         tables = timetables(self.machines.hosts, self.machines.facts)
         together = make_plan(
-            dataclasses.replace(checked, needs=needs), self.machines, run=self.folder.name
+            dataclasses.replace(checked, needs=needs), self.machines, run=folder.name
         )
-        self.plan = apart(together, self.machines.facts, tables)
+        plan = apart(together, self.machines.facts, tables)
+        self.errand = Errand(folder, plan, workload, self.machines, terminal, "measured", False)
         self.linked = bool(tables)
 
     def carry_out(self) -> Path:
         """Measure, and return the folder. Raises UserError where the measurement did not finish."""
-        with folders.writing(self.folder / "plan.json"):
-            write_json(self.folder / "plan.json", self.plan.document(), mode=0o600)
-        self.terminal.keep_in(self.folder / "controller.log")
-        with waiting(self.terminal, "sending the code"):
-            deliver(self.workload.deliveries(), self.machines, self.terminal.say)
+        plan = self.errand.plan
         what = "the links between them, then " if self.linked else ""
-        self.terminal.say(
-            f"measuring {pluralize(len(self.plan.nodes), 'machine')}: {what}{SECONDS} s of "
-            f"{self.plan.model} on each by itself"
+        attempts = self.errand.perform(
+            f"measuring {pluralize(len(plan.nodes), 'machine')}: {what}{SECONDS} s of "
+            f"{plan.model} on each by itself"
         )
-        attempts = Attempts(self.folder)
-        attempts.begin(self.plan, "first attempt", time.time())
-        logs = RunLogs(self.folder, self.terminal, self.plan.world_size, shown=False)
-        with Stopper().listening() as stopper:
-            outcome = watch_guards(self.plan, self.machines, logs, stopper)
-        attempts.end(outcome)
-        attempts.close(outcome.status)
-        self._refuse(outcome)
         self._collect(attempts)
-        return self.folder
-
-    def _refuse(self, outcome: Outcome) -> None:
-        """Raises UserError for all but a measurement that finished."""
-        if outcome.status == "finished":
-            return
-        if outcome.cause is not None and outcome.cause.source == "busy":
-            raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}.")
-        for line in leftovers(outcome):
-            self.terminal.say(line)
-        self.terminal.drain()
-        if outcome.cause is None:
-            raise UserError("stopped before it was measured: nothing is predicted.")
-        raise UserError(f"it could not be measured: {self._why(outcome.cause)}.")
-
-    def _why(self, cause: Failure) -> str:
-        """What happened and what to do, in one sentence: nobody watches a measurement, and its
-        lines are in its log."""
-        message, remedy = explained(cause)
-        launch = cause.rank is None
-        name = "launch.log" if launch else f"rank{cause.rank}.log"
-        log = relative(self.folder / "nodes" / cause.host / name)
-        if launch and cause.last_lines:
-            message = f"{cause.host}: {cause.last_lines[-1]}"
-        if launch or remedy == READ_BELOW:
-            remedy = f"read {log}"
-        return f"{message.rstrip('.')}: {remedy}"
+        return self.errand.folder
 
     def _collect(self, attempts: Attempts) -> None:
-        nodes, there = self.machines.nodes, {node.host: node.output for node in self.plan.nodes}
-        most = self.plan.options.keep * MIB
+        plan, folder = self.errand.plan, self.errand.folder
+        there, most = {node.host: node.output for node in plan.nodes}, plan.options.keep * MIB
         try:
-            said = collect.bring(nodes, there, attempts.list, self.folder, most, LINKS)
+            said = collect.bring(self.machines.nodes, there, attempts.list, folder, most, LINKS)
         except collect.Unwritable as error:
-            raise UserError(not_copied(self.folder, error)) from None
+            raise UserError(not_copied(folder, error)) from None
         if said:
             raise UserError(*said)
 

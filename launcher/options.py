@@ -19,6 +19,7 @@ from contract.errors import UserError
 from contract.options import (
     ENTRIES,
     MODEL_OF_DATA,
+    RESULTS,
     RUN_OPTIONS,
     Config,
     Option,
@@ -41,8 +42,7 @@ VARIABLES = {row.make.lower(): name for name, row in ENTRIES.items() if row.make
 TRAINERS = (*VARIABLES, "balance")
 COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements")
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-# Those that name a file which the trainer writes; it goes into this folder of the run.
-RESULTS, RESULTS_FOLDER = ("predict", "extract"), "results"
+RESULTS_FOLDER = "results"  # of the run, for the files of RESULTS
 
 
 def check_together(given: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ it out is imported only then, so that a refusal comes at once."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Optional, TypeVar
 
 from msgspec import defstruct
@@ -82,17 +83,24 @@ PLANNED = defstruct(
 )
 
 
+def began_as(folder: Path, given: dict[str, Any], verb: str) -> Config:
+    """The options with which a run began, of which `verb` carries something out, with what was
+    typed now. Raises UserError."""
+    planned = folders.recorded(folder / "plan.json", PLANNED)
+    began = read(planned["options"])
+    if not seal.holds(planned["options"], planned.get("seal")):
+        _refuse_unnamed(folder.name, began, given, verb)
+    return began
+
+
 def resume(name: str, given: dict[str, Any]) -> int:
     """Resume a run whose controller has ended, however that happened; `given` is what was typed
     now. Returns the exit code."""
     folder = folders.find(name)
-    planned = folders.recorded(folder / "plan.json", PLANNED)
+    began = began_as(folder, given, "RESUME")
     attempts = []
     if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
         attempts = folders.recorded(folder / "attempts.json", Attempts)["attempts"]
-    began = read(planned["options"])
-    if not seal.holds(planned["options"], planned.get("seal")):
-        _refuse_unnamed(folder.name, began, given)
     options = kind_of(began).resumed(folder / "plan.json", began, given)
     keep_machines(options.inventory)
     terminal = Terminal()
@@ -107,7 +115,7 @@ def resume(name: str, given: dict[str, Any]) -> int:
     return in_turn(options, terminal, once)
 
 
-def _refuse_unnamed(name: str, began: Config, given: dict[str, Any]) -> None:
+def _refuse_unnamed(name: str, began: Config, given: dict[str, Any], verb: str) -> None:
     """Raise UserError for what a plan.json that is not this user's own would have executed, here or
     on machines, unless it was typed."""
     unnamed = kind_of(began).unnamed_code(began, given)
@@ -117,7 +125,7 @@ def _refuse_unnamed(name: str, began: Config, given: dict[str, Any]) -> None:
         raise UserError(
             f"run {name} was not begun by you and from here, or its plan.json was changed since, "
             f"and to go on with it is to carry out what that says: {', '.join(unnamed)}. If that "
-            "is what you want, type it with RESUME."
+            f"is what you want, type it with {verb}."
         )
 
 

@@ -3,6 +3,7 @@
 python -m report plan: predicts the next run (report/plan.py).
 python -m report compare RUN RUN ...: sets runs side by side (report/comparing.py).
 python -m report sweep FOLDER: the same of the runs of a sweep (report/comparing.py).
+python -m report evaluation FILE: how good a model is (report/evaluation.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contract.errors import UserError
 from report.analysis import Analysis, analyse
 from report.cli import find_run, write
 from report.comparing import compare_main, sweep_main
+from report.evaluation import evaluation_main
 from report.page import render_page
 from report.plan import plan_main
 from report.run_view import view_of
@@ -49,7 +51,12 @@ def main(argv: list[str]) -> int:
         return error.code
 
 
-OTHERS = {"plan": plan_main, "compare": compare_main, "sweep": sweep_main}
+OTHERS = {
+    "plan": plan_main,
+    "compare": compare_main,
+    "sweep": sweep_main,
+    "evaluation": evaluation_main,
+}
 
 
 def report_main(argv: list[str]) -> int:

@@ -24,9 +24,9 @@ SPANS, PER_SPAN = 120, 20  # slices of a loop; steps in one, of which one in twe
 
 @dataclass(frozen=True)
 class Epoch:
-    """Evaluation after one epoch (counted from 1). top1 and top5 in [0, 1]; the loss on
-    validation images, and the mean over the epoch's training steps. `seconds`: since the run began,
-    without the time between attempts."""
+    """Evaluation after one epoch (counted from 1). top1 and top5 in [0, 1] and the loss on
+    validation images, and the means over the epoch's training steps. `seconds`: since the run
+    began, without the time between attempts."""
 
     epoch: int
     top1: float | None
@@ -34,6 +34,7 @@ class Epoch:
     loss: float | None
     train_loss: float | None
     seconds: float
+    train_top1: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,8 @@ def learning_curve(run: Run, last: bool = False) -> list[Epoch]:
         for clock, line in record.evaluations[-1:] if last else record.evaluations:
             if line.epoch is not None:
                 seconds = began[record.attempt] + loop_began(record) + clock
-                epochs[line.epoch] = Epoch(
-                    line.epoch + 1, line.top1, line.top5, line.loss, line.train_loss, seconds
-                )
+                scores = (line.top1, line.top5, line.loss, line.train_loss)
+                epochs[line.epoch] = Epoch(line.epoch + 1, *scores, seconds, line.train_top1)
     return [epochs[epoch] for epoch in sorted(epochs)]
 
 

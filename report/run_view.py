@@ -323,16 +323,21 @@ def evaluation_section(analysis: Analysis) -> Section:
     epochs = analysis.curve
     if not any(epoch.top1 is not None for epoch in epochs):
         return Section("Evaluation", [])
-    scores = curve_of([(e.epoch, e.top1 and 100 * e.top1) for e in epochs])
-    train = curve_of([(e.epoch, e.train_loss) for e in epochs])
-    validation = curve_of([(e.epoch, e.loss) for e in epochs])
-    losses = [
-        Line("in training", "data", train),
-        Line("on validation images", "forward", validation),
-    ]
+    lines_of = {
+        "in training": ("data", [(e.train_top1, e.train_loss) for e in epochs]),
+        "on validation images": ("forward", [(e.top1, e.loss) for e in epochs]),
+    }
+    scores, losses = [], []
+    for name, (colour, pairs) in lines_of.items():
+        points = list(zip([e.epoch for e in epochs], pairs))
+        shares = curve_of([(epoch, share and 100 * share) for epoch, (share, _) in points])
+        scores += [Line(name, colour, shares)] if shares else []
+        losses.append(
+            Line(name, colour, curve_of([(epoch, value) for epoch, (_, value) in points]))
+        )
     marks = restarts(analysis)
     curves = [
-        Curve("Top-1", "%", [Line("top-1", "forward", scores)], "epochs", 100.0, marks=marks),
+        Curve("Top-1", "%", scores, "epochs", 100.0, marks=marks),
         Curve("Loss", "", losses, "epochs", steady=True, marks=marks),
     ]
     drawn = [curve for curve in curves if any(len(line.points) > 1 for line in curve.lines)]

@@ -115,10 +115,11 @@ RANKS = (
         for name in ("data", *of_kind(COMPUTE), *of_kind(PEERS))
     ),
 )
-# Top-1 on the validation images, and the mean loss of the epoch's steps and of these images.
+# Top-1 on the validation images and in the epoch's steps, and the mean loss of these and those.
 EPOCHS = (
     Column("epoch", lambda epoch: str(epoch.epoch)),
     Column("top-1", lambda epoch: or_unknown(epoch.top1, top1)),
+    Column("training top-1", lambda epoch: or_unknown(epoch.train_top1, top1)),
     Column("training loss", lambda epoch: or_unknown(epoch.train_loss, loss)),
     Column("validation loss", lambda epoch: or_unknown(epoch.loss, loss)),
 )

@@ -120,7 +120,10 @@ def as_csv(analysis: Analysis) -> str:
     for step, (at, loss) in losses(analysis).items():
         write(("loss", f"step {step}", f"{at:.3f}", f"{loss:.6g}", ""))
     for epoch in analysis.curve:
-        scores = (("top-1", epoch.top1), ("loss, training", epoch.train_loss))
+        scores = (
+            *(("top-1", epoch.top1), ("top-1, training", epoch.train_top1)),
+            ("loss, training", epoch.train_loss),
+        )
         for what, score in (*scores, ("loss, validation", epoch.loss)):
             if score is not None:
                 write((what, f"epoch {epoch.epoch}", f"{epoch.seconds:.3f}", f"{score:.6g}", ""))

@@ -70,7 +70,7 @@ LINES = {
     },
     "evaluate": {
         "epoch": int, "samples": int, "top1": NUMBER, "top5": NUMBER, "loss": MAYBE,
-        "train_loss": MAYBE, "seconds": dict,
+        "train_loss": MAYBE, "train_top1": NUMBER, "seconds": dict,
     },
     "checkpoint": {"step": int, "seconds": dict, "bytes": int, "file": str},
     "stall": {"category": str, "step": int, "idle": NUMBER},

@@ -8,7 +8,6 @@ from typing import Any, List, Optional, Tuple, cast
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from contract.errors import UserError
@@ -20,7 +19,7 @@ from tandem.timings import Clock
 
 from . import parallel, precision, syncbn
 from .apex_amp import choose
-from .data.batch import Loss, Normalise, derive_seed
+from .data.batch import Loss, Normalise, build_loss, derive_seed
 from .data.folder import ImageFolder
 from .data.loader import Generated
 from .ema import Ema
@@ -55,7 +54,7 @@ class Job(Materials):
     optimizer: torch.optim.Optimizer
     precision: precision.Precision
     normalise: Normalise
-    loss: Loss  # summed over samples
+    loss: Loss
     attached: Optional[Attached]  # to `net`; None in a world of one
     ema: Optional[Ema]
     micro_batches: int  # of a full step, agreed by all ranks
@@ -70,9 +69,9 @@ class Job(Materials):
         return steps_per_epoch(len(self.train_set), self.world.global_batch, self.world.smallest)
 
     @property
-    def micro_batch(self) -> int:
-        """The largest number of images that this rank processes at once, in evaluation too."""
-        return max(micro_batches(self.world.batches[self.world.rank], self.micro_batches))
+    def eval_batch(self) -> int:
+        """Images at once in an evaluation during training: as many as every rank has memory for."""
+        return max(micro_batches(min(self.world.batches), self.micro_batches))
 
 
 def build_materials(options: Options, world: World, class_count: Optional[int] = None) -> Materials:
@@ -171,7 +170,7 @@ def build_job(options: Options, world: World, parts: Materials, clock: Clock) ->
         optimizer=optimizer,
         precision=level,
         normalise=Normalise(world.device, level.input_type, shape),
-        loss=partial(cross_entropy, reduction="sum", label_smoothing=options.label_smoothing),
+        loss=build_loss(options),
         attached=attached,
         ema=Ema(level.full_state(model), options.ema) if options.ema else None,
         micro_batches=options.accumulate,

@@ -83,7 +83,7 @@ def snapshot(job: Job, position: Position) -> Snapshot:
         samples=position.samples(len(job.train_set)),
         train_images=len(job.train_set),
         classes=list(job.train_set.classes),
-        options=decisive(job.options),
+        options={**decisive(job.options), "epochs": repr(job.options.epochs)},
     )
 
 
@@ -221,10 +221,10 @@ def class_changes(then: Sequence[str], now: Sequence[str]) -> str:
     not."""
     lost, new = [n for n in then if n not in now], [n for n in now if n not in then]
     clauses = [("is not in --data", lost), ("is new there", new)]
-    return ", ".join(f"{_listed(names)} {what}" for what, names in clauses if names)
+    return ", ".join(f"{listed(names)} {what}" for what, names in clauses if names)
 
 
-def _listed(names: List[str]) -> str:
+def listed(names: List[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return "/".join(map(printable, names[:3])) + more
 

@@ -1,7 +1,7 @@
 """Exact evaluation: each image counted once, whatever the number of ranks."""
 
 import contextlib
-from typing import Callable, NamedTuple
+from typing import Callable, NamedTuple, Tuple
 
 import torch
 import torch.distributed as dist
@@ -55,7 +55,7 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
     job.model.eval()
     with averaged:
         done = 0
-        for batch in eval_batches(job.eval_set, job.options, job.world, job.micro_batch):
+        for batch in eval_batches(job.eval_set, job.options, job.world, job.eval_batch):
             progress(done)
             done += len(batch.indices)
             with one_pass():
@@ -73,8 +73,15 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
 def _sums(job: Job, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     with job.precision.computing():
         outputs = job.model(job.normalise(images)).double()
-    best = outputs.topk(min(5, outputs.shape[1]), 1).indices
-    hits = best == targets[:, None]
-    loss = functional.cross_entropy(outputs, targets, reduction="sum")
-    number = torch.full_like(loss, len(targets))
-    return torch.stack([number, hits[:, 0].sum().double(), hits.sum().double(), loss])
+    top1, top5, loss = score(outputs, targets)
+    number = loss.new_full((1,), len(targets))
+    return torch.cat([number, *(column.sum(0, True).double() for column in (top1, top5, loss))])
+
+
+def score(
+    outputs: torch.Tensor, targets: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each image whether its class is the first, or among the first five, and the loss."""
+    hits = outputs.topk(min(5, outputs.shape[1]), 1).indices == targets[:, None]
+    loss = functional.cross_entropy(outputs, targets, reduction="none")
+    return hits[:, 0], hits.any(1), loss

@@ -1,37 +1,43 @@
-"""python -m trainer.export OUTPUT_FOLDER FILE: the plain weights of a run's latest state."""
+"""`make export RUN=...`, or python -m trainer.export RUN=FOLDER: the plain weights of a run's best
+model, or of its backbone."""
 
-import argparse
 import pathlib
 import sys
 from typing import Any, Dict, List, Optional
 
 import torch
 
+from contract.command_line import verb_words
 from contract.errors import UserError
+from contract.runs import RUNS
+from contract.text import pluralize
 
 from .checkpoint import complete
 from .finite import not_finite
 from .snapshots import Snapshot, snapshot_in
 from .writer import atomic_write, checkpoints
 
-
-def newest(folder: pathlib.Path, best: bool) -> Snapshot:
-    """The state with the most samples of the newest run, or the best one. Raises UserError."""
-    paths = sorted(folder.glob("checkpoints/*/best.pt")) if best else checkpoints(folder)
-    states = [snapshot_in(str(path), state) for path, _, state in complete(paths)]
-    if not states:
-        raise UserError(
-            f"{folder}: no complete {'best' if best else 'step-*'}.pt in checkpoints/*/."
-        )
-    return max(states, key=lambda state: (state["run"], state["samples"]))
+WITH_HEAD = "backbone."  # where models.WithHead has a backbone of one's own
 
 
-def weights(state: Snapshot, average: bool) -> Dict[str, torch.Tensor]:
-    """The model's state dict, or its moving average's; without DDP's prefix, in fp32 at least."""
-    ema = state["ema"]
-    if average and ema is None:
-        raise UserError("--ema: this run kept no average, which it does if trained with --ema.")
-    chosen = ema["average"] if average and ema is not None else state["model"]
+def best(run: str) -> Snapshot:
+    """The best state of the newest run in a folder, or the one with the most samples where none was
+    evaluated; `run`: an output folder, the name of a run, or a checkpoint. Raises UserError."""
+    path = next((p for p in (pathlib.Path(run), pathlib.Path(RUNS, run)) if p.exists()), None)
+    if path is None:
+        raise UserError(f"RUN={run}: there is no such run or folder: `make runs` lists the runs.")
+    kept = [path] if path.is_file() else sorted(path.glob("checkpoints/*/best.pt"))
+    for files in (kept, checkpoints(path)):
+        states = [snapshot_in(str(file), state) for file, _, state in complete(files)]
+        if states:
+            return max(states, key=lambda state: (state["run"], state["samples"]))
+    raise UserError(f"{path}: no complete best.pt or step-*.pt in checkpoints/*/.")
+
+
+def weights(state: Snapshot) -> Dict[str, torch.Tensor]:
+    """The state dict of the model, or of its moving average, which was evaluated where there is
+    one; without DDP's prefix, in fp32 at least. Raises UserError."""
+    chosen = state["model"] if state["ema"] is None else state["ema"]["average"]
     if not_finite(chosen, chosen):
         raise UserError("the state is not finite: the run diverged. Export an earlier one.")
     half = (torch.float16, torch.bfloat16)
@@ -44,6 +50,21 @@ def weights(state: Snapshot, average: bool) -> Dict[str, torch.Tensor]:
 
 def _place(value: torch.Tensor) -> Any:
     return value.data_ptr(), value.dtype, value.shape, value.stride()
+
+
+def backbone(tensors: Dict[str, torch.Tensor], classes: int) -> Dict[str, torch.Tensor]:
+    """Without the classifier: the last layer that has an output for each class. Raises
+    UserError."""
+    heads = [key for key, value in tensors.items() if value.ndim > 1 and len(value) == classes]
+    if not heads:
+        raise UserError(
+            f"PART=backbone: no layer of this model has {pluralize(classes, 'output')}, one a "
+            "class, so that it is not known which to leave out: export the whole model."
+        )
+    head = heads[-1].rpartition(".")[0] + "."
+    rest = {key: value for key, value in tensors.items() if not key.startswith(head)}
+    own = all(key.startswith(WITH_HEAD) for key in rest)
+    return {key[len(WITH_HEAD) * own :]: value for key, value in rest.items()}
 
 
 def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
@@ -66,19 +87,19 @@ def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m trainer.export", description=__doc__)
-    parser.add_argument("folder", type=pathlib.Path, help="a run's output folder")
-    parser.add_argument("file", type=pathlib.Path, help="FILE.pt or FILE.safetensors")
-    parser.add_argument("--best", action="store_true", help="the state with the best top-1")
-    parser.add_argument("--ema", action="store_true", help="its moving average")
-    args = parser.parse_args(argv)
     try:
-        tensors = weights(newest(args.folder, args.best), args.ema)
-        write(tensors, args.file)
+        words = verb_words("export", sys.argv[1:] if argv is None else argv, "make export")
+        part = words.get("part", "model")
+        file = pathlib.Path(words.get("to", f"{part}.pt"))
+        state = best(words.get("run", "latest"))
+        tensors = weights(state)
+        if part == "backbone":
+            tensors = backbone(tensors, len(state["classes"]))
+        write(tensors, file)
     except UserError as error:
-        print(f"trainer.export: {error}", file=sys.stderr)
+        print(f"tandem: {error}", file=sys.stderr)
         return 2
-    print(f"{args.file}: {sum(t.numel() for t in tensors.values()):,} numbers")
+    print(f"{file}: {sum(t.numel() for t in tensors.values()):,} numbers of the {part}")
     return 0
 
 

@@ -48,7 +48,7 @@ def work(options: Options) -> int:
         world = start(options)
         quiet_others(world)
         options = resolve_options(options, world)
-        if options.predict or options.extract:
+        if options.results:
             code = infer(options, world)
         else:
             code = train((Trial if options.trial else Run)(options, world))

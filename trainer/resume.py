@@ -28,6 +28,7 @@ from contract.precisions import BITS, Device, resolve
 from .build import Job
 from .checkpoint import Position, class_changes, complete, decisive, load
 from .data.folder import ImageFolder
+from .optim import learning_rate
 from .snapshots import OwnState, Snapshot, own_state_in, snapshot_in
 from .world import World
 from .writer import checkpoints
@@ -155,6 +156,31 @@ COMMON_STATE_LOST = (
 )
 
 
+def epochs_changed(job: Job, state: Snapshot) -> str:
+    """What another number of epochs than the checkpoint's means for a run that goes on; "" for the
+    same number. Raises UserError where more are trained already."""
+    now, then = job.options, state["options"].get("epochs", "")
+    if (state["epoch"], state["sample"]) > (now.epochs, 0):
+        raise UserError(
+            f"the checkpoint is beyond epoch {now.epochs}: give --epochs {then}, or more, to go on."
+        )
+    if not then.isdecimal() or int(then) == now.epochs:
+        return ""
+    text = f"--epochs {now.epochs}, which was {then}"
+    if now.schedule != "cosine":
+        return f"{text}: the {now.schedule} schedule goes on as it was"
+    steps, images = job.steps_per_epoch, len(job.train_set)
+    at = (state["epoch"] + state["sample"] / images) * steps
+    rates = [
+        learning_rate(dataclasses.replace(now, epochs=epochs), at, steps, job.world.global_batch)
+        for epochs in (int(then), now.epochs)
+    ]
+    return (
+        f"{text}: the cosine schedule is now that of {now.epochs} epochs, and the learning rate "
+        f"goes from {rates[0]:.3g} to {rates[1]:.3g} here"
+    )
+
+
 def common_state_is_lost(job: Job, state: Snapshot) -> bool:
     has = job.sync is not None and job.sync.common_state(job.model) is not None
     return has and state["sync"] is None
@@ -245,7 +271,7 @@ def _for_tensor_cores(options: Options, devices: Iterable[Device]) -> bool:
 def _from_checkpoint(options: Options, world: World) -> Dict[str, str]:
     """The options resolved here, as stored in the newest checkpoint that the run would resume from;
     {} where there is none."""
-    if options.resume == "none" or options.predict or options.extract:
+    if options.resume == "none" or options.results:
         return {}
     mine = None
     with world.raise_on_all_ranks():

@@ -12,7 +12,7 @@ from contract.options import OPTIMIZERS
 from contract.split import SMALLEST, StepShape, micro_batches, step_shape
 
 from .build import Job
-from .data.batch import Batch, Mix, derive_seed, mix_images, mixed_loss, plan_mix
+from .data.batch import Batch, Mix, derive_seed, mix_images, plan_mix
 from .memory import OutOfMemory, one_pass
 from .precision import weights_of
 
@@ -91,11 +91,13 @@ def _gradients(
                 outputs = job.net(inputs)
             # The loss sums exponentials, which overflow in fp16.
             outputs = outputs.float() if outputs.dtype is not torch.float64 else outputs
-            loss = mixed_loss(job.loss, outputs, both, mix)
+            loss = job.loss(outputs, both, mix)
             job.clock.enter("backward")
             # DDP takes the mean of ranks, whose shares may differ: of it, by all their samples.
             job.precision.backward(loss * job.world.size / count, last=number == len(parts) - 1)
-        hits = (outputs.detach().argmax(1) == both[0]).sum()
+        # Of a mixed image, the class that has the larger part of it.
+        heavier = both[0] if mix is None or mix.weight >= 0.5 else both[1]
+        hits = (outputs.detach().argmax(1) == heavier).sum()
         tallies.append(torch.stack([loss.detach(), hits.to(loss.dtype)]))
     return torch.stack(tallies).sum(0)
 

@@ -79,7 +79,7 @@ class Run:
         self.evaluates = True  # to a finite loss, when it was last evaluated
         self.due = False  # a checkpoint, as --checkpoint_every says
         self.in_warm_up = False  # whether the last step was an exact one of the warm-up
-        self.epoch_loss = [0.0, 0]  # sum and count of this rank's samples, this epoch and attempt
+        self.epoch_sums = [0.0, 0.0, 0]  # loss, hits and samples of this rank, epoch and attempt
         agree_micro_batches(self.job)
         parallel.check_micro_batches(options, world, self.job.micro_batches)
         rebuild_buckets(self.job)
@@ -98,12 +98,15 @@ class Run:
         if state is not None:
             self.position = checkpoint.restore(self.job, state)
             missing = not resume.restore_own(self.job, self.position)
+            changed = resume.epochs_changed(self.job, state)
             if self.job.attached is not None:
                 images = len(self.job.train_set)
                 seen = self.position.samples(images)
                 self.job.attached.steps = seen * self.job.steps_per_epoch // images
         self.clock.enter("other")
         self._report_start(state is not None)
+        if state is not None and changed:
+            self.screen.say(changed)
         if state is not None and missing:
             self.screen.say(resume.OWN_STATE_LOST.format(self.job.options.sync))
         if state is not None and resume.common_state_is_lost(self.job, state):
@@ -128,7 +131,7 @@ class Run:
     def epoch(self) -> bool:
         """Train from the position to the epoch's end; False when asked to stop."""
         at, job = self.position, self.job
-        self.epoch_loss = [0.0, 0]
+        self.epoch_sums = [0.0, 0.0, 0]
         self.screen.epoch(at.epoch, round(at.sample / len(job.train_set) * job.steps_per_epoch))
         self.clock.enter("data")
         for batch in self.batches.epoch(at.epoch, at.sample):
@@ -206,7 +209,7 @@ class Run:
         self.stop.requested |= self.losses.lost
         loss, hits = (sum(column) for column in zip(*rows))
         self.tallies, self.tally_samples = [], 0
-        self.epoch_loss = [self.epoch_loss[0] + loss, self.epoch_loss[1] + count]
+        self.epoch_sums = [a + b for a, b in zip(self.epoch_sums, (loss, hits, count))]
         return {"loss": loss / count, "top1": hits / count}
 
     def _show_tallies(self) -> List[Tuple[float, float]]:
@@ -258,11 +261,11 @@ class Run:
             lambda done: self.screen.doing(f"evaluating: {done} of rank 0's {total} images"),
         )
         at = self.position
-        sums = [sum(column) for column in zip(*self.world.gather(self.epoch_loss))]
-        train_loss = sums[0] / max(sums[1], 1)
+        loss, hits, count = (sum(column) for column in zip(*self.world.gather(self.epoch_sums)))
+        trained = {"train_loss": loss / max(count, 1), "train_top1": hits / max(count, 1)}
         self.clock.enter("other")
-        self.screen.evaluation(at.epoch - 1, train_loss, result)
-        line = {**result._asdict(), "train_loss": train_loss}
+        self.screen.evaluation(at.epoch - 1, *trained.values(), result)
+        line = {**result._asdict(), **trained}
         self.lines.add("evaluate", epoch=at.epoch - 1, **line)
         self.lines.flush()
         self.evaluates = math.isfinite(result.loss)

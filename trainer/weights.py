@@ -40,8 +40,9 @@ class TrainedModel(NamedTuple):
     classes: Optional[List[str]]
 
 
-def read_weights(file: str) -> TrainedModel:
-    """The model of --weights, an exported state dict or a checkpoint. Raises UserError."""
+def read_weights(file: str, average: bool = False) -> TrainedModel:
+    """The model of --weights, an exported state dict or a checkpoint; `average`: of our checkpoint
+    the average where it has one, which a run evaluates. Raises UserError."""
     name = f"--weights {file}"
     try:
         content = pathlib.Path(file).read_bytes()
@@ -53,6 +54,9 @@ def read_weights(file: str) -> TrainedModel:
     # Of a checkpoint of another version no more is asked than is used.
     classes = state.get("classes")
     known = classes if classes and SNAPSHOT["classes"](classes) else None
+    ema = state.get("ema")
+    if average and isinstance(ema, dict):
+        return TrainedModel(tensors_in(name, ema.get("average")), known)
     key = next((key for key in KEYS if isinstance(state.get(key), dict)), None)
     return TrainedModel(tensors_in(name, state[key] if key else state), known)
 

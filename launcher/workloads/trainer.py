@@ -14,7 +14,7 @@ from boundary.answers import NodeFacts
 from boundary.run_files import Decided
 from contract import strategies, verbs
 from contract.errors import UserError
-from contract.options import DEFAULT_MODEL, Config, as_typed, path_of
+from contract.options import DEFAULT_MODEL, RESULTS, Config, as_typed, path_of
 from contract.options import Options as TrainerOptions
 from contract.precisions import Level
 from launcher import judge
@@ -23,7 +23,6 @@ from launcher.look import Control, OpenMachines
 from launcher.machines.engine import Host, MachineError, talk
 from launcher.node.machine import tree_sha256
 from launcher.options import (
-    RESULTS,
     RESULTS_FOLDER,
     config_of,
     for_trainer,

@@ -114,7 +114,7 @@ def steps(python: str, folder: str) -> list[str]:
     model = "--model tests.trainer_models:plain --warmup_epochs 0 --workers 0"
     return [
         f"{python} -m trainer {options} {exact} {model}",
-        f"{python} -m trainer.export {folder}/output {folder}/after.pt",
+        f"{python} -m trainer.export {folder}/output TO={folder}/after.pt",
     ]
 
 

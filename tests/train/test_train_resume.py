@@ -28,6 +28,7 @@ ARGV = [
     "--checkpoint_every", 3, "--log_every", 1, "--evaluate_every", 10, "--workers", 0,
     "--resume", "auto",
 ]  # fmt: skip
+REPEATED = ("--repeat_augment", 4, "--loss", "bce", "--bce_threshold", 0.2)
 NODES = [1, 1, 1]
 
 
@@ -58,7 +59,7 @@ def same(ours, theirs):
 
 @pytest.mark.parametrize("most, epochs", [(3, 10), pytest.param(20, 30, marks=pytest.mark.long)])
 def test_kills_change_no_bit(images, undisturbed, tmp_path, most, epochs):
-    kills, chance, more = 0, random.Random(1), ("--epochs", epochs)
+    kills, chance, more = 0, random.Random(1), ("--epochs", epochs, *REPEATED)
     while kills < most:
         started = start_ranks(NODES, trainer, *argv(images, tmp_path, *more), quiet=True)
         wait_for_steps(tmp_path, steps_done(tmp_path) + chance.randint(4, 12), started)

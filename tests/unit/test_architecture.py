@@ -111,7 +111,7 @@ READS = {
         launcher/plan/code.py launcher/plan/files.py launcher/plan/layer.py
         launcher/plan/models.py launcher/plan/sources.py
         launcher/status.py launcher/top.py launcher/watch/attempts.py launcher/watch/guards.py
-        report/files.py tandem/compat.py
+        report/evaluation.py report/files.py tandem/compat.py
         tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py
         trainer/resume.py trainer/safetensors.py trainer/weights.py trainer/writer.py""",
     "the checkout's own files": """
@@ -126,7 +126,7 @@ READS = {
         launcher/node/machine.py launcher/node/prepare.py""",
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py contract/interrupts.py
-        launcher/background.py launcher/node/supervisor.py
+        launcher/background.py launcher/evaluate.py launcher/node/supervisor.py
         launcher/node/startup/sitecustomize.py
         report/cli.py report/measurements.py tools/shrink.py tools/tensorboard.py
         trainer/export.py

@@ -29,6 +29,7 @@ from launcher.node import probe as machine
 from launcher.plan import layer, sources
 from launcher.watch import guards
 from planning import PlanError, stacks
+from report import evaluation
 from report.read import read_run
 from report.status import Follower
 from tests.unit.ansible.provision_machines import load
@@ -79,6 +80,7 @@ DOCUMENTS = {
     ),
     "predictions": (prediction, lambda part, size: within("rows", part, size)),
     "facts files": (dry.read, array),
+    "evaluations": (evaluation.read, lambda part, size: within("classes", part, size)),
     "sweeps": (
         sweep_file,
         lambda part, size: within("cells", part, size, sweep="x", rounds=1, runs=[]),

@@ -8,17 +8,18 @@ index tensor on the device.
 import dataclasses
 import hashlib
 import math
+from functools import partial
 from random import Random
 from typing import Callable, Optional, Sequence, Tuple
 
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from contract.options import Options
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torchvision's models
 
 Pair = Sequence[torch.Tensor]
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of outputs and targets
 
 
 def derive_seed(*parts: object) -> int:
@@ -114,10 +115,37 @@ def mix_images(images: torch.Tensor, neighbours: torch.Tensor, mix: Mix) -> torc
     return mixed
 
 
+# Of outputs, the batch's own targets and the same rolled by one (which is done before a batch is
+# split into micro-batches), and how they are mixed; summed over samples.
+Loss = Callable[[torch.Tensor, Pair, Optional[Mix]], torch.Tensor]
+
+
+def build_loss(options: Options) -> Loss:
+    if options.loss == "bce":
+        return partial(binary_loss, options.label_smoothing, options.bce_threshold)
+    return partial(mixed_loss, options.label_smoothing)
+
+
 def mixed_loss(
-    loss: Loss, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]
+    smoothing: float, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]
 ) -> torch.Tensor:
-    """`loss` against both targets, weighted. `targets` are the batch's own targets and the same
-    rolled by one; the roll is done before a batch is split into micro-batches."""
-    own = loss(outputs, targets[0])
-    return own if mix is None else mix.weight * own + (1 - mix.weight) * loss(outputs, targets[1])
+    """Cross-entropy against both targets, weighted."""
+    own, other = (
+        partial(cross_entropy, outputs, target, reduction="sum", label_smoothing=smoothing)
+        for target in targets
+    )
+    return own() if mix is None else mix.weight * own() + (1 - mix.weight) * other()
+
+
+def binary_loss(
+    smoothing: float, threshold: float, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]
+) -> torch.Tensor:
+    """Wightman et al., "ResNet strikes back", 2021: each class is a yes or a no; of a mixed image
+    both classes are, above the threshold in full."""
+    count, weight = outputs.shape[1], 1.0 if mix is None else mix.weight
+    numbers = torch.arange(count, device=outputs.device)
+    own, other = ((target[:, None] == numbers).to(outputs.dtype) for target in targets)
+    share = (1 - smoothing) * (weight * own + (1 - weight) * other) + smoothing / count
+    if threshold:
+        share = (share > threshold).to(outputs.dtype)
+    return binary_cross_entropy_with_logits(outputs, share, reduction="sum") / count

@@ -33,7 +33,7 @@ class Draw(NamedTuple):
     """Which sample to make: in a training epoch, or, where `epoch` is None, in evaluation."""
 
     epoch: Optional[int]
-    number: int  # its place in the data set
+    number: int  # of the copy: its place in the data set, and for each copy before it all of that
 
 
 class Sample(NamedTuple):
@@ -60,8 +60,8 @@ class Samples(Dataset):  # type: ignore[type-arg]
         """In training (where the draw has an epoch), a bad image is replaced by another one of its
         class, drawn from (seed, epoch, index); in evaluation, after TRIALS replacements, and where
         a disk gives no image any more, `pixels` is None."""
-        rng, index = self.sample_rng(draw), draw.number
         paths, targets = self.folder.paths, self.folder.targets
+        rng, index = self.sample_rng(draw), draw.number % len(paths)
         bad: List[Bad] = []
         chosen = index
         for trial in range(1 if draw.epoch is None else 1 + TRIALS):
@@ -143,13 +143,18 @@ class TrainBatches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """This rank's samples of each step from position `start` of the epoch on; a step may have
         none for this rank. Raises RankError when there are too many bad images."""
-        order = epoch_order(len(self.dataset), self.options.seed, epoch)
+        repeats = self.options.repeat_augment
+        order = epoch_order(len(self.dataset), self.options.seed, epoch, repeats)
         steps, shares = [], []
         while start < len(order):
             count = step_size(start, len(order), self.world.global_batch, self.world.smallest)
             shares.append(self.world.rank_samples(count))
             mine = rank_slice(shares[-1], self.world.rank)
-            steps.append(order[start : start + count][mine].tolist())
+            # One copy of each image after the other: ranks, and neighbours that mixup blends, have
+            # different images.
+            step = order[start : start + count]
+            step = torch.cat([step[copy::repeats] for copy in range(repeats)])
+            steps.append(step[mine].tolist())
             start += count
         batches = self._source.batches(steps, epoch)
         for (images, targets, indices, bad), sizes in zip(batches, shares):
@@ -165,11 +170,12 @@ class TrainBatches:
 def eval_batches(
     dataset: ImageFolder, options: Options, world: World, size: int
 ) -> Iterator[Batch]:
-    """Every image exactly once over all ranks, in order within a rank, `size` at a time; bad ones
-    are left out."""
+    """Every image exactly once over all ranks, in batches of `size`, which are the same on any
+    number of ranks: what a network computes of an image depends on them in the last bits. Bad
+    images are left out."""
     samples = Samples(dataset, Evaluate(dataset.sizes), options.seed)
-    mine = list(range(world.rank, len(dataset), world.size))
-    steps = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
+    begins = range(world.rank * size, len(dataset), world.size * size)
+    steps = [list(range(begin, min(begin + size, len(dataset)))) for begin in begins]
     for images, targets, indices, bad in Source(samples, options, world).batches(steps):
         dataset.quarantine.add(bad)
         if bad:
@@ -208,7 +214,7 @@ class Source:
     def batches(
         self, steps: Sequence[List[int]], epoch: Optional[int] = None
     ) -> Iterator[Collated]:
-        """`steps`: indices into the data set. Only one such iterator may be in use at a time."""
+        """`steps`: numbers of Draw. Only one such iterator may be in use at a time."""
         folder, transform = self.samples.folder, self.samples.transform
         small = transform.keeps and self.size <= SMALL
         if small and fits(len(folder), transform.side, self.world.local_size):
@@ -235,7 +241,8 @@ class Source:
         folder, side = self.samples.folder, self.samples.transform.side
         if folder.cache is None or folder.cache.pixels.shape[1] != side:
             folder.cache = ImageCache(len(folder), side)
-        missing = [folder.cache.missing(indices) for indices in steps]
+        images_of = [[number % len(folder) for number in numbers] for numbers in steps]
+        missing = [folder.cache.missing([*dict.fromkeys(indices)]) for indices in images_of]
         count = sum(map(len, missing))
         bases = Bases(folder, self.samples.transform)
         wanted = [indices for indices in missing if indices]
@@ -251,11 +258,12 @@ class Source:
 
     def _augment(self, cache: ImageCache, draw: Draw) -> Sample:
         """The same as `samples[draw]`, without decoding a good image again."""
-        base = cache.get(draw.number)
+        index = draw.number % len(self.samples.folder)
+        base = cache.get(index)
         if base is None:
             return self.samples[draw]
         pixels = self.samples.transform.augment(base, self.samples.sample_rng(draw))
-        return Sample(pixels, self.samples.folder.targets[draw.number], draw.number, [])
+        return Sample(pixels, self.samples.folder.targets[index], index, [])
 
 
 def _collate(size: int, samples: Sequence[Sample]) -> Collated:
@@ -268,10 +276,13 @@ def _collate(size: int, samples: Sequence[Sample]) -> Collated:
     return images.to(torch.uint8).permute(0, 3, 1, 2), targets, indices, bad
 
 
-def epoch_order(count: int, seed: int, epoch: int) -> torch.Tensor:
-    """Indices 0..count-1 as int64, shuffled by seed and epoch alone."""
+def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> torch.Tensor:
+    """The numbers of an epoch's `count` draws as int64, shuffled by seed and epoch alone: with
+    `repeats`, as many copies of an image one after the other, and fewer images (Berman et al.,
+    "MultiGrain", 2019)."""
     generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
-    return torch.randperm(count, generator=generator)
+    images = torch.randperm(count, generator=generator).repeat_interleave(repeats)[:count]
+    return images + torch.arange(count) % repeats * count
 
 
 # The numbers of ImageNet. Classes matter: a classifier's last layer is part of what is sent.

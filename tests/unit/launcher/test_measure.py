@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from contract.errors import UserError
-from launcher import cli, folders, measure
+from launcher import cli, errand, folders, measure
 from launcher.look import OpenMachines
 from launcher.participants import Participants
 from launcher.plan.checks import ReadyRun
@@ -170,7 +170,7 @@ def test_a_machine_that_another_run_took_first_is_waited_for_if_asked(
     RunBuilder(tmp_path / "runs/20261122T130000Z-resnet50-4n").write()
     busy = Failure(host="node2", source="busy", order=0, message="it is in use by anna@desk: run r")
     outcomes = [Outcome("failed", busy, 0.0, [], {})] * 2 + [Outcome("stopped", None, 0.0, [], {})]
-    monkeypatch.setattr(measure, "watch_guards", lambda *_: outcomes.pop(0))
+    monkeypatch.setattr(errand, "watch_guards", lambda *_: outcomes.pop(0))
     monkeypatch.setattr("launcher.participants.time.sleep", lambda _: None)
     assert plan("--measure") == 2
     assert "anna@desk: run r: wait for it (QUEUE=1)" in capsys.readouterr().err

@@ -127,7 +127,6 @@ def stopped(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--epochs", "30"], "leave out EPOCHS=30 (the run has 60), or start"),
         (["--", "--lr", "0.5"], "leave out ARGS='--lr 0.5' (the run has 0.4), or start"),
         (["--batch", "8", "--", "--sync_bn"], "BATCH=8 (the run has 32) and ARGS='--sync_bn True'"),
         (["--sync", "allreduce"], "leave out SYNC=allreduce (the run has ef:15)"),
@@ -152,7 +151,7 @@ def test_a_run_is_not_resumed_with_options_by_which_it_would_learn_otherwise(
     "words",
     [
         ["--nodes", "2"],
-        ["--epochs", "60", "--sync", "ef:15", "--precision", "auto"],
+        ["--epochs", "90", "--sync", "ef:15", "--precision", "auto"],
         ["--sync", "auto", "--max-restarts", "3"],
         ["--", "--sync", "auto"],
         ["--", "--workers", "2", "--lr", "0.4"],

@@ -106,4 +106,4 @@ def test_a_loss_of_any_size_keeps_its_column():
     astray = Epoch(**score, loss=3.3e24, train_loss=1_898_571_906.8)
     well = Epoch(**score, loss=2.291, train_loss=9408.9)
     rows = table("", tables.EPOCHS, [astray, well]).rows
-    assert [row[2:] for row in rows] == [("2e+09", "3e+24"), ("9,409", "2.29")]
+    assert [row[3:] for row in rows] == [("2e+09", "3e+24"), ("9,409", "2.29")]

@@ -74,6 +74,31 @@ def test_pixels_depend_on_seed_epoch_and_index_alone(root, augment):
     assert not same(alone, samples(root, dataclasses.replace(options, seed=1), (4,)))
 
 
+def copies(root, options, batches):
+    """[{rank: [(index, pixels)]}] of each step of an epoch."""
+    steps = []
+    for rank in range(len(batches)):
+        loader = TrainBatches(ImageFolder(root, "train", options), options, world(rank, batches))
+        for number, batch in enumerate(loader.epoch(0)):
+            pairs = zip(batch.indices.tolist(), (image.numpy().tobytes() for image in batch.images))
+            steps += [{}] * (number == len(steps))
+            steps[number] = {**steps[number], rank: [*pairs]}
+    return steps
+
+
+@pytest.mark.parametrize("augment", ["shift", "crop"])  # kept in memory, and decoded each time
+def test_copies_of_an_image_are_augmented_anew_and_on_other_ranks(root, augment):
+    options = Options(augment=augment, random_erase=1.0, workers=0, repeat_augment=4)
+    steps = copies(root, options, (4, 4, 4, 4))
+    for rank in (rank for step in steps for rank in step.values()):
+        assert len({index for index, _ in rank}) == len(rank)
+    pairs = sorted(pair for step in steps for rank in step.values() for pair in rank)
+    assert len(pairs) == len({*pairs}) == CLASSES * EACH
+    assert len({index for index, _ in pairs}) == 7
+    others = copies(root, options, (3, 2, 5))
+    assert sorted(pair for step in others for rank in step.values() for pair in rank) == pairs
+
+
 def test_each_sample_has_chances_of_its_own(root):
     """Pitfall 20 within a rank: 27 times the same file gives 27 crops."""
     options = Options(workers=0, augment="crop")

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from contract.options import Options
-from trainer.data.batch import Mix, mix_images, mixed_loss, plan_mix
+from trainer.data.batch import Mix, build_loss, mix_images, plan_mix
 
 
 def test_the_plan_depends_on_seed_step_and_rank_alone():
@@ -41,5 +41,22 @@ def test_mixup_blends_with_the_next_and_leaves_its_input():
 def test_the_loss_is_that_of_soft_targets():
     outputs, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0])
     soft = 0.7 * torch.eye(4)[targets] + 0.3 * torch.eye(4)[targets.roll(1, 0)]
-    ours = mixed_loss(cross_entropy, outputs, (targets, targets.roll(1, 0)), Mix(0.7))
-    torch.testing.assert_close(ours, cross_entropy(outputs, soft.double()))
+    ours = build_loss(Options())(outputs, (targets, targets.roll(1, 0)), Mix(0.7))
+    torch.testing.assert_close(ours, cross_entropy(outputs, soft.double(), reduction="sum"))
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.2])
+@pytest.mark.parametrize("mix", [None, Mix(0.7), Mix(0.9)])
+def test_binary_cross_entropy_is_a_yes_or_no_to_each_class(threshold, mix):
+    """As timm's, with its soft targets."""
+    outputs, targets = torch.randn(5, 4, dtype=torch.float64), torch.tensor([0, 1, 2, 3, 0])
+    weight = 1.0 if mix is None else mix.weight
+    soft = weight * torch.eye(4)[targets] + (1 - weight) * torch.eye(4)[targets.roll(1, 0)]
+    soft = (0.9 * soft + 0.1 / 4).double()
+    if threshold:
+        assert (soft > threshold).sum() == (9 if weight == 0.7 else 5)
+        soft = (soft > threshold).double()
+    options = Options(loss="bce", bce_threshold=threshold, label_smoothing=0.1)
+    ours = build_loss(options)(outputs, (targets, targets.roll(1, 0)), mix)
+    mean = binary_cross_entropy_with_logits(outputs, soft, reduction="mean")
+    torch.testing.assert_close(ours / 5, mean)

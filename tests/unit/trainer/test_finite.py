@@ -109,7 +109,7 @@ def test_weights_and_outputs_that_are_not_finite_are_refused(images, tmp_path, u
     name.parent.mkdir(parents=True)
     torch.save(snapshot(model=state, classes=["a", "b", "c", "d"]), name)
     if use == "export":
-        code = export.main([str(tmp_path), str(tmp_path / "out.pt")])
+        code = export.main([str(tmp_path), f"TO={tmp_path}/out.pt"])
         text = capsys.readouterr().err
     else:
         more = ["--epochs", 1] if use == "train" else ["--predict", tmp_path / "out.pt"]

@@ -149,7 +149,7 @@ def test_a_tensor_that_nothing_can_be_copied_from_is_refused_wherever_it_stands(
         writer.write_whole(state, tried.path)
         with pytest.raises(UserError, match=r"missing or not what it should be|more than tensors"):
             tried.resumed()
-        assert export.main([str(tried.folder), str(tried.folder / "out.pt")]) == 2
+        assert export.main([str(tried.folder), f"TO={tried.folder}/out.pt"]) == 2
 
 
 def of_kind(kind, tensor):
@@ -256,7 +256,7 @@ def test_an_older_checkpoint_takes_the_place_of_a_damaged_one(tried, caplog, mon
     assert tried.resumed() and newer.name in caplog.text
     newer.unlink()
     writer.write_whole({"run": "r", "model": {}}, tried.path)  # no checkpoint of ours
-    assert export.main([str(tried.folder), str(tried.folder / "out.pt")]) == 2
+    assert export.main([str(tried.folder), f"TO={tried.folder}/out.pt"]) == 2
 
 
 @pytest.mark.hypothesis

@@ -208,6 +208,14 @@ def test_order_is_a_permutation_that_changes_with_seed_and_epoch():
     assert not torch.equal(order, epoch_order(1000, seed=3, epoch=5))
 
 
+def test_with_repeats_an_epoch_has_as_many_images_of_which_fewer_differ():
+    """As torchvision's RASampler, but for what that drops to have a multiple of 256."""
+    order, usual = epoch_order(1002, 3, 4, repeats=4), epoch_order(1002, 3, 4)
+    assert torch.equal(order % 1002, usual[:251].repeat_interleave(4)[:1002])
+    assert len(order.unique()) == 1002  # each copy has a number, by which it is augmented
+    assert torch.equal(epoch_order(1002, 3, 4, repeats=1), usual)
+
+
 def test_seeds_do_not_collide_like_sums():
     assert len({derive_seed("a", seed, epoch) for seed in range(40) for epoch in range(40)}) == 1600
 

@@ -100,8 +100,8 @@ def test_by_hand_a_run_that_goes_on_keeps_its_precision_on_other_machines(images
     with pytest.raises(UserError, match="the CPU of node1"):
         settled([cpu()], **again)
     assert settled([cpu()], output=str(tmp_path)) == "fp32"  # a new run
-    more = ["--resume", "auto", "--epochs", 2, "--precision", "bf16", "--emulate"]
-    assert run(images, tmp_path, *more) == [2, 2]  # another number of epochs, and no other option
+    more = ["--resume", "auto", "--lr", 0.2, "--precision", "bf16", "--emulate"]
+    assert run(images, tmp_path, *more) == [2, 2]  # another learning rate, and no other option
 
 
 def test_auto_is_settled_before_the_start_line_and_found_in_the_checkpoint(images, tmp_path):

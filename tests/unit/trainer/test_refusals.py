@@ -41,7 +41,7 @@ def run(images, model, *more, nodes=(1,), function=trainer, **settings):
         (["--weights", "/nowhere.pt"], "/nowhere.pt"),
         (["--predict", "x.csv"], "--weights"),
         (["--predict", "/nowhere/x.csv", "--weights", "x.pt"], "/nowhere/x.csv"),
-        (["--predict", "x.csv", "--extract", "x.csv", "--weights", "x.pt"], "give two names"),
+        (["--predict", "x.csv", "--extract", "x.csv", "--weights", "x.pt"], "a name of its own"),
         (["--output", "/dev/null/run"], "cannot write /dev/null/run"),
         (["--gpu0_batch", 3], "go together"),
     ],

@@ -2,8 +2,10 @@
 
 import csv
 import io
+import json
 import os
 import shutil
+from collections import Counter
 from contextlib import nullcontext
 from itertools import chain
 from types import SimpleNamespace
@@ -21,8 +23,8 @@ from tests.trainer_ranks import lines, run_ranks, said, snapshot, trainer
 from trainer import checkpoint
 from trainer.data.batch import Batch
 from trainer.evaluate import evaluate
+from trainer.export import best
 from trainer.export import main as export
-from trainer.export import newest
 from trainer.precision import Precision
 from trainer.screen import Screen
 from trainer.train import Run
@@ -48,7 +50,7 @@ def evaluated(count):
     job = SimpleNamespace(
         options=Options(workers=0), world=world, ema=None, frozen=[], eval_set=range(count),
         precision=Precision("fp64", world.device), normalise=lambda images: images.double(),
-        model=_Parity(), micro_batch=64, agreed=nullcontext,
+        model=_Parity(), eval_batch=64, agreed=nullcontext,
     )  # fmt: skip
     with mock.patch("trainer.evaluate.eval_batches", numbered_batches):
         return tuple(evaluate(job))
@@ -101,10 +103,64 @@ def test_predictions_are_in_order_and_agree_for_one_and_three_ranks(images, trai
     assert os.path.relpath(odd, tmp_path / "images") in {row["path"] for row in tables[0]}
     # By the average, which was evaluated.
     average, same = tmp_path / "average.pt", tmp_path / "same.csv"
-    assert export([str(trained), str(average), "--ema"]) == 0
+    assert export([f"RUN={newest(trained)}", f"TO={average}"]) == 0
     argv = ["--data", tmp_path / "images", *MODEL, "--weights", average, "--predict", same]
     assert run_ranks([1], trainer, *argv) == [0]
     assert same.read_bytes() == (tmp_path / "1.csv").read_bytes()
+
+
+def newest(output):
+    return sorted(output.glob("checkpoints/*/step-*.pt"))[-1]
+
+
+def evaluation(images, trained, file, ranks, *argv):
+    source = ["--resume", trained, "--evaluate", file, "--per_node_batch_size", 8]
+    assert run_ranks(ranks, trainer, "--data", images, *MODEL, *source, *argv) == [0] * sum(ranks)
+    return json.loads(file.read_text())
+
+
+def test_an_evaluation_is_the_same_on_one_and_four_ranks(images, trained, tmp_path):
+    """To the bit, with an image that cannot be read; and of fewer classes than the model's."""
+    folder = tmp_path / "images"
+    shutil.copytree(images, folder)
+    (folder / "val/class2/0.png").write_bytes(b"no image")
+    table = tmp_path / "out.csv"
+    alone = evaluation(folder, trained, tmp_path / "1.json", [1], "--predict", table)
+    evaluation(folder, trained, tmp_path / "4.json", [3, 1])
+    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "4.json").read_bytes()
+    assert (alone["images"], alone["unreadable"]) == (11, 1)
+    assert [row["images"] for row in alone["classes"]] == [3, 3, 2, 3]
+    with table.open() as text:
+        pairs = [(row["path"].split("/")[1], row["class"]) for row in csv.DictReader(text)]
+    wrong = Counter(pair for pair in pairs if pair[0] != pair[1])
+    assert wrong and alone["top1"] == pytest.approx(1 - wrong.total() / 11)
+    assert {(r["name"], r["predicted"]): r["images"] for r in alone["confused"]} == wrong
+    whole = sum(row["images"] * row["loss"] for row in alone["classes"])
+    assert alone["loss"] == pytest.approx(whole / 11, rel=1e-12)
+    for split in ("train", "val"):
+        shutil.rmtree(folder / split / "class0")
+    fewer = evaluation(folder, trained, tmp_path / "fewer.json", [1])
+    same = [(row["top1"], pytest.approx(row["loss"])) for row in alone["classes"][1:]]
+    assert [(row["top1"], row["loss"]) for row in fewer["classes"]] == same
+
+
+def test_the_evaluation_of_a_run_is_the_one_that_it_had_in_training(images, trained, tmp_path):
+    """By the average, from the checkpoint as a file of weights, too."""
+    file = next(trained.glob("checkpoints/*/best.pt"))
+    best = max(line["top1"] for line in lines(trained, "evaluate")[0])
+    shown = next(line for line in lines(trained, "evaluate")[0] if line["top1"] == best)
+    argv = ["--data", images, *MODEL, "--weights", file, "--evaluate", tmp_path / "e.json"]
+    assert run_ranks([1], trainer, *argv) == [0]
+    again = json.loads((tmp_path / "e.json").read_text())
+    assert (again["top1"], again["top5"]) == (shown["top1"], shown["top5"])
+    assert again["loss"] == pytest.approx(shown["loss"], rel=1e-6)
+
+
+def test_images_of_classes_that_a_model_does_not_know_are_not_evaluated(images, trained, tmp_path):
+    argv = ["--data", renamed(images, tmp_path / "images"), *MODEL, "--resume", trained]
+    ends = run_ranks([1, 1], said, *argv, "--evaluate", tmp_path / "e.json")
+    assert [code for code, _ in ends] == [2, 2] and not list(tmp_path.glob("e.*"))
+    assert all("zebra" in text and text.count("\n") == 1 for _, text in ends)
 
 
 def renamed(images, folder, *more):
@@ -149,27 +205,27 @@ def test_a_run_does_not_go_on_with_a_class_of_another_name(images, trained, tmp_
     assert code == 2 and "class1 is not in --data" in text and "zebra is new" in text
 
 
-def losses(*argv):
-    """What an epoch's line on the screen says was lost in training."""
+def shown(*argv):
+    """Loss and top-1 in training, as an epoch's line on the screen has them."""
     said, evaluated = [], Screen.evaluation
     told = mock.patch.object(
-        Screen, "evaluation", lambda *args: (said.append(args[2]), evaluated(*args))
+        Screen, "evaluation", lambda *args: (said.append(args[2:4]), evaluated(*args))
     )
     with told, mock.patch("tandem.timings.Block.HALF", 0.0):  # so that each step has a line
         assert trainer(*argv) == 0
     return said
 
 
-def test_an_epoch_s_loss_is_that_of_all_its_steps_and_ranks(images, tmp_path):
+def test_an_epoch_s_loss_and_top1_are_those_of_all_its_steps_and_ranks(images, tmp_path):
     argv = ["--data", images, "--output", tmp_path, *MODEL, "--per_node_batch_size", 5]
-    said = run_ranks([2, 1], losses, *argv, "--epochs", 2, "--log_every", 1)
-    sums = {0: [0.0, 0], 1: [0.0, 0]}
+    said = run_ranks([2, 1], shown, *argv, "--epochs", 2, "--log_every", 1)
+    sums = {0: [0.0, 0.0, 0], 1: [0.0, 0.0, 0]}
     for line in chain.from_iterable(lines(tmp_path, "step")):
-        sums[line["epoch"]][0] += line["loss"] * line["samples"]
-        sums[line["epoch"]][1] += line["samples"]
-    wanted = [total / count for total, count in sums.values()]
-    assert [count for _, count in sums.values()] == [32, 32]
-    assert said == [pytest.approx(wanted, rel=1e-6)] * 3
+        figures = (line["loss"] * line["samples"], line["top1"] * line["samples"], line["samples"])
+        sums[line["epoch"]] = [a + b for a, b in zip(sums[line["epoch"]], figures)]
+    assert [count for *_, count in sums.values()] == [32, 32]
+    wanted = [pytest.approx((loss / 32, hits / 32), rel=1e-6) for loss, hits, _ in sums.values()]
+    assert said == [wanted] * 3
 
 
 def writers(*argv):
@@ -194,22 +250,22 @@ def beginning(*argv):
 
 
 def test_export_gives_plain_weights(images, trained, tmp_path):
-    """Pitfalls 6 and 12: no `module.`; one answer to which machine's weights count. A run that
-    begins with them averages them."""
-    plain, average = tmp_path / "plain.pt", tmp_path / "average.pt"
-    assert export([str(trained), str(plain)]) == 0
-    assert export([str(trained), str(average), "--ema", "--best"]) == 0
-    with plain.open("rb") as ours, average.open("rb") as theirs:
+    """Pitfalls 6 and 12: no `module.`; one answer to which machine's weights count: those that were
+    evaluated as the best. A run that begins with them averages them."""
+    plain = tmp_path / "plain.pt"
+    assert export([str(trained), f"TO={plain}"]) == 0
+    with plain.open("rb") as ours, next(trained.glob("checkpoints/*/best.pt")).open("rb") as theirs:
         ours, theirs = load_tensors(ours), load_tensors(theirs)
     normed(4).load_state_dict(ours)
-    assert not torch.equal(ours["0.weight"], theirs["0.weight"])
+    assert torch.equal(ours["0.weight"], theirs["ema"]["average"]["0.weight"])
+    assert not torch.equal(ours["0.weight"], theirs["model"]["0.weight"])
     argv = ["--data", images, *MODEL, "--ema", 0.9, "--weights", plain]
     assert run_ranks([1], beginning, *argv) == [{k: v.tolist() for k, v in ours.items()}]
 
 
 def test_weights_with_and_without_ddp_prefix_load(images, trained, tmp_path):
     """Pitfall 6; the test above is without."""
-    export([str(trained), str(tmp_path / "plain.pt")])
+    export([str(trained), f"TO={tmp_path}/plain.pt"])
     with (tmp_path / "plain.pt").open("rb") as file:
         weights = {f"module.{key}": value for key, value in load_tensors(file).items()}
     torch.save(weights, tmp_path / "weights.pt")
@@ -222,9 +278,10 @@ def test_weights_with_and_without_ddp_prefix_load(images, trained, tmp_path):
 @pytest.mark.parametrize(
     "argv, word",
     [
-        (["nowhere", "x.pt"], "no complete step-"),
-        (["{trained}", "x.bin"], "must end in .pt"),
-        (["{trained}", "/nowhere/x.pt"], "/nowhere/x.pt: there is no such folder"),
+        (["nowhere"], "RUN=nowhere: there is no such run"),
+        (["tests"], "no complete best.pt or step-"),
+        (["{trained}", "TO=x.bin"], "must end in .pt"),
+        (["{trained}", "TO=/nowhere/x.pt"], "/nowhere/x.pt: there is no such folder"),
     ],
 )
 def test_export_refuses_in_one_sentence(trained, capsys, argv, word):
@@ -253,11 +310,11 @@ def test_the_newest_run_counts_more_than_the_longest(tmp_path):
         at = {"sample": step, "samples": step, "step": step}
         writer.save(snapshot(model={"x": torch.ones(9)}, run=run, **at), best=False)
         writer.finish()
-        assert newest(tmp_path, best=False)["run"] == run
-    assert newest(tmp_path, best=False)["step"] == 7
+        assert best(str(tmp_path))["run"] == run
+    assert best(str(tmp_path))["step"] == 7
     path = tmp_path / "checkpoints/a/step-00000007.pt"
     content = bytearray(path.read_bytes())
     # One bit of the tensor's data.
     content[content.index(torch.ones(9).numpy().tobytes()) + 5] ^= 1
     path.write_bytes(content)
-    assert newest(tmp_path, best=False)["step"] == 3
+    assert best(str(tmp_path))["step"] == 3

@@ -12,7 +12,7 @@ from contract.options import Options
 from tandem.timings import Clock
 from tests.trainer_ranks import run_ranks
 from trainer import step
-from trainer.data.batch import Normalise, derive_seed, mix_images, plan_mix
+from trainer.data.batch import Normalise, build_loss, derive_seed, mix_images, plan_mix
 from trainer.parallel import Computing
 from trainer.precision import Precision
 from trainer.step import frozen_batch_norm, local_only
@@ -151,7 +151,7 @@ def test_tallies_keep_no_graph(kind):
     job = SimpleNamespace(
         options=Options(**{kind: 0.5}), world=mock.Mock(rank=0, size=1), net=net, image_size=8,
         clock=Clock(device), normalise=counted, precision=Precision("fp32", device),
-        loss=torch.nn.CrossEntropyLoss(reduction="sum"),
+        loss=build_loss(Options()),
     )  # fmt: skip
     images = torch.randint(0, 255, (6, 3, 8, 8), dtype=torch.uint8)
     tally = step._gradients(job, images, torch.tensor([0, 1, 1, 0, 1, 0]), 6, [2, 2, 2], 3)
