@@ -1,11 +1,14 @@
 """Each measurement and model of bench/ by its smallest real piece."""
 
+from random import Random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from bench import (
+    decoding,
     gpu,
     gpu_peers,
     test_bench_launcher,
@@ -48,3 +51,9 @@ def test_gpu_measures_ours_beside_others(tmp_path):
     rows = list(gpu.beside(setting, SimpleNamespace(rounds=1, seconds=0.0)))
     assert [row[1] for row in rows] == [one.name for one in gpu_peers.contenders()]
     assert all(float(row[2]) > 0 for row in rows)
+
+
+def test_each_way_from_a_jpeg_makes_a_crop():
+    content = decoding.photograph(64, 48, 70, 0)
+    sizes = {np.asarray(load(content, Random(0))).size for load in decoding.WAYS.values()}
+    assert sizes == {224 * 224 * 3}

@@ -9,6 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image
 
@@ -16,7 +17,7 @@ from contract.errors import UserError
 from contract.options import Options
 from trainer.data.augment import BILINEAR, GREY, Evaluate, erase, random_box, random_crop, reduction
 from trainer.data.batch import Normalise
-from trainer.data.decode import Picture, open_picture
+from trainer.data.decode import BadImage, Picture, open_picture, picture_of
 from trainer.data.folder import CACHE_BYTES_MAX, ImageFolder, Sizes, fits
 from trainer.data.loader import TrainBatches, eval_batches
 from trainer.world import World
@@ -209,8 +210,8 @@ def test_a_crop_of_a_very_long_image_is_its_middle():
     assert random_box((400, 4), Random(0), 0.5, 1.0, 4 / 3) is None
     unfit = mock.Mock(random=lambda: 1 - 2**-53)  # draws nothing that fits
     crop = random_crop(Picture(Image.fromarray(pixels)), 8, unfit)
-    assert crop.size == (8, 8)
-    assert (np.asarray(crop)[:, 1:-1] == 200).all()
+    assert crop.shape == (8, 8, 3)
+    assert (crop[:, 1:-1] == 200).all()
 
 
 def test_erasing_paints_a_rectangle_of_the_mean_colour():
@@ -331,6 +332,64 @@ def test_scaled_decoding_keeps_the_crop_and_nearly_its_pixels():
     assert reduced >= 6
 
 
+def odd_jpegs():
+    """Photographs in the kinds of JPEGs that data sets have; the last three are damaged."""
+    whole = Image.open(io.BytesIO(photograph((331, 243), 2)))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    kinds = {
+        "no subsampling": {"subsampling": "4:4:4"},
+        "half the colours": {"subsampling": "4:2:2"},
+        "progressive": {"progressive": True},
+        "turned": {"exif": exif},
+        "grey": {},
+        "CMYK": {},
+        "two pictures": {"format": "MPO", "save_all": True, "append_images": [whole]},
+    }
+    modes = {"grey": "L", "CMYK": "CMYK"}
+    for kind, settings in kinds.items():
+        file = io.BytesIO()
+        whole.convert(modes.get(kind, "RGB")).save(file, **{"format": "JPEG", **settings})
+        yield kind, file.getvalue()
+    plain = photograph((331, 243), 3)
+    yield "something behind it", plain + bytes(999)
+    yield "cut", plain[: len(plain) // 2]
+    yield "a byte lost", plain[: len(plain) // 2] + plain[len(plain) // 2 + 1 :]
+    yield "zeros", plain[: len(plain) // 2] + bytes(len(plain) // 2)
+
+
+def test_pixels_are_equal_with_and_without_the_fast_decoder(monkeypatch):
+    used, refused = [], []
+
+    def crop(content, module):
+        monkeypatch.setattr("trainer.data.decode.simplejpeg", module)
+        try:
+            return random_crop(picture_of(content), 128, Random(5))
+        except BadImage as error:
+            refused.append(content)
+            return str(error)
+
+    def counted(*args):
+        pixels = simplejpeg.decode_jpeg(*args)
+        used.append(pixels.shape)
+        return pixels
+
+    for kind, content in odd_jpegs():
+        fast = crop(content, mock.Mock(decode_jpeg=counted))
+        assert np.array_equal(fast, crop(content, None)), kind
+    assert len(used) >= 5 and len(set(refused)) == 2
+
+
+def test_torch_scales_a_crop_nearly_as_pillow_does(monkeypatch):
+    content = photograph((401, 303), 4)
+    for seed in range(6):
+        crops = []
+        for bytes_too in (True, False):  # False: of torch 1.12
+            monkeypatch.setattr("trainer.data.augment.RESIZES_BYTES", bytes_too)
+            crops.append(random_crop(picture_of(content), 96, Random(seed)).astype(int))
+        assert np.abs(crops[0] - crops[1]).mean() < 0.2
+
+
 @pytest.mark.parametrize("side, factor", [(143, 1), (288, 2), (575, 2), (576, 4), (1152, 8)])
 def test_a_crop_keeps_half_again_as_many_pixels_as_it_gets(side, factor):
     assert reduction((8, 4, 2, 1), (3, 5, 3 + side, 5 + side + 40), 96) == factor
@@ -358,9 +417,14 @@ def test_scaled_pixels_stand_where_the_whole_ones_do(tmp_path, size, orientation
 
 
 def test_only_training_crops_are_scaled_and_only_where_they_are_meant_to_be(tmp_path, monkeypatch):
-    factors, pixels = [], Picture.pixels
+    factors, pixels, region = [], Picture.pixels, Picture.region
     monkeypatch.setattr(
         Picture, "pixels", lambda picture, factor=1: factors.append(factor) or pixels(picture)
+    )
+    monkeypatch.setattr(
+        Picture,
+        "region",
+        lambda picture, box: factors.append(1) or region(picture, box),
     )
     for number, name in enumerate(("train/a", "train/b", "val/a", "val/b")):
         (tmp_path / name).mkdir(parents=True)
