@@ -62,14 +62,14 @@ class TrialRun:
     def __init__(self, cluster: Cluster, tree: Path, trial: Trial, words: Line, args: Line):
         self.cluster, self.tree, self.trial = cluster, tree, trial
         self.mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
-        root = trial.of.root
-        cluster.prepare(root, is_share=trial.of.right == "data_share")
+        root = trial.fault.root
+        cluster.prepare(root, is_share=trial.fault.right == "data_share")
         typed: dict[str, Any] = {"NODES": len(NODES), **words}
         if trial.variant.script:
             own = {"--data": f"{root}/tiny", "--batch": BATCH, "--workers": 1, **args}
             typed |= {"SCRIPT": HERE / "script.py", "FOLDER": HERE, "ARGS": joined(own)}
         else:
-            usual = f"{TRAINER} {trial.of.args}".split()
+            usual = f"{TRAINER} {trial.fault.args}".split()
             own = dict(zip(usual[::2], usual[1::2])) | args
             typed = {"BATCH": BATCH, "EPOCHS": 9, "PRECISION": "fp32", "BALANCE": "off", **typed}
             model = HERE / "workload.py"
@@ -85,7 +85,7 @@ class TrialRun:
     def __enter__(self) -> TrialRun:
         return self
 
-    def said(self) -> str:
+    def last_output(self) -> str:
         return self.log.read_text()[-3000:]
 
     @property
@@ -103,7 +103,7 @@ class TrialRun:
         """Waits for its third step. {machine: its rank's process}."""
         until = time.monotonic() + START
         while len(self.steps(1)) < 4:
-            assert self.process.poll() is None and time.monotonic() < until, self.said()
+            assert self.process.poll() is None and time.monotonic() < until, self.last_output()
             time.sleep(0.2)
         return {node: pid for pid in alive(self.mark) for node in NODES if self.is_rank(pid, node)}
 
@@ -119,7 +119,7 @@ class TrialRun:
             self.cluster.count_shares()
             time.sleep(0.5)
 
-    def ask(self, *words: str) -> Any:
+    def read_json(self, *words: str) -> Any:
         """What a command of the tree prints as JSON."""
         return json.loads(run(".venv/bin/python", "-m", *words, "JSON=1", cwd=self.tree))
 
@@ -147,19 +147,19 @@ def joined(options: Line) -> str:
 def carry_out(running: TrialRun, live: float) -> dict[str, Any]:
     """What was seen in one run."""
     ranks = running.begin()
-    running.idle(running.trial.of.after)
+    running.idle(running.trial.fault.after)
     before = processor_seconds()
-    with Faults(running.cluster, ranks).of(running.trial):
+    with Faults(running.cluster, ranks).make(running.trial):
         running.idle(live)
-        status = running.ask("launcher", "status", f"RUN={running.folder.name}")
+        status = running.read_json("launcher", "status", f"RUN={running.folder.name}")
         busy = round(busy_since(before), 3)
         running.idle(REST)
-    running.stop()
+        running.stop()  # with the fault, as a person would
     return {"live": live_answer(status), "busy": busy, **report_of(running)}
 
 
 def report_of(running: TrialRun) -> dict[str, Any]:
-    summary = running.ask("report", f"RUN={running.folder.name}")
+    summary = running.read_json("report", f"RUN={running.folder.name}")
     attempt = json.loads((running.folder / "attempts.json").read_text())["attempts"][-1]
     text = (running.folder / "report.txt").read_text()
     words = " ".join(text.partition("VERDICT\n")[2].partition("\n\n")[0].split())
@@ -195,8 +195,8 @@ def try_one(cluster: Cluster, trial: Trial, options: argparse.Namespace, known: 
     line: dict[str, Any] = {"trial": trial.name, "unix": round(time.time())}
     remedy: dict[str, Any] | None = {}
     try:
-        if not trial.of.method:
-            return {**line, **make_recorded(trial.fault, cluster.scratch)}
+        if not trial.fault.method:
+            return {**line, **make_recorded(trial.kind, cluster.scratch)}
         if trial.remedy:
             first = known.get(trial.name.partition("+")[0], {})
             remedy = with_remedy(trial, first.get("advice", []))
@@ -206,7 +206,7 @@ def try_one(cluster: Cluster, trial: Trial, options: argparse.Namespace, known: 
         with TrialRun(cluster, options.tree, trial, **more) as running:
             line |= {**carry_out(running, options.live), **remedy}
         base = known.get(base_of(trial.variant.script))
-        if base and trial.of.grows and not trial.remedy:
+        if base and trial.fault.grows and not trial.remedy:
             line["grew"] = compared(options.tree, base["run"], line["run"])
     except (AssertionError, OSError, ValueError, subprocess.SubprocessError) as error:
         line["broken"] = f"{type(error).__name__}: {error}"[-1500:]
@@ -224,7 +224,7 @@ def wait_for_quiet(anyway: bool) -> float:
 def carry_out_all(options: argparse.Namespace) -> None:
     known = {line["trial"]: line for line in tables.read(options.results)}
     whole = {name for name, line in known.items() if "broken" not in line}
-    trials = [each for trial in all_trials() for each in (trial, *trial.again)]
+    trials = [each for trial in all_trials() for each in (trial, *trial.repeats)]
     left = [trial for trial in trials if trial.name not in whole]
     left = [trial for trial in left if trial.name in (options.only or [trial.name])]
     if not left:

@@ -76,14 +76,13 @@ class Cluster:
         run("tar", "-cf", packed, "-C", self.scratch, "tiny")
         for node in self.nodes:
             # Where BBR is the default it goes on by the rate that it saw before a link was shaped.
-            self.within(node.index, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno")
+            self.run_in_network(node.index, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno")
             for folder in (FILES, SLOW_FILES, f"{DISK}/tiny", "/srv/proc"):
                 self.path(node.index, folder).mkdir(parents=True, exist_ok=True)
             for folder in (FILES, SLOW_FILES):
                 run("tar", "-xf", packed, "-C", self.path(node.index, folder))
             shutil.copy(library, self.path(node.index, "/srv/slow_files.so"))
             self.write(node.index, "/etc/ld.so.preload", "/srv/slow_files.so\n")
-        self.make_disks()
 
     def first_process(self, node: Node) -> Path:
         """The root of its processes, as this machine sees it."""
@@ -106,11 +105,11 @@ class Cluster:
         else:
             file.unlink(missing_ok=True)
 
-    def within(self, node: int, *words: object) -> str:
+    def run_in_network(self, node: int, *words: object) -> str:
         """A command of this machine in the network of one of those."""
         return run("ip", "netns", "exec", self.nodes[node - 1].netns, *words)
 
-    def on(self, node: int, line: str) -> str:
+    def run_among_files(self, node: int, line: str) -> str:
         """A command line among the files of one of them."""
         pid = self.roots[node].parent.name
         return run("nsenter", "--target", pid, "--mount", "sh", "-c", line)
@@ -126,11 +125,13 @@ class Cluster:
             own = ("--find", "--show", "--read-only", "--direct-io=on", image)
             self.loops.append(run("losetup", *own).strip())
             number = self.loops[-1].removeprefix("/dev/loop")
-            self.on(node, f"mknod {self.loops[-1]} b 7 {number} 2>/dev/null || true")
+            self.run_among_files(node, f"mknod {self.loops[-1]} b 7 {number} 2>/dev/null || true")
 
     def prepare(self, root: str, is_share: bool) -> None:
         """Before a run: no trace of the one before, nothing of the disks in memory."""
-        for node, loop in zip(NODES, self.loops):
+        if root == DISK and not self.loops:
+            self.make_disks()
+        for node in NODES:
             self.write(node, "/srv/trial.json", "")
             self.write(node, "/srv/share.delay", "0\n")
             self.write(node, "/srv/share.count", "0\n")
@@ -138,7 +139,8 @@ class Cluster:
             self.write(node, "/srv/proc/mounts", mounts)
             self.write(node, "/srv/proc/mountstats", "")
             if root == DISK:
-                self.on(node, f"umount {DISK} 2>/dev/null; mount -o ro {loop} {DISK}")
+                loop = self.loops[node - 1]
+                self.run_among_files(node, f"umount {DISK} 2>/dev/null; mount -o ro {loop} {DISK}")
 
     def count_shares(self) -> None:
         """Writes the statistics of the made-up shares by what was read."""
@@ -166,7 +168,7 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         for node in getattr(self, "roots", {}):
-            self.on(node, f"umount -l {DISK} 2>/dev/null || true")
+            self.run_among_files(node, f"umount -l {DISK} 2>/dev/null || true")
         for loop in self.loops:
             run("losetup", "-d", loop, check=False)
         self.lab("down", check=False)

@@ -27,10 +27,10 @@ class Faults:
         self.undo = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def of(self, trial: Trial) -> Iterator[None]:
+    def make(self, trial: Trial) -> Iterator[None]:
         """Within, there is that fault."""
         with self.undo:
-            getattr(self, trial.of.method)(**trial.variant.words)
+            getattr(self, trial.fault.method)(**trial.variant.words)
             yield
 
     def nothing(self) -> None:
@@ -47,8 +47,8 @@ class Faults:
             drop = f"numgen random mod 1000 < {10 * percent:.0f} drop"
             rule = drop if each == node else f"{sender} {drop}"
             chain = f"chain in {{ type filter hook input priority 0; {rule}; }}"
-            self.cluster.within(each, "nft", f"table ip trial {{ {chain}; }}")
-            self.undo.callback(self.cluster.within, each, "nft", "delete table ip trial")
+            self.cluster.run_in_network(each, "nft", f"table ip trial {{ {chain}; }}")
+            self.undo.callback(self.cluster.run_in_network, each, "nft", "delete table ip trial")
 
     def half_duplex(self, mbit: int, percent: float, node: int) -> None:
         self.rate(mbit, node)

@@ -41,7 +41,7 @@ def words_of(trial: Trial, line: Line) -> str:
     busy = f"{100 * line.get('busy', 0):.0f} % of the processors busy"
     if trial.remedy:
         return f"{trial.name}={line['value']}: {off(line)} of what was predicted, {busy}"
-    right = "right" if is_right(trial.of, line) else f"WRONG, not {trial.of.right}"
+    right = "right" if is_right(trial.fault, line) else f"WRONG, not {trial.fault.right}"
     live = f"live {line.get('live')}, grew {line.get('grew')}"
     return f"{trial.name}: {line['report']} ({right}); {live}, {busy}"
 
@@ -56,7 +56,7 @@ def matrix(lines: list[Line]) -> str:
     rows = [["what is done", "right is", "trials", "report", "`make status`", "`make compare`"]]
     rows.append(["---"] * len(rows[0]))
     for name, fault in FAULTS.items():
-        trials = [trial for trial in all_trials() if trial.fault == name]
+        trials = [trial for trial in all_trials() if trial.kind == name]
         own = lines_of(trials, lines)
         wrong = Counter(line["report"] for line in own if not is_right(fault, line))
         said = ", ".join(f"{count} x `{answer}`" for answer, count in wrong.items())
@@ -98,10 +98,10 @@ def conclude(lines: list[Line]) -> int:
     """Prints what all came to; the exit code."""
     trials = {trial.name: trial for trial in all_trials()}
     whole = lines_of([*trials.values()], lines)
-    wrong = [line for line in whole if not is_right(trials[line["trial"]].of, line)]
+    wrong = [line for line in whole if not is_right(trials[line["trial"]].fault, line)]
     blamed = [line for line in wrong if line["report"] == "compute"]
-    blamed = [line for line in blamed if "network" in trials[line["trial"]].of.grows]
-    live = [is_live_right(trials[line["trial"]].of, line) for line in whole if "live" in line]
+    blamed = [line for line in blamed if "network" in trials[line["trial"]].fault.grows]
+    live = [is_live_right(trials[line["trial"]].fault, line) for line in whole if "live" in line]
     near = [abs(x["images_per_second"] / x["predicted"] - 1) <= NEAR for x in predicted(lines)]
     least = min((line["accounted"] for line in whole), default=0.0)
     for line in wrong:

@@ -110,16 +110,16 @@ class Trial(NamedTuple):
     """`remedy`: of REMEDIES, where it is that trial again with what its report advised."""
 
     name: str
-    fault: str
+    kind: str  # of FAULTS
     variant: Variant
     remedy: str = ""
 
     @property
-    def of(self) -> Fault:
-        return FAULTS[self.fault]
+    def fault(self) -> Fault:
+        return FAULTS[self.kind]
 
     @property
-    def again(self) -> list[Trial]:
+    def repeats(self) -> list[Trial]:
         """With each remedy that is tried."""
         names = self.variant.remedies
         return [self._replace(name=f"{self.name}+{name}", remedy=name) for name in names]
@@ -188,8 +188,9 @@ def live_answer(status: Line) -> str:
 
 
 def report_answer(summary: Line, silent_ranks: list[str]) -> str:
-    """What summary.json says, and attempts.json of ranks that stood when the run was stopped."""
-    hosts = sorted({host for line in silent_ranks for host in re.findall(r"\((\w+)\)", line)})
+    """What summary.json says, and attempts.json of ranks that stood when the run was stopped, a
+    line each place: those that stand elsewhere than most."""
+    hosts = min((re.findall(r"\((\w+)\)", line) for line in silent_ranks), key=len, default=[])
     if hosts:
         return f"{'-'.join(hosts)}-stands"
     if summary["status"] == "failed":

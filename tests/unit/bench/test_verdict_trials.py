@@ -11,7 +11,7 @@ def test_forty_trials_half_of_them_of_a_script_have_a_fault_that_can_be_made():
     every = trials.all_trials()
     assert [len(every), sum(trial.variant.script for trial in every)] == [40, 20]
     assert [trial.name for trial in every[:2]] == ["nothing-1", "nothing-2"]
-    assert all(hasattr(Faults, trial.of.method) for trial in every if trial.of.method)
+    assert all(hasattr(Faults, trial.fault.method) for trial in every if trial.fault.method)
 
 
 def line(name, report, **more):
@@ -51,6 +51,18 @@ def test_what_advice_says_is_what_is_typed():
         **dict.fromkeys(("BATCH", "BALANCE", "SAVING")),
     }
     assert trials.find_remedy("SYNC", advice[1:])[1] == "bf16"
+
+
+def test_a_rank_that_stands_alone_is_what_a_run_that_was_stopped_waited_for():
+    silent = ["ranks 0 (node1), 1 (node2), silent for 31 s: stands at trainer/step.py:9, in step"]
+    silent.append("rank 2 (node3), silent for 31 s: stands at verdict/workload.py:99, in forward")
+    summary = {"status": "stopped", "bottleneck": "compute", "first_cause": None}
+    assert trials.report_answer(summary, silent) == "node3-stands"
+    assert trials.report_answer(summary, []) == "compute"
+    failed = {**summary, "status": "failed", "first_cause": {"host": "node2"}}
+    assert trials.report_answer(failed, []) == "node2-ended"
+    hang = {"state": "running", "hang": {"ranks": [["node3", 2]]}, "bottleneck": "compute"}
+    assert trials.live_answer(hang) == "node3-stands"
 
 
 @pytest.mark.parametrize("fault", ["clock", "memory"])
