@@ -199,7 +199,8 @@ def try_one(cluster: Cluster, trial: Trial, options: argparse.Namespace, known: 
             return {**line, **make_recorded(trial.kind, cluster.scratch)}
         if trial.remedy:
             first = known.get(trial.name.partition("+")[0], {})
-            remedy = with_remedy(trial, first.get("advice", []))
+            assert "advice" in first, "the trial itself has no line yet"
+            remedy = with_remedy(trial, first["advice"])
             if remedy is None:
                 return line
         more = {key: remedy.pop(key, {}) for key in ("words", "args")}
