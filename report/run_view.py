@@ -327,7 +327,8 @@ def evaluation_section(analysis: Analysis) -> Section:
         "in training": ("data", [(e.train_top1, e.train_loss) for e in epochs]),
         "on validation images": ("forward", [(e.top1, e.loss) for e in epochs]),
     }
-    scores, losses = [], []
+    scores: list[Line] = []
+    losses: list[Line] = []
     for name, (colour, pairs) in lines_of.items():
         points = list(zip([e.epoch for e in epochs], pairs))
         shares = curve_of([(epoch, share and 100 * share) for epoch, (share, _) in points])

@@ -8,7 +8,7 @@ import math
 import os
 import pathlib
 from functools import partial
-from typing import Any, BinaryIO, Dict, List
+from typing import Any, BinaryIO, Callable, Dict, List
 
 import torch
 
@@ -105,7 +105,7 @@ def _check_writable(options: Options) -> None:
 
 def _write(job: Job, columns: Columns, classes: List[str]) -> None:
     """`classes`: the names of the model's."""
-    writers = {
+    writers: Dict[str, Callable[[Job, Columns, BinaryIO], None]] = {
         "predict": partial(_predictions, classes),
         "extract": _embeddings,
         "evaluate": partial(_evaluation, classes),
@@ -122,7 +122,8 @@ def _write(job: Job, columns: Columns, classes: List[str]) -> None:
 def _infer_all(job: Job, classes: List[str]) -> Columns:
     """What the options ask for of all images of all ranks, in data-set order; `classes`: the names
     of the model's."""
-    options, captured = job.options, {}
+    options = job.options
+    captured: Dict[str, torch.Tensor] = {}
     last = last_linear(job.model)
     if options.extract and last is None:
         raise UserError("--extract: this model has no linear layer whose input to take.")
