@@ -5,6 +5,7 @@ Decided from facts alone: fstab's words, the journal's words, what findmnt and l
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from . import PlanError, reading
 
 NTFS = {"fuseblk", "ntfs", "ntfs3"}
 NETWORKED = {"nfs", "nfs4", "cifs", "smb3"}
+CACHES = {"ext4", "xfs"}  # whose files can have the attributes that cachefilesd writes
 # On data, whoever filled the disk makes nobody root: neither by a program's owner nor by a device.
 NO_POWERS = ("nosuid", "nodev")
 # What a line of the journal means, whatever the kind of share.
@@ -242,17 +244,55 @@ def share_source(protocol: str, address: str, path: str, name: str) -> str:
     return kind_of(protocol).source.format(address=address, path=path, name=name)
 
 
-def share_options(protocol: str, machine: dict[str, Any]) -> str:
+def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) -> str:
     """Give the options of fstab.
 
     machine: kernel ("5.15.0-91-generic"), speed (Mbit/s of the card, less than 1 when unknown),
     ids (what `id` prints for who reads). Mounted at first use, so that no boot waits for the
-    server; `hard`, so that a reader waits for a server that restarts instead of failing.
+    server; `hard`, so that a reader waits for a server that restarts instead of failing. cached:
+    whether its files are kept on the machine's disk.
     """
     # x-tandem says whose line it is; mount(8) leaves such words to their programs.
     common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
-    return ",".join([*common, *kind_of(protocol).options(machine)])
+    # The kernel keeps nothing of what was mounted before its daemon ran.
+    cache = ["fsc", "x-systemd.after=cachefilesd.service"] if cached else []
+    return ",".join([*common, *cache, *kind_of(protocol).options(machine)])
+
+
+# cachefilesd knows no size, but what percentage of its disk has to be free: below the first it
+# takes nothing more, below the second it throws out the oldest until the third is reached.
+CULLING = {"bstop": 0, "bcull": 2, "brun": 4}
+LEAST_FREE = 8  # percent
+
+
+def share_cache(limit_gb: float, disk: str, kept: str, has_module: bool) -> dict[str, Any]:
+    """Plan the cache of a share on the disk of /var/cache: {"refusal": why there is none, or "",
+    "limits": CULLING in percent that stay free}.
+
+    disk: what `df --block-size=1 --output=fstype,size,avail` prints; kept: the output of `du
+    --summarize --block-size=1` of a cache that is there; has_module: whether the kernel can. What
+    other programs fill later, the cache gives up, and what they free it may take.
+    """
+    if not has_module:
+        return {"refusal": "its kernel has no module cachefiles", "limits": {}}
+    match = re.fullmatch(r"(\S+)\s+(\d+)\s+(\d+)", disk.strip().splitlines()[-1] if disk else "")
+    if not match:
+        raise PlanError("df did not say how large the disk of /var/cache is")
+    fstype, total, free = match[1], int(match[2]), int(match[3])
+    if fstype not in CACHES:
+        return {"refusal": f"/var/cache lies on {fstype}, not on ext4 or xfs", "limits": {}}
+    own = re.match(r"\d+", kept)
+    free += int(own[0]) if own else 0
+    stop = max(math.ceil(100 * (free - limit_gb * 1e9) / max(1, total)), LEAST_FREE)
+    if total * (stop + max(CULLING.values())) >= 100 * free:
+        least = max(CULLING.values()) * total / 100e9
+        refusal = (
+            f"of the {total / 1e9:,.0f} GB of /var/cache {free / 1e9:,.0f} are free; a cache takes "
+            f"at least {least:,.0f}, and leaves {LEAST_FREE} % free"
+        )
+        return {"refusal": refusal, "limits": {}}
+    return {"refusal": "", "limits": {name: stop + more for name, more in CULLING.items()}}
 
 
 def _kernel(release: str) -> tuple[int, int]:

@@ -35,6 +35,36 @@ def test_no_boot_waits_for_a_share_and_nobody_writes():
     )
 
 
+def test_what_is_cached_is_mounted_behind_the_daemon_that_keeps_it():
+    for kind in share.KINDS:
+        options = share.share_options(kind, MACHINE, cached=True).split(",")
+        assert {"fsc", "x-systemd.after=cachefilesd.service"} <= set(options)
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("limit", "fstype", "total", "free", "kept", "stop"),
+    [
+        (200, "ext4", 1000, 600, "", 40),
+        (200, "xfs", 1000, 500, f"{100 * GB}\t/var/cache/fscache\n", 40),  # of which it has 100
+        (900, "ext4", 1000, 600, "", 8),  # not all of what is free
+        (50, "ext4", 1000, 600, "du: no such folder", 55),
+        (20, "ext4", 1000, 600, "", None),  # less than the percentages can say
+        (200, "ext4", 1000, 110, "", None),
+        (200, "overlay", 1000, 600, "", None),
+    ],
+)
+def test_a_cache_leaves_as_much_free_as_makes_its_limit(limit, fstype, total, free, kept, stop):
+    df = f"Type 1B-blocks Avail\n{fstype} {total * GB} {free * GB}\n"
+    plan = share.share_cache(limit, df, kept, True)
+    limits = {} if stop is None else {"bstop": stop, "bcull": stop + 2, "brun": stop + 4}
+    assert plan["limits"] == limits
+    assert bool(plan["refusal"]) is (stop is None)
+    assert share.share_cache(limit, df, kept, False)["refusal"]
+
+
 @pytest.mark.parametrize(
     ("kernel", "speed", "several"),
     [
