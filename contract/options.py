@@ -4,6 +4,7 @@ says which verb takes which, command_line.py reads what is typed, and help is pr
 Standard library, Python >= 3.7: `make` checks what was typed before there is an environment.
 """
 
+import json
 import math
 import shlex
 from dataclasses import dataclass, field, fields, replace
@@ -32,6 +33,7 @@ DEFAULT_DATA = "digits"
 # For a first run: it takes seconds on two old cores (examples/small_cnn.py).
 DEFAULT_MODEL = "examples.small_cnn:small_cnn"
 MODEL_OF_DATA = "resnet18"  # for the user's own data
+TIMM = "timm:"  # before the name of a model of timm's
 
 
 def default_model(name: Optional[str], data: Optional[str]) -> str:
@@ -243,7 +245,10 @@ class Options:
 
     # model
     model: str = option("resnet18",
-        "a torchvision name, path/file.py:function or package.module:function", make="MODEL")
+        "a torchvision name, timm:NAME, path/file.py:function or package.module:function",
+        make="MODEL")
+    model_args: Optional[str] = option(None,
+        """more arguments of the model, in JSON: '{"drop_path_rate": 0.1}'""")
     weights: Optional[str] = changeable(None,
         "file of weights to start from; a head for other classes is new", make="WEIGHTS")
     freeze: Optional[str] = option(None,
@@ -367,6 +372,7 @@ class Options:
         strategies.parse(self.sync)
         if self.bce_threshold and self.loss != "bce":
             raise UserError(f"--bce_threshold is of --loss bce, and the loss is {self.loss}.")
+        self.model_arguments()
         writing = {
             "resume auto": self.resume == "auto",
             "checkpoint_every": self.checkpoint_every,
@@ -375,6 +381,19 @@ class Options:
         for name, is_on in writing.items():
             if is_on and self.output is None:
                 raise UserError(f"--{name} needs --output DIR.")
+
+    def model_arguments(self) -> Dict[str, Any]:
+        """Raises UserError."""
+        try:
+            values = json.loads(self.model_args or "{}")
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise UserError(
+                f"--model_args {self.model_args}: is no object in JSON, like "
+                """--model_args '{"drop_path_rate": 0.1}'."""
+            )
+        return values
 
     @property
     def family(self) -> str:

@@ -61,6 +61,7 @@ SUBJECT = "INVENTORY NODES DATA MODEL WEIGHTS BATCH EPOCHS PRECISION SYNC"
 START = "MAX_RESTARTS MIN_NODES BALANCE DETACH NOTIFY PORT QUEUE FORCE KEEP"
 # A script of one's own, in the place of the trainer (docs/own-script.md).
 PACKAGES = "SCRIPT FOLDER REQUIREMENTS"
+PRETRAINED = "MODEL WEIGHTS"  # of timm or torchvision, by their names
 SCRIPT = f"{PACKAGES} OUTPUT RESUME_ARGS RESUME_FROM"
 
 
@@ -117,7 +118,7 @@ VERBS: Dict[str, Verb] = {
         "make upgrade LIMIT=node3", "INVENTORY LIMIT STOP_DISPLAY ASK_SUDO CORE"),
     "bundle": Verb(
         "gather what machines without internet need",
-        "make bundle FORCE=1", f"INVENTORY FORCE {PACKAGES}",
+        "make bundle FORCE=1", f"INVENTORY FORCE {PACKAGES} {PRETRAINED}",
         {"FORCE": "1: though no machine is offline=true"}),
     "imagenet": Verb("make class folders from the archives of ILSVRC2012",
         "make imagenet SRC=/media/anna/ILSVRC2012", "SRC TO"),

@@ -35,7 +35,9 @@ ROWS = {
     **{name: verbs.VERBS[name] for name in VERBS},
     "inventory": verbs.Verb("refuse a list of machines that cannot be used", "", "INVENTORY LIMIT"),
     "gather": verbs.Verb(
-        "gather the packages of a script into bundle/", "", f"INVENTORY {verbs.PACKAGES}"
+        "gather what a script or a model needs into bundle/",
+        "",
+        f"INVENTORY {verbs.PACKAGES} {verbs.PRETRAINED}",
     ),
 }
 
@@ -80,10 +82,12 @@ def train(verb: str, typed: Typed, argv: list[str]) -> int:
 def gather(typed: Typed) -> int:
     from launcher.folders import relative
     from launcher.options import config_of
-    from launcher.workloads import script
+    from launcher.workloads import script, trainer
 
-    folder = script.gather(config_of(typed), terminal.Terminal())
-    terminal.show(f"the packages of the script are in {relative(folder)}", sys.stdout)
+    config = config_of(typed)
+    kind = script if config.script else trainer
+    for path in kind.gather(config, terminal.Terminal()):
+        terminal.show(f"gathered: {relative(path)}", sys.stdout)
     return 0
 
 

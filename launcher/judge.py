@@ -7,9 +7,11 @@ import difflib
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from contract.errors import UserError
 from contract.machines import CLOCK_TOLERANCE
+from contract.options import TIMM
 from contract.options import Options as TrainerOptions
 from contract.split import refuse_batch
 from contract.text import pluralize, seconds
@@ -27,6 +29,9 @@ from launcher.options import in_words_of_make
 from launcher.plan import devices, models
 from launcher.plan.code import OWN
 from launcher.problems import ALWAYS, Problem, Refused, problem, together
+
+if TYPE_CHECKING:
+    from launcher.plan.layer import Layer
 
 DISK_FREE = 1 << 30
 DISK_FULL = 64 << 20  # nothing can be trained here
@@ -174,8 +179,20 @@ def model(machines: OpenMachines, name: str, control: Control) -> list[Problem]:
     facts = machines.facts[host.name]
     if ":" not in name:
         return [*_classifier(name, host, facts)]
+    if name.startswith(TIMM):  # which a layer brings; then it is tried out
+        return []
     imports = lacking_imports(machines, control.imports, "model-imports", model=name)
     return [*_own(name, host, facts, control.sent)] or together([*imports])
+
+
+def layer(machines: OpenMachines, packages: Layer | None) -> list[Problem]:
+    """Machines that lack what a layer of packages needs of the environment."""
+    wrong = []
+    for host in machines.hosts:
+        own = machines.facts[host.name].distributions
+        if lacks := packages.differs(own) if packages else []:
+            wrong.append(problem("script-stack", host, lacks=", ".join(lacks)))
+    return wrong
 
 
 def _classifier(name: str, host: Host, facts: NodeFacts) -> Iterator[Problem]:

@@ -119,7 +119,7 @@ class Measurement:
         # Steps take as long from any weights, which are not sent.
         without = dict.fromkeys(("weights", *RESULTS))
         config = with_trainer(checked.run_config, trial=SECONDS, **without)
-        workload = Trainer.read(config)
+        workload = Trainer.read(config).for_machines(self.machines)
         needs = dataclasses.replace(checked.needs, run_config=config, workload=workload)
         tables = timetables(self.machines.hosts, self.machines.facts)
         together = make_plan(

@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import math
 from functools import partial
-from typing import Any, List, Optional, Tuple, cast
+from typing import Any, List, Optional, Sequence, Tuple, cast
 
 import torch
 from torch import nn
@@ -12,14 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from contract.errors import UserError
 from contract.layout import SPLITS
-from contract.options import Options
+from contract.options import TIMM, Options
 from contract.split import micro_batches, steps_per_epoch
 from tandem.sync import Attached, Sync
 from tandem.timings import Clock
 
-from . import parallel, precision, syncbn
+from . import parallel, precision, syncbn, timm_models
 from .apex_amp import choose
-from .data.batch import Loss, Normalise, build_loss, derive_seed
+from .data.batch import MEAN, STD, Loss, Normalise, build_loss, derive_seed
 from .data.folder import ImageFolder
 from .data.loader import Generated
 from .ema import Ema
@@ -105,7 +105,7 @@ def _build_materials(options: Options, world: World, class_count: Optional[int])
     # All ranks draw the same weights: DDP would copy rank 0's, but a single rank has no DDP.
     torch.manual_seed(derive_seed("weights", options.seed))
     count = class_count or len(train_set.classes)
-    model = build_model(options.model, count, train_set.sizes.train)
+    model = build_model(options.model, count, train_set.sizes.train, options.model_arguments())
     return Materials(train_set, eval_set, model)
 
 
@@ -123,6 +123,14 @@ def _tuned(model: nn.Module, options: Options, classes: int) -> Tuple[List[nn.Mo
     frozen = freeze(model, options.freeze, classes) if options.freeze else []
     asked = f"--head_lr {options.head_lr:g}"
     return frozen, [] if options.head_lr == 1 else named_head(model, classes, asked)
+
+
+def _colours(options: Options) -> Tuple[Sequence[float], Sequence[float]]:
+    """Means and deviations of what the model is made for."""
+    if not options.model.startswith(TIMM):
+        return MEAN, STD
+    made_for = timm_models.inputs(options.model)
+    return made_for.mean, made_for.std
 
 
 def build_job(options: Options, world: World, parts: Materials, clock: Clock) -> Job:
@@ -169,7 +177,7 @@ def build_job(options: Options, world: World, parts: Materials, clock: Clock) ->
         frozen=frozen,
         optimizer=optimizer,
         precision=level,
-        normalise=Normalise(world.device, level.input_type, shape),
+        normalise=Normalise(world.device, level.input_type, shape, *_colours(options)),
         loss=build_loss(options),
         attached=attached,
         ema=Ema(level.full_state(model), options.ema) if options.ema else None,

@@ -25,7 +25,9 @@ from torch import nn
 from torch.nn import functional
 
 from contract.errors import BAD_INPUT, TRIAL_SKIPPED, UserError
+from contract.options import TIMM
 
+from . import timm_models
 from .classifiers import names
 
 log = logging.getLogger(__name__)
@@ -48,13 +50,22 @@ class WithHead(nn.Module):
         return self.fc(features.mean((2, 3)) if features.ndim == 4 else features)
 
 
-def build(name: str, num_classes: int, image_size: int) -> nn.Module:
-    """An untrained model with `num_classes` outputs. Raises UserError for unknown names and for
-    models that do not take images of `image_size`."""
-    model = _own(name, num_classes, image_size) if ":" in name else None
-    if model is None:
-        model = _torchvision(name, num_classes, image_size)
-    shape = _output_shape(model, name, image_size)
+def build(
+    name: str, num_classes: int, image_size: int, given: Optional[Dict[str, Any]] = None
+) -> nn.Module:
+    """An untrained model with `num_classes` outputs, by a function that is `given` more arguments.
+    Raises UserError for unknown names, for arguments that it does not take and for models that do
+    not take images of `image_size`."""
+    make = _own if ":" in name else _torchvision
+    make = timm_models.build if name.startswith(TIMM) else make
+    try:
+        model = make(name, num_classes, image_size, given or {})
+        shape = _output_shape(model, name, image_size)
+    except (TypeError, ValueError, RuntimeError, AssertionError) as error:
+        if not given and make is _own:  # whose own traceback says more
+            raise
+        words = f" with --model_args {json.dumps(given)}" if given else ""
+        raise UserError(f"--model {name}: cannot be built{words}: {error}") from error
     if shape != (1, num_classes):
         raise UserError(f"--model {name}: gives {shape} for one image, not (1, {num_classes}).")
     if not any(weight.requires_grad for weight in model.parameters()):
@@ -62,7 +73,7 @@ def build(name: str, num_classes: int, image_size: int) -> nn.Module:
     return model
 
 
-def _torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
+def _torchvision(name: str, num_classes: int, image_size: int, given: Dict[str, Any]) -> nn.Module:
     known = names(torchvision.models)
     if name not in known:
         near = difflib.get_close_matches(name, known, 3) or known[:3]
@@ -75,14 +86,12 @@ def _torchvision(name: str, num_classes: int, image_size: int) -> nn.Module:
         settings["image_size"] = image_size
     if name.startswith("maxvit"):
         settings["input_size"] = (image_size, image_size)
-    try:
-        return getattr(torchvision.models, name)(weights=None, num_classes=num_classes, **settings)
-    except (TypeError, ValueError, AssertionError) as error:
-        raise UserError(f"--model {name}: cannot be built with {settings}: {error}") from error
+    words = {"weights": None, "num_classes": num_classes, **settings, **given}
+    return getattr(torchvision.models, name)(**words)
 
 
-def _own(name: str, num_classes: int, image_size: int) -> nn.Module:
-    model, takes_classes = _call(_find(name), num_classes)
+def _own(name: str, num_classes: int, image_size: int, given: Dict[str, Any]) -> nn.Module:
+    model, takes_classes = _call(_find(name), num_classes, given)
     if not isinstance(model, nn.Module):
         raise UserError(f"--model {name}: returned {type(model).__name__}, not a torch.nn.Module.")
     shape = _output_shape(model, name, image_size)
@@ -99,19 +108,21 @@ def _own(name: str, num_classes: int, image_size: int) -> nn.Module:
     return WithHead(model, shape[1], num_classes)
 
 
-def _call(function: Callable[..., Any], num_classes: int) -> Tuple[Any, bool]:
-    """What the function returns, and whether it accepted `num_classes`; like timm's functions, it
-    may accept it through **kwargs."""
+def _call(
+    function: Callable[..., Any], num_classes: int, given: Dict[str, Any]
+) -> Tuple[Any, bool]:
+    """What the function returns of what it is `given`, and whether it accepted `num_classes`; like
+    timm's functions, it may accept it through **kwargs."""
     parameters = inspect.signature(function).parameters
     behind = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     if "num_classes" not in parameters and not behind:
-        return function(), False
+        return function(**given), False
     try:
-        return function(num_classes=num_classes), True
+        return function(num_classes=num_classes, **given), True
     except TypeError as error:
         if not behind or "num_classes" not in str(error):
             raise
-    return function(), False
+    return function(**given), False
 
 
 def _find(name: str) -> Callable[..., Any]:
@@ -233,12 +244,16 @@ SIZES = (224, 32, 64, 128)
 CLASSES = 10
 
 
-def try_out(name: str, image_size: Optional[int], unused_allowed: bool) -> List[str]:
+def try_out(
+    name: str, image_size: Optional[int], unused_allowed: bool, given: Dict[str, Any]
+) -> List[str]:
     """Build a model of one's own and compute one step's gradients; returns what is worth saying of
     it. Raises UserError."""
+    if image_size is None and name.startswith(TIMM):
+        image_size = timm_models.inputs(name).size
     for size in (image_size,) if image_size else SIZES:
         try:
-            model = build(name, CLASSES, size)
+            model = build(name, CLASSES, size, given)
             break
         except UserError as error:
             if "does not take images" not in str(error) or size in (image_size, SIZES[-1]):
@@ -271,7 +286,8 @@ def main(argv: List[str]) -> int:
     a model on a machine of the run."""
     name, settings = argv[1], json.loads(argv[2])
     try:
-        notes = try_out(name, settings["image_size"], settings["find_unused_parameters"])
+        unused, given = settings["find_unused_parameters"], settings["model_args"]
+        notes = try_out(name, settings["image_size"], unused, given)
     except UserError as error:
         missing = isinstance(error.__cause__, ModuleNotFoundError)
         reason = f"{error}" if not missing else f"{error} So it is not tried out beforehand."

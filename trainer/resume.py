@@ -22,9 +22,10 @@ from typing import (
 import torch
 
 from contract.errors import RankError, UserError
-from contract.options import ENTRIES, Options
+from contract.options import ENTRIES, TIMM, Options
 from contract.precisions import BITS, Device, resolve
 
+from . import timm_models
 from .build import Job
 from .checkpoint import Position, class_changes, complete, decisive, load
 from .data.folder import ImageFolder
@@ -247,7 +248,20 @@ def resolve_options(options: Options, world: World) -> Options:
     if fast:
         # Which cuDNN algorithm is fastest may differ from start to start, and so may the last bits.
         torch.backends.cudnn.benchmark = True
+    with world.raise_on_all_ranks():
+        options = _sized(options)
     return dataclasses.replace(options, **chosen)
+
+
+def _sized(options: Options) -> Options:
+    """With the sizes that a model of timm's is made for, where no others are asked for. Raises
+    UserError."""
+    if not options.model.startswith(TIMM):
+        return options
+    made_for = timm_models.inputs(options.model)
+    train = options.image_size or made_for.size
+    resize = options.eval_resize or round((options.eval_size or train) / made_for.crop)
+    return dataclasses.replace(options, image_size=train, eval_resize=resize)
 
 
 def _resolve_precision(options: Options, world: World, stored: str) -> Options:

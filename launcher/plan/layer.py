@@ -27,7 +27,9 @@ import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -40,6 +42,10 @@ from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
 from launcher.plan.code import Code
+from launcher.problems import Refused, problem
+
+if TYPE_CHECKING:
+    from launcher.look import OpenMachines
 
 CACHE, BUNDLE = CHECKOUT / ".tandem/layers", CHECKOUT / "bundle/layers"
 FOLDER = "layers"  # below node_dir
@@ -146,6 +152,27 @@ def of(requirements: Path, environment: Environment, folder: Path | None = None)
             os.utime(layer.tree.parent)
         throw_away(CACHE)
     return layer
+
+
+def environment_of(machines: OpenMachines) -> Environment:
+    """What packages have to fit, where all have the same Python."""
+    facts = [machines.facts[host.name] for host in machines.hosts]
+    glibc = min(one.glibc for one in facts)
+    return Environment.of(str(facts[0].versions.python), glibc, facts[0].distributions)
+
+
+def for_machines(requirements: Path, machines: OpenMachines) -> Layer:
+    """The layer for machines that have the same Python. Raises Refused."""
+    try:
+        return _once(requirements, environment_of(machines))
+    except UserError as error:
+        raise Refused([problem("script-packages", said=t) for t in error.problems]) from None
+
+
+@lru_cache(maxsize=1)
+def _once(requirements: Path, environment: Environment) -> Layer:
+    """However often a run that waits looks at the machines. Raises UserError."""
+    return of(requirements, environment)
 
 
 def bundle(requirements: Path, environment: Environment) -> Path:

@@ -12,6 +12,7 @@ import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from contract.errors import TRIAL_SKIPPED, UserError
 from contract.options import DEFAULT_MODEL, path_of
@@ -20,6 +21,9 @@ from launcher.machines.engine import Node, talk
 from launcher.machines.inventory import CHECKOUT
 from launcher.plan import code
 from launcher.plan.sources import loaded_by, parsed
+
+if TYPE_CHECKING:
+    from launcher.plan.layer import Layer
 
 TRY_SECONDS = 120.0
 
@@ -91,17 +95,22 @@ class Trial:
             return None
         asked = {
             "image_size": settings.image_size,
+            "model_args": settings.model_arguments(),
             "find_unused_parameters": settings.find_unused_parameters or not ranks_share,
         }
         return cls(name, ("-m", "trainer.models", name, json.dumps(asked)))
 
-    def on(self, node: Node, below: str) -> list[str]:
+    def on(self, node: Node, below: str, packages: Layer | None = None) -> list[str]:
         """On a machine, from a folder of its own `below` that of the runs."""
         host, place = node.host, f"{below}/trial-{secrets.token_hex(4)}"
         sent = code.current(folder(self.name))
         code.send(sent, {host.name: node}, {host.name: place})
         run = 'cd "$1" && shift && "$@" 2>&1; status=$?; rm -rf "$PWD"; exit $status'
         own = [f"TANDEM_MODEL_FOLDER={code.OWN}"] if is_path(self.name) else []
+        if packages:
+            there = f"{below}/{packages.folder}"
+            code.send(packages.code(), {host.name: node}, {host.name: there})
+            own.append(f"PYTHONPATH={there}")
         argv = ["sh", "-c", run, "sh", place, "env", *own, host.env_python, *self.words]
         output, _, status = talk(node.start(argv), b"", TRY_SECONDS)
         said = output.decode(errors="replace")

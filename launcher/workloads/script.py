@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -26,7 +25,7 @@ from launcher.plan import code, layer
 from launcher.plan.code import LIBRARY, OWN, WORK, Code, Delivery
 from launcher.plan.devices import NodeDevices
 from launcher.plan.files import MOST_BYTES, Files
-from launcher.plan.layer import Environment, Layer, beside
+from launcher.plan.layer import Layer, beside
 from launcher.plan.plan import Command, NodePart, Plan, rank_port
 from launcher.plan.sources import declares, first_line, loaded_by
 from launcher.problems import Problem, Refused, problem, together
@@ -131,10 +130,7 @@ class Script(Workload):
         """With the layer of its packages for them."""
         if not self.requirements or judge.python(machines):
             return self
-        try:
-            made = layer_of(self.requirements, environment_of(machines))
-        except UserError as error:
-            raise Refused([problem("script-packages", said=t) for t in error.problems]) from None
+        made = layer.for_machines(self.requirements, machines)
         imports = tuple(sorted({*self.imports} - made.modules()))
         return replace(self, layer=made, imports=imports)
 
@@ -151,10 +147,7 @@ class Script(Workload):
         facts = [(host, machines.facts[host.name]) for host in machines.hosts]
         if self.broken and any(_reads_no_more(own) for _, own in facts):
             return [problem("script-broken", script=name, why=self.broken)]
-        wrong = []
-        for host, own in facts:
-            if lacks := self.layer.differs(own.distributions) if self.layer else []:
-                wrong.append(problem("script-stack", host, lacks=", ".join(lacks)))
+        wrong = judge.layer(machines, self.layer)
         # It was read here, not run: it may find these in another way, or never come to them.
         lacking = judge.lacking_imports(machines, self.imports, "script-imports", script=name)
         return together([*wrong, *lacking])
@@ -325,27 +318,14 @@ class Script(Workload):
         return Collected(said, True, whole)
 
 
-def environment_of(machines: OpenMachines) -> Environment:
-    """What its packages have to fit, where all have the same Python."""
-    facts = [machines.facts[host.name] for host in machines.hosts]
-    glibc = min(one.glibc for one in facts)
-    return Environment.of(str(facts[0].versions.python), glibc, facts[0].distributions)
-
-
-@lru_cache(maxsize=1)
-def layer_of(requirements: Path, environment: Environment) -> Layer:
-    """Once, however often a run that waits looks at the machines. Raises UserError."""
-    return layer.of(requirements, environment)
-
-
 def _reads_no_more(facts: NodeFacts) -> bool:
     """Whether its Python is not newer than ours, by which the script was read."""
     minor = re.match(r"(\d{1,4})\.(\d{1,4})", str(facts.versions.python))
     return minor is None or (int(minor[1]), int(minor[2])) <= sys.version_info[:2]
 
 
-def gather(config: Config, terminal: Terminal) -> Path:
-    """Gather the packages of a script for the machines into the bundle; returns the folder. Raises
+def gather(config: Config, terminal: Terminal) -> list[Path]:
+    """Gather the packages of a script for the machines into the bundle; returns where. Raises
     UserError."""
     script, hosts = read(config), inventory.hosts_of(config)
     if script.requirements is None:
@@ -359,7 +339,7 @@ def gather(config: Config, terminal: Terminal) -> Path:
         if wrong := judge.python(machines):
             raise Refused(wrong)
         with waiting(terminal, "gathering the packages of the script"):
-            return layer.bundle(script.requirements, environment_of(machines))
+            return [layer.bundle(script.requirements, layer.environment_of(machines))]
     finally:
         machines.close()
 

@@ -4,23 +4,27 @@ it is told all of that in one word of JSON, and it goes on from its newest check
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from boundary.answers import NodeFacts
+from boundary.answers import MOST_PACKAGES, NodeFacts
 from boundary.run_files import Decided
 from contract import strategies, verbs
 from contract.errors import UserError
-from contract.options import DEFAULT_MODEL, RESULTS, Config, as_typed, path_of
+from contract.options import DEFAULT_MODEL, RESULTS, TIMM, Config, as_typed, path_of
 from contract.options import Options as TrainerOptions
 from contract.precisions import Level
-from launcher import judge
+from contract.text import pluralize
+from launcher import judge, look
 from launcher.folders import recorded, relative
 from launcher.look import Control, OpenMachines
+from launcher.machines import inventory
 from launcher.machines.engine import Host, MachineError, talk
+from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
 from launcher.options import (
     RESULTS_FOLDER,
@@ -38,11 +42,16 @@ from launcher.plan.balance import OFF, Balance
 from launcher.plan.code import OWN, Code, Delivery
 from launcher.plan.devices import NodeDevices
 from launcher.plan.plan import AS_ASKED, Command, NodePart, Plan, check_batch
-from launcher.problems import ALWAYS, Problem
+from launcher.problems import ALWAYS, Problem, Refused
 from launcher.terminal import Terminal, waiting
-from launcher.workload import Collected, RunSite, Workload, folders_of
+from launcher.workload import Collected, Requirements, RunSite, Workload, folders_of
+
+if TYPE_CHECKING:
+    from launcher.plan.layer import Layer
 
 WEIGHTS = "weights"  # a folder below node_dir
+NAMED = ("torchvision:", TIMM)  # before the name of weights that are fetched
+TIMM_PACKAGES = CHECKOUT / "requirements/timm.txt"
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,7 @@ class Trainer(Workload):
     sync_why: str = AS_ASKED
     balance: Balance = field(default_factory=Balance)
     predicted: dict[str, Any] | None = None
+    layer: Layer | None = None  # of timm, where a machine lacks it
 
     is_trainer = True
     can_go_on = True
@@ -113,18 +123,29 @@ class Trainer(Workload):
     @property
     def packages(self) -> list[str]:
         model = self.settings.model
-        module = [] if models.is_path(model) or ":" not in model else [model.partition(".")[0]]
+        module = [] if models.is_path(model) or ":" not in model else [re.split("[.:]", model)[0]]
         return [*models.packages(model), *module]
 
     def question(self, is_first: bool) -> dict[str, Any]:
         # One machine is enough: a torchvision that differs between machines is reported.
-        return {"models": models.rule(self.name) if is_first else None, "distributions": 0}
+        rule = models.rule(self.name) if is_first else None
+        return {"models": rule, "distributions": MOST_PACKAGES if self.wants_timm else 0}
+
+    @property
+    def wants_timm(self) -> bool:
+        return self.settings.model.startswith(TIMM)
 
     def of_checkout(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return self.code().names, tuple(models.packages(self.name))
 
     def for_machines(self, machines: OpenMachines) -> Trainer:
-        return self
+        """With the layer of timm, where a machine lacks it."""
+        lacking = any("timm" in machines.facts[host.name].missing for host in machines.hosts)
+        if not self.wants_timm or not lacking or judge.python(machines):
+            return self
+        from launcher.plan import layer  # which other models do without
+
+        return replace(self, layer=layer.for_machines(TIMM_PACKAGES, machines))
 
     def problems(
         self,
@@ -134,6 +155,8 @@ class Trainer(Workload):
         others: Sequence[Problem],
     ) -> list[Problem]:
         wrong = judge.model(machines, self.settings.model, control)
+        wrong += judge.layer(machines, self.layer)
+        wrong += judge.python(machines) if self.wants_timm else []
         wrong += judge.batch(machines, self.settings)
         if not any(one.blocks is ALWAYS for one in (*others, *wrong)):
             wrong += judge.refusal("precision", lambda: self._precision(parts, machines))
@@ -147,18 +170,20 @@ class Trainer(Workload):
         before: Mapping[str, int],
         terminal: Terminal,
     ) -> tuple[Config, Trainer]:
+        own = self.for_machines(machines)
         if trial := models.Trial.of(self.settings, ranks_share=len(everybody) > 1):
-            _try_out(trial, machines, terminal)
+            _try_out(trial, machines, own.layer, terminal)
         hosts = machines.hosts
         level, kind = self._level(machines)
         terminal.say(f"precision {level.name}: {level.why}")
-        settings = replace(self.settings, device=kind, precision=level.name)
+        file = weights_by_name(self.settings, terminal)
+        settings = replace(self.settings, device=kind, precision=level.name, weights=file)
         sync_why = AS_ASKED
         if self.chooses_sync:
             settings, sync_why = choose_sync(settings, hosts, terminal)
             config = with_trainer(config, sync=settings.sync)
         decided = replace(
-            self,
+            own,
             settings=settings,
             keeps_precision=True,
             precision_why=level.why,
@@ -259,6 +284,9 @@ class Trainer(Workload):
         if plan.attempt > 1:
             given["resume"] = "auto"
         env = {"TANDEM_MODEL_FOLDER": OWN} if models.folder(self.settings.model) else {}
+        if self.layer:
+            paths = [f"{part.node_dir}/{self.layer.folder}", part.env.get("PYTHONPATH", "")]
+            env["PYTHONPATH"] = ":".join(filter(None, paths))
         return Command(("-m", "trainer", "--config", json.dumps(given)), env=env)
 
     # ---- for an attempt ----
@@ -277,6 +305,8 @@ class Trainer(Workload):
         if file := weights_of(self.settings):
             name = relative(file.tree) / file.names[0]
             sent.append(Delivery(file, f"weights {name} go to"))
+        if self.layer:
+            sent.append(Delivery(self.layer.code(), f"packages {self.layer.summary()} go to"))
         return sent
 
     def when_stopped(self, seconds: int) -> str:
@@ -332,12 +362,14 @@ def choose_sync(
     return replace(settings, sync=choice.sync), choice.why
 
 
-def _try_out(trial: models.Trial, machines: OpenMachines, terminal: Terminal) -> None:
+def _try_out(
+    trial: models.Trial, machines: OpenMachines, packages: Layer | None, terminal: Terminal
+) -> None:
     """Build one's own model on the first machine. Raises UserError."""
     first = machines.hosts[0]
     folder = machines.facts[first.name].absolute(first.node_dir)
     with waiting(terminal, f"building the model once on {first.name}"):
-        notes = trial.on(machines.nodes[first.name], folder)
+        notes = trial.on(machines.nodes[first.name], folder, packages)
     for note in notes:
         terminal.say(note)
 
@@ -418,10 +450,56 @@ def _weights_here(path: str) -> Code | None:
     return Code((file.name,), sha256 or "", None, "", file.parent, WEIGHTS)
 
 
+def weights_by_name(settings: TrainerOptions, terminal: Terminal) -> str | None:
+    """The weights as a file, fetched where they have a name. Raises UserError."""
+    if not (settings.weights or "").startswith(NAMED):
+        return settings.weights
+    from launcher.plan import pretrained  # which needs what speaks HTTP
+
+    wanted = pretrained.of(settings)
+    if (kept := wanted.kept()) is None:
+        with waiting(terminal, f"fetching {wanted.address}"):
+            kept = pretrained.fetch(wanted)
+    return str(kept)
+
+
+def gather(config: Config, terminal: Terminal) -> list[Path]:
+    """Gather timm for the machines and weights that have a name into the bundle; returns where they
+    are. Raises UserError."""
+    from launcher.plan import layer, pretrained
+
+    workload, hosts, found = Trainer.read(config), inventory.hosts_of(config), list[Path]()
+    if (workload.settings.weights or "").startswith(NAMED):
+        wanted = pretrained.of(workload.settings)
+        with waiting(terminal, f"fetching {wanted.address}"):
+            found.append(pretrained.fetch(wanted, pretrained.BUNDLE))
+    if workload.wants_timm:
+        with waiting(terminal, f"asking {pluralize(len(hosts), 'machine')} what is there"):
+            machines = look.open_and_probe(hosts, Requirements(config, workload))
+        try:
+            if wrong := judge.python(machines):
+                raise Refused(wrong)
+            with waiting(terminal, "gathering timm"):
+                found.append(layer.bundle(TIMM_PACKAGES, layer.environment_of(machines)))
+        finally:
+            machines.close()
+    if not found:
+        raise UserError(
+            "there is nothing to gather: give MODEL=timm:NAME, WEIGHTS=torchvision:NAME or "
+            "WEIGHTS=timm:TAG."
+        )
+    return found
+
+
 def check_weights(settings: TrainerOptions) -> None:
     """Raise UserError for a file that can be nowhere: on other machines only a path from / leads
     anywhere."""
     path = settings.weights
+    if path and path.startswith(NAMED):
+        from launcher.plan import pretrained
+
+        pretrained.of(settings)
+        return
     if path and not weights_of(settings) and not Path(path).is_absolute():
         raise UserError(
             f"WEIGHTS={path}: there is no such file here: correct the path, or give one from / "

@@ -123,7 +123,7 @@ READS = {
         contract/interface.py launcher/node/processes.py launcher/node/records.py
         launcher/node/sockets.py launcher/node/stacks.py tandem/timings.py""",
     "files that are copied or hashed, and not taken apart": """
-        launcher/node/machine.py launcher/node/prepare.py""",
+        launcher/node/machine.py launcher/node/prepare.py launcher/plan/pretrained.py""",
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py contract/interrupts.py
         launcher/background.py launcher/evaluate.py launcher/node/supervisor.py
@@ -132,7 +132,7 @@ READS = {
         trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
     "what the control machine sends to its own programs": """
-        launcher/machines/slurm.py launcher/node/link.py launcher/slurm.py
+        contract/options.py launcher/machines/slurm.py launcher/node/link.py launcher/slurm.py
         trainer/models.py
         ansible/planning/network.py ansible/module_utils/commands.py""",
     "what a machine finds on itself, which is checked here (boundary/facts.py)": """

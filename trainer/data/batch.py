@@ -58,13 +58,18 @@ class Normalise:
     """
 
     def __init__(
-        self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        memory_format: torch.memory_format,
+        mean: Sequence[float] = MEAN,
+        std: Sequence[float] = STD,
     ) -> None:
         # Computed in fp32 at least, as in apex; the result is then cast to half.
         wide = torch.promote_types(dtype, torch.float32)
         # Made once: creating a tensor on a GPU from Python numbers waits for the GPU.
-        self.mean = torch.tensor(MEAN, device=device, dtype=wide).view(1, 3, 1, 1) * 255
-        self.scale = 1 / (255 * torch.tensor(STD, device=device, dtype=wide).view(1, 3, 1, 1))
+        self.mean = torch.tensor(mean, device=device, dtype=wide).view(1, 3, 1, 1) * 255
+        self.scale = 1 / (255 * torch.tensor(std, device=device, dtype=wide).view(1, 3, 1, 1))
         self.dtype, self.format = dtype, memory_format
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:

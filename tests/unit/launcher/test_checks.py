@@ -80,7 +80,7 @@ def test_busy_machines_are_not_waited_for_beyond_the_end(ready):
 
 def test_a_model_of_one_s_own_is_built_on_a_machine_of_the_run(ready, monkeypatch):
     class Trial:
-        def on(self, node, below):
+        def on(self, node, below, packages):
             raise UserError(f"MODEL=net.py:body: tried out in {below} by {node}")
 
     monkeypatch.setattr(trainer.models.Trial, "of", lambda *_, **__: Trial())

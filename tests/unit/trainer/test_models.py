@@ -184,7 +184,8 @@ def mine(tmp_path, monkeypatch):
 
 def tried(name, capsys, **asked):
     """(exit code, what is said) of the trial that the launcher makes."""
-    asked = {"image_size": None, "find_unused_parameters": False, **asked}
+    asked = {"find_unused_parameters": False, **asked}
+    asked = {"image_size": None, "model_args": {}, **asked}
     code = models.main(["", name, json.dumps(asked)])
     captured = capsys.readouterr()
     return code, (captured.out + captured.err).strip()

@@ -1,0 +1,190 @@
+"""Weights by name (WEIGHTS=torchvision:IMAGENET1K_V2, WEIGHTS=timm:a1_in1k): fetched once, by this
+machine, which checks and keeps them; then they are a file like any other that a run sends.
+
+This machine has neither torchvision nor timm. Of the first the names and files are in a table; of
+the second a file's address follows from the names, so that no machine is asked for one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+from contract.errors import UserError
+from contract.options import TIMM, Options
+from contract.verbs import line
+from launcher.folders import relative
+from launcher.machines.inventory import CHECKOUT
+
+CACHE, BUNDLE = CHECKOUT / ".tandem/weights", CHECKOUT / "bundle/weights"
+TORCHVISION = "torchvision:"
+TABLE = Path(__file__).with_name("torchvision.txt")
+TORCH = "https://download.pytorch.org/models"
+HUB = "https://huggingface.co"  # or HF_ENDPOINT, by which its users name a mirror
+SECONDS = 60.0  # without a byte
+PIECE = 1 << 20
+SHORT = 8  # digits of a hash in the name of a file
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """`stem` and `suffix` of the file that is kept, with the first digits of its SHA-256 between;
+    `sha256`: as far as it is known beforehand."""
+
+    typed: str
+    model: str
+    address: str
+    stem: str
+    suffix: str
+    sha256: str = ""
+
+    def kept(self) -> Path | None:
+        for folder in (BUNDLE, CACHE):
+            for path in sorted(folder.glob(f"{self.stem}-*{self.suffix}")):
+                digits = path.name[len(self.stem) + 1 : -len(self.suffix)]
+                if digits.startswith(self.sha256) and _sha256(path).startswith(digits):
+                    return path
+        return None
+
+
+def of(settings: Options) -> Pretrained:
+    """What WEIGHTS= names. Raises UserError for names that are none."""
+    typed, model = settings.weights or "", settings.model
+    if typed.startswith(TORCHVISION):
+        known = dict(_rows(model))
+        if not known:
+            raise UserError(
+                f"WEIGHTS={typed}: torchvision has none for MODEL={model} that suit this trainer: "
+                "give a model of its own, or the weights as a file."
+            )
+        file = known.get(typed[len(TORCHVISION) :])
+        if file is None:
+            raise UserError(
+                f"WEIGHTS={typed}: of {model} torchvision has "
+                f"{', '.join(TORCHVISION + name for name in known)}."
+            )
+        stem, _, digits = file.removesuffix(".pth").rpartition("-")
+        return Pretrained(typed, model, f"{TORCH}/{file}", stem, ".pth", digits)
+    tag = typed[len(TIMM) :]
+    name = f"{model[len(TIMM) :].partition('.')[0]}.{tag}"
+    if not model.startswith(TIMM) or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
+        raise UserError(
+            f"WEIGHTS={typed}: name a model of timm's and the tag of its weights, like "
+            f"MODEL=timm:resnet50 WEIGHTS=timm:a1_in1k."
+        )
+    hub = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+    address = f"{hub}/timm/{name}/resolve/main/model.safetensors"
+    return Pretrained(typed, model, address, name, ".safetensors")
+
+
+def _rows(model: str) -> Iterator[tuple[str, str]]:
+    """The weights' names and files."""
+    for row in TABLE.read_text(encoding="utf-8").splitlines():
+        name, *rest = row.split()
+        if name == model:
+            yield rest[0], rest[1]
+
+
+def fetch(wanted: Pretrained, into: Path | None = None) -> Path:
+    """The file, whole and checked, in a folder (the cache). Raises UserError."""
+    folder = into or CACHE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+            fresh = Path(scratch, "file")
+            sha256 = wanted.sha256 or _promised(wanted.address)
+            seen = _download(wanted.address, fresh)
+            if not seen.startswith(sha256):
+                raise UserError(
+                    f"WEIGHTS={wanted.typed}: {wanted.address} sent another file than was "
+                    f"promised: its SHA-256 begins with {seen[:SHORT]}, not {sha256[:SHORT]}. Try "
+                    "again, or give the weights as a file."
+                )
+            digits = wanted.sha256 or seen[:SHORT]
+            target = folder / f"{wanted.stem}-{digits}{wanted.suffix}"
+            fresh.replace(target)
+            return target
+    except urllib.error.HTTPError as error:
+        why = f"there is no such file ({error.code} {error.reason})"
+    except (urllib.error.URLError, HTTPException, ValueError, TimeoutError) as error:
+        why = f"it cannot be fetched ({getattr(error, 'reason', None) or error})"
+    except OSError as error:
+        where = error.filename or relative(folder)
+        raise UserError(
+            f"WEIGHTS={wanted.typed} could not be kept: {where}: {error.strerror or error}."
+        ) from None
+    gather = line("bundle", MODEL=wanted.model, WEIGHTS=wanted.typed)
+    raise UserError(
+        f"WEIGHTS={wanted.typed}: {wanted.address}: {why}: correct the name, or, where this "
+        f"machine has no internet, bring bundle/ of one where `{gather}` was typed, or the file "
+        "itself (WEIGHTS=FILE)."
+    )
+
+
+class _Unmoved(urllib.request.HTTPRedirectHandler):
+    """Raises HTTPError for a redirect."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+def _promised(address: str) -> str:
+    """The SHA-256 that the hub tells of a large file, before it leads to a server that has it; ""
+    where it tells none. Raises what urllib raises."""
+    _refuse_other(address)
+    request = urllib.request.Request(address, method="HEAD")  # noqa: S310 checked
+    try:
+        with urllib.request.build_opener(_Unmoved).open(request, timeout=SECONDS) as answer:
+            headers = answer.headers
+    except urllib.error.HTTPError as error:
+        if error.code >= 400:
+            raise
+        headers = error.headers
+    told = headers.get("X-Linked-ETag", "").strip('"')
+    return told if re.fullmatch(r"[0-9a-f]{64}", told) else ""
+
+
+def _download(address: str, path: Path) -> str:
+    """Write what is there into a file; returns its SHA-256. Raises what urllib raises, ValueError
+    for less than was told."""
+    _refuse_other(address)
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file, urllib.request.urlopen(address, timeout=SECONDS) as answer:  # noqa: S310
+        while piece := _piece(answer):
+            file.write(piece)
+            digest.update(piece)
+            size += len(piece)
+        told = answer.headers.get("Content-Length")
+    if told is not None and size != int(told):
+        raise ValueError(f"{size} of {told} bytes came")
+    return digest.hexdigest()
+
+
+def _piece(answer: Any) -> bytes:
+    """Raises URLError: what breaks here is the connection, and no disk."""
+    try:
+        return bytes(answer.read(PIECE))
+    except OSError as error:
+        raise urllib.error.URLError(error) from error
+
+
+def _refuse_other(address: str) -> None:
+    if not address.startswith(("https://", "http://")):
+        raise ValueError("no address of the web")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.sha256()
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,170 @@
+"""Weights by name are fetched once by the control machine, checked and kept; and timm goes along
+where a machine lacks it."""
+
+import hashlib
+import http.server
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from contract.errors import UserError
+from contract.options import Config, Options
+from launcher.look import OpenMachines
+from launcher.plan import layer, models, plan, pretrained
+from launcher.plan.layer import Layer
+from launcher.workloads import trainer
+from tests.unit.launcher.launcher_values import CODE, facts, host
+
+BYTES = b"the weights of a net" * 999
+SHA256 = hashlib.sha256(BYTES).hexdigest()
+TAG = "/timm/net.a1/resolve/main/model.safetensors"
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """A store of files, and a hub that names the hash of a file and leads elsewhere for it."""
+
+    asked, promised = [], SHA256
+
+    def do_GET(self):
+        self.asked.append(f"{self.command} {self.path}")
+        if self.path == TAG:
+            self.send_response(302)
+            self.send_header("X-Linked-ETag", f'"{self.promised}"')
+            self.send_header("Location", "/elsewhere/file")
+            self.end_headers()
+        elif self.path in (f"/net-{SHA256[:8]}.pth", "/net-00000000.pth", "/elsewhere/file"):
+            self.answer(len(BYTES))
+        elif self.path == "/cut-00000000.pth":
+            self.answer(len(BYTES) + 1)
+        else:
+            self.send_error(404)
+
+    do_HEAD = do_GET
+
+    def answer(self, length):
+        self.send_response(200)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+        self.wfile.write(BYTES)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+    """fetch(file of torchvision's, or none for timm's), from a server of this machine."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    Server.asked.clear()
+    Server.promised = SHA256
+    monkeypatch.setattr(pretrained, "TORCH", address)
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    monkeypatch.setattr(pretrained, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(pretrained, "BUNDLE", tmp_path / "bundle")
+
+    def fetch(file=None):
+        monkeypatch.setattr(pretrained, "_rows", lambda _: iter([("V1", file)]))
+        named = {"model": "net", "weights": "torchvision:V1"}
+        hub = {"model": "timm:net", "weights": "timm:a1"}
+        settings = Options(**(named if file else hub))
+        return trainer.weights_by_name(settings, SimpleNamespace(**TERMINAL))
+
+    yield fetch
+    server.shutdown()
+    server.server_close()
+
+
+TERMINAL = {"doing": lambda *_: None, "say": lambda *_: None}
+
+
+@pytest.mark.parametrize("file", [f"net-{SHA256[:8]}.pth", None])
+def test_a_file_is_fetched_once_and_again_only_where_it_was_damaged(store, tmp_path, file):
+    path = Path(store(file))
+    assert path.read_bytes() == BYTES
+    asked = len(Server.asked)
+    assert store(file) == str(path) and len(Server.asked) == asked
+    path.write_bytes(BYTES[:-1])
+    assert store(file) == str(path) and len(Server.asked) == 2 * asked
+    assert list((tmp_path / "cache").iterdir()) == [path]
+
+
+def test_one_of_the_bundle_needs_no_server(store, monkeypatch, tmp_path):
+    store(None)
+    (tmp_path / "cache").rename(tmp_path / "bundle")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert str(tmp_path / "bundle") in store(None)
+
+
+@pytest.mark.parametrize(
+    "file, why",
+    [
+        ("net-00000000.pth", "another file than was promised"),
+        ("cut-00000000.pth", "bytes came"),
+        ("gone-00000000.pth", "no such file"),
+    ],
+)
+def test_what_is_not_the_file_is_a_sentence_and_nothing_is_kept(store, tmp_path, file, why):
+    with pytest.raises(UserError, match=why) as told:
+        store(file)
+    assert "WEIGHTS=torchvision:V1" in str(told.value) and file in str(told.value)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_hub_s_hash_counts(store, tmp_path):
+    Server.promised = "0" * 64
+    with pytest.raises(UserError, match="another file than was promised"):
+        store(None)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_where_nothing_can_be_reached_that_is_said_with_what_to_do(store, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    with pytest.raises(UserError, match="make bundle MODEL=timm:net WEIGHTS=timm:a1"):
+        store(None)
+
+
+@pytest.mark.parametrize(
+    "model, weights, said",
+    [
+        ("resnet18", "torchvision:V9", "torchvision:IMAGENET1K_V1"),
+        ("timm:resnet18", "torchvision:IMAGENET1K_V1", "has none for MODEL=timm:resnet18"),
+        ("resnet18", "timm:a1_in1k", "MODEL=timm:resnet50"),
+        ("timm:resnet18", "timm:../../x", "MODEL=timm:resnet50"),
+    ],
+)
+def test_names_that_are_none_are_refused_before_any_machine_is_asked(model, weights, said):
+    with pytest.raises(UserError, match=said):
+        trainer.Trainer.read(Config(trainer={"model": model, "weights": weights}))
+
+
+def test_timm_goes_to_machines_that_lack_it_and_their_ranks_find_it(monkeypatch, tmp_path):
+    """The model is tried out with it, too; where all have it, nothing is sent."""
+    (tmp_path / "timm").mkdir()
+    (tmp_path / "timm/__init__.py").write_text("")
+    sent = Layer(tmp_path, "ab" * 32, {"timm": "1.0"}, {})
+    monkeypatch.setattr(layer, "for_machines", lambda *_: sent)
+    tried = []
+    monkeypatch.setattr(
+        models.Trial, "on", lambda _, node, below, packages: tried.append(packages) or []
+    )
+    monkeypatch.setattr(trainer.predictions, "predicted", lambda *_: None)
+    config = Config(trainer={"model": "timm:net", "per_node_batch_size": 8})
+    hosts, envs = [host(1), host(2)], []
+    for missing in (["timm"], []):
+        own = {h.name: facts(n, missing=missing) for n, h in enumerate(hosts, 1)}
+        machines = OpenMachines(hosts, dict.fromkeys(own), own)
+        monkeypatch.setattr(trainer, "_try_out", lambda t, m, p, _: t.on(None, "", p))
+        asked = trainer.Trainer.read(config)
+        assert not asked.problems(machines, {}, SimpleNamespace(imports=(), sent=()), [])[:0]
+        _, decided = asked.decide(config, hosts, machines, {}, SimpleNamespace(**TERMINAL))
+        request = plan.Request(run="r", unix=0.0, options=config, workload=decided, code=CODE)
+        made = plan.build(hosts, own, request)
+        envs.append([node.env.get("PYTHONPATH") for node in made.nodes])
+        code = [one.code for one in decided.deliveries() if one.code.kind == layer.FOLDER]
+        assert len(code) == len(missing)
+    assert all(path.endswith(sent.folder) for path in envs[0]) and envs[1] == [None, None]
+    assert tried == [sent, None]

@@ -1,0 +1,65 @@
+"""Models of timm by name (`--model timm:resnet50d`), and the inputs that they are made for. timm is
+no part of the stacks: `make train` sends it along, where a machine lacks it."""
+
+import difflib
+import importlib
+from typing import Any, Dict, NamedTuple, Tuple
+
+from torch import nn
+
+from contract.errors import UserError
+from contract.options import TIMM
+
+
+class Inputs(NamedTuple):
+    """The side in pixels, the part of the short side that evaluation crops, and the means and
+    deviations of the colours; `fixed`: the model has to be told another side."""
+
+    size: int
+    crop: float
+    mean: Tuple[float, ...]
+    std: Tuple[float, ...]
+    fixed: bool
+
+
+def inputs(name: str) -> Inputs:
+    """What timm says of a model. Raises UserError for one that it does not have."""
+    _, known = _timm(name)
+    return Inputs(
+        known.input_size[-1],
+        known.crop_pct,
+        tuple(known.mean),
+        tuple(known.std),
+        known.fixed_input_size,
+    )
+
+
+def build(name: str, num_classes: int, image_size: int, given: Dict[str, Any]) -> nn.Module:
+    """An untrained model. Raises UserError, and what timm raises for arguments."""
+    timm, known = _timm(name)
+    size = {"img_size": image_size} if known.fixed_input_size else {}
+    words = {"num_classes": num_classes, **size, **given}
+    return timm.create_model(name[len(TIMM) :], pretrained=False, **words)
+
+
+def _timm(name: str) -> Tuple[Any, Any]:
+    """timm, and its `PretrainedCfg` of the model."""
+    try:
+        timm: Any = importlib.import_module("timm")
+    except ImportError as error:
+        raise UserError(
+            f"--model {name}: timm is not installed here ({error}): `make train` brings it; by "
+            "hand `pip install timm`."
+        ) from error
+    model = name[len(TIMM) :]
+    if not timm.is_model(model):
+        near = difflib.get_close_matches(model, timm.list_models(), 3)
+        raise UserError(
+            f"--model {name}: timm {timm.__version__} has no such model"
+            f"{'; nearest: ' if near else ''}{', '.join(near)}."
+        )
+    try:
+        return timm, timm.get_pretrained_cfg(model) or timm.models.PretrainedCfg()
+    except RuntimeError as error:
+        tags = ", ".join(timm.list_pretrained(f"{model.partition('.')[0]}.*")) or "none"
+        raise UserError(f"--model {name}: timm has no such tag; it has {tags}.") from error
