@@ -61,7 +61,7 @@ def problems(machines: OpenMachines, needs: Requirements, control: Control) -> l
 def mismatches(machines: OpenMachines) -> list[Problem]:
     """What keeps machines, each of which is fit, from training together."""
     wrong = [*versions(machines), *same_data(machines)]
-    return [one for one in wrong if one.blocks is ALWAYS]
+    return [entry for entry in wrong if entry.blocks is ALWAYS]
 
 
 def refusal(code: str, decide: Callable[[], object]) -> list[Problem]:
@@ -87,7 +87,7 @@ def of_control(free: int) -> list[Problem]:
 def master(hosts: Sequence[Host]) -> list[Problem]:
     """A loopback address of node 0 means on every other machine that machine itself."""
     addresses = [ipaddress.ip_address(host.address) for host in hosts]
-    if not addresses or not addresses[0].is_loopback or all(one.is_loopback for one in addresses):
+    if not addresses or not addresses[0].is_loopback or all(ip.is_loopback for ip in addresses):
         return []
     return [problem("master-loopback", name=hosts[0].name, address=addresses[0])]
 
@@ -156,14 +156,14 @@ def _busy(host: Host, facts: NodeFacts, run: str | None, on_gpus: bool) -> Itera
     """Of a run on this machine, with GPUs or without; otherwise of whoever else uses its GPUs. What
     is left of `run` itself is no problem."""
     others = {
-        f"{one.holder}: run {one.run}, for {seconds(one.seconds)}"
-        for one in facts.runs
-        if one.run != run
+        f"{other.holder}: run {other.run}, for {seconds(other.seconds)}"
+        for other in facts.runs
+        if other.run != run
     }
     if others:
         yield problem("machine-busy", host, holders="; ".join(sorted(others)))
     elif not facts.runs and on_gpus and facts.gpus.processes:
-        held = [f"{one.user}: {one.command} (pid {one.pid})" for one in facts.gpus.processes]
+        held = [f"{job.user}: {job.command} (pid {job.pid})" for job in facts.gpus.processes]
         yield problem("gpus-busy", host, holders="; ".join(held))
 
 

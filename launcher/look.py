@@ -261,10 +261,10 @@ def data_sources(machines: OpenMachines, needs: Requirements) -> dict[str, Sourc
 
 def _read_copied(folder: str) -> Source | None:
     try:
-        found = layout.listings(Path(folder), inventory.CHECKOUT / ".tandem")
+        splits = layout.listings(Path(folder), inventory.CHECKOUT / ".tandem")
     except layout.LayoutError:  # it may be gone since; the copies are still good
         return None
-    return Source(f"{folder} here", True, convert(found, dict[str, Listing], "listing"))
+    return Source(f"{folder} here", True, convert(splits, dict[str, Listing], "listing"))
 
 
 def _read_shared(name: str, options: Config) -> Source | None:
@@ -324,13 +324,13 @@ def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str
 def read_unreached(line: bytes, known: Collection[str]) -> list[Unreached] | str:
     """What an answer says of each machine, once at most; or why it is not one."""
     try:
-        those: list[Unreached] = decode(line, list[Unreached], "its answer")
-        addresses = [one.address for one in those]
+        peers: list[Unreached] = decode(line, list[Unreached], "its answer")
+        addresses = [peer.address for peer in peers]
         if len(set(addresses)) < len(addresses) or not set(addresses) <= set(known):
             raise Invalid("it names a machine twice, or one that it was not asked for")
     except Invalid as error:
         return f"what it says is impossible ({error})"
-    return those
+    return peers
 
 
 def _answer(process: Process, known: Collection[str]) -> list[Unreached] | str:

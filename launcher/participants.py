@@ -264,14 +264,14 @@ class Participants:
         self, look_at_them: Callable[[], OpenMachines | Wait], waiter: Waiter, what: str
     ) -> OpenMachines:
         tell = waiter.notify.wait(what)
-        while isinstance(found := look_at_them(), Wait):
+        while isinstance(outcome := look_at_them(), Wait):
             if waiter.is_first:
                 waiter.waited = what
-            tell(found.why)
-            waiter.pause(found)
+            tell(outcome.why)
+            waiter.pause(outcome)
             if waiter.is_first and len(self.available()) < self.least:
                 self.look()  # later a thread does (looking)
-        return found
+        return outcome
 
     def _first_look(
         self, needs: Requirements, terminal: Terminal, everybody: bool
@@ -279,7 +279,7 @@ class Participants:
         config = needs.run_config
         queues = config.queue and not everybody  # what starts nothing waits for nobody
         with waiting(terminal, f"asking {pluralize(len(self.hosts), 'machine')} what is there"):
-            machines = self._everybody(needs) if everybody else self.present(needs)
+            machines = look.open_and_probe(self.hosts, needs) if everybody else self.present(needs)
         names = [host.name for host in machines.hosts]
         least = 0 if everybody else self.least
         if wait := decide(names, len(self.hosts), least, self.absent()):
@@ -288,9 +288,10 @@ class Participants:
         try:
             with waiting(terminal, "comparing the machines and the ways between them"):
                 problems = problems_of(machines, needs)
-            busy = [one for one in problems if one.blocks is BUSY and (queues or everybody)]
+            busy = [entry for entry in problems if entry.blocks is BUSY and (queues or everybody)]
             # What waiting cannot fix is reported before the waiting begins.
-            passed = refuse_or_warn([one for one in problems if one not in busy], config.force)
+            others = [entry for entry in problems if entry not in busy]
+            passed = refuse_or_warn(others, config.force)
         except BaseException:
             machines.close()
             raise
@@ -299,7 +300,7 @@ class Participants:
             return Wait(busy[0].text)
         out = {} if everybody else self.absent()
         apart = [f"{name} takes no part: {why}" for name, why in out.items()]
-        for text in [*apart, *(one.text for one in busy), *passed]:
+        for text in [*apart, *(problem.text for problem in busy), *passed]:
             terminal.say(text)
         return machines
 
@@ -329,14 +330,11 @@ class Participants:
         absent = self.absent()
         return [host for host in self.hosts if host.name not in absent]
 
-    def _everybody(self, needs: Requirements) -> OpenMachines:
-        return look.open_and_probe(self.hosts, needs)
-
     def present(self, needs: Requirements) -> OpenMachines:
         """Connections to those machines that take part in the first start. Raises UserError where
         one does not answer without which the run does not begin."""
         if not self.optional:
-            return self._everybody(needs)
+            return look.open_and_probe(self.hosts, needs)
         hosts = self.available()
         if len(hosts) < self.least:
             return OpenMachines([], {}, {})
@@ -361,14 +359,10 @@ class Participants:
         for host in machines.hosts:
             if moment is Moment.FIRST and host.name not in self.optional:
                 continue
-            if problem := self._unfit(machines.only(host), needs, moment):
+            if problem := why_unfit(machines.only(host), needs, moment):
                 unfit[host.name] = problem
         machines.leave(unfit)
         return unfit
-
-    def _unfit(self, machines: OpenMachines, needs: Requirements, moment: Moment) -> Problem | None:
-        wrong = judge.problems(machines, needs, look.control_machine_facts(needs))
-        return next((one for one in wrong if keeps_out(one, moment, needs.run_config)), None)
 
     def _leave_used(self, machines: OpenMachines) -> None:
         """Go on without those that somebody uses at this moment."""
@@ -436,11 +430,11 @@ class Participants:
     def absent(self) -> dict[str, str]:
         """Those that take no part in a start now, each with the reason."""
         day, now = datetime.now(), time.monotonic()
-        found = {
+        reasons = {
             host.name: absence(host, self._known[host.name], host.name in self._inside, day, now)
             for host in self.hosts
         }
-        return {name: why for name, why in found.items() if why}
+        return {name: why for name, why in reasons.items() if why}
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
@@ -476,7 +470,7 @@ class Participants:
             and (host.owner.hours is None or host.owner.hours.has(day))
         ]
         self._hold({host.name for host in hosts})
-        opened, failures = engine.open_all([one for one in hosts if one.name not in self._held])
+        opened, failures = engine.open_all([host for host in hosts if host.name not in self._held])
         self._held.update(opened)
         for name in failures:
             self._outside(name, Availability())
@@ -506,33 +500,42 @@ class Participants:
         known = self._known[host.name]
         if sign is not None or known.fit or absence(host, known, False, datetime.now(), now):
             return
-        needs, those = self._needs, self._machines
-        if needs is None or those is None:
+        needs, training = self._needs, self._machines
+        if needs is None or training is None:
             return  # there is nothing to compare it with until an attempt has begun
-        why = self._why_not(host, needs, those)
+        why = why_not_joining(host, needs, training)
         self._outside(host.name, Availability(None, why) if why else replace(known, fit=True))
-
-    def _why_not(self, host: Host, needs: Requirements, those: OpenMachines) -> str | None:
-        """What keeps a machine that is free from joining these, which train; None where nothing
-        does."""
-        try:
-            found = look.open_and_probe([host], needs, without_missing=True)
-        except UserError as error:
-            return str(error)
-        try:
-            if not found.hosts:
-                return NO_ANSWER
-            problem = self._unfit(found, needs, Moment.JOINING)
-            facts = {**those.facts, **found.facts}
-            together = judge.mismatches(OpenMachines([*those.hosts, host], {}, facts))
-            first = problem or next(iter(together), None)
-            return first.said if first else None
-        finally:
-            found.close()
 
     def _outside(self, name: str, known: Availability) -> None:
         if name not in self._inside:  # an attempt may have begun meanwhile
             self._known[name] = known
+
+
+# ---- what is wrong with machines ----
+
+
+def why_unfit(machines: OpenMachines, needs: Requirements, moment: Moment) -> Problem | None:
+    """The first thing by which a machine takes no part."""
+    wrong = judge.problems(machines, needs, look.control_machine_facts(needs))
+    return next((entry for entry in wrong if keeps_out(entry, moment, needs.run_config)), None)
+
+
+def why_not_joining(host: Host, needs: Requirements, training: OpenMachines) -> str | None:
+    """What keeps a machine that is free from joining those that train; None where nothing does."""
+    try:
+        joining = look.open_and_probe([host], needs, without_missing=True)
+    except UserError as error:
+        return str(error)
+    try:
+        if not joining.hosts:
+            return NO_ANSWER
+        problem = why_unfit(joining, needs, Moment.JOINING)
+        facts = {**training.facts, **joining.facts}
+        together = judge.mismatches(OpenMachines([*training.hosts, host], {}, facts))
+        first = problem or next(iter(together), None)
+        return first.said if first else None
+    finally:
+        joining.close()
 
 
 def problems_of(machines: OpenMachines, needs: Requirements) -> list[Problem]:
@@ -545,7 +548,7 @@ def problems_of(machines: OpenMachines, needs: Requirements) -> list[Problem]:
     sources = look.data_sources(machines, needs)
     control = replace(look.control_machine_facts(needs), sources=sources)
     wrong = [*wrong, *judge.problems(machines, needs, control)]
-    if not all(one.blocks is NEVER for one in wrong):
+    if not all(problem.blocks is NEVER for problem in wrong):
         return wrong
     return [*wrong, *judge.unreachable_pairs(machines, look.unreachable_pairs(machines))]
 

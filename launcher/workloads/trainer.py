@@ -158,7 +158,7 @@ class Trainer(Workload):
         wrong += judge.layer(machines, self.layer)
         wrong += judge.python(machines) if self.wants_timm else []
         wrong += judge.batch(machines, self.settings)
-        if not any(one.blocks is ALWAYS for one in (*others, *wrong)):
+        if not any(problem.blocks is ALWAYS for problem in (*others, *wrong)):
             wrong += judge.refusal("precision", lambda: self._precision(parts, machines))
         return wrong
 
@@ -347,7 +347,7 @@ def choose_sync(
 ) -> tuple[TrainerOptions, str]:
     """The same with the strategy that `auto` becomes, and why."""
     nodes, size = len(hosts), settings.image_size
-    found = predictions.foreseen(settings, hosts)
+    prediction = predictions.foreseen(settings, hosts)
     measure = verbs.line(
         "plan",
         NODES=nodes,
@@ -356,7 +356,7 @@ def choose_sync(
         PRECISION=settings.precision,
         ARGS=f"--image_size {size}" if size else None,
     )
-    speeds = found.speeds if found else {}
+    speeds = prediction.speeds if prediction else {}
     choice = predictions.choose_sync(speeds, nodes, measure, settings.family)
     terminal.say(f"sync {choice.sync}: {choice.why}")
     return replace(settings, sync=choice.sync), choice.why

@@ -7,7 +7,6 @@ import signal
 
 import pytest
 
-from boundary.frames import Frames
 from launcher.machines.owned import SIGNS
 from launcher.node import owner
 from launcher.node.processes import PROC, descendants
@@ -140,12 +139,3 @@ def test_a_machine_whose_owner_nobody_can_look_for_is_left(guards, tmp_path):
     guard.send(type="kill")
     end = guard.wait_for("exit")
     assert end["left"] == [] and not any("stream(" in one["command"] for one in end["ended"])
-
-
-def test_a_sign_that_nobody_knows_is_refused():
-    hello = b'{"type":"hello","protocol":2,"way":"service"}\n'
-    frames = Frames((0,))
-    (_, told) = list(frames.feed(hello + b'{"type":"owner","sign":"card"}\n'))
-    assert told[0].sign == "card"
-    with pytest.raises(Exception, match="sign"):
-        list(frames.feed(b'{"type":"owner","sign":"a word of its own"}\n'))

@@ -118,16 +118,6 @@ def test_what_is_no_file_there_is_not_read(way, kind, tmp_path):
     assert way.move(rest=True) == []
 
 
-ODD = {
-    "another rank's": {"file": "rank1.1.steps.jsonl"},
-    "a path": {"file": "../plan.json"},
-    "beyond the end": {"offset": 10},
-    "no offset": {"offset": None},
-    "too long": {"bytes": PIECE + 1},
-    "of nothing": {"bytes": 0},
-}
-
-
 RECORDS = st.builds(
     frames.Record,
     file=st.sampled_from([STEPS, MACHINE, "rank1.1.steps.jsonl", "../plan.json", ""]),
@@ -159,16 +149,6 @@ def test_of_any_pieces_those_that_follow_each_other_are_kept(pieces, link):
         copy = folder / "nodes/node1" / STEPS
         assert (copy.stat().st_size if copy.exists() else 0) == min(8, taken[STEPS])
         assert not [*folder.glob("*.json*"), *folder.glob("elsewhere")]
-
-
-@pytest.mark.usefixtures("settles_soon")
-@pytest.mark.parametrize("odd", ODD)
-def test_a_piece_that_no_guard_sends_ends_that_guard_s_run_and_writes_nothing(odd, tmp_path):
-    frame = {"type": "record", "file": STEPS, "offset": 0, "bytes": 4, **ODD[odd]}
-    liar = f"say(**{frame!r}); sys.stdout.write('abcd'); sys.stdout.flush(); time.sleep(9)"
-    outcome, _ = watch(tmp_path, [liar, OBEYS])
-    assert (outcome.cause.host, outcome.cause.source) == ("node1", "guard")
-    assert not [*tmp_path.rglob("*.jsonl"), *tmp_path.glob("plan.json")]
 
 
 @pytest.mark.parametrize("size", [1, PIECE])

@@ -98,6 +98,7 @@ WHOLE_EXIT = GOOD[-1]
         ('{"type": "beat", "unix": 1e999, "running": [], "disk_free": 1}', "unix"),
         ('{"type": "beat", "unix": 1.0, "running": [7]}', "rank"),
         (f'{{"type": "beat", "unix": {NESTED}, "running": [], "disk_free": 1}}', "unix"),
+        ('{"type": "owner", "sign": "a word of its own"}', "sign"),
         ('{"type": ["log"]}', None),
         ('{"type": "upgrade"}', None),
         ('{"type": "log", "rank": 7, "stream": "stdout", "bytes": 3}', "rank"),

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from boundary.frames import Exit, Process
+from contract.records import PIECE
 from launcher.machines.local import LocalProcess
 from launcher.watch.attempts import Outcome, leftovers
 from launcher.watch.watch import EXITS_WITHIN, SETTLE, SILENCE, STOP_GRACE, Stage, due
@@ -41,11 +42,24 @@ def test_stages_follow_each_other(stage, seconds, failed, asked, then):
     assert due(stage, seconds, failed, asked) is then
 
 
+PIECE_OF_STEPS = {"type": "record", "file": "rank1.1.steps.jsonl", "offset": 0, "bytes": 4}
 LIES = {
     "another rank": "say(type='log', rank=7, stream='stdout', bytes=3)",
     "deep": "sys.stdout.write('{\"type\": ' + '[' * 200000 + '\\n' + 'y' * (3 << 20))\n"
     "sys.stdout.flush()",
     "endless": "\nwhile True: sys.stdout.write('y' * 65536)",
+    # Pieces of records, each with bytes that would be written.
+    **{
+        name: f"say(**{ {**PIECE_OF_STEPS, **odd}!r}); sys.stdout.write('abcd'); sys.stdout.flush()"
+        for name, odd in {
+            "another rank's record": {"file": "rank0.1.steps.jsonl"},
+            "a path as a record": {"file": "../plan.json"},
+            "a record beyond its end": {"offset": 10},
+            "a record without an offset": {"offset": None},
+            "a record of too many bytes": {"bytes": PIECE + 1},
+            "a record of no bytes": {"bytes": 0},
+        }.items()
+    },
 }
 
 
