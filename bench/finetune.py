@@ -1,5 +1,5 @@
 """python -m bench.finetune: the digits 5 to 9 from few images, by weights of a net that was trained
-on 0 to 4, against a net that begins anew; prints the table of docs/trainer-data.md.
+on 0 to 4, against a net that begins anew; prints a table.
 
 Also from a file as torchvision makes them, of 1,000 classes; and each kind once more, resumed in
 the middle, which has to be equal to the bit.

@@ -233,7 +233,7 @@ def head(model: nn.Module, classes: int) -> List[str]:
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     scoring = [m for m in layers if len(m.weight) == classes][-1:]
     if hasattr(model, "get_classifier"):
-        named = model.get_classifier()  # several, where a model has been distilled
+        named = cast(Any, model).get_classifier()  # several, where a model has been distilled
         scoring = [m for m in (named if isinstance(named, tuple) else (named,)) if m in layers]
     places = {module: f"{name}." if name else "" for name, module in model.named_modules()}
     return [places[module] + key for module in scoring for key in module.state_dict()]

@@ -264,7 +264,7 @@ class Run:
         loss, hits, count = (sum(column) for column in zip(*self.world.gather(self.epoch_sums)))
         trained = {"train_loss": loss / max(count, 1), "train_top1": hits / max(count, 1)}
         self.clock.enter("other")
-        self.screen.evaluation(at.epoch - 1, *trained.values(), result)
+        self.screen.evaluation(at.epoch - 1, trained["train_loss"], trained["train_top1"], result)
         line = {**result._asdict(), **trained}
         self.lines.add("evaluate", epoch=at.epoch - 1, **line)
         self.lines.flush()
