@@ -4,8 +4,9 @@
     ILSVRC2012_img_val.tar         50,000 images without classes       -> TO/val/<wnid>/*.JPEG
     ILSVRC2012_devkit_t12.tar.gz   meta.mat and the validation images' classes
 
-Each image is copied once, straight from the archive to its place. A class folder appears once it is
-complete; so does val. After a kill at any time, the same command continues where it stopped.
+Each image is copied once, straight from the archive to its place, or with SIZE= made smaller on its
+way (tools/shrink.py). A class folder appears once it is complete; so does val. After a kill at any
+time, the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -22,8 +24,11 @@ import sys
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,6 +36,8 @@ from tqdm import tqdm
 
 from contract.command_line import verb_words
 from contract.errors import UserError
+from tools.shrink import Shape, shrink, start_worker
+from trainer.data.decode import BadImage
 
 PAGE = "https://image-net.org/challenges/LSVRC/2012/2012-downloads.php"
 TRAIN, VAL = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -46,6 +53,8 @@ SPARE = 1.02
 CHECKED = ".archives.json"
 PIECE = 1 << 20
 UNPACKED = 64 << 20  # bytes of the devkit, and of meta.mat in it
+AT_ONCE = 256  # images in memory that are made smaller: 30 MB
+SMALLER = 0.25  # of ImageNet's bytes, with a short side of 256
 COMPRESSED = 15  # a kind of part of a file of MATLAB's
 
 
@@ -58,13 +67,19 @@ class Plan:
     classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) of those not there yet
     val: tuple[tuple[str, str, int], ...]  # (image, wnid, bytes) of all; empty if val is there
     wnids: tuple[str, ...]
+    shape: Shape | None = None  # what images become; None: what they are
 
     def train_size(self) -> int:
         return sum(size for _, size in self.classes)
 
     def val_size(self) -> int:
         part = self.target / "val.part"
-        return sum(size for name, wnid, size in self.val if not _has(part / wnid / name, size))
+        return sum(size for name, wnid, size in self.val if not self.has(part / wnid / name, size))
+
+    def has(self, path: Path, size: int) -> bool:
+        """Whether an image of the archive of so many bytes is there already."""
+        written = path.stat().st_size if path.is_file() else 0
+        return written == size if self.shape is None else written > 0  # which appear whole
 
 
 def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
@@ -151,7 +166,7 @@ def _tar(path: Path) -> Iterator[tarfile.TarFile]:
         yield archive
 
 
-def make_plan(source: Path, target: Path) -> Plan:
+def make_plan(source: Path, target: Path, shape: Shape | None = None) -> Plan:
     """Reads the archives' tables of contents. Raises UserError, naming all missing archives."""
     absent = [name for name in MD5 if not (source / name).is_file()]
     if absent:
@@ -181,6 +196,7 @@ def make_plan(source: Path, target: Path) -> Plan:
         classes=tuple(row for row in train if not (target / "train" / row[0]).is_dir()),
         val=tuple(places) if not (target / "val").is_dir() else (),
         wnids=tuple(sorted(wnid_of.values())),
+        shape=shape,
     )
 
 
@@ -188,13 +204,11 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _has(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
-
-
 def check_space(plan: Plan) -> None:
     """Raises UserError if the target's disk has too little space."""
-    needed = (plan.train_size() + plan.val_size()) * SPARE
+    ratio = plan.shape.size / 256 if plan.shape else math.inf
+    part = min(1.0, SMALLER * max(ratio, ratio**2))
+    needed = (plan.train_size() + plan.val_size()) * SPARE * part
     free = shutil.disk_usage(plan.target).free
     if needed > free:
         raise UserError(
@@ -204,9 +218,17 @@ def check_space(plan: Plan) -> None:
 
 
 def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
-    """Sentences about archives that are not the official ones. Keeps sums for later calls."""
-    record = plan.target / CHECKED
-    sums = json.loads(record.read_text()) if record.is_file() else {}
+    """Sentences about archives that are not the official ones. Keeps sums for later calls, and what
+    images become; raises UserError where that was something else."""
+    record, shape = plan.target / CHECKED, list(plan.shape) if plan.shape else None
+    sums: dict[str, Any] = {"shape": shape}
+    if record.is_file():
+        sums = json.loads(record.read_text())
+    if sums.setdefault("shape", None) != shape:
+        raise UserError(
+            f"{plan.target} was begun with other settings (SIZE and QUALITY: {sums['shape']}): "
+            "choose another TO="
+        )
     for name in MD5:
         path = plan.source / name
         size, changed = path.stat().st_size, path.stat().st_mtime_ns
@@ -229,17 +251,82 @@ def _md5(file: IO[bytes], advance: Callable[[int], None]) -> str:
     return digest.hexdigest()
 
 
-def extract_train(plan: Plan, advance: Callable[[int], None]) -> None:
+class Writer:
+    """Writes images in their order, or with a `shape` smaller ones, in all processors. To be used
+    as a context."""
+
+    def __init__(self, shape: Shape | None) -> None:
+        self.shape = shape
+        self.waiting: list[tuple[bytes, Path]] = []
+        self.bad = 0
+        self.pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Writer:
+        if self.shape is not None:
+            count = len(os.sched_getaffinity(0))
+            self.pool = ProcessPoolExecutor(count, initializer=start_worker)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+
+    def write(self, file: IO[bytes], path: Path, size: int) -> None:
+        if self.pool is None:
+            _copy(file, path, size)
+            return
+        content = file.read()
+        if len(content) != size:
+            raise UserError(f"{path} has {len(content)} bytes in its archive instead of {size}")
+        self.waiting.append((content, path))
+        if len(self.waiting) == AT_ONCE:
+            self.finish()
+
+    def finish(self) -> None:
+        """All that was written so far is there. Raises UserError and OSError."""
+        if self.pool is None or self.shape is None:
+            return
+        try:
+            for bad in self.pool.map(partial(_shrink_into, self.shape), self.waiting, chunksize=8):
+                self.bad += bad
+        except BrokenProcessPool:
+            raise UserError(
+                "a process that shrinks images was killed, perhaps for want of memory: the same "
+                "command continues"
+            ) from None
+        self.waiting = []
+
+
+def _shrink_into(shape: Shape, image: tuple[bytes, Path]) -> bool:
+    """Write an image smaller, which appears whole. Returns whether it is none and stayed as it is.
+    Raises OSError."""
+    content, path = image
+    bad = False
+    try:
+        content = shrink(content, shape)
+    except BadImage:
+        bad = True
+    growing = path.with_name(f".{path.name}.part")
+    try:
+        growing.write_bytes(content)
+        growing.replace(path)
+    except OSError as error:
+        growing.unlink(missing_ok=True)  # of a full disk, whose error names no file
+        raise OSError(error.errno, error.strerror, str(path.parent)) from None
+    return bad
+
+
+def extract_train(plan: Plan, advance: Callable[[int], None], writer: Writer) -> None:
     sizes = dict(plan.classes)
     with _tar(plan.source / TRAIN) as archive:
         for member in archive:
             wnid = member.name.removesuffix(".tar")
             if wnid in sizes:
-                _extract_class(_content(archive, member), plan.target / "train" / wnid)
+                _extract_class(_content(archive, member), plan.target / "train" / wnid, writer)
                 advance(member.size)
 
 
-def _extract_class(file: IO[bytes], folder: Path) -> None:
+def _extract_class(file: IO[bytes], folder: Path, writer: Writer) -> None:
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -248,7 +335,8 @@ def _extract_class(file: IO[bytes], folder: Path) -> None:
             # Plain names alone, so that an archive cannot write outside its folder.
             if not image.isfile() or not re.fullmatch(r"[\w-]+\.JPEG", image.name):
                 raise UserError(f"{folder.name}.tar has {image.name!r}, which is not an image")
-            _copy(_content(images, image), part / image.name, image.size)
+            writer.write(_content(images, image), part / image.name, image.size)
+    writer.finish()
     if not any(part.iterdir()):
         raise UserError(f"{folder.name}.tar has no images: download {TRAIN} again")
     # The name says that the folder is complete, so its contents must reach the disk first.
@@ -256,7 +344,7 @@ def _extract_class(file: IO[bytes], folder: Path) -> None:
     part.rename(folder)
 
 
-def extract_val(plan: Plan, advance: Callable[[int], None]) -> None:
+def extract_val(plan: Plan, advance: Callable[[int], None], writer: Writer) -> None:
     part = plan.target / "val.part"
     for wnid in plan.wnids:
         (part / wnid).mkdir(parents=True, exist_ok=True)
@@ -264,9 +352,10 @@ def extract_val(plan: Plan, advance: Callable[[int], None]) -> None:
     with _tar(plan.source / VAL) as archive:
         for member in archive:
             path, size = places.get(member.name, (None, 0))
-            if path and not _has(path, size):
-                _copy(_content(archive, member), path, size)
+            if path and not plan.has(path, size):
+                writer.write(_content(archive, member), path, size)
                 advance(size)
+    writer.finish()
     os.sync()
     part.rename(plan.target / "val")
 
@@ -293,18 +382,21 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
         yield bar.update
 
 
-def run(source: Path, target: Path) -> None:
-    plan = make_plan(source, target)
+def run(source: Path, target: Path, shape: Shape | None = None) -> None:
+    plan = make_plan(source, target, shape)
     target.mkdir(parents=True, exist_ok=True)
     check_space(plan)
     for warning in check_archives(plan, progress):
         print(f"tandem: warning: {warning}", file=sys.stderr)
-    if plan.classes:
-        with progress("train", plan.train_size()) as advance:
-            extract_train(plan, advance)
-    if plan.val:
-        with progress("val", plan.val_size()) as advance:
-            extract_val(plan, advance)
+    with Writer(shape) as writer:
+        if plan.classes:
+            with progress("train", plan.train_size()) as advance:
+                extract_train(plan, advance, writer)
+        if plan.val:
+            with progress("val", plan.val_size()) as advance:
+                extract_val(plan, advance, writer)
+    if writer.bad:
+        print(f"tandem: {writer.bad:,} files are no images and stay as they are", file=sys.stderr)
     for part in ("train", "val"):
         classes, images = count(target / part)
         print(f"{target / part}: {classes:,} classes, {images:,} images")
@@ -315,7 +407,11 @@ def main(argv: list[str]) -> int:
         words = verb_words("imagenet", argv, "make imagenet")
         if "src" not in words:
             raise UserError("say where the archives are: `make imagenet SRC=/folder/with/the/tars`")
-        run(Path(words["src"]), Path(words.get("to", "data/imagenet")))
+        shape = None
+        if "size" in words or "quality" in words:
+            shape = Shape(words.get("size", 256), words.get("quality", 90))
+        name = f"data/imagenet-{shape.size}" if shape else "data/imagenet"
+        run(Path(words["src"]), Path(words.get("to", name)), shape)
     except (UserError, OSError) as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2

@@ -11,14 +11,16 @@ import os
 import struct
 import time
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, Optional, Tuple, Union, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Optional, Tuple, Union, cast
 
-import numpy as np
 from PIL import Image, PngImagePlugin
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import SAMPLESPERPIXEL, TiffImageFile
 
 from contract.layout import FAILING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 try:
     import simplejpeg
@@ -106,8 +108,10 @@ class Picture:
             self._pixels, self._later = _decode(self._later, self._file_bytes), None
         return self._pixels
 
-    def region(self, box: Tuple[int, int, int, int]) -> np.ndarray:
+    def region(self, box: Tuple[int, int, int, int]) -> "np.ndarray":
         """A box (left, top, right, bottom) of `pixels()` as uint8 (height, width, 3)."""
+        import numpy as np  # which `make shrink` does without
+
         decoded = None
         if self._later is not None and self._turned is None and simplejpeg is not None:
             with _explain_errors():
@@ -119,7 +123,7 @@ class Picture:
         return np.ascontiguousarray(decoded[top:bottom, left:right])
 
 
-def _decode_fast(image: JpegImageFile, content: bytes) -> Optional[np.ndarray]:
+def _decode_fast(image: JpegImageFile, content: bytes) -> Optional["np.ndarray"]:
     """The same pixels as Pillow's in less time. None where Pillow has to decide: what it makes of
     other colours, and of a file with errors, which is bad where Pillow refuses it."""
     if image.mode not in ("RGB", "L"):

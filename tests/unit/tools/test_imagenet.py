@@ -2,19 +2,23 @@
 
 import gzip
 import io
+import os
 import random
+import re
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import tarfile
+import time
 import tracemalloc
 import zlib
 from pathlib import Path
 
 import numpy
 import pytest
+from PIL import Image
 from scipy.io import savemat
 
 from tools import imagenet
@@ -212,6 +216,55 @@ def test_after_a_kill_the_same_command_goes_on(source, tmp_path, copied):
     assert {path: path.stat().st_mtime_ns for path in whole} == whole
     assert sorted(path.name for path in target.iterdir()) == [".archives.json", "train", "val"]
     assert sorted(path.name for path in (target / "train").iterdir()) == CLASSES
+
+
+@pytest.fixture
+def photographs(monkeypatch):
+    """In the archives, in the place of bytes that are no images; but one of val."""
+
+    def photograph(name: str) -> bytes:
+        if name == "ILSVRC2012_val_00000002.JPEG":
+            return b"no image"
+        stream, noise = io.BytesIO(), random.Random(name).randbytes(90 * 70 * 3)
+        Image.frombytes("RGB", (90, 70), noise).save(stream, "JPEG")
+        return stream.getvalue()
+
+    monkeypatch.setattr(sys.modules[__name__], "image", photograph)
+
+
+def test_images_become_smaller_on_their_way_and_none_is_broken_by_a_kill(
+    photographs, source, tmp_path, capsys
+):
+    target, words = tmp_path / "to", ["--src", source, "--to", tmp_path / "to"]
+    code = "import sys; from tools import imagenet; sys.exit(imagenet.main(sys.argv[1:]))"
+    argv = [sys.executable, "-c", code, *words, "--size", "32"]
+
+    def whole():
+        """Those that are there; os.walk passes over what is renamed meanwhile."""
+        for folder, _, names in os.walk(target):
+            yield from (Path(folder, name) for name in names if re.match(r"[^.].*\.JPEG$", name))
+
+    def sizes():
+        for path in whole():
+            if path.stat().st_size > 8:
+                with Image.open(path) as copy:
+                    copy.load()
+                    yield copy.size
+
+    for count in (1, 5):
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL)
+        while len(list(whole())) < count:
+            assert process.poll() is None
+            time.sleep(0.002)
+        process.kill()
+        process.wait()
+        assert set(sizes()) == {(41, 32)} and not (target / "val").exists()
+    assert imagenet.main([str(word) for word in [*words, "--size", "16"]]) == 2
+    assert imagenet.main([str(word) for word in [*words, "--size", "32"]]) == 0
+    assert "1 files are no images" in capsys.readouterr().err
+    assert sorted(found(target)) == sorted(expected())
+    assert list(sizes()) == 17 * [(41, 32)]
+    assert not list(target.rglob("*.part"))
 
 
 def refused(source, tmp_path, capsys) -> str:
