@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 
 from boundary.run_files import EvaluationFile
@@ -60,7 +61,7 @@ def read(file: Path) -> EvaluationFile:
         raise UserError(f"{file} is no evaluation ({why}): make it anew by --evaluate.") from None
 
 
-def as_csv(heads: str, rows: list[list[object]]) -> str:
+def as_csv(heads: str, rows: Sequence[Sequence[object]]) -> str:
     text = io.StringIO()
     csv.writer(text).writerows([heads.split(), *rows])
     return text.getvalue()
