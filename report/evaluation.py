@@ -63,7 +63,7 @@ def read(file: Path) -> EvaluationFile:
 
 def as_csv(heads: str, rows: Sequence[Sequence[object]]) -> str:
     text = io.StringIO()
-    csv.writer(text).writerows([heads.split(), *rows])
+    csv.writer(text, lineterminator="\n").writerows([heads.split(), *rows])
     return text.getvalue()
 
 
