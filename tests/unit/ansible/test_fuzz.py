@@ -157,7 +157,7 @@ ASKED = {
     "packages_planned": ("Inst chrony (4.3 Debian)\nInst libc6 [2.36] (2.37)\n",),
     "parse_files": ("/etc/a:b\n/etc/a:c\n",),
     "power_plan": ("pc1", True, 200, "RTX 2080 Ti, 100.00, 280.00, 250.00, Enabled\n"),
-    "share_cache": (200, "Type 1B-blocks Avail\next4 1000000000000 500000000000\n", "0\t/x\n", True),
+    "share_cache": (200, "Type 1B-blocks Avail\next4 1000000000000 500000000000\n", "0 /x", True),
     "share_disk": ("LABEL=Daten", LSBLK, True, "smb", "/srv/tandem/disk", "pc1"),
     "share_failure": ("nfs", "mount.nfs: access denied\n", "no such device"),
     "share_missing": ("/x", LSBLK),

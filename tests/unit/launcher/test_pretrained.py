@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torchvision
 
 from contract.errors import UserError
 from contract.options import Config, Options
@@ -16,6 +17,7 @@ from launcher.plan import layer, models, plan, pretrained
 from launcher.plan.layer import Layer
 from launcher.workloads import trainer
 from tests.unit.launcher.launcher_values import CODE, facts, host
+from trainer.classifiers import names
 
 BYTES = b"the weights of a net" * 999
 SHA256 = hashlib.sha256(BYTES).hexdigest()
@@ -168,3 +170,20 @@ def test_timm_goes_to_machines_that_lack_it_and_their_ranks_find_it(monkeypatch,
         assert len(code) == len(missing)
     assert all(path.endswith(sent.folder) for path in envs[0]) and envs[1] == [None, None]
     assert tried == [sent, None]
+
+
+def test_the_table_of_torchvision_s_weights_is_its_own():
+    rows = [line.split() for line in pretrained.TABLE.read_text().splitlines() if line[0] != "#"]
+    own = {
+        (name, weights.name): weights
+        for name in names(torchvision.models)
+        for weights in torchvision.models.get_model_weights(name)
+    }
+    ours = {
+        (model, name): f"https://download.pytorch.org/models/{file}" for model, name, file in rows
+    }
+    assert len(ours) == len(rows) > 100
+    assert ours == {key: own[key].url for key in ours}
+    without = {model for model, _ in own.keys() - ours.keys()}
+    assert without == {"efficientnet_v2_l", "googlenet", "inception_v3", "vgg16"}
+    assert not any(own[key].transforms.keywords.get("mean") for key in ours)

@@ -1,6 +1,7 @@
 """The three kernels of a bucket do what plain operations do, to the bit, here by Triton's
 interpreter: on the CPU, in a process of its own, since Triton reads once how it is to run."""
 
+import importlib.util
 import math
 import multiprocessing
 import warnings
@@ -12,6 +13,9 @@ from contract.strategies import BLOCK
 from tandem.sync.codec import CODECS, Operations
 
 RANKS = 2
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="CUDA 10.2's torch brings no Triton"
+)
 
 
 @pytest.fixture(scope="module")

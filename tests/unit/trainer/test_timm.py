@@ -7,14 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torchvision
 
 from contract.options import Options
-from launcher.plan import pretrained
 from tests.trainer_models import normed
 from tests.trainer_ranks import newest_checkpoint, run_ranks, said, trainer
 from trainer import build, resume
-from trainer.classifiers import names
 from trainer.data.batch import Normalise
 
 SIZE = 16
@@ -98,20 +95,3 @@ def test_names_and_arguments_that_are_none_are_a_sentence_on_all_ranks(images, m
     argv = ["--data", images, "--workers", 0, "--model", model, "--model_args", given]
     for code, text in run_ranks([1, 1], with_standin, said, *argv):
         assert code == 2 and why in text and "Traceback" not in text
-
-
-def test_the_table_of_torchvision_s_weights_is_its_own():
-    rows = [line.split() for line in pretrained.TABLE.read_text().splitlines() if line[0] != "#"]
-    own = {
-        (name, weights.name): weights
-        for name in names(torchvision.models)
-        for weights in torchvision.models.get_model_weights(name)
-    }
-    ours = {
-        (model, name): f"https://download.pytorch.org/models/{file}" for model, name, file in rows
-    }
-    assert len(ours) == len(rows) > 100
-    assert ours == {key: own[key].url for key in ours}
-    without = {model for model, _ in own.keys() - ours.keys()}
-    assert without == {"efficientnet_v2_l", "googlenet", "inception_v3", "vgg16"}
-    assert not any(own[key].transforms.keywords.get("mean") for key in ours)
