@@ -166,9 +166,14 @@ class ErrorFeedback(Sync):
             from .kernels import try_out  # which imports Triton
 
             self.coding = try_out(self.codec, self.learns, device)
+        except ImportError:  # an older torch brings none, and nobody can help it
+            return
         except Exception as error:  # Triton's are of many kinds: no compiler, an old card
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            print(f"{self.strategy.spec}: coded by some fifty kernels, not four, since {reason}")
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            print(
+                f"{self.strategy.spec}: coded by torch's operations, in more time than by Triton, "
+                f"which cannot on this card ({reason})"
+            )
 
     def end(self) -> None:
         super().end()

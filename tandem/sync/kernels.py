@@ -190,7 +190,10 @@ def _take_kernel(
         scale, lane, place, index, inside, OWN, LEVELS, PART, PACKED, RADIX,
     )  # fmt: skip
     there = inside & (at < values)
-    tl.store(buffer + at, value.to(buffer.dtype.element_ty), mask=there)
+    result = value
+    if buffer.dtype.element_ty == tl.bfloat16:
+        result = _from_bf16(_as_bf16(value))  # as each machine rounds it
+    tl.store(buffer + at, result.to(buffer.dtype.element_ty), mask=there)
     if OWN:
         square = tl.where(there, value * value, 0.0)
         known = tl.load(squares + at, mask=there, other=0.0)
@@ -302,11 +305,12 @@ def try_out(codec: Codec, learns: bool, device: torch.device) -> Kernels:
     total = kernels.sum(coded, known[1][:UNIT], left[:UNIT], part)
     came = codec.decode(coded, UNIT, None if part_scales is None else part_scales.view(1, -1))
     check(total[None], part_scales, known[1][:UNIT] + came.sum(0))
-    taken = []
-    for coding, own in ((kernels, squares), (plain, scales)):
-        buffer, learned = torch.empty_like(first), torch.zeros_like(first)
-        most = coding.take(coded, UNIT, buffer, own, squares, learned)
-        taken.append([buffer, learned, most])
-    if not all(map(torch.equal, *taken)):
-        raise ArithmeticError("sums are not those of plain operations to the bit")
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        results = []
+        for coding, own in ((kernels, squares), (plain, scales)):
+            buffer, learned = first.to(dtype), torch.zeros_like(first)
+            most = coding.take(coded, UNIT, buffer, own, squares, learned)
+            results.append([buffer, learned, most])
+        if not all(map(torch.equal, *results)):
+            raise ArithmeticError("sums are not those of plain operations to the bit")
     return kernels

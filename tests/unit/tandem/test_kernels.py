@@ -77,6 +77,7 @@ def compare(levels, own, dtype):
         (5, False, torch.float16),
         (5, True, torch.float32),
         (15, True, torch.float16),
+        (15, False, torch.bfloat16),
         (255, False, torch.float32),
     ],
 )
