@@ -318,3 +318,14 @@ def test_the_newest_run_counts_more_than_the_longest(tmp_path):
     content[content.index(torch.ones(9).numpy().tobytes()) + 5] ^= 1
     path.write_bytes(content)
     assert best(str(tmp_path))["step"] == 3
+
+
+def test_training_top1_counts_images_of_all_ranks(images, tmp_path):
+    argv = ["--data", images, "--output", tmp_path, "--model", "tests.trainer_models:plain"]
+    argv += ["--augment", "none", "--lr", 0, "--image_size", 16, "--workers", 0, "--epochs", 2]
+    assert run_ranks([2], trainer, *argv, "--per_node_batch_size", 4) == [0, 0]
+    (path,) = tmp_path.glob("nodes/*/rank0.*.steps.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    first, second = (line["train_top1"] for line in lines if line["kind"] == "evaluate")
+    trained = first * sum(1 for _ in images.glob("train/*/*"))
+    assert first == second and trained == pytest.approx(round(trained), abs=1e-6)
