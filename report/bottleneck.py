@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from report.figures import (
     DISK_BUSY,
     DISK_READ,
+    LOADERS_BUSY,
     MEMORY,
     MEMORY_PRESSURE,
     QUEUED,
@@ -26,8 +27,11 @@ from report.wait_rules import most_in_excess, ruling_cause, slower_rank
 
 # A disk with requests outstanding for this fraction of the time is what a late loader waits for.
 BUSY_PERCENT = 60.0
-# A file share that moves less than this (bytes/s) is not where images come from.
-SHARE_READS = 0.5e6
+# Loaders that run for this part of the time are late for want of processors.
+DECODES = 0.5
+# A file share that moves less than this (bytes/s) is not where images come from; where loaders are
+# known to wait for something, it is from a few small files a second on.
+SHARE_READS, SHARE_READS_BY_LOADERS = 0.5e6, 0.02e6
 # Bytes a second that come back from swap, and the share of the time in which processes wait for
 # memory; of a kernel that does not say that, the share of memory that is taken.
 SWAPPED, PRESSED, MEMORY_FULL = 0.5e6, 0.03, 0.9
@@ -103,17 +107,28 @@ def late_hosts(step: Step) -> set[str]:
 
 
 def data_cause(evidence: ResourceUsage, hosts: set[str]) -> str:
-    """Why the loader is late on these machines: the file share, a busy disk, else the processors
-    that decode."""
+    """Why the loader is late on these machines: the processors that decode, where the loaders keep
+    them busy; else the file share, else a busy disk. A run without loaders of its own, or recorded
+    before they were, is judged by what was read alone."""
+    loaders = busiest_loaders(evidence, hosts)
+    if loaders and loaders.mean(LOADERS_BUSY) >= DECODES:
+        return "data_decode"
+    least = SHARE_READS_BY_LOADERS if loaders else SHARE_READS
     disk = data_disk(evidence.disks, hosts)
     read = disk.mean(DISK_READ) if disk else 0.0
     shares = [use for use in evidence.shares if use.host in hosts]
     moved = max((use.mean(SHARE_READ) for use in shares), default=0.0)
-    if moved >= SHARE_READS and moved > read:
+    if moved >= least and moved > read:
         return "data_share"
     if disk and disk.mean(DISK_BUSY) >= BUSY_PERCENT:
         return "data_disk"
     return "data_decode"
+
+
+def busiest_loaders(evidence: ResourceUsage, hosts: set[str]) -> Usage | None:
+    """The machine, of these, whose loaders run most; None where that is not known."""
+    known = [use for use in evidence.machines if use.host in hosts and use.knows(LOADERS_BUSY)]
+    return max(known, key=lambda use: use.mean(LOADERS_BUSY), default=None)
 
 
 def data_disk(disks: Sequence[DiskUsage], hosts: set[str] | None = None) -> DiskUsage | None:

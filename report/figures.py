@@ -86,6 +86,11 @@ def queued(interval: Interval) -> Ratio | None:
     return Ratio(waited, ran + waited) if ran + waited > 0 else None
 
 
+def loaders_busy(interval: Interval) -> Ratio | None:
+    seconds = grown(interval, "loaders")
+    return Ratio(grown(interval, "loaders_busy"), seconds) if seconds > 0 else None
+
+
 def memory_used(interval: Interval) -> Ratio | None:
     total = interval.now.get("memory_total", 0.0)
     available = interval.now.get("memory_available")
@@ -212,6 +217,8 @@ QUEUED = Figure(
     "Of the time in which this run's threads wanted one.",
 )
 WAITED = Figure("waited", growth("waited"), SECONDS)  # by these threads together, in a second
+# Of the time of loaders that did something, the part in which they ran or waited for a processor.
+LOADERS_BUSY = Figure("loaders_busy", loaders_busy, PART)
 MEMORY_TOTAL = Figure("memory_total", level("memory_total"), BYTES, {MOST: "memory"})
 MEMORY = Figure("memory", memory_used, PART, {MOST: "used"}, "mem%", 2, "Memory, used")
 SWAP = Figure(
@@ -329,8 +336,8 @@ SHARE_READ = Figure("share_read", growth("read_bytes"), BYTES_PER_SECOND)
 
 FIGURES: dict[str, tuple[Figure, ...]] = {
     MACHINE: (
-        *(CORES, CPU, RANKS_CPU, QUEUED, WAITED, MEMORY_TOTAL, MEMORY, SWAP, SWAPPED, SWAPPED_IN),
-        *(MEMORY_PRESSURE, TEMPERATURE, DISK_FREE),
+        *(CORES, CPU, RANKS_CPU, QUEUED, WAITED, LOADERS_BUSY, MEMORY_TOTAL, MEMORY, SWAP),
+        *(SWAPPED, SWAPPED_IN, MEMORY_PRESSURE, TEMPERATURE, DISK_FREE),
     ),
     DISK: (DISK_READ, DISK_WRITTEN, DISK_BUSY, DISK_REQUEST),
     INTERFACE: (SENT, RECEIVED, RETRANSMITS, DROPPED),
@@ -340,12 +347,15 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
 Thing = tuple[str, str]  # its kind, and its name
 
 
+RANK_TIMES = ("ran", "waited", "loaders", "loaders_busy")  # seconds (docs/run-directory.md)
+
+
 @dataclass(frozen=True)
 class Sample:
     """A line of a machine's records, as far as it is what it should be."""
 
     things: Mapping[Thing, Values]
-    ranks: Mapping[str, Values]  # seconds that each rank `ran`, and `waited` for a processor
+    ranks: Mapping[str, Values]  # RANK_TIMES of each
 
 
 def sample_of(line: Entry) -> Sample:
@@ -388,14 +398,15 @@ def intervals(
 
 
 def with_ranks(before: Sample, now: Sample) -> tuple[Values, Values]:
-    """A machine's numbers with the seconds that its ranks ran and waited in between. A rank that
-    was not there before counts as nothing: its threads may be older."""
+    """A machine's numbers with the seconds of its ranks in between. A rank that was not there
+    before counts as nothing: its threads may be older."""
     known = [Interval(before.ranks[r], now.ranks[r], 0.0) for r in now.ranks if r in before.ranks]
-    came = {key: sum(grown(rank, key) for rank in known) for key in ("ran", "waited")}
+    came = {key: sum(grown(rank, key) for rank in known) for key in RANK_TIMES}
     machine = MACHINE, ""
     if not known:
         return before.things[machine], now.things[machine]
-    return {**before.things[machine], "ran": 0.0, "waited": 0.0}, {**now.things[machine], **came}
+    zero = dict.fromkeys(RANK_TIMES, 0.0)
+    return {**before.things[machine], **zero}, {**now.things[machine], **came}
 
 
 # All processors are taken, and threads wait for one longer than they have one.

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from contract.text import link_speed, percent, pluralize, seconds, size
 from report import formulas
 from report.bottleneck import (
+    DECODES,
+    busiest_loaders,
     data_disk,
     excess_queueing,
     fullest,
@@ -23,6 +25,7 @@ from report.figures import (
     DISK_BUSY,
     DISK_READ,
     DISK_REQUEST,
+    LOADERS_BUSY,
     MEMORY,
     MEMORY_PRESSURE,
     MEMORY_TOTAL,
@@ -246,7 +249,17 @@ def cable_sentence(step: Step, evidence: ResourceUsage) -> list[str]:
 
 
 def decode(step: Step, evidence: ResourceUsage) -> Finding:
-    """The loader is late although nothing that it reads from is busy."""
+    """The loader is late although nothing that it reads from is to be blamed."""
+    loaders = busiest_loaders(evidence, late_hosts(step))
+    if loaders is not None and loaders.mean(LOADERS_BUSY) >= DECODES:
+        return (
+            f"Decoding images is the bottleneck: {data_wait_clause(step)}.",
+            [
+                f"The loaders on {loaders.host} ran, or waited for a processor, "
+                f"{loaders.words(LOADERS_BUSY)} of the time: they cannot decode and augment images "
+                "as fast as training takes them."
+            ],
+        )
     busy = data_disk(evidence.disks, late_hosts(step))
     idle = (
         f"No disk explains it: {busy.name} on {busy.host}, the busiest, was "
@@ -256,6 +269,12 @@ def decode(step: Step, evidence: ResourceUsage) -> Finding:
         if evidence.disks
         else "The disks were not recorded, so a slow disk is not excluded."
     )
+    if loaders is not None:
+        what = (
+            f"The loaders on {loaders.host} ran only {loaders.words(LOADERS_BUSY)} of the time: "
+            "they wait for what is not recorded here, such as a download or a lock."
+        )
+        return f"Loading images is the bottleneck: {data_wait_clause(step)}.", [idle, what]
     return (
         f"Decoding images is the bottleneck: {data_wait_clause(step)}.",
         [idle, "The processors cannot decode and augment images as fast as training takes them."],

@@ -63,7 +63,7 @@ class TrialRun:
         self.cluster, self.tree, self.trial = cluster, tree, trial
         self.mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
         root = trial.fault.root
-        cluster.prepare(root, is_share=trial.fault.right == "data_share")
+        cluster.prepare(root, trial.variant.is_share or trial.fault.right == "data_share")
         typed: dict[str, Any] = {"NODES": len(NODES), **words}
         if trial.variant.script:
             own = {"--data": f"{root}/tiny", "--batch": BATCH, "--workers": 1, **args}

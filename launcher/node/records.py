@@ -22,6 +22,8 @@ BACKLOG_LIMIT = 1 << 16  # bytes that wait for the reader: then nothing is added
 DECIMATE_AFTER = 20000  # lines: then every second sample is taken, then every fourth, ...
 LOOKED_FOR = 10  # samples between two searches for a rank's other processes
 MOST_THREADS = 512  # of a rank that are read
+RANK_TIMES = ("ran", "waited", "loaders", "loaders_busy")  # seconds, of CpuTimes
+IDLE = 0.01  # of the time, that a process may run without being counted among the loaders
 # Sensors of processors, as their drivers call themselves in /sys/class/hwmon.
 PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 READ_ERRORS = (OSError, ValueError, KeyError, IndexError)  # of a file of the kernel's
@@ -61,12 +63,15 @@ def disk_of(path):
 
 class CpuTimes:
     """Seconds that the threads of a process and of its descendants `ran`, and `waited` for a
-    processor, since they began. What a thread had that has ended stays in the sums."""
+    processor, since they began. What a thread had that has ended stays in the sums.
+
+    `loaders`: seconds of its descendants, but for those that sleep all the while, as loaders of
+    another part of the data do; `loaders_busy`: those of them in which they ran or wanted to."""
 
     def __init__(self, pid):
         self.pid, self.pids, self.looks = pid, [pid], 0
-        self.ran = self.waited = 0.0
-        self.threads = {}
+        self.ran = self.waited = self.loaders = self.loaders_busy = 0.0
+        self.threads, self.looked = {}, time.monotonic()
 
     def state(self):
         """How the kernel says its processes are: T where one is stopped, else D where one waits for
@@ -80,17 +85,26 @@ class CpuTimes:
         if self.looks % LOOKED_FOR == 0:
             self.pids = [self.pid, *descendants(self.pid)]
         self.looks += 1
-        now = {}
+        now, last, self.looked = {}, self.looked, time.monotonic()
+        passed = self.looked - last
         for pid in self.pids:
+            busy = 0.0
             for thread in threads_of(pid)[: MOST_THREADS - len(now)]:
                 text = text_of(str(thread / "schedstat"))
                 if text:
                     now[thread] = counters.schedule(text)
-        for thread, (ran, waited) in now.items():
-            before = self.threads.get(thread, (0.0, 0.0))
-            self.ran += max(0.0, ran - before[0])
-            self.waited += max(0.0, waited - before[1])
+                    busy += self.add(self.threads.get(thread, (0.0, 0.0)), now[thread])
+            if pid != self.pid and busy > IDLE * passed:
+                self.loaders += passed
+                self.loaders_busy += min(busy, passed)
         self.threads = now
+
+    def add(self, before, now):
+        """What a thread had since the last look. Its sum."""
+        ran, waited = (max(0.0, later - earlier) for earlier, later in zip(before, now))
+        self.ran += ran
+        self.waited += waited
+        return ran + waited
 
 
 def threads_of(pid):
@@ -167,8 +181,8 @@ class Sampler:
         ranks = {}
         for rank, schedule in self.schedules.items():
             schedule.look()
-            ran, waited = round(schedule.ran, 3), round(schedule.waited, 3)
-            ranks[str(rank)] = {"ran": ran, "waited": waited, "state": schedule.state()}
+            times = {name: round(getattr(schedule, name), 3) for name in RANK_TIMES}
+            ranks[str(rank)] = dict(times, state=schedule.state())
         return dict(self.signs, ranks=ranks) if ranks else {}
 
     def interface_counters(self):

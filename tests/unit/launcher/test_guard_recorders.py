@@ -109,7 +109,8 @@ def test_a_disk_that_takes_nothing_is_told_and_ends_nothing(record, tmp_path):
 
 
 BUSY = (
-    "import os, sys, threading\n"
+    "import os, signal, sys, threading\n"
+    "for _ in range(8): os.fork() or signal.pause()\n"
     "for _ in range(int(sys.argv[1])):\n"
     "    os.fork() or threading.Thread(target=exec, args=['while True: pass']).start()\n"
     "print(flush=True)\n"
@@ -118,7 +119,8 @@ BUSY = (
 
 
 def test_a_hog_shows_in_what_a_rank_waits_for_a_processor():
-    """Its loaders and threads count as its own; three of them share a processor with each other."""
+    """Its loaders and threads count as its own; seven of them share a processor with each other,
+    and eight that sleep are none."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     one = {min(os.sched_getaffinity(0))}
     rank = subprocess.Popen(
@@ -145,6 +147,7 @@ def test_a_hog_shows_in_what_a_rank_waits_for_a_processor():
     assert {one["state"] for one in seen} <= {"R", "S"} and stopped["state"] == "T"
     assert seen[-1]["waited"] >= 1.0 and seen[-1]["waited"] > 0.5 * seen[-1]["ran"] > 0
     assert seen == sorted(seen, key=lambda one: (one["ran"], one["waited"]))
+    assert seen[-1]["loaders_busy"] > 0.75 * seen[-1]["loaders"] > 0
 
 
 def test_a_run_of_months_is_thinned(record, monkeypatch):

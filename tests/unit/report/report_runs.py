@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from contract.runs import RECORD
+from report.figures import RANK_TIMES
 
 GRADIENTS = 4 * 25_557_032  # ResNet-50 in fp32
 STEP = {
@@ -319,7 +320,7 @@ class RunBuilder:
                 "pressure_io": 0.0,
                 "ranks": {
                     str(rank): {
-                        **{name: of[name] * second for name in ("ran", "waited")},
+                        **{name: of[name] * second for name in RANK_TIMES if name in of},
                         "state": "R",
                     }
                 },

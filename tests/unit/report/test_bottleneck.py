@@ -32,6 +32,12 @@ def swaps(**machine):
     return {"machines": {"node2": machine}}
 
 
+def waits_for_images(mounts=9.0, **machine):
+    """What `loaders` on all machines do while MB/s come from a share."""
+    quiet = {"rkB/s": 30.0}
+    return {"step": {"data": 0.3}, "mounts": mounts, "machine": machine, "disk": quiet}
+
+
 def links(**rates):
     return {**BOTTLENECKS["slow_link"], "links": rates}
 
@@ -58,6 +64,11 @@ RUNS = [
     (swaps(**{"in": 0.4e6, "pressure": 0.4}), "compute"),
     (swaps(**{"in": 6e6, "pressure": None, "available": 1 << 30}), "memory_pressure"),
     (swaps(**{"in": 6e6, "pressure": None, "available": 8 << 30}), "compute"),
+    (waits_for_images(loaders=8.0, loaders_busy=7.0), "data_decode"),
+    (waits_for_images(loaders=8.0, loaders_busy=1.0), "data_share"),
+    (waits_for_images(mounts=0.1, loaders=8.0, loaders_busy=1.0), "data_share"),  # small files
+    (waits_for_images(mounts=0.1), "data_decode"),
+    (waits_for_images(mounts=0, loaders=8.0, loaders_busy=1.0), "data_decode"),  # a download
     (links(node1=460), "slow_link"),
     (links(node3=480), "network"),  # more than half of what the others reach
     (links(node1=95, node2=95, node3=95, node4=95), "network"),
