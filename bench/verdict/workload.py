@@ -54,7 +54,8 @@ def slow_copies():
     copy = torch.Tensor.to
 
     def slow(tensor, *args, **options):
-        if tensor.dtype == torch.uint8 and tensor.dim() == 4:
+        to_device = args and isinstance(args[0], torch.device)
+        if to_device and tensor.dtype == torch.uint8 and tensor.dim() == 4:
             time.sleep(read_trial()["copy"])
         return copy(tensor, *args, **options)
 
@@ -72,7 +73,8 @@ class Layer(torch.autograd.Function):
     def backward(ctx, gradient):
         model = ctx.model
         time.sleep(model.seconds * 3 / 4)
-        burn_in_threads(model.trial["burn"] / LAYERS, model.trial["threads"])
+        if ctx.number == 0:  # in one piece, of which other programs take their part
+            burn_in_threads(model.trial["burn"], model.trial["threads"])
         return gradient, model.draw_gradient(ctx.number), None, None
 
 

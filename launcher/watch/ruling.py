@@ -35,6 +35,8 @@ class Ruling:
         self.hang: Hang | None = None  # as it was seen last
         self._places: set[str] = set()  # where ranks were said to stand in the present hang
         self._step: int | None = None  # after which it hangs
+        self._stood: Sequence[Standing] = ()  # where ranks stood at the last look
+        self._before_stop: Sequence[Standing] = ()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="ruling")
 
@@ -56,6 +58,8 @@ class Ruling:
             except Exception as error:  # of a record that no reader foresaw: the run goes on
                 self._say(f"what holds the run up cannot be said: {type(error).__name__}: {error}")
                 return
+            if progress is not None:
+                self._stood = progress.stands
             if progress is not None and not over:
                 self.judge(time.monotonic(), None if progress.hang else progress.ruling)
                 self.note(progress.hang, progress.step, progress.leaving)
@@ -78,9 +82,15 @@ class Ruling:
             of = wait_words(ruling.step, kind)
             self._say(f"{WORDS[kind]}: {of}; `make report` says what to do")
 
-    def standings(self, attempt: int) -> list[Standing]:
-        """Where the ranks of an attempt stood that were silent when they were asked last."""
-        return standings(self._follower.machines.values(), attempt)
+    def note_stop(self) -> None:
+        """The ranks are about to be told to stop. One that the others wait for may do so, as from a
+        read that takes forever, and is then no longer among those that stand."""
+        self._before_stop = self._stood
+
+    def standings(self, attempt: int) -> Sequence[Standing]:
+        """Where the ranks of an attempt stood before they were stopped; else those that were silent
+        when they were asked last."""
+        return self._before_stop or standings(self._follower.machines.values(), attempt)
 
     def note_places(self, stands: Sequence[Standing]) -> None:
         """Say where ranks stand, once each place in a hang."""

@@ -380,6 +380,7 @@ class Watch:
     def _enter(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
         self._stage, self._since = stage, now
         if stage is Stage.STOPPING:
+            self._ruling.note_stop()
             what = self._plan.workload.when_stopped(STOP_GRACE)
             why = "stopping" if self._stopper.asked else self._regroup
             again = " (press again to kill them at once)" if self._stopper.asked else ""
