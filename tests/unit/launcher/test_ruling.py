@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +10,7 @@ from contract.errors import UserError
 from launcher.watch import ruling
 from launcher.watch.ruling import APART, LOOK_EVERY, STEADY, Ruling
 from report.analysis import analyse
-from report.hang import Hang
+from report.hang import Hang, Standing
 from report.status import Follower
 from report.status import Ruling as Judgement
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
@@ -140,3 +141,21 @@ def test_a_folder_that_cannot_be_read_now_is_looked_at_again(soon, tmp_path, mon
     with Ruling(tmp_path, said.append):
         assert until(lambda: len(looks) > 2)
     assert said == []
+
+
+def test_where_a_rank_stood_stays_known_though_it_ends_in_order_once_it_is_told_to(
+    soon, tmp_path, monkeypatch
+):
+    stood = [Standing("node3", 2, 84.0, "stands at train.py:52, in <module>")]
+    looks = []
+
+    def look(self):
+        looks.append(self)
+        return SimpleNamespace(stands=stood, hang=None, ruling=None, step=None, leaving=False)
+
+    monkeypatch.setattr(Follower, "look", look)
+    told = Ruling(tmp_path, print)
+    with told:
+        assert until(lambda: len(looks) > 1)
+        told.note_stop()
+    assert told.standings(1) == stood
