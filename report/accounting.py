@@ -93,7 +93,7 @@ def rank_seconds(run: Run, record: RankRecord) -> dict[str, float]:
     `start_stop` is measured by the clock of the rank's own machine: from the guard's start to the
     beginning of the loop, and from the end of the loop to the guard's exit. A rank that died leaves
     no end: the time from its last line to the guard's exit belongs to no category and so to the
-    gap.
+    gap, but for one that stood, and had said in which category.
     """
     seconds = {category: record.seconds.get(category, 0.0) for category in CATEGORIES}
     began, loop = record.start.mono_process, record.start.mono
@@ -103,6 +103,9 @@ def rank_seconds(run: Run, record: RankRecord) -> dict[str, float]:
     exit_time = run.exits.get((record.host, record.attempt), GuardEnd()).mono_end
     if ended is not None and exit_time is not None:
         seconds["start_stop"] += max(0.0, exit_time - ended)
+    stood = record.stall.category
+    if stood is not None and exit_time is not None and loop is not None:
+        seconds[stood] += max(0.0, exit_time - loop - sum(record.seconds.values()))
     return seconds
 
 

@@ -66,16 +66,22 @@ def test_why_the_precision_was_chosen_is_said_where_the_launcher_chose_it(tmp_pa
     assert re.search(r"\n  precision +fp32: node2's card has no bf16\n", text_of(analyse(folder)))
 
 
-def test_time_of_a_rank_that_died_is_a_gap_and_not_a_remainder(tmp_path):
+@pytest.mark.parametrize("stood", [None, "sync_exposed"])
+def test_time_of_a_rank_that_died_is_a_gap_unless_it_said_where_it_stood(tmp_path, stood):
     builder = RunBuilder(tmp_path / "run")
     builder.write()
     path = tmp_path / "run/nodes/node2/rank1.1.steps.jsonl"
     path.unlink()
     builder.write_rank(1, "node2", steps=10, end=False)
+    if stood:
+        builder.append(path, [{"kind": "stall", "category": stood, "step": 10, "idle": 5.0}])
     accounting = analyse(tmp_path / "run").accounting
     died = next(time for time in accounting.ranks if time.rank == 1)
     assert died.seconds["start_stop"] == pytest.approx(START)
-    assert died.gap == pytest.approx(builder.wall - START - 10 * sum(builder.step.values()))
+    untold = builder.wall - START - 10 * sum(builder.step.values())
+    assert died.gap == pytest.approx(0.0 if stood else untold)
+    if stood:
+        assert died.seconds[stood] == pytest.approx(10 * builder.step[stood] + untold)
 
 
 def test_a_rank_that_never_began_was_starting_all_the_time(tmp_path):
