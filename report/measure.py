@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +22,9 @@ from report.ways import SCRIPT, TRAINER, Phrasing
 # connections may be warming up. In SETTLED_STEPS they weigh little, and steps that still change are
 # what the run met.
 LEAST_STEPS, SETTLED_STEPS = 20, 200
-AGREEMENT = 0.15  # of the shorter step, by which the halves' mean steps may differ
+# The halves' mean steps may differ by this part of the shorter one, or by what is chance: so many
+# standard errors. Steps that wait for lost packets are far from equal, and change no more for it.
+AGREEMENT, CHANCE = 0.15, 2.0
 # Of what a part may be of its whole: the two are not read at the same moment.
 MOST_OF_WHOLE = 1.02
 
@@ -72,6 +75,7 @@ class Step:
     ranks: tuple[RankWork, ...]
     measured_steps: int = 0  # of which the figures are the mean
     halves: tuple[float, float] = (0.0, 0.0)  # seconds of a step in each half of these
+    halves_error: float = 0.0  # the standard error of their difference
     # As the network cards counted; None where that is not known.
     bytes_sent: float | None = None  # per node
     link_mbit: float | None = None
@@ -95,7 +99,8 @@ class Step:
         """What these steps lack, in a clause; "" where they can be judged."""
         if self.measured_steps < LEAST_STEPS:
             return f"a verdict takes {LEAST_STEPS} steps, and {self.measured_steps} were measured"
-        agree = max(self.halves) <= (1 + AGREEMENT) * min(self.halves)
+        least, most = sorted(self.halves)
+        agree = most - least <= max(AGREEMENT * least, CHANCE * self.halves_error)
         if agree or self.measured_steps >= SETTLED_STEPS:
             return ""
         first, second = map(seconds, self.halves)
@@ -205,6 +210,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
     if warm and not later:
         pending, strategy = strategy, parse(EXACT)
     network = min(least_wait(records, later), mean["sync_exposed"])
+    halves, error = halves_of(records, later)
     return Step(
         attempt=records[0].attempt,
         nodes=len({record.host for record in records}),
@@ -227,7 +233,8 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         ),
         ranks=ranks,
         measured_steps=min(count_steps(r, measured_lines(r, later)) for r in records),
-        halves=halves_of(records, later),
+        halves=halves,
+        halves_error=error,
         pending=pending,
         warm_steps=warm,
         warm_seconds=warm_step(records) if later else 0.0,
@@ -295,20 +302,25 @@ def steady_seconds(record: RankRecord, later: bool) -> dict[str, float]:
     }
 
 
-def halves_of(records: list[RankRecord], later: bool) -> tuple[float, float]:
-    """Mean seconds of a step in the first and in the second half of the steps that count; a line
-    belongs to the half in which its middle lies."""
-    spent, steps = [0.0, 0.0], [0, 0]
+def halves_of(records: list[RankRecord], later: bool) -> tuple[tuple[float, float], float]:
+    """Mean seconds of a step in the first and in the second half of the steps that count, and the
+    standard error of their difference; a line belongs to the half in which its middle lies."""
+    spent, steps, errors = [0.0, 0.0], [0, 0], []
     for record in records:
         places, lines = measured_lines(record, later), record.steps
         whole, passed, total = count_steps(record, places), 0, lines.total
+        each: tuple[list[float], list[float]] = ([], [])  # of a line the mean step
         for place in places:
             half = int(2 * passed + lines.count[place] > whole)
             spent[half] += total[place]
             steps[half] += lines.count[place]
             passed += lines.count[place]
+            each[half].append(total[place] / lines.count[place])
+        if all(len(some) > 1 for some in each):
+            errors.append(math.sqrt(sum(statistics.variance(s) / len(s) for s in each)))
     first, second = (spent[half] / max(1, steps[half]) for half in (0, 1))
-    return first, second
+    # The mean, not less for many ranks: they wait for each other in the same steps.
+    return (first, second), statistics.fmean(errors) if errors else 0.0
 
 
 def warm_step(records: list[RankRecord]) -> float:

@@ -19,6 +19,7 @@ from tests.unit.report.report_runs import (
     WARMED,
     RunBuilder,
     change,
+    change_lines,
     page_of,
     text_of,
 )
@@ -60,6 +61,22 @@ def test_steps_decide_whether_a_run_can_be_judged_and_not_seconds(
         assert ("too short to judge" in shown, "bottleneck" in shown) == (not judged, judged)
     assert (Follower(tmp_path / "run").look().ruling is not None) == judged
     assert bool(figures(tmp_path / "run").step.missing_for_verdict) != judged
+
+
+def test_steps_that_are_far_from_equal_need_not_agree_better_than_chance_lets_them(tmp_path):
+    """As where packets are lost: six of the first twenty steps wait, and two of the second."""
+    lost = {2, 4, 9, 12, 15, 20, 27, 33}
+
+    def wait(line):
+        if line.get("step") in lost:
+            line["seconds"]["sync_exposed"] = 0.22
+        return line
+
+    folder = RunBuilder(tmp_path / "run", steps=41, epochs=1).write()
+    for path in folder.glob("nodes/*/*.steps.jsonl"):
+        change_lines(path, wait)
+    first, second = analyse(folder).step.halves
+    assert first > 1.2 * second and analyse(folder).too_short is None
 
 
 def test_what_is_measured_before_one_pass_over_the_data_is_said_to_come_from_memory(tmp_path):
