@@ -435,10 +435,18 @@ def checkpoint_advice(step: Step, now: Situation, start: RankStart) -> list[Reme
     if not now.saving:
         return []
     options = start.options
-    steps = number(options.get("checkpoint_every")) or start.steps_per_epoch
-    args = ("--checkpoint_every", f"{2 * steps:.0f}") if steps else ()
+    every = number(options.get("checkpoint_every")) or start.steps_per_epoch
+    args = ("--checkpoint_every", f"{2 * every:.0f}") if every else ()
 
-    def half(then: Situation) -> Situation:  # of what another remedy makes of it
-        return replace(then, saving=then.saving / 2)
+    def half(then: Situation) -> Situation:
+        """The trainer writes a file while it trains, and waits for it as it begins the next: each
+        stall is shorter by the steps that come between, too."""
+        left = 1.0
+        if every and step.is_trainer:
+            stall = every * now.saving
+            own = min(stall, step.least_save)
+            between = stall / then.saving * (then.seconds - then.saving)
+            left = (own + max(0.0, stall - own - between)) / stall
+        return replace(then, saving=then.saving * left / 2)
 
     return [propose(now, step.ways.saving, "saving", half, args=args)]

@@ -73,6 +73,8 @@ class Step:
     peers: float
     checkpoint: float  # seconds of saving per step
     ranks: tuple[RankWork, ...]
+    # Seconds of the shortest stall for saving, as of the first, which waits for no other's file.
+    least_save: float = math.inf
     measured_steps: int = 0  # of which the figures are the mean
     halves: tuple[float, float] = (0.0, 0.0)  # seconds of a step in each half of these
     halves_error: float = 0.0  # the standard error of their difference
@@ -228,10 +230,9 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         other=mean["other"],
         network=network,
         peers=mean["sync_exposed"] - network,
-        checkpoint=statistics.fmean(
-            record.seconds.get("checkpoint", 0.0) / steps_of(record) for record in records
-        ),
+        checkpoint=statistics.fmean(saved(record) / steps_of(record) for record in records),
         ranks=ranks,
+        least_save=min(map(least_save, records)),
         measured_steps=min(count_steps(r, measured_lines(r, later)) for r in records),
         halves=halves,
         halves_error=error,
@@ -241,6 +242,18 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         phases=phases_of(start),
         length=length_of(start),
     )
+
+
+def saved(record: RankRecord) -> float:
+    """Seconds for which saving stalled a rank between its steps: not the wait at its end."""
+    ended = record.beside[-1][1] if record.end.mono is not None and record.beside else {}
+    return record.seconds.get("checkpoint", 0.0) - ended.get("checkpoint", 0.0)
+
+
+def least_save(record: RankRecord) -> float:
+    """Seconds of a rank's shortest stall for saving; infinite where it saved nothing."""
+    stalls = (seconds.get("checkpoint", 0.0) for _, seconds in record.beside)
+    return min((stall for stall in stalls if stall > 0), default=math.inf)
 
 
 def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:

@@ -48,6 +48,24 @@ def test_a_run_that_had_asked_for_parts_by_speed_did_not_know_these_speeds(tmp_p
     assert any(one.startswith("start it again: each machine's images") for one in changes)
 
 
+def test_saving_half_as_often_leaves_more_steps_in_which_a_file_is_written(tmp_path):
+    """Each save but the first waited 12 s for the file before, beside which 60 steps had been made:
+    after twice as many it waits for what is left of 12 s after 60 more."""
+    folder = RunBuilder(tmp_path / "run", steps=240, epochs=4, checkpoint=12.0).write()
+
+    def save_first(line):
+        first = line["kind"] == "checkpoint" and line["step"] == 60
+        return {**line, "seconds": {"checkpoint": 0.1}} if first else None
+
+    for path in folder.glob("nodes/*/*.steps.jsonl"):
+        change_lines(path, save_first)
+    step = sum(STEP.values())
+    stall = (0.1 + 3 * 12.0) / 4
+    (saving,) = (one for one in analyse(folder).advice.remedies if one.part == "saving")
+    left = 0.1 + (stall - 0.1 - 60 * step)
+    assert saving.predicted == pytest.approx(128 / (step + left / 120), rel=0.01)
+
+
 def test_advice_counts_the_warm_up_of_a_run_as_long(tmp_path):
     """A strategy that begins after half of the run makes it at most twice as fast."""
     builder = RunBuilder(tmp_path / "run", **BOTTLENECKS["network"])
