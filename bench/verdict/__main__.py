@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -98,6 +99,18 @@ class TrialRun:
         files = [*self.folder.glob(f"nodes/node{node}/rank*.1.steps.jsonl")]
         text = files[0].read_text() if files else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+
+    def speed(self) -> float:
+        """Images a second of all ranks from the first step to the last, with all that was between
+        them but evaluation."""
+        images, seconds = 0.0, []
+        for lines in filter(None, map(self.steps, NODES)):
+            places = [place for place, line in enumerate(lines) if line["kind"] == "step"]
+            within = lines[places[0] + 1 : places[-1] + 1]
+            images += sum(line["samples"] for line in within if line["kind"] == "step")
+            spent = [line["seconds"] for line in within if line["kind"] in ("step", "checkpoint")]
+            seconds.append(sum(sum(times.values()) for times in spent))
+        return round(images / statistics.fmean(seconds), 2)
 
     def begin(self) -> dict[int, int]:
         """Waits for its third step. {machine: its rank's process}."""
@@ -206,6 +219,8 @@ def try_one(cluster: Cluster, trial: Trial, options: argparse.Namespace, known: 
         more = {key: remedy.pop(key, {}) for key in ("words", "args")}
         with TrialRun(cluster, options.tree, trial, **more) as running:
             line |= {**carry_out(running, options.live), **remedy}
+            if trial.remedy:
+                line["came"] = running.speed()
         base = known.get(base_of(trial.variant.script))
         if base and trial.fault.grows and not trial.remedy:
             line["grew"] = compared(options.tree, base["run"], line["run"])

@@ -19,7 +19,7 @@ from tests.lab.conftest import RunningLab
 
 HERE = Path(__file__).parent
 RATE = "1gbit"  # of all links, where no fault changes it
-IMAGES, FILE_BYTES = 3_000, 1 << 17  # tiny pictures in files of a usual size
+IMAGES, FILE_BYTES = 4_000, 1 << 17  # tiny pictures in files of a usual size
 SHARE = "nas:/images /srv/share nfs4 rw 0 0\n"
 
 
@@ -119,7 +119,7 @@ class Cluster:
         image, folder = self.scratch / "disk.img", self.scratch / "on-disk"
         folder.mkdir()
         make_images(folder, linked=False)
-        run("mke2fs", "-q", "-t", "ext4", "-d", folder, image, "600m")
+        run("mke2fs", "-q", "-t", "ext4", "-d", folder, image, "700m")
         shutil.rmtree(folder)
         for node in NODES:
             own = ("--find", "--show", "--read-only", "--direct-io=on", image)

@@ -48,7 +48,7 @@ def words_of(trial: Trial, line: Line) -> str:
 
 def off(line: Line) -> str:
     """By how much a speed differs from what was predicted."""
-    return f"{100 * (line['images_per_second'] / line['predicted'] - 1):+.0f} %"
+    return f"{100 * (line['came'] / line['predicted'] - 1):+.0f} %"
 
 
 def matrix(lines: list[Line]) -> str:
@@ -78,13 +78,13 @@ def remedies(lines: list[Line]) -> str:
     rows = [["trial", "advice", "predicted images/s", "came", "off"], ["---"] * 5]
     for line in predicted(lines):
         trial, _, remedy = line["trial"].partition("+")
-        speeds = [f"{line[key]:.1f}" for key in ("predicted", "images_per_second")]
+        speeds = [f"{line[key]:.1f}" for key in ("predicted", "came")]
         rows.append([trial, f"{remedy}={line['value']}", *speeds, off(line)])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def predicted(lines: list[Line]) -> list[Line]:
-    return [line for line in lines if "predicted" in line]
+    return [line for line in lines if "came" in line]
 
 
 def write(lines: list[Line]) -> None:
@@ -102,7 +102,7 @@ def conclude(lines: list[Line]) -> int:
     blamed = [line for line in wrong if line["report"] == "compute"]
     blamed = [line for line in blamed if "network" in trials[line["trial"]].fault.grows]
     live = [is_live_right(trials[line["trial"]].fault, line) for line in whole if "live" in line]
-    near = [abs(x["images_per_second"] / x["predicted"] - 1) <= NEAR for x in predicted(lines)]
+    near = [abs(x["came"] / x["predicted"] - 1) <= NEAR for x in predicted(lines)]
     least = min((line["accounted"] for line in whole), default=0.0)
     for line in wrong:
         print(words_of(trials[line["trial"]], line))
