@@ -23,7 +23,7 @@ def test_a_wrong_verdict_stands_in_its_row_and_a_remedy_beside_what_came(capsys)
         line("rate-1", "compute", live="network", grew="network"),
         line("slow-link-1", "slow_link", live="network", grew="peers"),
         line("nothing-1", "compute", live="compute", busy=0.2),
-        line("rate-1+SYNC", "compute", value="bf16", predicted=100.0, images_per_second=90.0),
+        line("rate-1+SYNC", "compute", value="bf16", predicted=100.0, came=90.0),
         {"trial": "hang-1", "broken": "AssertionError: no step"},
     ]
     rows = {
