@@ -192,14 +192,25 @@ def network_advice(step: Step, now: Situation, start: RankStart) -> list[Remedy]
                 remedies.append(propose(now, change, "network", becoming(network=wait), money=True))
     batch = round((start.global_batch or step.images) / step.nodes)
     change = f"{step.ways.batch}: half as many exchanges"
-    remedies.append(propose(now, change, "batch", twice_the_batch, words={"BATCH": 2 * batch}))
+    twice = twice_the_batch(step)
+    remedies.append(propose(now, change, "batch", twice, words={"BATCH": 2 * batch}))
     return remedies
 
 
-def twice_the_batch(then: Situation) -> Situation:
-    """All but the exchange is of twice the images."""
-    twice = {name: 2 * value for name, value in vars(then).items()}
-    return Situation(**{**twice, "network": then.network})
+def twice_the_batch(step: Step) -> Changed:
+    """All but the exchange is of twice the images. Where it takes longer than backward, of which it
+    lacks a bucket's part, twice as much of it goes on meanwhile."""
+    bucket = min(1.0, step.payload.bucket / step.payload.bytes)
+    beside = step.backward * (1 - bucket)
+
+    def twice(then: Situation) -> Situation:
+        network = then.network
+        if network > step.backward * bucket:
+            network = max(network - beside, (network + beside) * bucket)
+        double = {name: 2 * value for name, value in vars(then).items()}
+        return Situation(**{**double, "network": network})
+
+    return twice
 
 
 def calibrate(step: Step, wait: float) -> float:
