@@ -67,7 +67,8 @@ def bottleneck(step: Step | None, evidence: ResourceUsage) -> str:
     if swapping(evidence):
         return "memory_pressure"
     slower = has_straggler(step)
-    cause = ruling_cause(parts(step), slower, fullest(evidence) is not None, step.one_machine)
+    crowded = fullest(evidence) is not None
+    cause = ruling_cause(parts(step), slower, step.late_by, crowded, step.one_machine)
     if cause == "data":
         return data_cause(evidence, late_hosts(step))
     if cause == "straggler" and slower:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from boundary.run_files import RankStart
@@ -15,7 +15,7 @@ from report import formulas
 from report.figures import SENT
 from report.read import RankRecord, Run
 from report.usage import NetworkUsage
-from report.wait_rules import OWN_WORK
+from report.wait_rules import OWN_WORK, WAIT
 from report.ways import SCRIPT, TRAINER, Phrasing
 
 # A verdict takes so many measured steps, whose halves agree: until then the device, caches and
@@ -73,6 +73,7 @@ class Step:
     peers: float
     checkpoint: float  # seconds of saving per step
     ranks: tuple[RankWork, ...]
+    late_by: str = ""  # the category by which the last rank of a step, whichever it is, is last
     # Seconds of the shortest stall for saving, as of the first, which waits for no other's file.
     least_save: float = math.inf
     measured_steps: int = 0  # of which the figures are the mean
@@ -212,6 +213,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
     if warm and not later:
         pending, strategy = strategy, parse(EXACT)
     network = min(least_wait(records, later), mean["sync_exposed"])
+    peers = mean["sync_exposed"] - network
     halves, error = halves_of(records, later)
     return Step(
         attempt=records[0].attempt,
@@ -229,9 +231,10 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         optimizer=mean["optimizer"],
         other=mean["other"],
         network=network,
-        peers=mean["sync_exposed"] - network,
+        peers=peers,
         checkpoint=statistics.fmean(saved(record) / steps_of(record) for record in records),
         ranks=ranks,
+        late_by=late_by(records, later) if peers >= WAIT * sum(mean.values()) else "",
         least_save=min(map(least_save, records)),
         measured_steps=min(count_steps(r, measured_lines(r, later)) for r in records),
         halves=halves,
@@ -355,25 +358,49 @@ def length_of(start: RankStart) -> float | None:
     return epochs * each if epochs and each else None
 
 
-def least_wait(records: list[RankRecord], later: bool) -> float:
-    """Mean over the steps that count of the least `sync_exposed` among the ranks. Lines are of
-    several steps each, so waits are compared between the steps at which lines of all ranks end."""
+def joint_lines(
+    records: list[RankRecord], later: bool, names: Sequence[str]
+) -> Iterator[tuple[int, list[list[float]]]]:
+    """The steps that count, in pieces that end where lines of all ranks do: a line is of several
+    steps. Of each piece the number of steps, and each rank's seconds in the categories `names`."""
     ends = [{r.steps.step[place] for place in measured_lines(r, later)} for r in records]
     common = set.intersection(*ends) if ends else set()
-    sums: dict[int, list[float]] = {}
+    pieces: dict[int, list[list[float]]] = {}
     steps: dict[int, int] = {}
     for record in records:
-        columns, wait, passed = record.steps, 0.0, 0
-        sync = columns.seconds["sync_exposed"]
+        columns, spent, passed = record.steps, [0.0] * len(names), 0
+        values = [columns.seconds[name] for name in names]
         for place in measured_lines(record, later):
-            wait, passed = wait + sync[place], passed + columns.count[place]
+            spent = [before + value[place] for before, value in zip(spent, values)]
+            passed += columns.count[place]
             if (step := columns.step[place]) in common:
-                sums.setdefault(step, []).append(wait)
+                pieces.setdefault(step, []).append(spent)
                 steps[step] = max(passed, steps.get(step, 0))
-                wait, passed = 0.0, 0
-    if not common:  # ranks that never ended a line together
+                spent, passed = [0.0] * len(names), 0
+    for step, ranks in pieces.items():
+        yield steps[step], ranks
+
+
+def least_wait(records: list[RankRecord], later: bool) -> float:
+    """Mean over the steps that count of the least `sync_exposed` among the ranks."""
+    least = steps = 0.0
+    for count, waits in joint_lines(records, later, ["sync_exposed"]):
+        least, steps = least + min(waits)[0], steps + count
+    if not steps:  # ranks that never ended a line together
         return min(steady_seconds(record, later).get("sync_exposed", 0.0) for record in records)
-    return sum(map(min, sums.values())) / sum(steps.values())
+    return least / steps
+
+
+def late_by(records: list[RankRecord], later: bool) -> str:
+    """The category of own work by which the rank that waits least for the others, be it this one or
+    that, exceeds the mean of all; "" where no lines end together."""
+    excess = dict.fromkeys(OWN_WORK, 0.0)
+    for _, ranks in joint_lines(records, later, ["sync_exposed", *OWN_WORK]):
+        last = min(ranks)
+        for place, name in enumerate(OWN_WORK, 1):
+            excess[name] += last[place] - statistics.fmean(rank[place] for rank in ranks)
+    most = max(excess, key=lambda name: excess[name])
+    return most if excess[most] > 0 else ""
 
 
 def images_of(record: RankRecord) -> float:

@@ -199,7 +199,7 @@ def ruling_of(records: list[RankRecord], queued: float, one_pc: bool) -> tuple[R
             continue
         own = {rank.rank: rank.own for rank in step.ranks}
         slower = slower_rank(own) if len(own) > 1 else None
-        kind = ruling_cause(parts(step), slower is not None, queued > 0, one_pc)
+        kind = ruling_cause(parts(step), slower is not None, step.late_by, queued > 0, one_pc)
         last, _ = slowest(step)
         work = most_in_excess(last.seconds, [rank.seconds for rank in step.ranks])
         late = work if slower is not None else None

@@ -13,6 +13,7 @@ from report.bottleneck import (
     data_disk,
     excess_queueing,
     fullest,
+    has_straggler,
     late_hosts,
     parts,
     slow_link,
@@ -202,6 +203,9 @@ def data_wait_clause(step: Step) -> str:
     """Half a sentence: how long ranks wait for images, or for a rank that does."""
     if step.peers <= step.data:
         return f"{part(step, step.data)} of each step waits for images"
+    if not has_straggler(step):
+        waits = part(step, step.peers + step.data)
+        return f"{waits} of each step waits for images, of this machine or that"
     last, _ = slowest(step)
     waits = part(step, step.peers)
     return f"the others wait {waits} of each step for {last.host}, which waits for images"

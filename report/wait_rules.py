@@ -33,15 +33,21 @@ def largest_wait(fractions: dict[str, float]) -> str | None:
 
 
 def ruling_cause(
-    fractions: dict[str, float], slower: bool, crowded: bool = False, one_machine: bool = False
+    fractions: dict[str, float],
+    slower: bool,
+    late_by: str = "",
+    crowded: bool = False,
+    one_machine: bool = False,
 ) -> str | None:
     """What holds a run up: the wait that rules, else `straggler` where one rank is slower than the
     others, else `compute` where that takes most of the time; None where there is no single one.
-    `crowded`: processors are oversubscribed, which makes computing slow, and within one machine the
-    sums, too."""
+    `late_by`: what the last rank of a step is late by, whichever that is. `crowded`: processors are
+    oversubscribed, which makes computing slow, and within one machine the sums, too."""
     largest = largest_wait(fractions)
     cause = largest
-    if largest is None and slower:
+    if largest == "straggler" and not slower and late_by == "data":
+        cause = "data"
+    elif largest is None and slower:
         cause = "straggler"
     elif largest is None and fractions["compute"] >= WORK:
         cause = "compute"

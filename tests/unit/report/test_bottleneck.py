@@ -42,6 +42,7 @@ def links(**rates):
     return {**BOTTLENECKS["slow_link"], "links": rates}
 
 
+BUSY_DISK = BOTTLENECKS["data_disk"]["disk"]
 BUSY = {"busy": 7.9, "ran": 2.0, "waited": 2.5}
 FULL = {"busy": 7.9, "ran": 1.5, "waited": 4.0}
 RUNS = [
@@ -79,6 +80,26 @@ RUNS = [
 def test_each_bottleneck_is_told_from_its_run(tmp_path, settings, cause):
     analysis = analyse(RunBuilder(tmp_path / "run", **settings).write())
     assert analysis.summary["bottleneck"] == cause
+
+
+@pytest.mark.parametrize(("late_by", "cause"), [("data", "data_disk"), ("backward", "straggler")])
+def test_ranks_that_wait_for_each_other_in_turn_wait_for_what_the_last_is_late_by(
+    tmp_path, late_by, cause
+):
+    made = RunBuilder(tmp_path / "run", steps=60, epochs=1, disk=BUSY_DISK)
+    made.write()
+    for rank in range(4):
+
+        def wait(line, rank=rank):
+            if line["kind"] == "step":
+                name = late_by if line["step"] % 4 == rank else "sync_exposed"
+                line["seconds"][name] = 0.3
+            return line
+
+        change_lines(made.folder / f"nodes/node{rank + 1}/rank{rank}.1.steps.jsonl", wait)
+    analysis = analyse(made.folder)
+    assert analysis.summary["bottleneck"] == cause
+    assert Follower(made.folder).look().ruling.kind == cause.partition("_")[0]
 
 
 @pytest.mark.parametrize(
