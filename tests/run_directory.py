@@ -101,7 +101,10 @@ WHERE_KNOWN = {
 # Of each rank, card, peer, disk, mount and GPU.
 SILENT_RANK = {"last": NUMBER, "state": str, "threads": list}
 PARTS = {
-    "ranks": {"ran": NUMBER, "waited": NUMBER, "state": str},
+    "ranks": {
+        **dict.fromkeys(("ran", "waited", "loaders", "loaders_busy"), NUMBER),
+        "state": str,
+    },
     "card": {
         "interface": str, "rx_bytes": int, "tx_bytes": int, "rx_dropped": int, "tx_dropped": int,
         "tcp_retransmits": int,

@@ -296,7 +296,7 @@ class RunBuilder:
     def write_machine(self, rank, host):
         """Every second the same: four of eight processors busy, three of them with this rank."""
         usual = {"busy": 4.0, "ran": 3.0, "waited": 0.1, "in": 0.0, "out": 0.0, "pressure": 0.0}
-        usual["available"] = 20 << 30
+        usual |= {"available": 20 << 30, "loaders": 0.0, "loaders_busy": 0.0}
         of = {**usual, **self.machine, **self.machines.get(host, {})}
         gpu = {"index": 0, "utilization": 100, "memory_used": 9 * 10**9, "temperature": 71}
         gpu |= {"power": 180.0, "clock_sm": 1770}
@@ -320,7 +320,7 @@ class RunBuilder:
                 "pressure_io": 0.0,
                 "ranks": {
                     str(rank): {
-                        **{name: of[name] * second for name in RANK_TIMES if name in of},
+                        **{name: of[name] * second for name in RANK_TIMES},
                         "state": "R",
                     }
                 },
