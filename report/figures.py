@@ -217,7 +217,7 @@ QUEUED = Figure(
     "Of the time in which this run's threads wanted one.",
 )
 WAITED = Figure("waited", growth("waited"), SECONDS)  # by these threads together, in a second
-# Of the time of loaders that did something, the part in which they ran or waited for a processor.
+# The part of the time in which loaders that do something run or wait for a processor.
 LOADERS_BUSY = Figure("loaders_busy", loaders_busy, PART)
 MEMORY_TOTAL = Figure("memory_total", level("memory_total"), BYTES, {MOST: "memory"})
 MEMORY = Figure("memory", memory_used, PART, {MOST: "used"}, "mem%", 2, "Memory, used")

@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import sub
 
 from boundary.run_files import RankStart
 from contract.options import OPTIMIZERS
@@ -320,7 +322,8 @@ def steady_seconds(record: RankRecord, later: bool) -> dict[str, float]:
 
 def halves_of(records: list[RankRecord], later: bool) -> tuple[tuple[float, float], float]:
     """Mean seconds of a step in the first and in the second half of the steps that count, and the
-    standard error of their difference; a line belongs to the half in which its middle lies."""
+    standard error of their difference, 0 where so many decide nothing; a line belongs to the half
+    in which its middle lies."""
     spent, steps, errors = [0.0, 0.0], [0, 0], []
     for record in records:
         places, lines = measured_lines(record, later), record.steps
@@ -332,7 +335,7 @@ def halves_of(records: list[RankRecord], later: bool) -> tuple[tuple[float, floa
             steps[half] += lines.count[place]
             passed += lines.count[place]
             each[half].append(total[place] / lines.count[place])
-        if all(len(some) > 1 for some in each):
+        if whole < SETTLED_STEPS and all(len(some) > 1 for some in each):
             errors.append(math.sqrt(sum(statistics.variance(s) / len(s) for s in each)))
     first, second = (spent[half] / max(1, steps[half]) for half in (0, 1))
     # The mean, not less for many ranks: they wait for each other in the same steps.
@@ -360,25 +363,25 @@ def length_of(start: RankStart) -> float | None:
 
 def joint_lines(
     records: list[RankRecord], later: bool, names: Sequence[str]
-) -> Iterator[tuple[int, list[list[float]]]]:
+) -> Iterator[tuple[float, list[tuple[float, ...]]]]:
     """The steps that count, in pieces that end where lines of all ranks do: a line is of several
     steps. Of each piece the number of steps, and each rank's seconds in the categories `names`."""
     ends = [{r.steps.step[place] for place in measured_lines(r, later)} for r in records]
     common = set.intersection(*ends) if ends else set()
-    pieces: dict[int, list[list[float]]] = {}
-    steps: dict[int, int] = {}
+    pieces: dict[int, list[tuple[float, ...]]] = {}
     for record in records:
-        columns, spent, passed = record.steps, [0.0] * len(names), 0
-        values = [columns.seconds[name] for name in names]
-        for place in measured_lines(record, later):
-            spent = [before + value[place] for before, value in zip(spent, values)]
-            passed += columns.count[place]
-            if (step := columns.step[place]) in common:
-                pieces.setdefault(step, []).append(spent)
-                steps[step] = max(passed, steps.get(step, 0))
-                spent, passed = [0.0] * len(names), 0
-    for step, ranks in pieces.items():
-        yield steps[step], ranks
+        columns, places = record.steps, measured_lines(record, later)
+        steps = [columns.step[place] for place in places]
+        cuts = [cut for cut, step in enumerate(steps) if step in common]
+        wanted: list[Sequence[float]] = [columns.count, *map(columns.seconds.__getitem__, names)]
+        sums: list[Iterator[float]] = []
+        for column in wanted:
+            whole = [*accumulate(map(column.__getitem__, places))]
+            sums.append(map(sub, map(whole.__getitem__, cuts), [0, *(whole[c] for c in cuts)]))
+        for cut, piece in zip(cuts, zip(*sums)):
+            pieces.setdefault(steps[cut], []).append(piece)
+    for ranks in pieces.values():
+        yield max(count for count, *_ in ranks), [piece[1:] for piece in ranks]
 
 
 def least_wait(records: list[RankRecord], later: bool) -> float:
@@ -396,9 +399,9 @@ def late_by(records: list[RankRecord], later: bool) -> str:
     that, exceeds the mean of all; "" where no lines end together."""
     excess = dict.fromkeys(OWN_WORK, 0.0)
     for _, ranks in joint_lines(records, later, ["sync_exposed", *OWN_WORK]):
-        last = min(ranks)
-        for place, name in enumerate(OWN_WORK, 1):
-            excess[name] += last[place] - statistics.fmean(rank[place] for rank in ranks)
+        last, means = min(ranks), [sum(column) / len(ranks) for column in zip(*ranks)]
+        for name, own, mean in zip(OWN_WORK, last[1:], means[1:]):
+            excess[name] += own - mean
     most = max(excess, key=lambda name: excess[name])
     return most if excess[most] > 0 else ""
 

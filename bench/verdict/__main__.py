@@ -1,5 +1,6 @@
-"""Whether the report's verdict is right: forty trials on four machines of a lab, two hours alone on
-this machine. One JSON line a trial in runs/verdicts.jsonl; broken off, it goes on where it was.
+"""Whether the report's verdict is right: forty trials on four machines of a lab, an hour and a half
+alone on this machine. One JSON line a trial in runs/verdicts.jsonl; broken off, it goes on where it
+was.
 
 python -m bench.verdict                  # all that have no line yet
 python -m bench.verdict --only rate-1,nothing-1

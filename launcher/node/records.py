@@ -23,7 +23,6 @@ DECIMATE_AFTER = 20000  # lines: then every second sample is taken, then every f
 LOOKED_FOR = 10  # samples between two searches for a rank's other processes
 MOST_THREADS = 512  # of a rank that are read
 RANK_TIMES = ("ran", "waited", "loaders", "loaders_busy")  # seconds, of CpuTimes
-IDLE = 0.01  # of the time, that a process may run without being counted among the loaders
 # Sensors of processors, as their drivers call themselves in /sys/class/hwmon.
 PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
 READ_ERRORS = (OSError, ValueError, KeyError, IndexError)  # of a file of the kernel's
@@ -65,8 +64,9 @@ class CpuTimes:
     """Seconds that the threads of a process and of its descendants `ran`, and `waited` for a
     processor, since they began. What a thread had that has ended stays in the sums.
 
-    `loaders`: seconds of its descendants, but for those that sleep all the while, as loaders of
-    another part of the data do; `loaders_busy`: those of them in which they ran or wanted to."""
+    `loaders`: seconds that its descendants ran or wanted to; `loaders_busy`: the same, each counted
+    by the part of the time in which it did. So their ratio is how busy those are that do something,
+    whatever sleeps beside them, as loaders of another part of the data and wandb's processes."""
 
     def __init__(self, pid):
         self.pid, self.pids, self.looks = pid, [pid], 0
@@ -94,9 +94,10 @@ class CpuTimes:
                 if text:
                     now[thread] = counters.schedule(text)
                     busy += self.add(self.threads.get(thread, (0.0, 0.0)), now[thread])
-            if pid != self.pid and busy > IDLE * passed:
-                self.loaders += passed
-                self.loaders_busy += min(busy, passed)
+            if pid != self.pid and passed > 0:
+                busy = min(busy, passed)
+                self.loaders += busy
+                self.loaders_busy += busy * busy / passed
         self.threads = now
 
     def add(self, before, now):

@@ -154,8 +154,8 @@ def test_where_a_rank_stood_stays_known_though_it_ends_in_order_once_it_is_told_
         return SimpleNamespace(stands=stood, hang=None, ruling=None, step=None, leaving=False)
 
     monkeypatch.setattr(Follower, "look", look)
-    told = Ruling(tmp_path, print)
-    with told:
+    watched = Ruling(tmp_path, print)
+    with watched:
         assert until(lambda: len(looks) > 1)
-        told.note_stop()
-    assert told.standings(1) == stood
+        watched.note_stop()
+    assert watched.standings(1) == stood

@@ -61,7 +61,8 @@ def test_saving_half_as_often_leaves_more_steps_in_which_a_file_is_written(tmp_p
         change_lines(path, save_first)
     step = sum(STEP.values())
     stall = (0.1 + 3 * 12.0) / 4
-    (saving,) = (one for one in analyse(folder).advice.remedies if one.part == "saving")
+    remedies = analyse(folder).advice.remedies
+    (saving,) = (remedy for remedy in remedies if remedy.part == "saving")
     left = 0.1 + (stall - 0.1 - 60 * step)
     assert saving.predicted == pytest.approx(128 / (step + left / 120), rel=0.01)
 
