@@ -29,7 +29,7 @@ from contract import strategies  # noqa: E402
 
 PAGE = HERE / "README.md"
 CONTROL = "control"  # all-reduce, summed in another order
-PEAKS, OWNS = ("ef:5:peak", "ef:3:peak"), ("ef:5:own", "ef:3:own")
+PEAKS, OWNS = ("ef:5:peak", "ef:3:peak"), ("ef:5:own", "ef:3:own", "ef:15:own")
 TEXT = (EXACT, "ef:5:own", "ef:15:peak", "ef:5:peak", "ef:3:peak")
 
 
@@ -46,7 +46,7 @@ class Text(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Pairs of one kind. `times`: the task's usual rate; `start`: as in study.Case."""
+    """Pairs of one kind. `times`: the task's usual rate; `start`, `step`: as in study.Case."""
 
     task: int
     optimizer: str
@@ -55,14 +55,15 @@ class Stage(NamedTuple):
     times: int = 1
     epochs: int = study.EPOCHS
     start: str = ""
+    step: float = 0.0
 
     def case(self, spec: str, seed: int) -> Case:
         lr = RATES[self.task, self.optimizer] * self.times
         warmup = WARMUP * self.epochs / study.EPOCHS
-        start = self.start if spec.startswith("ef") else ""
+        start, step = (self.start, self.step) if spec.startswith("ef") else ("", 0.0)
         if spec == CONTROL:
             spec, start = EXACT, "backwards"
-        return Case(spec, seed, self.epochs, lr, self.task, self.optimizer, warmup, start)
+        return Case(spec, seed, self.epochs, lr, self.task, self.optimizer, warmup, start, step)
 
     def cases(self) -> Iterator[Case]:
         return (self.case(spec, seed) for seed in self.seeds for spec in (EXACT, *self.specs))
@@ -78,8 +79,14 @@ STARTS: tuple[Stage, ...] = (  # of PROTOCOL.md's "Starts of five levels"
     Stage(FONTS, "sgd", ("bf16", "ef:15:peak"), TWELVE),
     Stage(FONTS, "adamw", ("bf16", CONTROL), TWELVE),
 )
+STEPS: tuple[Stage, ...] = tuple(  # of PROTOCOL.md's "Steps of own scales"
+    Stage(task, "adamw", ("ef:15:own",), TWELVE, start="none", step=step)
+    for task in (FONTS, GLYPHS)
+    for step in (0.8, 0.0)
+)
 STAGES: tuple[Stage | Text, ...] = (  # in order
     *STARTS,
+    *STEPS,
     Stage(GLYPHS, "adamw", ("ef:5:own",), FIRST),
     Stage(GLYPHS, "sgd", ("ef:5:own", "ef:5:peak"), FIRST),
     Stage(GLYPHS, "adamw", ("ef:5:own",), FIRST, start="none"),
@@ -165,6 +172,7 @@ def table(found: study.Results, lines: list[dict]) -> list[str]:
             how = "SGD" if stage.optimizer == "sgd" else "AdamW"
             how += f" at {stage.times} x" if stage.times > 1 else ""
             how += STARTED[stage.start]
+            how += f", steps of {stage.step} RMS" if stage.step else ""
             name = "`allreduce`, summed backwards" if spec == CONTROL else f"`{spec}`"
             steps = f"{stage.epochs * study.EPOCH_STEPS:,}"
             rows.append(row(task, how, steps, name, str(len(values)), signed(mean), ends))

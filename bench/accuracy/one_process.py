@@ -13,7 +13,7 @@ import copy
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -24,6 +24,7 @@ from torch.nn import functional
 from contract.options import Options
 from tandem import sync as strategies_of_ranks
 from tandem.sync import allreduce, feedback
+from tandem.sync.codec import CODECS, Codec, Operations
 from trainer.data.batch import Normalise
 from trainer.data.loader import epoch_order
 from trainer.ema import Ema
@@ -216,6 +217,7 @@ class Rank:
     world: int
     steps_per_epoch: int
     start_levels: int | None = None  # of ef's codec while the learning rate rises
+    level_step: float = 0.0  # of ef's codec, unless 0
 
     def __post_init__(self) -> None:
         self.model.train()
@@ -235,7 +237,13 @@ class Rank:
         effective_spec = strategies_of_ranks.effective_spec(self.options.sync, nodes, family)
         sync = strategies_of_ranks.make(effective_spec)
         sync.setup(torch.device("cpu"))
+        if self.level_step:
+            self._code_by(sync, replace(sync.codec, step=self.level_step))
         return sync
+
+    @staticmethod
+    def _code_by(sync: Any, codec: Codec) -> None:
+        sync.codec, sync.coding = codec, Operations(codec)
 
     def take(self) -> torch.Tensor:
         """Indices of this rank's images of the next step; a pass over all begins anew where one
@@ -268,8 +276,7 @@ class Rank:
                 rising = step < self.options.warmup_epochs * self.steps_per_epoch
                 levels = self.start_levels if rising else self.sync.strategy.arguments[0]
                 # What was left out stays: it is a gradient, whatever the levels.
-                self.sync.codec = feedback.CODECS[int(levels)]
-                self.sync.coding = feedback.Operations(self.sync.codec)
+                self._code_by(self.sync, CODECS[int(levels)])
         taken = self.take()
         outputs = self.model(self.normalise(self.images.train[taken]))
         loss = functional.cross_entropy(outputs, self.images.train_classes[taken])
@@ -309,12 +316,14 @@ def train(
     steps_per_epoch: int,
     backwards: bool = False,
     start_levels: int | None = None,
+    level_step: float = 0.0,
 ) -> tuple[torch.Tensor, float]:
     """Which validation images rank 0's model gets right in the end, with rank 0's batch
     statistics as the trainer's evaluation has them, and its mean loss towards the end."""
 
     def rank_main(rank: int) -> Any:
-        mine = Rank(options, images, copy.deepcopy(model), world, steps_per_epoch, start_levels)
+        own_model = copy.deepcopy(model)
+        mine = Rank(options, images, own_model, world, steps_per_epoch, start_levels, level_step)
         loss = mine.train()
         return mine.hits() if rank == 0 else None, loss
 

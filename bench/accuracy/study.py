@@ -57,7 +57,8 @@ class Case:
     """One run. `sync` ALONE: one machine. `epochs`: EPOCHS for as many images as all-reduce has.
     `warmup`: epochs in which the learning rate rises; `start`: "none" where none of ef's steps is
     exact, "15" where those of the warm-up have 15 levels instead, "backwards" where sums begin with
-    the last rank (a control)."""
+    the last rank (a control). `step`: of two levels of own scales, in root mean squares of a block;
+    0: the codec's."""
 
     sync: str
     seed: int
@@ -67,6 +68,7 @@ class Case:
     optimizer: str = "sgd"
     warmup: float = WARMUP
     start: str = ""
+    step: float = 0.0
 
     @property
     def nodes(self) -> int:
@@ -147,7 +149,10 @@ def carry_out(case: Case, data: one_process.Images) -> dict[str, object]:
     settings = case.options, data, model, case.nodes, case.steps_per_epoch
     start_levels = int(case.start) if case.start.isdigit() else None
     hits, loss = one_process.train(
-        *settings, backwards=case.start == "backwards", start_levels=start_levels
+        *settings,
+        backwards=case.start == "backwards",
+        start_levels=start_levels,
+        level_step=case.step,
     )
     return {
         **asdict(case),
