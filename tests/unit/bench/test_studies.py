@@ -2,13 +2,16 @@
 
 import json
 
+import pytest
+
 from bench.accuracy import study, tables
 
 
-def test_study_runs_a_case_and_knows_it_by_its_line(monkeypatch, tmp_path):
+@pytest.mark.parametrize("sync", ["ef:5", "bf16"])
+def test_study_runs_a_case_and_knows_it_by_its_line(monkeypatch, tmp_path, sync):
     for name in ("TRAIN", "VAL", "EPOCH_STEPS"):
         monkeypatch.setattr(study, name, 2)
-    case = study.Case(study.CODED, seed=7, epochs=1)
+    case = study.Case(sync, seed=7, epochs=1, start="none")
     line = json.dumps(study.carry_out(case, study.images.__wrapped__(study.GLYPHS, 7)))
     lines = tmp_path / "lines.jsonl"
     lines.write_text(f"{line}\n{line[:40]}")  # the second was broken off
