@@ -75,7 +75,7 @@ def main() -> None:
     source, root = Path("data/digits"), Path(tempfile.mkdtemp(prefix="finetune-"))
     first = subset(source, root / "0-4", "01234", None)
     few = subset(source, root / "5-9", "56789", IMAGES)
-    print("0 to 4:", train(first, root / "first", "--epochs", "4")[-1], flush=True)
+    print("0 to 4:", train(first, root / "first", "--epochs", "8", "--lr", "0.02")[-1], flush=True)
     own = next((root / "first").glob("checkpoints/*/best.pt"))
     state = torchvision.models.resnet18(weights=None).state_dict()
     state.update({name: one for name, one in model(root / "first").items() if "fc." not in name})
