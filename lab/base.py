@@ -35,7 +35,7 @@ systemctl enable systemd-networkd.service
 # Virtual machines have a kernel of their own, and the file servers and clients that need one.
 VM_PACKAGES = (
     *("udev", "linux-image-cloud-amd64", "busybox-static"),
-    *("nfs-kernel-server", "nfs-common", "samba", "smbclient", "cifs-utils"),
+    *("nfs-kernel-server", "nfs-common", "samba", "smbclient", "cifs-utils", "cachefilesd"),
 )
 # Servers that only a role should start, and units that cost half a minute of an emulated boot.
 VM_FINISH = """

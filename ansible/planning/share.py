@@ -261,8 +261,9 @@ def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) 
 
 
 # cachefilesd knows no size, but what percentage of its disk has to be free: below the first it
-# takes nothing more, below the second it throws out the oldest until the third is reached.
-CULLING = {"bstop": 0, "bcull": 2, "brun": 4}
+# takes nothing more, below the second it throws out the oldest until the third is reached. From the
+# last to the first, since the kernel takes each by itself, and has 1, 5 and 7 % until then.
+CULLING = {"brun": 4, "bcull": 2, "bstop": 0}
 LEAST_FREE = 8  # percent
 
 
