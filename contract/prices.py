@@ -77,15 +77,17 @@ def label_of(strategy: Strategy, family: str = SGD) -> str:
 
 
 def with_adam(strategy: Strategy) -> str:
-    """What was seen of it with Adam's family, as a clause."""
-    price = price_of(strategy, ADAM)
+    """What was seen of it with Adam's family, on the task that decides, as a clause."""
+    first = price_of(strategy, ADAM)
+    price = deciding_task(first, price_of(strategy, ADAM, task=1))
     if not price.seeds:
         return "too little was measured to say"
     more = read().get("text", {}).get(strategy.of(ADAM).spec)
     text = "" if more is None else f" and {more:+g} % of a small language model's loss"
     steps = read()["task"]["steps"]
+    where = "generated images" if price is first else "the letters of fonts"
     return (
-        f"{price.difference:+.1f} points of top-1 on generated images{text}, against "
+        f"{price.difference:+.2f} points of top-1 on {where}{text}, against "
         f"{strategies.EXACT} after {steps:,} steps"
     )
 
