@@ -37,10 +37,10 @@ def told(spec, kind):
 @pytest.mark.parametrize(
     ("spec", "kind", "effective_spec", "lines"),
     [
-        ("ef:5", torch.optim.AdamW, "ef:5:own", 0),
+        ("ef:5", torch.optim.AdamW, "ef:5:own", 1),  # what it lost with Adam
         ("ef:5", Own, "ef:5:peak", 0),
-        ("ef:5", Lion, "ef:5:own", 1),
-        ("ef:5", None, "ef:5:own", 1),
+        ("ef:5", Lion, "ef:5:own", 2),
+        ("ef:5", None, "ef:5:own", 2),
         ("ef:5:peak", None, "ef:5:peak", 1),
         ("fp16", None, "fp16", 0),
     ],
