@@ -460,9 +460,8 @@ def about_adam(attached: Attached) -> Optional[str]:
     if attached.family == SGD or known:
         return None
     return (
-        f"{WHOSE}: if the optimizer is Adam or of its family, take {EXACT} or bf16 instead of "
-        f"{strategy.spec}; what is known of it there: {prices.with_adam(strategy)} "
-        "(docs/slow-networks.md)."
+        f"{WHOSE}: {strategy.spec} with Adam or its family: {prices.with_adam(strategy)} "
+        f"(docs/slow-networks.md). {EXACT} leaves nothing out."
     )
 
 
