@@ -99,15 +99,15 @@ def main() -> None:
         folder = Path(kept)
         draw(folder)
         for name, pixels in MODELS.items():
-            found: dict[str, list[float]] = {way: [] for way in WAYS}
+            speeds: dict[str, list[float]] = {way: [] for way in WAYS}
             for _ in range(ROUNDS):
                 for way, more in WAYS.items():
-                    found[way].append(images_per_second(folder, name, more))
+                    speeds[way].append(images_per_second(folder, name, more))
             print(f"{name}, crops of {pixels} pixels: images per second of a processor")
-            peer = next(iter(found.values()))
-            for way, speeds in found.items():
-                ratio = median(own / other for own, other in zip(speeds, peer))
-                print(f"    {median(speeds):6.1f}  {ratio:.2f} x  {way}", flush=True)
+            peer = next(iter(speeds.values()))
+            for way, own in speeds.items():
+                ratio = median(ours / theirs for ours, theirs in zip(own, peer))
+                print(f"    {median(own):6.1f}  {ratio:.2f} x  {way}", flush=True)
 
 
 if __name__ == "__main__":
