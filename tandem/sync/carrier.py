@@ -223,11 +223,15 @@ def all_to_all(
 def _trade(message: torch.Tensor, to: int, room: torch.Tensor, source: int, group: Any) -> None:
     """Send to one rank while another sends here, which may be less than there is room for."""
     # (torch declares that these may return None, as they do on ranks outside the group)
-    # The receive first, for which the peer's Gloo waits before it sends.
-    coming: Any = dist.irecv(room, source, group=group)
-    going: Any = dist.isend(message, to, group=group)
-    _wait(going, to)
-    _wait(coming, source)
+    # The receive first, for which the peer's Gloo waits before it sends. One whose end is known by
+    # now does not even let it begin.
+    with _naming(source):
+        coming: Any = dist.irecv(room, source, group=group)
+    with _naming(to):
+        going: Any = dist.isend(message, to, group=group)
+        going.wait()
+    with _naming(source):
+        coming.wait()
 
 
 class PeerLost(RuntimeError):
@@ -238,9 +242,10 @@ class PeerLost(RuntimeError):
         self.rank = rank
 
 
-def _wait(work: Any, peer: int) -> None:
+@contextlib.contextmanager
+def _naming(peer: int) -> Iterator[None]:
     try:
-        work.wait()
+        yield
     except RuntimeError as error:
         raise PeerLost(peer, error) from error
 
