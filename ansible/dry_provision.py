@@ -265,7 +265,7 @@ def _environment(facts, settings, stack):
     lock = ANSIBLE / "locks" / f"{stack['lock']}-py{python}.txt"
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
     folder = f"{_env_root()}/envs/{stack['name']}-{digest}"
-    conda = settings["conda_installer"].rpartition("/")[2]
+    conda = (settings["conda_installer"] or "").rpartition("/")[2]
     source = {
         "venv": "the machine's own",
         "conda": f"by {conda or 'conda_installer: not set'}",

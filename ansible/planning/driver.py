@@ -80,7 +80,9 @@ def driver_wanted(variables, at_hand):
 
 
 def _value(variables, setting):
-    value = variables.get(setting.name, setting.default)
+    value = variables.get(setting.name)
+    if value is None or value == "":  # `driver_version:` without a value, or driver_version= alone
+        return setting.default
     if isinstance(setting.default, bool):  # an inventory says it as text
         words = {"true": True, "yes": True, "false": False, "no": False}
         if str(value).lower() not in words:

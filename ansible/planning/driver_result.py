@@ -211,7 +211,7 @@ def power_plan(host, persistence, watts, printed):
     last program leaves a GPU that does not stay initialised, so a limit implies persistence.
     printed: the answer to POWER_QUERY. Raises PlanError if a GPU does not accept the limit.
     """
-    watts = int(watts)
+    watts = int(watts or 0)
     persistence = bool(persistence) or watts > 0
     wrong = []
     for name, least, most, limit, mode in _rows(printed):

@@ -144,7 +144,7 @@ def runs_on(stack, sm):
 def python_for(stack, machine, manager):
     """(manager, Python) for one machine. Raises PlanError where no fitting Python can be had."""
     own = ".".join(machine.python.split(".")[:2])
-    if manager == "auto":
+    if manager in ("auto", "", None):
         manager = "venv" if own in stack["python"] else "conda"
     if manager != "venv":
         return manager, stack["python"][0]

@@ -130,7 +130,7 @@ def _is_used(foreign):
 
 
 def _word(name, value):
-    word = str(value).lower()
+    word = "auto" if value in (None, "") else str(value).lower()
     if word not in SWITCH:
         raise PlanError(f"{name} is {value!r}: write auto, true or false")
     return word

@@ -1,6 +1,7 @@
 """What holds for every role: documented variables, and copies that know whom they copy to."""
 
 import ast
+import getpass
 import re
 import subprocess
 
@@ -8,7 +9,7 @@ import jinja2
 import pytest
 import yaml
 
-from tests.unit.ansible.provision_machines import ROOT, parsed, tasks_of
+from tests.unit.ansible.provision_machines import ROOT, parsed, played, tasks_of
 
 ROLES = sorted(path for path in (ROOT / "ansible/roles").iterdir() if path.is_dir())
 
@@ -156,3 +157,33 @@ def test_what_root_installed_with_a_umask_of_027_is_made_readable_once(tmp_path)
     said = [subprocess.run(argv, capture_output=True, text=True, check=True) for _ in range(2)]
     assert [done.stdout for done in said] == ["....", ""]  # tmp_path is private, too
     assert [path.stat().st_mode & 0o777 for path in (program, tmp_path / "envs")] == [0o755, 0o755]
+
+
+def test_without_ansible_user_roles_take_whom_ssh_logs_in_as(tmp_path):
+    """User in ~/.ssh/config, which ansible/ssh_config includes; on this machine whoever is here."""
+    (tmp_path / "ansible").mkdir()
+    (tmp_path / "ansible/ssh_config").write_text("Host 192.168.56.112\n  User anna\n")
+    (tmp_path / "ansible.cfg").write_text("")
+    hosts = {
+        "named": {"ansible_user": "keeper"},
+        "by_ssh": {"ansible_connection": "ssh", "ansible_host": "192.168.56.112"},
+        "here": {"ansible_connection": "local", "ansible_host": "192.168.56.112"},
+    }
+    play = {
+        "hosts": "all",
+        "gather_facts": False,
+        "vars_files": [f"{ROOT}/group_vars/all.yml", f"{ROOT}/ansible/roles/identity/vars/main.yml"],
+        "tasks": [{"debug": {"msg": "{{ inventory_hostname }} {{ identity_users }}"}}],
+    }
+    config = {"ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg")}
+    text = played(tmp_path, [play], inventory=hosts, **config)
+    for host, user in {"named": "keeper", "by_ssh": "anna", "here": getpass.getuser()}.items():
+        assert re.search(rf"{host} \[.{user}.\]", text), text
+
+
+def test_no_role_needs_ansible_user():
+    """Roles prove and data log in as another user, and set it."""
+    pattern = re.compile(r"\bansible_user\b(?!:)")
+    files = (path for role in ROLES for path in role.rglob("*.yml") if path.parent.name != "meta")
+    lines = (line.partition("#")[0] for path in files for line in path.read_text().splitlines())
+    assert not [line for line in lines if pattern.search(line)]

@@ -6,7 +6,7 @@ import re
 import pytest
 import yaml
 
-from planning import PlanError
+from planning import PlanError, driver_result
 from tests.unit.ansible.provision_machines import (
     ROOT,
     TABLE,
@@ -189,6 +189,18 @@ def test_settings_are_taken_as_an_inventory_says_them(said, offline):
     wanted = dry.driver.driver_wanted({"offline": said, "driver_version": 580.126}, ["a.run"])
     assert wanted["offline"] is offline and wanted["at_hand"] == ["a.run"]
     assert (wanted["policy"], wanted["version"]) == ("install", "580.126")
+
+
+@pytest.mark.parametrize("nothing", [None, ""])
+def test_a_setting_without_a_value_is_the_default(tmp_path, capsys, nothing):
+    """`driver_version:` in group_vars/all.yml, or driver_version= in a machine's line."""
+    names = [row.name for row in dry.driver.SETTINGS.values()]
+    names += ["toolkit", "apex", "apex_extensions", "env_manager"]
+    settings = {**dry.settings(), **dict.fromkeys(names, nothing)}
+    (entry,) = json.loads((ROOT / "examples/machines/2080ti-ubuntu2204.json").read_text())
+    as_by_default = dry.rows([{**entry, "settings": dry.settings()}], TABLE, tmp_path)
+    assert dry.rows([{**entry, "settings": settings}], TABLE, tmp_path) == as_by_default
+    assert driver_result.power_plan("node1", nothing, nothing, "")["watts"] == 0
 
 
 def dry_provision(tmp_path, capsys, file, **changes):
