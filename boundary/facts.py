@@ -239,7 +239,11 @@ class LinkAddress(Struct, frozen=True):
 
 
 class IpLink(Struct, frozen=True):
+    """`master`: the bridge or bond that it is a port of; `link`: the card below a VLAN."""
+
     ifname: Text = ""
+    master: Text = ""
+    link: Text = ""
     address: Text = ""
     mtu: Integer = 1500
     addr_info: list[LinkAddress] = field(default_factory=list)

@@ -46,6 +46,12 @@ def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
         reading.read(facts[name], Printed, f"{facts['host']}: {name}")
     # Ansible's strings and lists carry tags that yaml.safe_dump does not know: take plain ones.
     facts, want = json.loads(json.dumps(facts)), json.loads(json.dumps(want))
+    card, master = facts["interface"], facts["card"]["master"]
+    if master:  # with an address of its own, such a card no longer carries the traffic of others
+        raise PlanError(
+            f"{facts['host']}: {card} is a port of {master}, which has the address of both. Write "
+            f"interface={master} into its line of inventory.ini, or leave `interface` out."
+        )
     manager = _manager(facts)
     if want["mode"] == "replace":
         want = preserved.complete(facts, want)

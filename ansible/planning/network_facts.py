@@ -75,19 +75,26 @@ def interface_of(ip_json: str, address: str, host: str) -> str:
 
 
 def interface_facts(ip_json: str, interface: str, host: str) -> dict[str, Any]:
-    """Give {"mac", "mtu", "addresses": ["192.168.56.111/24", ...], "dynamic"} of a card.
+    """Give {"mac", "master", "ports", "parent", "mtu", "addresses": ["192.168.56.111/24", ...],
+    "dynamic"} of a card.
 
-    IPv4 alone. dynamic: whether one of the addresses is lent for a time, as DHCP does it.
+    IPv4 alone. master: the bridge or bond that it is a port of, or "". ports: those of a bridge or
+    bond; parent: the card of a VLAN, or ""; both may have this card's hardware address. dynamic:
+    whether one of the addresses is lent for a time, as DHCP does it.
     """
-    for link in links(ip_json):
+    every_link = links(ip_json)
+    for link in every_link:
         if link.ifname == interface:
             return {
                 "mac": link.address,
+                "master": link.master,
+                "ports": [port.ifname for port in every_link if port.master == interface],
+                "parent": link.link,
                 "mtu": link.mtu,
                 "addresses": [_with_prefix(address, host) for address in link.ipv4],
                 "dynamic": any(address.dynamic for address in link.ipv4),
             }
-    cards = ", ".join(sorted(link.ifname for link in links(ip_json)))
+    cards = ", ".join(sorted(link.ifname for link in every_link))
     raise PlanError(
         f"{host}: there is no network card {interface}. It has: {cards}. Correct interface=..."
     )

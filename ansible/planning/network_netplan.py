@@ -13,6 +13,9 @@ from . import network_networkd as networkd
 from . import preserved_settings as preserved
 
 NETPLAN = "/etc/netplan/90-tandem.yaml"
+# What may hold the address. Those behind the first are made of others, by names that the kernel has
+# too.
+KINDS = ("ethernets", "bridges", "bonds", "vlans")
 
 
 def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
@@ -25,10 +28,10 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     # Where all others stepped aside in an earlier run, ours holds everything.
     merged = _merge_all([_read(path, texts[path], facts) for path in others or texts])
     merged["network"] = merged.get("network") or {}
-    cards = merged["network"]["ethernets"] = merged["network"].get("ethernets") or {}
-    name = _own_name(cards, facts)
+    kind, name = _find_definition(merged["network"], facts)
+    cards = merged["network"][kind]
     if want["mode"] == "add":
-        content = {"network": {"version": 2, "ethernets": {name: {"addresses": [want["address"]]}}}}
+        content = {"network": {"version": 2, kind: {name: {"addresses": [want["address"]]}}}}
     else:
         cards[name] = preserved.netplan_card(cards[name] or {}, want)
         content = merged
@@ -56,9 +59,10 @@ def _read(path: str, text: str, facts: dict[str, Any]) -> dict[str, Any]:
     try:
         document = read_yaml(text) or {}
         network = _mapping(_mapping(document).get("network"))
-        for name, card in _mapping(network.get("ethernets")).items():
-            if name != "renderer":  # of all these cards
-                _look_at(_mapping(card))
+        for kind in KINDS:
+            for name, card in _mapping(network.get(kind)).items():
+                if name != "renderer":  # of all these cards
+                    _look_at(_mapping(card))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise PlanError(
@@ -93,20 +97,24 @@ def _items(value: Any) -> list[Any]:
     return value or []
 
 
-def _own_name(cards: dict[str, Any], facts: dict[str, Any]) -> str:
-    """Find netplan's own name of a card, which need not be the kernel's."""
-    for name, card in cards.items():
+def _find_definition(network: dict[str, Any], facts: dict[str, Any]) -> tuple[str, str]:
+    """Find the kind and netplan's own name of a card, which need not be the kernel's."""
+    interface, card = facts["interface"], facts["card"]
+    below = [*card["ports"], *([card["parent"]] if card["parent"] else [])]
+    for kind in KINDS[1:]:
+        if interface != "renderer" and interface in (network.get(kind) or {}):
+            return kind, interface
+    # A bridge has the hardware address of its port, which must not be taken for it.
+    for name, own in (network.get("ethernets") or {}).items() if not below else ():
         if name == "renderer":  # of all these cards
             continue
-        match = (card or {}).get("match") or {}
-        names = {match.get("name"), (card or {}).get("set-name"), None if match else name}
-        if (
-            facts["interface"] in names
-            or (match.get("macaddress") or "").lower() == facts["card"]["mac"]
-        ):
-            return name
+        match = (own or {}).get("match") or {}
+        names = {match.get("name"), (own or {}).get("set-name"), None if match else name}
+        if interface in names or (match.get("macaddress") or "").lower() == card["mac"]:
+            return "ethernets", name
+    made_of = f" (made of {', '.join(below)})" if below else ""
     raise PlanError(
-        f"{facts['host']}: none of the files in /etc/netplan names the card {facts['interface']}. "
+        f"{facts['host']}: none of the files in /etc/netplan names the card {interface}{made_of}. "
         "Add it there, or set its address by hand and leave `address` out."
     )
 

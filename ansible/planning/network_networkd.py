@@ -15,6 +15,18 @@ WHOLE = "/etc/systemd/network/0-tandem-{}.network"
 def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     """A drop-in that adds an address, or a whole file that comes first."""
     if want["mode"] == "add":
+        matched = [
+            line.partition("=")[2].split()
+            for section, lines in preserved.sections(facts["files"].get(network_file(facts), ""))
+            for line in lines
+            if section == "Match" and line.partition("=")[0].strip() == "Name"
+        ]
+        if facts["card"]["ports"] and matched != [[facts["interface"]]]:
+            raise PlanError(
+                f"{facts['host']}: {network_file(facts)} configures {facts['interface']} and maybe "
+                f"its ports ({', '.join(facts['card']['ports'])}) too. Write Name="
+                f"{facts['interface']} into its [Match] there, or leave `address` out."
+            )
         path = f"/etc/systemd/network/{network_file(facts).rpartition('/')[2]}.d/tandem.conf"
         text = f"[Network]\nAddress={want['address']}\n"
         return {"files": {path: text}, **restart(facts, want)}

@@ -1,9 +1,11 @@
 """Which manager rules a card and what is planned, over text that real machines printed."""
 
+import copy
+
 import pytest
 import yaml
 
-from planning import network
+from planning import PlanError, network
 from planning import network_facts as facts_of
 from tests.unit.ansible import test_preserved_settings as kept
 from tests.unit.ansible.provision_machines import ROOT, reviewed
@@ -16,6 +18,7 @@ REPLACE = {
     "dns": ["192.168.56.1", "9.9.9.9"],
 }
 INTERFACES = "/etc/network/interfaces"
+FOLDER = "source /etc/network/interfaces.d/*\nauto lo\niface lo inet loopback\n"
 NETWORKD = """* 2: eth0
                      Link File: /usr/lib/systemd/network/99-default.link
                   Network File: /etc/systemd/network/20-lan.network
@@ -23,6 +26,27 @@ NETWORKD = """* 2: eth0
                          State: routable (configured)
 """
 WIRED = "100 (connected)\nWired connection 1\n6f1d-uuid\nethernet\n"
+# A PC that runs virtual machines: they and the PC share a bridge, which has its port's hardware
+# address.
+BRIDGE = """network:
+  version: 2
+  renderer: networkd
+  ethernets:
+    lan:
+      match: {macaddress: "52:54:00:12:34:56"}
+      set-name: enp3s0
+      dhcp4: false
+  bridges:
+    br0:
+      interfaces: [lan]
+      dhcp4: true
+      parameters: {stp: false, forward-delay: 0}
+"""
+BRIDGED = """[
+{"ifname":"enp3s0","master":"br0","mtu":1500,"address":"52:54:00:12:34:56","addr_info":[]},
+{"ifname":"br0","mtu":1500,"address":"52:54:00:12:34:56","addr_info":
+[{"family":"inet","local":"192.168.56.20","prefixlen":24,"dynamic":true}]},
+{"ifname":"vnet0","master":"br0","mtu":1500,"address":"fe:54:00:aa:bb:cc","addr_info":[]}]"""
 CLOUD_INIT = """network:
   version: 2
   ethernets:
@@ -33,10 +57,12 @@ CLOUD_INIT = """network:
 """
 
 
+CARD = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"],
+        "dynamic": False, "master": "", "ports": [], "parent": ""}  # fmt: skip
+
+
 def card_of(**changes):
-    card = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
-    card["dynamic"] = False
-    base = {"host": "node1", "interface": "eth0", "card": card, "files": {}}
+    base = {"host": "node1", "interface": "eth0", "card": copy.deepcopy(CARD), "files": {}}
     way = dict.fromkeys(["card_dns", "card_search", "resolv", "route", "card_ip4", "leases"], "")
     return {**base, **way, "nmcli": "", "connection": "", "networkctl": "", **changes}
 
@@ -98,6 +124,51 @@ def test_what_files_of_networks_hold_is_shown_by_no_option_of_ansible():
     assert writing and all(task.get("no_log") is True for task in writing)
 
 
+BOND = BRIDGE.replace("bridges", "bonds").replace("stp: false, forward-delay: 0", "mode: 802.3ad")
+VLAN = "  vlans: {lan10: {id: 10, link: lan, dhcp4: true}}\n"
+
+
+def bridged(interface="br0", **changes):
+    card = facts_of.interface_facts(BRIDGED, interface, "node1")
+    return card_of(interface=interface, card=card, **changes)
+
+
+def bridged_by_netplan(text=BRIDGE, interface="br0"):
+    file = NETWORKD.replace("/etc/systemd/network/20-lan", "/run/systemd/network/10-netplan-br0")
+    return bridged(interface, networkctl=file, files={"/etc/netplan/01.yaml": text})
+
+
+PORT_BY_IFUPDOWN = "iface enp3s0 inet manual\n"
+BRIDGE_BY_IFUPDOWN = PORT_BY_IFUPDOWN + "iface br0 inet dhcp\n    bridge_ports enp3s0\n"
+BY_MAC = "[Match]\nMACAddress=52:54:00:12:34:56\n[Network]\nDHCP=yes\n"
+
+
+@pytest.mark.parametrize("want", [ADD, REPLACE], ids=["add", "replace"])
+@pytest.mark.parametrize(
+    "facts",
+    [
+        # Its own card, by name, as each program knows it.
+        bridged("enp3s0", nmcli=WIRED),
+        bridged("enp3s0", networkctl=NETWORKD, files={kept.LAN: "[Match]\nName=enp3s0\n"}),
+        bridged("enp3s0", files={INTERFACES: FOLDER + PORT_BY_IFUPDOWN}),
+        bridged_by_netplan(interface="enp3s0"),
+        # A bridge that somebody made beside netplan.
+        bridged_by_netplan(BRIDGE.partition("  bridges:")[0]),
+        bridged(nmcli=WIRED.replace("ethernet", "bridge")),
+    ],
+)
+def test_no_plan_touches_the_port_of_a_bridge(facts, want):
+    with pytest.raises(PlanError, match=r"enp3s0|type bridge"):
+        network.network_plan(facts, want)
+
+
+def test_what_would_take_a_bridge_apart_or_reach_its_port_is_refused():
+    with pytest.raises(PlanError, match="br0 is made of enp3s0, vnet0"):
+        network.network_plan(bridged(files={INTERFACES: BRIDGE_BY_IFUPDOWN}), REPLACE)
+    with pytest.raises(PlanError, match="enp3s0"):
+        network.network_plan(bridged(networkctl=NETWORKD, files={kept.LAN: BY_MAC}), ADD)
+
+
 NOW = "manual\n192.168.56.20/24, 10.0.0.1/8\n192.168.56.1\n192.168.56.1,9.9.9.9\n"
 OURS = NOW.replace("10.0.0.1/8", "10.0.0.1/8, 192.168.56.111/24")
 KEYFILE = "/etc/NetworkManager/system-connections/tandem-eth0.nmconnection"
@@ -105,7 +176,6 @@ STATIC = card_of(nmcli=WIRED, connection=NOW)
 JUMBO = card_of(nmcli=WIRED, connection="manual\n192.168.56.20/24\n\n\n")
 JUMBO["card"]["mtu"] = 9000
 OTHER = {"/etc/netplan/60-other.yaml": "network: {version: 2, ethernets: {eth1: {dhcp4: true}}}"}
-FOLDER = "source /etc/network/interfaces.d/*\nauto lo\niface lo inet loopback\n"
 TWO = (
     "auto eth0\niface eth0 inet dhcp\n    metric 5\n\niface eth0 inet6 auto\niface eth1 inet dhcp\n"
 )
@@ -133,6 +203,23 @@ PLANS = {
     "netplan, add": (by_netplan(), ADD),
     "netplan, replace": (by_netplan(**OTHER), REPLACE),
     "netplan, full file": (kept.facts(**kept.BY_NETPLAN), KEPT),
+    "netplan, bridge, add": (bridged_by_netplan(), ADD),
+    "netplan, bridge": (bridged_by_netplan(), REPLACE),
+    "netplan, bond": (bridged_by_netplan(BOND), REPLACE),
+    "netplan, VLAN": (
+        card_of(
+            interface="lan10",
+            card={**CARD, "parent": "eth0"},
+            networkctl=NETWORKD.replace("20-lan", "10-netplan-lan10"),
+            files={"/etc/netplan/01.yaml": CLOUD_INIT + VLAN},
+        ),
+        REPLACE,
+    ),
+    "networkd, bridge, add": (
+        bridged(networkctl=NETWORKD, files={kept.LAN: "[Match]\nName=br0\n[Network]\nDHCP=yes\n"}),
+        ADD,
+    ),
+    "ifupdown, bridge, add": (bridged(files={INTERFACES: FOLDER + BRIDGE_BY_IFUPDOWN}), ADD),
     "netplan, DHCP's routes": (kept.facts(**kept.BY_NETPLAN, route=kept.GIVEN), KEPT),
     "ifupdown, add": (
         card_of(files={INTERFACES: FOLDER + "allow-hotplug eth0\niface eth0 inet dhcp\n"}),
@@ -220,6 +307,7 @@ def test_the_card_is_the_one_that_holds_the_address():
     assert facts_of.interface_of(printed, "192.168.56.20", "node1") == "eno1"
     leased = IP_JSON.replace('"prefixlen":24', '"prefixlen":24,"dynamic":true')
     card = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"]}
+    card |= {"master": "", "ports": [], "parent": ""}
     for text, dynamic in ((IP_JSON, False), (leased, True)):
         assert facts_of.interface_facts(text, "eth0", "node1") == {**card, "dynamic": dynamic}
 

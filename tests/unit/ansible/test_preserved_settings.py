@@ -20,7 +20,7 @@ WAY = {
     "default via 10.9.0.1 dev wlp3s0 proto dhcp metric 600 \n",
 }
 CARD = {"mac": "52:54:00:12:34:56", "mtu": 1500, "addresses": ["192.168.56.20/24"],
-        "dynamic": True}  # fmt: skip
+        "dynamic": True, "master": "", "ports": [], "parent": ""}  # fmt: skip
 
 
 def facts(**changes):

@@ -169,10 +169,11 @@ def test_without_ansible_user_roles_take_whom_ssh_logs_in_as(tmp_path):
         "by_ssh": {"ansible_connection": "ssh", "ansible_host": "192.168.56.112"},
         "here": {"ansible_connection": "local", "ansible_host": "192.168.56.112"},
     }
+    files = ("group_vars/all.yml", "ansible/roles/identity/vars/main.yml")
     play = {
         "hosts": "all",
         "gather_facts": False,
-        "vars_files": [f"{ROOT}/group_vars/all.yml", f"{ROOT}/ansible/roles/identity/vars/main.yml"],
+        "vars_files": [f"{ROOT}/{file}" for file in files],
         "tasks": [{"debug": {"msg": "{{ inventory_hostname }} {{ identity_users }}"}}],
     }
     config = {"ANSIBLE_CONFIG": str(tmp_path / "ansible.cfg")}
