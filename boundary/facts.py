@@ -140,7 +140,7 @@ class MachineFacts(PlanFacts, frozen=True, kw_only=True):
     firewalld: bool
     dpkg_broken: bool
     rsync: bool
-    conda: bool
+    conda: Version | None  # its Python
     uv: bool
     machine_id: Text | None
     interface: Text | None

@@ -136,7 +136,8 @@ def series_of(name, depends, waiting):
 
 
 def leads_to(name, depends):
-    """{name: package} where a package only leads to the same one of another branch, else {}.
+    """{name: package} where a package only leads to the same one of another branch, or from 615 on
+    to that of the open module, else {}.
 
     Ubuntu keeps the names of branches that have ended (nvidia-driver-550 depends on
     nvidia-driver-580), Debian some of its own (nvidia-tesla-450-kernel-dkms), and such a package
@@ -145,7 +146,8 @@ def leads_to(name, depends):
     own = BRANCH.match(name)
     for other in re.findall(r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\([^)]*\)", "", depends)):
         same = own and BRANCH.match(other)
-        if same and same.group(1) == own.group(1) and same.group(2) != own.group(2):
+        another_branch = same and same.group(1) == own.group(1) and same.group(2) != own.group(2)
+        if another_branch or (own and other == name + "-open"):
             return {name: other}
     return {}
 

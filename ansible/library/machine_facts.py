@@ -75,6 +75,7 @@ Acquire::https::Timeout "5";
 Dir::State::Lists "%(folder)s/lists";
 Dir::Cache "%(folder)s/cache";
 """
+PYTHON = "import sys; print('%d.%d' % sys.version_info[:2])"
 TOOLKITS = "/usr/local/cuda*"
 HOLDS = "/var/lib/tandem/driver/held"
 DISPLAY = "0x03"  # PCI class of display controllers
@@ -293,7 +294,7 @@ def settings():
         "clock": time.time(),
         "missing_libraries": [name for name in folders if name and not os.path.isdir(name)],
         "rsync": shutil.which("rsync") is not None,
-        "conda": os.path.exists("/opt/tandem/conda/bin/conda"),
+        "conda": output("/opt/tandem/conda/bin/python", "-c", PYTHON),
         "uv": shutil.which("uv", path="/usr/local/bin:/usr/bin:/bin") is not None,  # root's
         "missing_mounts": mounts(),
         "held_since": held_since(),

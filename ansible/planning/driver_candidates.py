@@ -16,6 +16,10 @@ OPEN, PROPRIETARY = "open", "proprietary"
 # The branch from which NVIDIA recommends its open modules for Turing and newer, and from which
 # its installer has --kernel-module-type.
 OPEN_SINCE = 560
+# The branch from which there are no proprietary modules. source: NVIDIA's repositories since
+# 615.71.09 (github.com/cupy/cupy/pull/10295), Ubuntu 26.04, where nvidia-driver-615 only leads to
+# nvidia-driver-615-open, and "Proprietary Kernel Modules Removed" in the installation guide of 620.
+OPEN_ONLY_SINCE = 615
 # From here on NVIDIA's installer has --skip-module-load. source: option_table.h of
 # github.com/NVIDIA/nvidia-installer, of all its tags.
 SKIPS_LOADING = "550.40.07"
@@ -154,7 +158,10 @@ def _debian_packages(facts, name, infix):
     packages = [name, f"nvidia-{infix}smi", library]
     if facts.display_manager:  # a desktop needs the part for displays too
         packages.append(f"nvidia-{infix}driver")
-    return [package for package in packages if package in facts.offered]
+    present = [package for package in packages if package in facts.offered]
+    # Beside NVIDIA's repository, which has no 580 for Debian 13, apt prefers its newer libraries.
+    versions = {stacks.upstream(facts.offered[package]) for package in present}
+    return present if len(versions) == 1 else []
 
 
 def _ubuntu_packages(facts, name):
@@ -346,10 +353,11 @@ def _signing_flags(facts, version):
 def module_kinds(gpus, branch):
     """Kinds of kernel modules that can drive all these GPUs, the recommended one first.
 
-    Open ones know Turing and newer; Blackwell has no others (NVIDIA's open-gpu-kernel-modules).
+    Open ones know Turing and newer; Blackwell has no others (NVIDIA's open-gpu-kernel-modules), nor
+    have the newest branches.
     """
     sms = [row["sm"] for row in gpus]
-    if max(sms) >= 100:
+    if max(sms) >= 100 or branch >= OPEN_ONLY_SINCE:
         return (OPEN,) if min(sms) >= 75 else ()
     if min(sms) < 75 or branch < OPEN_SINCE:
         return (PROPRIETARY,)

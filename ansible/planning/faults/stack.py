@@ -100,17 +100,25 @@ def driver(facts, question):
 
 
 def ended_branch(facts, question):
-    """A driver's branch that gets no security fixes any more."""
-    if not facts.driver or not stacks.participating_gpus(facts, question["table"]):
+    """A driver's branch that gets no security fixes any more, or of which that is not known."""
+    table = question["table"]
+    if not facts.driver or not stacks.participating_gpus(facts, table):
         return
-    branch, ends = stacks.version(facts.driver)[0], question["table"]["branch_ends"]
+    branch = stacks.version(facts.driver)[0]
+    ends = table["branch_ends"].get(branch)
     month = datetime.datetime.fromtimestamp(facts.clock, datetime.timezone.utc).strftime("%Y-%m")
-    if branch < max(ends) and ends.get(branch, "") < month:
+    if ends is None and branch >= table["ended_before"]:
+        yield (
+            "driver_end_unknown",
+            f"ansible/stacks.yml does not know when NVIDIA ends branch {branch} of its driver",
+            "nothing; NVIDIA's page of supported drivers (docs/driver.md) says whether it still "
+            "gets security fixes",
+        )
+    elif (ends or "") < month:
         yield (
             "driver_ended",
-            f"NVIDIA has ended branch {branch} of its driver"
-            f"{f' in {ends[branch]}' if branch in ends else ''}: {facts.driver} gets no "
-            "security fixes",
+            f"NVIDIA has ended branch {branch} of its driver{f' in {ends}' if ends else ''}: "
+            f"{facts.driver} gets no security fixes",
             f"when nothing trains there: make upgrade LIMIT={facts.host}, which takes the "
             "newest that its cards and release have",
         )
@@ -236,6 +244,14 @@ def environment(facts, manager, python, question):
             f"Python {python} is to be installed by conda, but no installer of conda is named",
             "set conda_installer in group_vars/all.yml: Miniforge, Miniconda or Anaconda, a file "
             "or a URL",
+        )
+    if manager == "conda" and question["offline"] and facts.conda not in (None, python):
+        yield (
+            "installer",
+            f"offline is true, and its conda has Python {facts.conda}, not the {python} that the "
+            "stack needs",
+            f"set conda_installer to one that has Python {python}, and on the machine: sudo rm -r "
+            "/opt/tandem/conda; then make bundle and make provision",
         )
     if manager == "uv" and not facts.uv:
         yield (

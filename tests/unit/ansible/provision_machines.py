@@ -28,10 +28,10 @@ TABLE = yaml.safe_load((ROOT / "ansible/stacks.yml").read_text())["stacks"]
 # A healthy member: Debian 12 on gigabit Ethernet, no GPU.
 HEALTHY = {
     **dict.fromkeys(("gcc", "driver", "driver_library", "secure_boot", "address_owner")),
-    **dict.fromkeys(("apt_lock", "broken", "held_since", "reboot_waits", "prime")),
+    **dict.fromkeys(("apt_lock", "broken", "held_since", "reboot_waits", "prime", "conda")),
     "passed_through": [],
     **dict.fromkeys(("kernel_headers", "nouveau", "firewalld", "dpkg_broken"), False),
-    **dict.fromkeys(("conda", "uv"), False),
+    "uv": False,
     **dict.fromkeys(("python_venv", "systemd", "sudo", "rsync"), True),
     **{name: [] for name in ("environments", "gpus", "loopback_names", "missing_libraries")},
     **{name: [] for name in ("missing_mounts", "boot_passphrases", "dead_sources", "xids")},

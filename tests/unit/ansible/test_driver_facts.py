@@ -78,6 +78,9 @@ def test_the_kernels_series_is_that_of_the_metapackage_which_brings_it(
         ("linux-modules-nvidia-535-generic-hwe-24.04", "linux-modules-nvidia-580-generic-hwe-24.04",
          True),
         ("linux-modules-nvidia-580-generic", "linux-modules-nvidia-580-6.8.0-86-generic", False),
+        # Ubuntu 26.04, whose branches from 615 on have no proprietary module.
+        ("nvidia-driver-615", "nvidia-driver-615-open", True),
+        ("nvidia-driver-580", "nvidia-dkms-580 (<= 580.178.04-1), nvidia-utils-580", False),
         # Debian 11: apt-cache show.
         ("nvidia-tesla-450-kernel-dkms", "nvidia-tesla-470-kernel-dkms, dkms (>= 2.1.0.0)", True),
         ("nvidia-tesla-470-driver", "nvidia-tesla-470-driver-libs (= 470.256.02-1)", False),

@@ -5,7 +5,7 @@ What is refused: tests/messages/ansible.py.
 
 from functools import partial
 
-from planning import driver_result, stacks
+from planning import driver, driver_result, stacks
 from tests.unit.ansible.driver_machines import (
     DEBIAN12,
     GDM,
@@ -57,6 +57,15 @@ TESLA = dict.fromkeys(
     "470.256.02-1~deb12u1",
 )  # fmt: skip
 K80 = {"gpus": [{"vendor": "10de", "device": "102d"}] * 2}
+# NVIDIA's repository for Debian has 620 alone, which knows no Pascal; Debian's own module is older.
+BESIDE_NVIDIAS = DEBIAN13 | dict.fromkeys(("nvidia-smi", "libcuda1"), "620.61.03-1")
+BESIDE_NVIDIAS = {name: at for name, at in BESIDE_NVIDIAS.items() if "535" not in name}
+# Ubuntu's 620, of which one name only leads to the other; in a table that knows such drivers.
+OPEN_ALONE = {
+    f"nvidia-{part}-620{kind}": "620.61.03-0ubuntu0.26.04.1"
+    for part, kind in (("driver", ""), ("driver", "-open"), ("headless", "-open"), ("utils", ""))
+}
+LATER = {**TABLE, "drivers": [{**TABLE["drivers"][0], "branch": 620}, *TABLE["drivers"]]}
 HWE = {"offered": UBUNTU | {"gcc-12": "12.3.0"}, "kernel_compiler": "12"}
 NEWER = {"waiting_kernel": "6.1.0-50-amd64"}
 NEW_HEADERS = {**DEBIAN12, **TOOLS, "linux-headers-6.1.0-50-amd64": "1"}
@@ -124,6 +133,15 @@ FRESH = {
               uninstallable={name: "Depends: something" for name in UBUNTU if "-580" in name})
     ),
     "no headless": plan(facts("ubuntu2204", offered=NO_HEADLESS)),
+    "Pascal beside NVIDIA's repository": plan(
+        facts("debian13", ["1080 Ti"], BESIDE_NVIDIAS, kernel_headers=True), "cu126"
+    ),
+    "open modules alone, desktop": driver.driver_plan(
+        facts("ubuntu2404", offered=OPEN_ALONE, **DESKTOP),
+        WANTED,
+        dict(TABLE["rows"]["cu132"], name="cu132"),
+        LATER,
+    ),
     "transitional offer": plan(
         facts("ubuntu2204", ["1080 Ti"], UBUNTU | MOVED, offered_transitional=LEADS, **DESKTOP)
     ),

@@ -98,6 +98,9 @@ FAULTS = {
     "kernel_module": turing(waiting_kernel="6.1.0-44-amd64", waiting_module=None),
     "driver_ended": turing(driver="535.183.01", driver_library="535.183.01", clock=1.79e9),
     "driver_ended, long ago": turing(driver="470.256.02", driver_library="470.256.02"),
+    "driver_ended, 610": turing(driver="610.43.02", driver_library="610.43.02", clock=1.79e9),
+    "driver_end_unknown": turing(driver="590.48.01", driver_library="590.48.01", clock=1.79e9),
+    "driver_end_unknown, 615": turing(driver="615.71.09", driver_library="615.71.09"),
     "driver_old": turing(runfile="430.50", **OLD),
     "driver": turing(**OLD),
     "kernel_held": machine(held_since=1000.0 - 90 * 86400),
@@ -121,6 +124,10 @@ FAULTS = {
 ASKED = {
     "loopback_name": (machine(loopback_names=["node1"]), {"provisioned": True}),
     "uv": (machine(), {"env_manager": "uv"}),
+    "installer, another Python": (
+        machine("ubuntu2204", conda="3.10"),
+        {"offline": True, "conda_installer": "Miniforge.sh"},
+    ),
     "train_user": (machine(), {"users": {**QUESTION["users"], "there": False}}),
     "one_user": (machine(), {"users": {**QUESTION["users"], "provisions": "tandem"}}),
     "stack, driver": (IMPOSSIBLE, {"driver": {**QUESTION["driver"], "version": "440.33.01"}}),
@@ -167,7 +174,8 @@ def found(facts, **question):
 
 
 FRESH = machine(rsync=False, python_venv=False, dead_sources=[DEAD])
-BIONIC = machine("ubuntu1804", ["1e07"], conda=True)
+R620 = dict.fromkeys(("driver", "driver_library"), "620.61.03")
+BIONIC = machine("ubuntu1804", ["1e07"], conda="3.10")
 COLLECTED = {"clock": [400.0, 600.0]}  # the time of collecting counts, not that of judging
 
 
@@ -191,6 +199,7 @@ COLLECTED = {"clock": [400.0, 600.0]}  # the time of collecting counts, not that
         (machine(clock=500.0), COLLECTED, []),
         (machine(clock=391.0), COLLECTED, ["clock"]),
         (machine(held_since=1000.0 - 89 * 86400), {}, []),
+        (turing(gcc="7.5.0", **R620, clock=1.79e9), {"clock": [1.79e9, 1.79e9]}, []),
         # A VPN's own MTU and speed are none of the cable's.
         (FAULTS["tunnel"], {"address": "100.64.0.7", "listed": ["100.64.0.7"]}, ["tunnel"]),
         (machine(driver_library="580.126.20"), {}, []),  # as hwloc brings it, without a module
