@@ -132,8 +132,10 @@ def _machine(entry):
     lacking = sorted(needed - set(facts))
     if lacking:
         raise _lacks(host, lacking[0])
-    counted = {"gpus_counted": reading.counted(settings.get("gpus"), host)}
-    return Machine(host, settings, reading.read({**facts, **counted}, kind, host))
+    own = {"driver_kept": settings.get("driver_policy") == "keep"}
+    if kind is PlanFacts:
+        own["gpus_counted"] = reading.counted(settings.get("gpus"), host)
+    return Machine(host, settings, reading.read({**facts, **own}, kind, host))
 
 
 def _lacks(host, name):

@@ -94,6 +94,7 @@ class NodeFacts(Struct, frozen=True):
         dict[Text, Annotated[str, matching(r"[\w.+!-]{1,100}")]], Meta(max_length=MOST_PACKAGES)
     ]
     glibc: Annotated[int, Meta(ge=0, lt=1000)]
+    architecture: Annotated[str, matching(r"[a-z0-9_]{1,20}")]
     gpus: Gpus
     runs: list[Claim]
     toolkit: bool

@@ -82,6 +82,8 @@ class ShellFacts(Struct, frozen=True, kw_only=True):
     python: Text
     like: Text = ""
     container: Text = ""
+    # Of the control machine: whether driver_policy is keep there.
+    driver_kept: bool = False
 
 
 class PlanFacts(ShellFacts, frozen=True, kw_only=True):

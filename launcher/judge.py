@@ -254,6 +254,8 @@ def versions(machines: OpenMachines) -> list[Problem]:
     for name, what in STACK.items():
         if values := _differing({h: str(getattr(f.versions, name)) for h, f in facts.items()}):
             wrong.append(problem("versions-differ", what=what, values=values))
+    if values := _differing({h: f.architecture for h, f in facts.items()}):
+        wrong.append(problem("architectures-differ", values=values))
     drivers = {h: f.gpus.driver.split(".")[0] for h, f in facts.items() if f.gpus.driver}
     if values := _differing(drivers):
         wrong.append(problem("drivers-differ", values=values))

@@ -149,7 +149,7 @@ def driver():
         r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", read("/proc/driver/nvidia/version") or ""
     )
     # The library that programs load: a link, on Debian one that alternatives manage.
-    path = os.path.realpath("/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1")
+    path = os.path.realpath("/usr/lib/%s-linux-gnu/libnvidia-ml.so.1" % platform.machine())
     library = path.split(".so.")[1] if os.path.exists(path) else None
     secure = None
     for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):

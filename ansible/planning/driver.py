@@ -173,13 +173,18 @@ def _keep(case):
     facts, stack = case.facts, case.stack
     if _loaded_suffices(case):
         needed = f"{stack['driver']} or newer is needed"
-        return Nothing(f"driver {facts.driver} is loaded, {needed}")
+        return Nothing(
+            f"driver {facts.driver} is loaded, {needed}; driver_policy: keep leaves it as it is"
+        )
     installed = installed_driver(facts)
     is_old = installed is not None and stacks.version(installed[1]) < case.oldest
+    is_mixed = facts.driver and facts.driver_library not in (None, facts.driver)
+    by_hand = "reboot it" if is_mixed else "install it there by hand"
+    by_tandem = f", or set driver_policy: {'upgrade' if is_old else 'install'} for it"
     raise Refusal(
         f"{_state(facts)}, and stack {stack['name']} needs {stack['driver']} or newer; "
         "driver_policy: keep forbids a change",
-        f"set driver_policy: {'upgrade' if is_old else 'install'} in group_vars/all.yml",
+        f"{by_hand}{by_tandem if facts.arch == 'x86_64' else ''}",
     )
 
 

@@ -21,11 +21,14 @@ REMEDIABLE = ("python", "no_python")
 def looks(machines):
     """The facts of those that answered, by role reach's `raw` in their variables; the control
     machine, and one whose shell says nothing of the kind, are left to the modules."""
-    answers = [(m["inventory_hostname"], m.get("reach_answer", {})) for m in machines
-               if m.get("ansible_connection") != "local"]  # fmt: skip
+    answers = [
+        (m["inventory_hostname"], m.get("driver_policy"), m.get("reach_answer", {}))
+        for m in machines
+        if m.get("ansible_connection") != "local"
+    ]
     return [
-        {"host": host, **facts}
-        for host, answer in answers
+        {"host": host, **facts, "driver_kept": policy == "keep"}
+        for host, policy, answer in answers
         if not answer.get("unreachable")
         for facts in [look(reading.read(answer.get("stdout", ""), Printed, host))]
         if facts

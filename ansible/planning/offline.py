@@ -25,6 +25,10 @@ def bundle_order(hostvars, offline, stack, python=""):
             "its line of inventory.ini write, for example, release=bookworm. The machine says its "
             "own by: . /etc/os-release; echo $VERSION_CODENAME"
         )
+
+    def installs_driver(host):
+        return hostvars[host].get("driver_policy") != "keep"
+
     wanted = offline_releases(hostvars, offline, row)
     in_table = [release for release in wanted if release in table]
     own = {table[release]["python"] for release in in_table}
@@ -32,7 +36,7 @@ def bundle_order(hostvars, offline, stack, python=""):
     return {
         "wheels": [[stack, each] for each in pythons],
         "releases": wanted,
-        "stacks": [stack] if offline else [],
+        "stacks": [stack] if any(map(installs_driver, offline)) else [],
         "conda": any(table[name]["python"] not in row.get("python", []) for name in in_table),
     }
 

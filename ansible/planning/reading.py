@@ -26,15 +26,16 @@ from . import PlanError
 LONE = re.compile("[\ud800-\udfff]")  # halves of surrogates, which no file could hold
 
 
-def machine(facts, host, address="", folders=(), gpus=None):
+def machine(facts, host, address="", folders=(), gpus=None, driver_policy=""):
     """MachineFacts, without the driver's, as plain values for Ansible: what machine_facts returned,
-    asked by this address and about these folders; gpus: what the inventory says of its GPUs."""
+    asked by this address and about these folders; gpus and driver_policy: what the settings say."""
     known = read(facts, MachineFacts, host)
     lacking = [folder for folder in folders if folder not in known.disks]
     if lacking:
         raise _impossible(host, f"it says nothing of the disk of {lacking[0]}")
     interface = next((link.name for link in known.links if address in link.addresses), None)
-    own = {"interface": interface, "host": host, "gpus_counted": counted(gpus, host)}
+    own = {"interface": interface, "host": host, "gpus_counted": counted(gpus, host),
+           "driver_kept": driver_policy == "keep"}  # fmt: skip
     plain = to_builtins(known)
     return {name: plain[name] for name in plain if name not in (*DRIVER, "sudo")} | own
 
@@ -49,7 +50,7 @@ def shell(facts):
     if isinstance(facts, ShellFacts):
         return facts
     named = ("host", "distribution", "release", "kernel", "arch", "python")
-    more = {name: facts[name] for name in ("like", "container") if name in facts}
+    more = {name: facts[name] for name in ("like", "container", "driver_kept") if name in facts}
     return read({**{name: facts[name] for name in named}, **more}, ShellFacts, facts["host"])
 
 

@@ -146,6 +146,12 @@ def python_for(stack, machine, manager):
     own = ".".join(machine.python.split(".")[:2])
     if manager in ("auto", "", None):
         manager = "venv" if own in stack["python"] else "conda"
+    if manager == "conda" and machine.arch != "x86_64":
+        raise PlanError(
+            f"{machine.host}: its own Python is {own}, stack {stack['name']} needs one of "
+            f"{', '.join(stack['python'])}, and the installer of conda is for x86_64 alone; set "
+            "env_manager to uv"
+        )
     if manager != "venv":
         return manager, stack["python"][0]
     if own not in stack["python"]:
@@ -161,6 +167,11 @@ def obstacles(name, machine, table):
     stack = table["rows"][name]
     host = machine.host
     sentences = []
+    if machine.arch not in stack.get("arch", ["x86_64"]):
+        sentences.append(
+            f"{host}: torch {stack['torch']} with CUDA {stack['cuda']} has no wheels for its "
+            f"processor ({machine.arch})"
+        )
     if version(machine.glibc) < version(stack["glibc"]):
         sentences.append(
             f"{host}: torch {stack['torch']} needs glibc {stack['glibc']}, and this machine has "

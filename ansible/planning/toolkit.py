@@ -139,13 +139,23 @@ def _word(name, value):
 def _has_toolkit(machine, stack, wanted, table):
     if wanted["toolkit"] == "auto":  # training needs none: only where nvcc could build apex with it
         able = stack.get("toolkit_default") and stacks.known_gpus(machine, table)
-        return bool(able and not compiler_obstacle(machine, stack))
+        return bool(able and not machine.driver_kept and not compiler_obstacle(machine, stack))
+    if wanted["toolkit"] == "true":
+        _refuse_architecture(machine, "toolkit")
     if wanted["toolkit"] == "true" and not stack.get("toolkit"):
         raise PlanError(
             f"toolkit is true, and stack {stack['name']} has no CUDA; set toolkit: auto, or name a "
             "stack with CUDA"
         )
     return wanted["toolkit"] == "true"
+
+
+def _refuse_architecture(machine, name):
+    if machine.arch != "x86_64":
+        raise PlanError(
+            f"{name} is true, and Tandem has none for {machine.host}'s processor ({machine.arch}): "
+            f"write {name}=false into its line of inventory.ini"
+        )
 
 
 def _has_apex(machine, stack, wanted, table):
@@ -156,7 +166,10 @@ def _has_apex(machine, stack, wanted, table):
             f"torch.amp took its place; set apex: auto, or stack: {' or '.join(with_apex)}"
         )
     if wanted["apex"] == "auto":
-        return bool(stack.get("apex") and stacks.known_gpus(machine, table))
+        able = stack.get("apex") and stacks.known_gpus(machine, table)
+        return bool(able and not machine.driver_kept)
+    if wanted["apex"] == "true":
+        _refuse_architecture(machine, "apex")
     return wanted["apex"] == "true"
 
 

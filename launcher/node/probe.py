@@ -39,6 +39,7 @@ def main(question, mark):
         "missing": [name for name in question["packages"] if not has_package(name)],
         "distributions": distributions(question["distributions"]),
         "glibc": glibc(),
+        "architecture": platform.machine(),
         "gpus": gpus(),
         "runs": claims(),
         "toolkit": pathlib.Path(question["toolkit"]).exists(),

@@ -76,15 +76,18 @@ class Environment:
     python: str
     glibc: int
     packages: tuple[tuple[str, str], ...]
+    architecture: str = "x86_64"
 
     @classmethod
-    def of(cls, python: str, glibc: int, packages: Mapping[str, str]) -> Environment:
+    def of(
+        cls, python: str, glibc: int, packages: Mapping[str, str], architecture: str = "x86_64"
+    ) -> Environment:
         minor = ".".join(python.split(".")[:2])
         # A machine may tell any name; of these files are made here.
         real = {name: version for name, version in packages.items() if NAME.fullmatch(name)}
         named = sorted((canonical(name), version) for name, version in real.items())
         suitable = max([GLIBCS[-1], *(wheels for wheels in GLIBCS if wheels <= glibc)])
-        return cls(minor, suitable, tuple(named))
+        return cls(minor, suitable, tuple(named), architecture)
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,8 @@ def key_of(requirements: Path, environment: Environment) -> str:
     stack's own packages stand for all of the environment. Raises UserError."""
     stacks = [package for package in environment.packages if STACKS.fullmatch(package[0])]
     text, *others = texts(requirements)
-    asked = [text, environment.python, environment.glibc, stacks, *others]
+    about = [environment.python, environment.glibc, environment.architecture]
+    asked = [text, *about, stacks, *others]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
 
 
@@ -157,8 +161,9 @@ def of(requirements: Path, environment: Environment, folder: Path | None = None)
 def environment_of(machines: OpenMachines) -> Environment:
     """What packages have to fit, where all have the same Python."""
     facts = [machines.facts[host.name] for host in machines.hosts]
-    glibc = min(one.glibc for one in facts)
-    return Environment.of(str(facts[0].versions.python), glibc, facts[0].distributions)
+    glibc, first = min(one.glibc for one in facts), facts[0]
+    python = str(first.versions.python)
+    return Environment.of(python, glibc, first.distributions, first.architecture)
 
 
 def for_machines(requirements: Path, machines: OpenMachines) -> Layer:
@@ -314,7 +319,7 @@ def _stub(folder: Path, name: str, version: str) -> None:
 
 def _target(environment: Environment) -> list[str]:
     """Options of uv by which it works for the machines rather than for this one."""
-    platform = f"x86_64-manylinux_2_{environment.glibc}"
+    platform = f"{environment.architecture}-manylinux_2_{environment.glibc}"
     return ["--no-build", "--python-version", environment.python, "--python-platform", platform]
 
 

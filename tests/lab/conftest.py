@@ -38,6 +38,7 @@ LONG = {
     "test_site_driver_boot.py",
     "test_site_driver_runfile.py",
     "test_site_driver_vm.py",
+    "test_site_keep.py",
     "test_site_network_managers.py",
     "test_site_offline.py",
     "test_site_oomd.py",

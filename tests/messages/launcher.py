@@ -146,6 +146,7 @@ MACHINES = {
     "other torch": versions(torch="2.14.1"),
     "other CUDA": versions(cuda="12.6"),
     "other NCCL": versions(nccl="2.10"),
+    "other processor": {"architecture": "aarch64"},
     "other driver": {"gpus": gpus(1, driver="440.33")},
     "no GPU": {"gpus": gpus(0)},
     "GPU without a driver": {"gpus": gpus(0, driver=None, on_bus=1)},

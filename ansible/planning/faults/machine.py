@@ -16,12 +16,18 @@ FEW_INODES = 100_000
 def impossible(facts):
     """Findings on a machine that no role can provision, whatever it needs."""
     yield from release(facts.distribution, facts.release, facts.like)
-    if facts.arch != "x86_64":
+    if facts.arch == "aarch64" and not facts.driver_kept:
         yield (
             "arch",
-            f"its processor is {facts.arch}",
-            "PyTorch has wheels for it, but Tandem's drivers, toolkits and bundle are for x86_64 "
-            "only: take this machine out of inventory.ini (for two DGX Sparks: docs/stacks.md)",
+            "its processor is aarch64, for which Tandem installs no driver",
+            "write driver_policy=keep into its line of inventory.ini; its own driver then stays as "
+            "it is (docs/stacks.md, Two DGX Sparks)",
+        )
+    elif facts.arch not in ("x86_64", "aarch64"):
+        yield (
+            "arch",
+            f"its processor is {facts.arch}, for which Tandem has no driver and no lock of PyTorch",
+            "take this machine out of inventory.ini",
         )
     if "microsoft" in facts.kernel.lower():
         yield (
@@ -42,6 +48,13 @@ def impossible(facts):
 
 def system(facts, question):
     yield from impossible(facts)
+    if facts.arch == "aarch64" and question["offline"]:
+        yield (
+            "arch",
+            "its processor is aarch64, and make bundle gathers files for x86_64 alone",
+            "give it internet for as long as make provision runs, and take offline=true out of its "
+            "line of inventory.ini",
+        )
     if not facts.systemd:
         yield ("systemd", "its first process is not systemd", "boot it with systemd")
     yield from python(facts, question["ansible_core"])

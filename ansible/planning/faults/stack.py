@@ -50,7 +50,7 @@ def driver(facts, question):
         return
     looked_up = datetime.date.fromisoformat(question["table"]["looked_up"])
     age = int(facts.clock / 86400) - (looked_up - datetime.date(1970, 1, 1)).days
-    if age > OLD_TABLE:
+    if age > OLD_TABLE and not facts.driver_kept:
         yield (
             "table_old",
             f"newer drivers than those of ansible/stacks.yml were last sought {age} days ago",
@@ -61,8 +61,9 @@ def driver(facts, question):
             "secure_boot",
             "Secure Boot is on, and its kernel loads only signed modules: not the NVIDIA driver",
             _by_the_role(
-                question,
+                facts,
                 "make provision installs the driver, and says how to enrol its key if it needs one",
+                "install a signed one there, or enrol the key of its module (mokutil --import)",
             )
             if candidates.can_sign(facts)
             else "switch Secure Boot off in the firmware's setup",
@@ -72,15 +73,20 @@ def driver(facts, question):
             "nouveau",
             "the nouveau driver holds the NVIDIA card",
             _by_the_role(
-                question,
+                facts,
                 "make provision installs the NVIDIA driver, switches nouveau off and reboots",
+                "install NVIDIA's driver there",
             ),
         )
     elif facts.driver is None:
         yield (
             "driver_missing",
             "no NVIDIA driver is loaded",
-            _by_the_role(question, "make provision installs the one for this card"),
+            _by_the_role(
+                facts,
+                "make provision installs the one for this card",
+                "install it there, or find out why it is not loaded (sudo modprobe nvidia)",
+            ),
         )
     # What its packages say of the next kernel is known where it has a card.
     if facts.driver and facts.waiting_kernel and not facts.waiting_module:
@@ -88,14 +94,17 @@ def driver(facts, question):
             "kernel_module",
             f"its next boot starts kernel {facts.waiting_kernel}, for which there is no module "
             "of the NVIDIA driver yet",
-            f"when nothing trains there: make upgrade LIMIT={facts.host}, which moves both",
+            f"stay with this kernel, or build it there: sudo dkms autoinstall -k "
+            f"{facts.waiting_kernel}"
+            if facts.driver_kept
+            else f"when nothing trains there: make upgrade LIMIT={facts.host}, which moves both",
         )
     if facts.driver and facts.driver_library and facts.driver != facts.driver_library:
         yield (
             "driver_mismatch",
             f"the loaded driver is {facts.driver} and the installed library "
             f"{facts.driver_library}: an update came in between",
-            _by_the_role(question, "make provision reboots it and holds the packages"),
+            _by_the_role(facts, "make provision reboots it and holds the packages", "reboot it"),
         )
 
 
@@ -119,7 +128,9 @@ def ended_branch(facts, question):
             "driver_ended",
             f"NVIDIA has ended branch {branch} of its driver{f' in {ends}' if ends else ''}: "
             f"{facts.driver} gets no security fixes",
-            f"when nothing trains there: make upgrade LIMIT={facts.host}, which takes the "
+            "when nothing trains there, install a newer branch by hand (driver_policy is keep)"
+            if facts.driver_kept
+            else f"when nothing trains there: make upgrade LIMIT={facts.host}, which takes the "
             "newest that its cards and release have",
         )
 
@@ -139,11 +150,13 @@ def gpu_errors(facts, question):
             )
 
 
-def _by_the_role(question, what):
+def _by_the_role(facts, what, by_hand):
     """A remedy that role driver carries out, unless driver_policy keeps it from doing so."""
-    if question["driver"]["policy"] == "keep":
-        return f"set driver_policy: install (it is keep now), and {what}"
-    return what
+    if not facts.driver_kept:
+        return what
+    if facts.arch != "x86_64":
+        return by_hand
+    return f"{by_hand}; or set driver_policy: install (it is keep now), and {what}"
 
 
 def fitting(facts, question):
@@ -176,7 +189,7 @@ def refused_driver(facts, stack, question):
     if not stack["cuda"] or not stacks.known_gpus(facts, question["table"]):
         return None
     listed = facts.offered.keys() - facts.packages.keys()
-    if wanted["policy"] == "keep" or wanted["offline"] or not listed:
+    if facts.driver_kept or wanted["offline"] or not listed:
         return None
     if is_old(facts, stack, question["table"]):
         wanted = {**wanted, "policy": "upgrade"}
@@ -195,11 +208,14 @@ def is_old(facts, stack, table):
 
 def old_driver(facts, stack, question):
     upgrades = question["driver"]["policy"] == "upgrade"
+    consent = "" if upgrades else "set driver_policy: upgrade, and "
+    by_role = f"{consent}make provision installs a newer one"
+    by_hand = "install a newer one there (driver_policy is keep)"
+    kept = by_hand if facts.arch != "x86_64" else f"{by_hand}; or {by_role}"
     return (
         "driver_old",
         f"its driver is {facts.driver}, and stack {stack['name']} needs {stack['driver']}",
-        ("" if upgrades else "set driver_policy: upgrade, and ")
-        + "make provision installs a newer one",
+        kept if facts.driver_kept else by_role,
     )
 
 

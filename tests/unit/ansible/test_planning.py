@@ -81,6 +81,7 @@ def test_all_that_the_modules_return_is_known(monkeypatch, capsys, tmp_path):
     one, two = (said[name]["facts"] for name in ("machine_facts", "driver_facts"))
     taken = reading.machine(one, "pc1", "192.0.2.1", ["/var/tmp"]) | reading.driver(two, "pc1")
     beside = {"host": "pc1", "like": "", "container": "", "gpus_counted": None}
+    beside |= {"driver_kept": False}
     assert taken == {**one, **two, **beside}
 
 

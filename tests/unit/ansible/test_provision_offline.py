@@ -49,6 +49,8 @@ def test_what_a_stack_needs_where_no_python_fits_and_where_nobody_is_offline():
     assert (cpu["conda"], cu102["conda"]) == (True, False)
     wanted = offline.bundle_order(HOSTS, [], "cu102", "3.9")
     assert wanted == {"wheels": [["cu102", "3.9"]], "releases": {}, "stacks": [], "conda": False}
+    kept = {"card": {**HOSTS["card"], "driver_policy": "keep"}}
+    assert offline.bundle_order(kept, ["card"], "cu102")["stacks"] == []  # its driver is there
 
 
 def machine(**changes):

@@ -35,6 +35,7 @@ def turing(**changes):
 CARD = ("debian12", ["1e07"])
 NO_DRIVER = {"driver": None, "driver_library": None}
 OLD = dict.fromkeys(("driver", "driver_library", "module"), "430.50")
+R580, R610 = (dict.fromkeys(("driver", "driver_library"), v) for v in ("580.126.20", "610.43.02"))
 DOCKER = dict(HEALTHY["links"][0], name="docker0", addresses=[], networks=["192.168.0.1/16"])
 TAILSCALE = dict(HEALTHY["links"][0], name="tailscale0", mac=None, mtu=1280, speed=None,
                  tunnel=True, physical=False, addresses=["100.64.0.7"],
@@ -57,6 +58,7 @@ FAULTS = {
     "release, left out": release("ubuntu", "23.10"),
     "release, made of Ubuntu": {**release("linuxmint", "22"), "like": "ubuntu debian"},
     "arch": machine(arch="aarch64"),
+    "arch, unknown": machine(arch="riscv64"),
     "container": machine() | {"container": "docker"},
     "no_python": structs.replace(reading.known(machine()), python=""),
     "wsl": machine("ubuntu2404", kernel="5.15.167.4-microsoft-standard-WSL2"),
@@ -124,6 +126,23 @@ FAULTS = {
 ASKED = {
     "loopback_name": (machine(loopback_names=["node1"]), {"provisioned": True}),
     "uv": (machine(), {"env_manager": "uv"}),
+    "arch, offline": (machine(arch="aarch64", driver_kept=True), {"offline": True}),
+    "driver_missing, keep, aarch64": (
+        machine("ubuntu2404", ["2e12"], arch="aarch64", driver_kept=True, **NO_DRIVER),
+        {"stack": "cu132"},
+    ),
+    "driver_old, keep, aarch64": (
+        machine("ubuntu2404", ["2e12"], arch="aarch64", driver_kept=True, **OLD),
+        {"stack": "cu132"},
+    ),
+    "stack, keep, aarch64": (
+        machine("ubuntu2404", ["2e12"], arch="aarch64", driver_kept=True),
+        {"stack": "cu126"},
+    ),
+    "stack, keep, aarch64, an older Python": (
+        machine("ubuntu2204", ["2e12"], arch="aarch64", driver_kept=True),
+        {"stack": "cu132"},
+    ),
     "installer, another Python": (
         machine("ubuntu2204", conda="3.10"),
         {"offline": True, "conda_installer": "Miniforge.sh"},
@@ -140,10 +159,12 @@ BY_THE_ROLE = {
     "driver_missing": machine(*CARD, **NO_DRIVER),
     "driver_mismatch": machine(*CARD, driver_library="580.130.1"),
     "driver_old": machine(*CARD, runfile="430.50", **OLD),
+    "kernel_module": machine(*CARD, **R580, waiting_kernel="6.1.0-44-amd64"),
+    "driver_ended": machine(*CARD, **R610, clock=1.79e9),
 }
 ASKED |= {
     f"{fault}, {policy}": (
-        facts,
+        {**facts, "driver_kept": policy == "keep"},
         {"stack": "cu126", "driver": {**QUESTION["driver"], "policy": policy}},
     )
     for fault, facts in BY_THE_ROLE.items()
@@ -199,6 +220,9 @@ COLLECTED = {"clock": [400.0, 600.0]}  # the time of collecting counts, not that
         (machine(clock=500.0), COLLECTED, []),
         (machine(clock=391.0), COLLECTED, ["clock"]),
         (machine(held_since=1000.0 - 89 * 86400), {}, []),
+        # Its own driver does what the stack needs, and nothing more is asked.
+        (machine("ubuntu2404", ["2e12"], arch="aarch64", driver_kept=True), {"stack": "cu132"}, []),
+        (turing(gcc="7.5.0", driver_kept=True, clock=2e9), {"clock": [2e9, 2e9]}, ["driver_ended"]),
         (turing(gcc="7.5.0", **R620, clock=1.79e9), {"clock": [1.79e9, 1.79e9]}, []),
         # A VPN's own MTU and speed are none of the cable's.
         (FAULTS["tunnel"], {"address": "100.64.0.7", "listed": ["100.64.0.7"]}, ["tunnel"]),
@@ -332,7 +356,7 @@ def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):
         ({"gpu_processes": []}, {}),
         ({"gpu_processes": [], **GDM, "seated": ["anna"]}, {}),  # who is asked before a reboot
         ({"offered": {}}, {}),  # its package lists were never read, which make provision does
-        ({}, {"policy": "keep"}),
+        ({"driver_kept": True}, {"policy": "keep"}),
         ({}, {"offline": True}),
     ],
 )

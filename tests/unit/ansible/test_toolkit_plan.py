@@ -64,6 +64,11 @@ PLANS = {
     "older gcc not wanted": plan(focal(offered=FOCAL), apex_extensions=False),
     "newer stack": plan(machine(cards=["2204"]), stack="cu132"),
     "newer stack, toolkit": plan(machine(cards=["2204"]), stack="cu132", toolkit=True),
+    "driver kept": plan(turing(gcc="7.5.0", driver_kept=True)),
+    "driver kept, asked for": plan(turing(gcc="7.5.0", driver_kept=True), toolkit=True, apex=True),
+    "driver kept, beside another": plan(
+        turing(gcc="7.5.0", driver_kept=True), turing("node2", gcc="7.5.0")
+    ),
     "theirs by its link": plan(there("10.2.89", folder="/usr/local/cuda")),
     "theirs is another, toolkit": plan(there("10.1.243"), toolkit=True),  # refused by the role
     "theirs says nothing": plan(there(None)),
@@ -85,6 +90,13 @@ def shown(made):
 
 def test_plans_are_those_that_were_reviewed():
     reviewed("toolkit_plans.txt", {case: shown(made) for case, made in PLANS.items()})
+
+
+@pytest.mark.parametrize("part", ["toolkit", "apex"])
+def test_what_is_made_for_x86_is_refused_elsewhere_by_its_name(part):
+    spark = machine("ubuntu2404", ["2e12"], arch="aarch64", driver_kept=True)
+    with pytest.raises(PlanError, match=rf"{part} is true, .* node1's processor \(aarch64\)"):
+        plan(spark, **{part: True})
 
 
 def test_each_machine_builds_apex_for_its_own_cards():

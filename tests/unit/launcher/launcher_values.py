@@ -63,6 +63,7 @@ ANSWER = {
     "missing": [],
     "distributions": {"torch": "2.15.0"},
     "glibc": 36,
+    "architecture": "x86_64",
     "runs": [],
     "toolkit": True,
     "gpus": NO_GPUS,

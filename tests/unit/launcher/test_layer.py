@@ -9,6 +9,7 @@ import threading
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -59,6 +60,7 @@ def index(tmp_path_factory):
     wheel(folder, "newer", "1.0", ["base>=2"])
     wheel(folder, "native", "1.0", tag="cp311-cp311-manylinux_2_28_x86_64")
     wheel(folder, "native", "2.0", tag="cp311-cp311-manylinux_2_34_x86_64")
+    wheel(folder, "native", "1.5", tag="cp311-cp311-manylinux_2_28_aarch64")
     wheel(folder, "nvidia_other", "1.0")
     wheel(folder, "user", "1.0", ["nvidia-other"])
     with pytest.MonkeyPatch.context() as patch:
@@ -180,6 +182,12 @@ def test_a_newer_package_lies_above_the_environments_and_a_wheel_for_a_newer_sys
     assert found == {"newer": "1.0", "base": "9.0", "native": "1.0"}
     with pytest.raises(UserError, match="native have no wheels with a matching Python"):
         layer.of(asks("native"), Environment.of("3.9", 28, THERE))
+
+
+def test_packages_are_those_of_the_machines_processor(index, asks):
+    by_x86 = layer.of(asks("native"), ENVIRONMENT).packages
+    by_arm = layer.of(asks("native"), replace(ENVIRONMENT, architecture="aarch64")).packages
+    assert (by_x86, by_arm) == ({"native": "1.0"}, {"native": "1.5"})
 
 
 def test_hashes_are_held(index, asks):
