@@ -158,5 +158,6 @@ lock: known
 	$(lock_311) requirements/tensorboard.in --output-file requirements/tensorboard.txt --constraint requirements/torch.txt
 	$(lock_311) requirements/dev.in --output-file requirements/dev.txt --constraint requirements/control.txt --constraint requirements/torch.txt --constraint requirements/imagenet.txt
 	uv pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-annotate --no-header requirements/core2.16.in --output-file requirements/core2.16.txt
+	uv pip compile --quiet --universal --python-version 3.12 --generate-hashes --no-annotate --no-header requirements/core2.21.in --output-file requirements/core2.21.txt
 
 endif

@@ -32,7 +32,9 @@ VARIABLES: Dict[str, Option] = {
     "LIMIT": Option("only these machines: pc3, or pc1,pc2"),
     "JSON": Option("1: for scripts", type=switch),
     "ASK_SUDO": Option("1: ask for sudo's password once", type=switch),
-    "CORE": Option("2.16: an older Ansible, for machines with Python 3.6", ("2.16",)),
+    "CORE": Option(
+        "another Ansible: 2.16 for machines with Python 3.6, 2.21 for 3.14", ("2.16", "2.21")
+    ),
     "STOP_DISPLAY": Option("1: reboot for the driver although somebody is logged in", type=switch),
     "DELETE": Option("1: delete data there that is gone here", type=switch),
     "TAGS": Option("only these parts of site.yml: network, or driver,data"),

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs a locked list, requirements/$1.txt. In .venv: control (what provisions, launches, watches and reports), torch
-# (what trains on this machine), imagenet, tensorboard, dev (all of these, and what tests need). In .venv-core2.16: another Ansible,
-# for machines with an old Python. Does nothing where the list is installed already. From PIP_INDEX_URL or pip's own
+# (what trains on this machine), imagenet, tensorboard, dev (all of these, and what tests need). In .venv-core2.16
+# and .venv-core2.21: another Ansible, for machines with an old or a new Python. Does nothing where the list is installed already. From PIP_INDEX_URL or pip's own
 # settings, or the `mirror` of group_vars/all.yml that is not `world`.
 set -eu
 cd "$(dirname "$0")/.."
@@ -16,8 +16,12 @@ core2.16)
     folder=.venv-$1 whole=320 takes='half a minute'
     fits='3.10 to 3.12' good='(3, 10) <= sys.version_info < (3, 13)'
     ;;
+core2.21)
+    folder=.venv-$1 whole=350 takes='half a minute'
+    fits='>= 3.12' good='sys.version_info >= (3, 12)'
+    ;;
 *)
-    echo "tandem: there is no environment $1: CORE may be 2.16, or be left out" >&2
+    echo "tandem: there is no environment $1: CORE may be 2.16 or 2.21, or be left out" >&2
     exit 1
     ;;
 esac

@@ -16,7 +16,7 @@ BLOCKING = {
 }
 NOTES = {
     *("one_user", "faster_card", "xid_program", "reboot_waits", "gcc", "passphrase", "toolkit"),
-    *("card_left_out", "table_old", "driver_ended", "driver_end_unknown"),
+    *("card_left_out", "table_old", "driver_ended", "driver_end_unknown", "python_new"),
 }
 
 

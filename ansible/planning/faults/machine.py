@@ -9,7 +9,10 @@ NAMES = {"debian": "Debian", "ubuntu": "Ubuntu", "linuxmint": "Linux Mint", "pop
 # Containers as machines with an init of their own, which the lab's are; others are no machines.
 MACHINES = ("", "none", "systemd-nspawn", "lxc", "lxc-libvirt")
 # Versions of ansible-core, and the oldest Python that their modules run on.
+# source: docs.ansible.com, "Releases and maintenance", the support matrix.
 OLDEST_PYTHON = (((2, 20), (3, 9)), ((2, 18), (3, 8)), ((2, 17), (3, 7)), ((2, 13), (3, 6)))
+# The newest Python of machines that ansible-core 2.19 names, and the newest of 2.20 and 2.21.
+NEWEST_PYTHON, NEWER_CORE_PYTHON = (3, 13), (3, 14)
 FEW_INODES = 100_000
 
 
@@ -70,7 +73,22 @@ def python(facts, core):
             "python",
             f"its python3 is {facts.python}, and the modules of ansible-core {core} need "
             f"{'.'.join(map(str, oldest))}",
-            "provision it with `make provision CORE=2.16`",
+            "provision it with `make provision CORE=2.16`"
+            if stacks.version(facts.python) < (3, 8)
+            else "provision it with `make provision`, without CORE",
+        )
+
+
+def newer_python(facts, question):
+    """A Python that this ansible-core does not name yet: its modules may run all the same."""
+    own, core = stacks.version(facts.python or "0")[:2], stacks.version(question["ansible_core"])
+    if core < (2, 20) and NEWEST_PYTHON < own <= NEWER_CORE_PYTHON:
+        yield (
+            "python_new",
+            f"its python3 is {facts.python}, which is newer than those that ansible-core "
+            f"{question['ansible_core']} names",
+            "nothing; if a task fails for it: make provision CORE=2.21, for which this control "
+            "machine needs Python 3.12 or newer",
         )
 
 
@@ -250,4 +268,15 @@ def clock(facts, question):
         )
 
 
-CHECKS = (system, privileges, disks, mounts, passphrases, reboots, libraries, packages, clock)
+CHECKS = (
+    system,
+    newer_python,
+    privileges,
+    disks,
+    mounts,
+    passphrases,
+    reboots,
+    libraries,
+    packages,
+    clock,
+)

@@ -58,6 +58,7 @@ FAULTS = {
     "release, left out": release("ubuntu", "23.10"),
     "release, made of Ubuntu": {**release("linuxmint", "22"), "like": "ubuntu debian"},
     "arch": machine(arch="aarch64"),
+    "python_new": machine("debian13", python="3.14.3"),
     "arch, unknown": machine(arch="riscv64"),
     "container": machine() | {"container": "docker"},
     "no_python": structs.replace(reading.known(machine()), python=""),
@@ -126,6 +127,10 @@ FAULTS = {
 ASKED = {
     "loopback_name": (machine(loopback_names=["node1"]), {"provisioned": True}),
     "uv": (machine(), {"env_manager": "uv"}),
+    "python, by the newer Ansible": (
+        machine("ubuntu2004"),
+        {"ansible_core": "2.21.5", "stack": "cu102"},
+    ),
     "arch, offline": (machine(arch="aarch64", driver_kept=True), {"offline": True}),
     "driver_missing, keep, aarch64": (
         machine("ubuntu2404", ["2e12"], arch="aarch64", driver_kept=True, **NO_DRIVER),
@@ -213,6 +218,7 @@ COLLECTED = {"clock": [400.0, 600.0]}  # the time of collecting counts, not that
         (machine(python_venv=False), {"provisioned": True}, []),
         (machine(*CARD), {"provisioned": True}, []),
         (BIONIC, {}, ["python"]),
+        (machine("debian13", python="3.14.3"), {"ansible_core": "2.21.5"}, []),
         (BIONIC, {"ansible_core": "2.16.19"}, []),
         # Folders of one disk need the sum.
         (machine(**disks(free=9.4e9)), {}, ["disk_full"]),

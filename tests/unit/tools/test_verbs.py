@@ -53,7 +53,7 @@ def checkout(tmp_path):
     for path in (ROOT / "contract").glob("*.*"):
         shutil.copy(path, tmp_path / "contract")
     stubs = ["tools/venv.sh", "tools/test.sh", "tools/all_tests.py", "tools/test-gpu.sh"]
-    for environment in (".venv", ".venv-core2.16"):
+    for environment in (".venv", ".venv-core2.16", ".venv-core2.21"):
         stubs += [f"{environment}/bin/python", f"{environment}/bin/ansible-playbook"]
     for name in stubs:
         path = tmp_path / name
@@ -106,15 +106,17 @@ def test_a_list_of_machines_is_refused_before_a_sweep_and_not_before_it_goes_on(
     assert [*looked, "LIMIT=pc3"] in make(checkout, "wake", "LIMIT=pc3")[2]
 
 
-def test_the_older_ansible_runs_what_talks_to_machines(checkout):
-    _, _, calls = make(checkout, "check", "CORE=2.16")
+@pytest.mark.parametrize("core", ["2.16", "2.21"])
+def test_another_ansible_runs_what_talks_to_machines(checkout, core):
+    _, _, calls = make(checkout, "check", f"CORE={core}")
+    folder = f".venv-core{core}/bin"
     assert calls == [
         ["tools/venv.sh", "control"],
-        ["tools/venv.sh", "core2.16"],
+        ["tools/venv.sh", f"core{core}"],
         [".venv/bin/python", "-m", "launcher", "inventory"],
-        [".venv-core2.16/bin/python", "ansible/check.py"],
+        [f"{folder}/python", "ansible/check.py"],
     ]
-    assert last_call(checkout, "provision", "CORE=2.16")[0] == ".venv-core2.16/bin/ansible-playbook"
+    assert last_call(checkout, "provision", f"CORE={core}")[0] == f"{folder}/ansible-playbook"
     assert last_call(checkout, "provision")[0] == ".venv/bin/ansible-playbook"
 
 
