@@ -419,3 +419,15 @@ def test_cards_of_unlike_packets_are_one_finding():
     assert "mtu_differs" not in of_all([jumbo, jumbo])
     assert "mtu_differs" not in of_all([FAULTS["mtu"], machine()])  # a finding of its own
     assert "mtu_differs" not in of_all([FAULTS["tunnel"], machine()])  # which says so already
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_the_drivers_library_is_found_in_the_folder_of_the_processor(monkeypatch, architecture):
+    library = f"/usr/lib/{architecture}-linux-gnu/libnvidia-ml.so"
+    links = {f"{library}.1": f"{library}.580.95.05"}
+    collect = load("ansible/library/machine_facts.py")
+    monkeypatch.setattr(collect.platform, "machine", lambda: architecture)
+    monkeypatch.setattr(collect.os.path, "realpath", lambda path: links.get(path, path))
+    monkeypatch.setattr(collect.os.path, "exists", lambda path: path in links.values())
+    monkeypatch.setattr(collect, "kernel_log", lambda: "")
+    assert collect.driver()["driver_library"] == "580.95.05"
