@@ -36,6 +36,8 @@ def kept(start_lab, tmp_path_factory):
     draw_digits()
     folder = tmp_path_factory.mktemp("keep")
     archive = standins.build_archive(folder, VERSION)
+    standins.build_deb(archive, "build-essential", "1")  # role base wants it
+    standins.index(archive)
     lab = start_lab("keep", "--nodes", "2", "--no-bundle")
     for node in (1, 2):
         standins.install(lab, node, archive)

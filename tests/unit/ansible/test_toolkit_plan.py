@@ -10,7 +10,7 @@ from planning import PlanError, driver_result
 from tests.unit.ansible.provision_machines import (
     ROOT,
     TABLE,
-    by_the_newer,
+    by_the_default,
     load,
     machine,
     reviewed,
@@ -23,7 +23,7 @@ toolkit = dry.toolkit
 
 AUTO = {"toolkit": "auto", "apex": "auto", "apex_extensions": "auto"}
 MACHINES = [
-    pytest.param(path, id=path.stem, marks=by_the_newer if "python36" in path.stem else ())
+    pytest.param(path, id=path.stem, marks=by_the_default if "python36" in path.stem else ())
     for path in sorted((ROOT / "examples/machines").glob("*.json"))
 ]
 EXPECTED = ROOT / "tests/unit/ansible/dry_provision"
