@@ -76,7 +76,7 @@ def test_a_second_run_changes_nothing_and_verify_is_content(kept):
 def test_they_train(kept):
     lab, words, _ = kept
     argv = ["python", "-m", "launcher", "train", "--inventory", words[1], "--nodes", "2"]
-    lab.control(*argv, "--device", "cpu", "--model", "resnet18", "--epochs", "1")
+    lab.control(*argv, "--model", "resnet18", "--epochs", "1", "--", "--device", "cpu")
 
 
 def test_uninstall_leaves_driver_and_ban_of_nouveau(kept):
