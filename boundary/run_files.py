@@ -257,6 +257,7 @@ class Stall(Lenient):
 
 class Evaluation(Lenient):
     epoch: Natural | None = None
+    samples: Natural | None = None
     top1: Share | None = None
     top5: Share | None = None
     loss: Figure | None = None

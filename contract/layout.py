@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shlex
 import stat
 import unicodedata
@@ -28,6 +29,17 @@ SYSTEM_FOLDERS = (
 )
 KINDS_SHOWN, NOTE = 6, 1000  # and characters
 LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
+# Systems that keep large files elsewhere, until they are fetched: how the text or the link begins
+# that stands in the place of such a file, and the command that fetches them.
+POINTERS = {
+    "Git LFS": (
+        re.compile(rb"version https://(git-lfs|hawser)\.github\.com/spec/"),
+        # Without the first command a clone that was made without Git LFS stays as it is.
+        "git lfs install --local && git lfs pull",
+    ),
+    "git-annex": (re.compile(rb"[^\n\0]*/annex/objects/"), "git annex get ."),
+    "DVC": (re.compile(rb"[^\n\0]*/(\.dvc/cache|files/md5)/"), "dvc pull"),
+}
 
 
 # What a disk or a file server that fails answers: no file is at fault, and it may be well again.
@@ -49,6 +61,19 @@ FAILING = (
 def printable(text: str) -> str:
     """In one line, whatever characters the names of files in it have."""
     return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def pointer_kind(text: bytes) -> str:
+    """The system whose pointer a text or the target of a link is; "" if it is none."""
+    return next((kind for kind, (begin, _) in POINTERS.items() if begin.match(text)), "")
+
+
+def fetch_remedy(kind: str, folder: Path) -> str:
+    """Say how the files of a folder that has pointers of this system are fetched."""
+    return (
+        f"Its files are still in {kind}: `cd {shlex.quote(str(folder))} && {POINTERS[kind][1]}` "
+        "fetches them (for a copy of a clone do so in the clone, and copy it again)."
+    )
 
 
 class LayoutError(Exception):
@@ -99,8 +124,15 @@ class Split:
         entries = []
         with os.scandir(folder) as scan:
             for entry in scan:
-                if entry.is_symlink() and not _leads_on(entry):
-                    self.broken_links.append(entry.path)
+                if entry.name.endswith(".dvc") and not os.path.lexists(entry.path[:-4]):
+                    self.leave_out("pointers of DVC")
+                elif entry.is_symlink() and not _leads_on(entry):
+                    target = os.readlink(entry.path)  # noqa: PTH115 - pathlib has it since 3.9
+                    kind = pointer_kind(os.fsencode(target))
+                    if kind:
+                        self.leave_out("pointers of " + kind)
+                    else:
+                        self.broken_links.append(entry.path)
                 elif (entry.name[0] == "." or entry.name in SYSTEM_FOLDERS) and entry.is_dir():
                     self.leave_out("in " + entry.name, _count(entry.path))
                 else:
@@ -109,6 +141,10 @@ class Split:
 
     def leave_out(self, kind: str, count: int = 1) -> None:
         self.unread[kind] = self.unread.get(kind, 0) + count
+
+    def pointers(self) -> List[str]:
+        """The systems whose pointers are here in the place of files."""
+        return [kind for kind in POINTERS if "pointers of " + kind in self.unread]
 
     def add(self, other: "Split") -> None:
         self.images.update(other.images)
@@ -129,7 +165,8 @@ class Split:
     def note(self, split: str) -> str:
         """What people should know of it: `not read in train: 40 .avif`; or nothing."""
         left_out = self.left_out() and f"not read in {split}: {self.left_out()}"
-        return "; ".join(text for text in (left_out, self.alike) if text)[:NOTE]
+        fetch = [f"`{POINTERS[kind][1]}` fetches the files of {kind}" for kind in self.pointers()]
+        return "; ".join(text for text in (left_out, *fetch, self.alike) if text)[:NOTE]
 
 
 @readable()
@@ -152,6 +189,9 @@ def class_names(root: Path, split: str, read: Split) -> List[str]:
     """The class folders of a split, sorted. Raises LayoutError."""
     folder = root / split
     if not folder.is_dir():
+        for path in (root, folder):
+            if not path.exists() and path.with_name(path.name + ".dvc").is_file():
+                raise LayoutError(f"{path} is not here. {fetch_remedy('DVC', path.parent)}")
         if not root.is_dir():
             raise LayoutError(f"there is no such folder; {LAYOUT}.")
         there = ", ".join(sorted(entry.name for entry in root.iterdir())[:5])
@@ -165,6 +205,9 @@ def class_names(root: Path, split: str, read: Split) -> List[str]:
     if not names:
         texts = {0: "is empty", 1: "has one file and no class folders"}
         text = texts.get(files, f"has {files} files and no class folders")
+        text += read.left_out() and f", but {read.left_out()}"
+        for kind in read.pointers():
+            raise LayoutError(f"{folder} {text}. {fetch_remedy(kind, root)}")
         raise LayoutError(f"{folder} {text}; {LAYOUT}.")
     if split == "train" and len(names) == 1:
         raise LayoutError(
@@ -192,10 +235,10 @@ def read_class(root: Path, split: str, name: str) -> Split:
                 read.leave_out(_kind(entry.name))
     if not paths:
         there = read.left_out() and f", but {read.left_out()}"
-        raise LayoutError(
-            f"{root / split / name} has no images ({', '.join(SUFFIXES)}){there}; remove it or "
-            "fill it."
-        )
+        text = f"{root / split / name} has no images ({', '.join(SUFFIXES)}){there}"
+        for kind in read.pointers():
+            raise LayoutError(f"{text}. {fetch_remedy(kind, root)}")
+        raise LayoutError(f"{text}; remove it or fill it.")
     read.images = {name: sorted(paths)}
     return read
 

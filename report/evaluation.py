@@ -70,6 +70,8 @@ def as_csv(heads: str, rows: Sequence[Sequence[object]]) -> str:
 def view_of(evaluation: EvaluationFile, title: str, most: int) -> View:
     """With so many of the classes, the weakest first."""
     lost = pluralize(evaluation.unreadable, "image")
+    total = evaluation.images + evaluation.unreadable
+    of_all = f" of {total:,}" if evaluation.unreadable else ""
     note = Paragraph(f"{lost} could not be read, and do not count.", "note")
     weakest = sorted(evaluation.classes, key=lambda row: 2.0 if row.top1 is None else row.top1)
     aside = f"the weakest first{f', {most} of {len(weakest)}' if most < len(weakest) else ''}"
@@ -85,7 +87,7 @@ def view_of(evaluation: EvaluationFile, title: str, most: int) -> View:
             (top1(evaluation.top1), "top-1"),
             (top1(evaluation.top5), "top-5"),
             (f"{evaluation.loss:.4f}", "loss"),
-            (f"{evaluation.images:,}", "images"),
+            (f"{evaluation.images:,}", "images" + of_all),
         ],
         sections=[
             Section("Result", [note] if evaluation.unreadable else []),

@@ -26,7 +26,8 @@ SPANS, PER_SPAN = 120, 20  # slices of a loop; steps in one, of which one in twe
 class Epoch:
     """Evaluation after one epoch (counted from 1). top1 and top5 in [0, 1] and the loss on
     validation images, and the means over the epoch's training steps. `seconds`: since the run
-    began, without the time between attempts."""
+    began, without the time between attempts. `part`: ` over 7 of 60 images`, if not all could be
+    read."""
 
     epoch: int
     top1: float | None
@@ -35,6 +36,7 @@ class Epoch:
     train_loss: float | None
     seconds: float
     train_top1: float | None = None
+    part: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,11 @@ def learning_curve(run: Run, last: bool = False) -> list[Epoch]:
         for clock, line in record.evaluations[-1:] if last else record.evaluations:
             if line.epoch is not None:
                 seconds = began[record.attempt] + loop_began(record) + clock
+                part, images = "", record.start.eval_images
+                if images and line.samples is not None and line.samples < images:
+                    part = f" over {line.samples} of {images} images"
                 scores = (line.top1, line.top5, line.loss, line.train_loss)
-                epochs[line.epoch] = Epoch(line.epoch + 1, *scores, seconds, line.train_top1)
+                epochs[line.epoch] = Epoch(line.epoch + 1, *scores, seconds, line.train_top1, part)
     return [epochs[epoch] for epoch in sorted(epochs)]
 
 

@@ -416,6 +416,8 @@ def fold(record: RankRecord, line: Entry) -> None:
     record.beside.append((record.clock, seconds))
     if kind == "evaluate":
         scores = convert_what_fits(line, Evaluation)
+        if scores.samples == 0:  # older records have an accuracy of no images
+            scores.top1 = scores.top5 = scores.loss = None
         if scores.epoch is not None:
             del record.evaluations[MOST_BESIDE - 1 :]  # of too many the last one is kept, too
             record.evaluations.append((record.clock, scores))

@@ -133,8 +133,10 @@ def facts(analysis: Analysis) -> list[tuple[str, str]]:
             rows.append((percent(waited), "of it waiting for others"))
         rows.append((percent(parts(step)["data"]), "of it waiting for images"))
     if summary["final_top1"] is not None:
-        best, last = top1(summary["best_top1"]), analysis.curve[-1].epoch
-        rows.append((top1(summary["final_top1"]), f"top-1 after epoch {last} (best {best})"))
+        best = top1(summary["best_top1"])
+        last = [epoch for epoch in analysis.curve if epoch.top1 is not None][-1]
+        words = f"top-1{last.part} after epoch {last.epoch} (best {best})"
+        rows.append((top1(summary["final_top1"]), words))
     if summary["wall_seconds"]:
         rows.append((seconds(summary["wall_seconds"]), "in all"))
     if analysis.hundred_epochs:
@@ -344,7 +346,13 @@ def evaluation_section(analysis: Analysis) -> Section:
     drawn = [curve for curve in curves if any(len(line.points) > 1 for line in curve.lines)]
     shown = epochs if len(epochs) <= 10 else [*epochs[:4], *epochs[-6:]]
     rows = table("Top-1 and loss after each epoch", tables.EPOCHS, shown, 1)
-    return Section("Evaluation", [Charts(drawn), rows], "exact, over the images of all ranks")
+    partly = [
+        Paragraph(f"Epoch {epoch.epoch} was evaluated{epoch.part}: the others could not be read.")
+        for epoch in epochs
+        if epoch.part
+    ]
+    items: list[Item] = [Charts(drawn), rows, *partly[-1:]]
+    return Section("Evaluation", items, "exact, over the images of all ranks")
 
 
 def restarts(analysis: Analysis) -> tuple[Mark, ...]:

@@ -311,7 +311,7 @@ def speed_text(progress: Progress, running: bool) -> list[str]:
     figures += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
     scores = progress.evaluated
     if scores and scores.top1 is not None:
-        figures.append(f"top-1 {top1(scores.top1)} after epoch {scores.epoch}")
+        figures.append(f"top-1 {top1(scores.top1)}{scores.part} after epoch {scores.epoch}")
     elif progress.top1 is not None:
         figures.append(f"top-1 {top1(progress.top1)} of the images trained on")
     return figures

@@ -101,7 +101,7 @@ def _build_materials(options: Options, world: World, class_count: Optional[int])
     parallel.check(options, world)
     if options.precision.startswith("O"):
         precision.refuse_other_apex()
-    train_set, eval_set = (_images(options, split) for split in SPLITS)
+    train_set, eval_set = (_images(options, split, world.rank) for split in SPLITS)
     # All ranks draw the same weights: DDP would copy rank 0's, but a single rank has no DDP.
     torch.manual_seed(derive_seed("weights", options.seed))
     count = class_count or len(train_set.classes)
@@ -109,12 +109,16 @@ def _build_materials(options: Options, world: World, class_count: Optional[int])
     return Materials(train_set, eval_set, model)
 
 
-def _images(options: Options, split: str) -> ImageFolder:
+def _images(options: Options, split: str, rank: int) -> ImageFolder:
     if options.generated:
         return Generated(options)
     if options.data is None:
         raise UserError("--data is missing: give a folder with train/<class>/ and val/<class>/.")
-    return ImageFolder(options.data, split, options)
+    folder = ImageFolder(options.data, split, options)
+    # A trial evaluates nothing, and --predict and its like do not train.
+    if split != ("val" if options.trial else "train" if options.results else ""):
+        folder.refuse_if_unusable(rank)
+    return folder
 
 
 def _tuned(model: nn.Module, options: Options, classes: int) -> Tuple[List[nn.Module], List[str]]:

@@ -1,11 +1,13 @@
 """Exact evaluation: each image counted once, whatever the number of ranks."""
 
 import contextlib
-from typing import Callable, NamedTuple, Tuple
+from typing import Callable, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional
+
+from contract.errors import RankError, UserError
 
 from .build import Job
 from .data.loader import eval_batches
@@ -13,12 +15,22 @@ from .memory import one_pass
 
 
 class Result(NamedTuple):
-    """The result over all ranks: top1 and top5 in 0..1, and the mean loss per image."""
+    """The result over all ranks: top1 and top5 in 0..1, and the mean loss per image. `samples`: how
+    many images could be read."""
 
     samples: int
     top1: float
     top5: float
     loss: float
+
+
+class Unevaluated(Exception):
+    """There is no result, which all ranks know. `error`: with which this rank is to end; None if it
+    is another one whose images cannot be read."""
+
+    def __init__(self, error: Optional[UserError]) -> None:
+        super().__init__()
+        self.error = error
 
 
 def share_buffers(job: Job) -> None:
@@ -44,8 +56,8 @@ def share_buffers(job: Job) -> None:
 
 @torch.no_grad()
 def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> Result:
-    """The model, or its average where there is one, on the evaluation images, after
-    `share_buffers`. Collective.
+    """Evaluate the model, or its average where there is one, on the evaluation images, after
+    `share_buffers`. Raises Unevaluated. Collective.
 
     `progress` is called before each batch with the number of images that this rank has done.
     """
@@ -53,21 +65,32 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
     # fp64, in which the sum over a million images loses no digit that is printed.
     sums = torch.zeros(4, dtype=torch.float64, device=job.world.device)
     job.model.eval()
+    failure: Optional[UserError] = None
     with averaged:
         done = 0
-        for batch in eval_batches(job.eval_set, job.options, job.world, job.eval_batch):
-            progress(done)
-            done += len(batch.indices)
-            with one_pass():
-                sums += _sums(job, *batch.on(job.world.device))
+        try:
+            for batch in eval_batches(job.eval_set, job.options, job.world, job.eval_batch):
+                progress(done)
+                done += len(batch.indices)
+                with one_pass():
+                    sums += _sums(job, *batch.on(job.world.device))
+        except RankError as error:
+            failure = error  # raised when the other ranks know of it
     job.model.train()
     for module in job.frozen:
         module.eval()
     # Not an all-reduce with the short timeout of a step: one rank may be reading from a cold share.
-    gathered = job.world.gather(sums.tolist())
-    samples, top1, top5, loss = (sum(column) for column in zip(*gathered))
-    count = max(samples, 1)
-    return Result(int(samples), top1 / count, top5 / count, loss / count)
+    gathered = job.world.gather((sums.tolist(), failure is not None))
+    count, top1, top5, loss = (sum(column) for column in zip(*(sums for sums, _ in gathered)))
+    failed = any(failed for _, failed in gathered)
+    if not count and not failed:
+        failure = UserError(
+            f"--data {job.options.data}: none of the {len(job.eval_set)} images of val can be used "
+            "any more: repair them. What was trained until now is saved in a checkpoint."
+        )
+    if failed or failure:
+        raise Unevaluated(failure)
+    return Result(int(count), top1 / count, top5 / count, loss / count)
 
 
 def _sums(job: Job, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

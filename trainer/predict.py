@@ -53,7 +53,8 @@ def infer(options: Options, world: World) -> int:
     columns = _infer_all(job, classes)
     if world.rank == 0:
         _write(job, columns, classes)
-        print(f"{pluralize(len(columns['index']), 'image')} of val: written")
+        images = pluralize(len(job.eval_set), "image")
+        print(f"{len(columns['index'])} of {images} of val: written")
         if trained.classes is None:
             print("the weights name no classes: the names are those of --data, by their order")
         elif changes := checkpoint.class_changes(trained.classes, here):

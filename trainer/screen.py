@@ -133,10 +133,12 @@ class Screen:
         images = (self._images - self._first) / (self._steps - 1)
         return [f"{images * self._lines.steps / self._lines.spent:.0f} images/s"]
 
-    def evaluation(self, epoch: int, loss: float, top1: float, result: Any) -> None:
-        """`loss` and `top1` are those of the epoch's steps."""
+    def evaluation(self, epoch: int, loss: float, top1: float, result: Any, images: int) -> None:
+        """`loss` and `top1` are those of the epoch's steps; `images`: how many there are in val."""
         figures = f"loss {loss:.3f}  val {result.loss:.3f}"
         figures += f"  top-1 {top1:.2%}  val {result.top1:.2%}"
+        if result.samples < images:
+            figures += f" over {result.samples} of {images} images"
         self.say("  ".join([f"epoch {epoch + 1}/{self._epochs}", figures, *self._speed()]))
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from .build import build_job, build_materials
 from .data.batch import Batch
 from .data.loader import Generated, GeneratedBatches, SampleLog, TrainBatches
 from .errors import Diverged
-from .evaluate import evaluate, share_buffers
+from .evaluate import Unevaluated, evaluate, share_buffers
 from .memory import OutOfMemory, one_pass
 from .models import describe
 from .optim import learning_rate
@@ -256,15 +256,23 @@ class Run:
         share_buffers(self.job)
         self.check_finite()
         total = -(-len(self.job.eval_set) // self.world.size)
-        result = evaluate(
-            self.job,
-            lambda done: self.screen.doing(f"evaluating: {done} of rank 0's {total} images"),
-        )
+        try:
+            result = evaluate(
+                self.job,
+                lambda done: self.screen.doing(f"evaluating: {done} of rank 0's {total} images"),
+            )
+        except Unevaluated as unevaluated:
+            self.save(best=False)  # what was trained until now is not lost with images of val
+            if unevaluated.error is not None:
+                raise unevaluated.error from unevaluated
+            return False
         at = self.position
         loss, hits, count = (sum(column) for column in zip(*self.world.gather(self.epoch_sums)))
         trained = {"train_loss": loss / max(count, 1), "train_top1": hits / max(count, 1)}
         self.clock.enter("other")
-        self.screen.evaluation(at.epoch - 1, trained["train_loss"], trained["train_top1"], result)
+        trained_loss, trained_top1 = trained.values()
+        images = len(self.job.eval_set)
+        self.screen.evaluation(at.epoch - 1, trained_loss, trained_top1, result, images)
         line = {**result._asdict(), **trained}
         self.lines.add("evaluate", epoch=at.epoch - 1, **line)
         self.lines.flush()

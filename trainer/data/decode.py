@@ -17,7 +17,7 @@ from PIL import Image, PngImagePlugin
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.TiffImagePlugin import SAMPLESPERPIXEL, TiffImageFile
 
-from contract.layout import FAILING
+from contract.layout import FAILING, pointer_kind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +39,7 @@ LARGEST = 280 << 20
 # pictures, as cameras and phones make them.
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 OTHERS = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}  # by what begins at their fifth byte
+POINTER = "a pointer of {} in the place of an image"
 # Bytes of a text or colour profile of a PNG, unpacked: photo editors write 2 MiB of history, and
 # Pillow takes 1.
 PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
@@ -268,8 +269,11 @@ def _open(file: Union[BinaryIO, Path]) -> Image.Image:
         return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
     except Image.UnidentifiedImageError as error:
         with file.open("rb") if isinstance(file, Path) else file as opened:
-            opened.seek(4)
-            name = OTHERS.get(opened.read(8))
+            opened.seek(0)
+            begin = opened.read(1024)
+        if kind := pointer_kind(begin):
+            raise BadImage(POINTER.format(kind)) from error
+        name = OTHERS.get(begin[4:12])
         reason = f"{name}, a format that is not read: convert it" if name else "not an image"
         raise BadImage(reason) from error
 

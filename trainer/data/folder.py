@@ -6,25 +6,38 @@ import contextlib
 import logging
 import os
 import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from functools import cached_property
+from itertools import chain, zip_longest
 from pathlib import Path
+from random import Random
 from statistics import median_low
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
 import numpy as np
 
 from contract.errors import RankError, UserError
-from contract.layout import LayoutError, NoAnswer, printable, read_class, read_split
+from contract.layout import (
+    POINTERS,
+    LayoutError,
+    NoAnswer,
+    fetch_remedy,
+    printable,
+    read_class,
+    read_split,
+)
 from contract.options import Options
 from contract.text import pluralize
 
 from ..errors import DataLost
-from .decode import BadImage, is_readable, size_of
+from .decode import POINTER, BadImage, Unreadable, is_readable, open_picture, size_of
 
 log = logging.getLogger(__name__)
 
 SMALL = 64  # pixels; images up to this size are used whole and shifted, not cropped
 USUAL = 224
+OPENED = 20  # images of a split before the first step
 PROBE_COUNT = 4  # other images that are read where one cannot be
 # Most bytes that a machine's ranks together keep of a split; never more than 1/8 of its memory.
 CACHE_BYTES_MAX = 2**31
@@ -47,8 +60,8 @@ class ImageFolder:
     """
 
     def __init__(self, root: str, split: str, options: Options) -> None:
-        self.root = Path(root)
-        self.quarantine = Quarantine(options.bad_images)
+        self.root, self.split = Path(root), split
+        self.quarantine = Quarantine(options.bad_images, self.root)
         self.options = options
         with _explain_errors(root):
             read = read_split(self.root, split)
@@ -85,6 +98,40 @@ class ImageFolder:
         if not sides:
             log.warning("no image of those tried for their size can be read: %d is taken", USUAL)
         return median_low(sides or [USUAL])
+
+    def refuse_if_unusable(self, rank: int) -> None:
+        """Raise UserError if none of OPENED images can be used, drawn over all classes, and others
+        on each rank. The first that can be used ends the search; a run that may have more bad
+        images than these is refused only after as many."""
+        draw, classes = Random(rank), []
+        count = max(OPENED, self.quarantine.limit)
+        for number in range(len(self.classes)):
+            images = self.images_of(number)
+            classes.append(draw.sample(images, min(len(images), count)))
+        draw.shuffle(classes)
+        # An image of each class, then a second one of each, and so on.
+        drawn = [image for image in chain(*zip_longest(*classes)) if image is not None][:count]
+        reasons: List[str] = []
+        for path in map(self.paths.__getitem__, drawn):
+            try:
+                picture = open_picture(self.root / path, again=False)
+                picture.pixels(picture.factors[0])
+                return
+            except Unreadable:
+                return  # a disk or file server that fails is waited for when an image is used
+            except BadImage as error:
+                reasons.append(str(error))
+        kinds = Counter(reasons).most_common(3)
+        raise UserError(
+            f"--data {self.root}: of the {pluralize(len(self), 'image')} of {self.split} "
+            f"{len(drawn)} were opened, and none can be used: "
+            f"{', '.join(f'{count} x {reason}' for reason, count in kinds)}. "
+            + remedy(kinds[0][0], self.root, "Repair them.")
+        )
+
+    def images_of(self, number: int) -> range:
+        """The places of a class's images, which stand together."""
+        return range(bisect_left(self.targets, number), bisect_right(self.targets, number))
 
     def reads_others(self, path: str) -> bool:
         """Whether any of PROBE_COUNT other images on this one's disk or share can be read."""
@@ -157,11 +204,17 @@ class Bad(NamedTuple):
     alone: bool = True
 
 
+def remedy(reason: str, root: Path, repair: str) -> str:
+    """Say what to do about an image that is bad for this reason: fetch it, or `repair`."""
+    kinds = (kind for kind in POINTERS if reason == POINTER.format(kind))
+    return next((fetch_remedy(kind, root) for kind in kinds), repair)
+
+
 class Quarantine:
     """The bad images that this rank has met so far. The user's files are left where they are."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
+    def __init__(self, limit: int, root: Path = Path()) -> None:
+        self.limit, self.root = limit, root
         self.images: Dict[str, Bad] = {}
 
     def __len__(self) -> int:
@@ -184,7 +237,11 @@ class Quarantine:
             raise RankError(
                 f"{pluralize(len(self.images), 'image')} cannot be used, the last is "
                 f"{printable(bad.path)}: {bad.reason}. "
-                f"Repair or remove them, or raise --bad_images (now {self.limit})."
+                + remedy(
+                    bad.reason,
+                    self.root,
+                    f"Repair or remove them, or raise --bad_images (now {self.limit}).",
+                )
             )
 
     def _lost(self, bad: Bad, why: str) -> DataLost:

@@ -4,7 +4,6 @@ their place where nothing is to be loaded, and a log of the samples that were tr
 import dataclasses
 import math
 import time
-from bisect import bisect_left, bisect_right
 from functools import partial
 from random import Random
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
@@ -22,7 +21,7 @@ from ..world import World
 from .augment import Evaluate, Train
 from .batch import Batch, derive_seed
 from .decode import BadImage, Missing, Unreadable, open_picture
-from .folder import SMALL, USUAL, Bad, ImageCache, ImageFolder, Quarantine, fits
+from .folder import SMALL, USUAL, Bad, ImageCache, ImageFolder, Quarantine, fits, remedy
 from .workers import data_loader, start, worker_count
 
 RETRY_AFTER = 60.0  # seconds in which a disk or share is waited for once
@@ -72,16 +71,13 @@ class Samples(Dataset):  # type: ignore[type-arg]
             except BadImage as error:
                 bad.append(self._bad(paths[chosen], error))
                 # Of its class, then of any, since all of a class may be bad.
-                others = self._class_of(index) if trial < TRIALS // 2 else range(len(paths))
+                others = range(len(paths))
+                if trial < TRIALS // 2:
+                    others = self.folder.images_of(targets[index])
                 chosen = others[int(rng.random() * len(others))]
             if not bad[-1].alone:
                 break
         return Sample(None, targets[index], index, bad)
-
-    def _class_of(self, index: int) -> range:
-        """The images of its class, which stand together."""
-        targets = self.folder.targets
-        return range(bisect_left(targets, targets[index]), bisect_right(targets, targets[index]))
 
     def _waits_for(self, path: str) -> bool:
         """Whether to wait where its disk fails. Raises Unreadable where that gives no image."""
@@ -162,7 +158,8 @@ class TrainBatches:
             if len(images) < len(indices):
                 raise RankError(
                     f"{1 + TRIALS} images drawn one after another cannot be used, "
-                    f"the last is {bad[-1].path}: {bad[-1].reason}."
+                    f"the last is {bad[-1].path}: {bad[-1].reason}. "
+                    + remedy(bad[-1].reason, self.dataset.root, "Repair or remove them.")
                 )
             yield Batch(images, targets, indices, sizes)
 

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import struct
+import subprocess
 import zlib
 from pathlib import Path
 
@@ -416,3 +417,78 @@ def test_odd_folders_end_in_a_sentence_or_go_on(tmp_path, monkeypatch):
 
     each()
     assert min(ends.values()) > 0, ends
+
+
+def put_into_lfs(path):
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 48213\n")
+
+
+def put_into_annex(path):
+    path.write_text("/annex/objects/SHA256E-s664--39cb.jpg\n")
+
+
+def link_into_annex(path):
+    path.unlink()
+    path.symlink_to(
+        "../../../.git/annex/objects/M6/0w/SHA256E-s664--39cb.jpg/SHA256E-s664--39cb.jpg"
+    )
+
+
+def link_into_dvc(path):
+    path.unlink()
+    path.symlink_to("/mnt/cache/files/md5/ab/cdef")
+
+
+def put_into_dvc(path):
+    path.with_name(path.name + ".dvc").write_text("outs:\n- md5: 39cb\n")
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+# Stands for git-lfs, git-annex and dvc: within the clone, their commands bring the images.
+FETCHES = """#!/bin/sh
+case "$PWD/ $1" in
+"$CLONE"/*" pull" | "$CLONE"/*" get") cp -rT --remove-destination "$ORIGINALS" "$CLONE/data" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("hide", "pattern"),
+    [
+        *((put, "*/*/*.png") for put in (put_into_lfs, put_into_annex, link_into_annex)),
+        *((link_into_dvc, "*/*/*.png"), (put_into_dvc, "*/*/*.png")),
+        *((put_into_dvc, "*/*"), (put_into_dvc, "*"), (put_into_dvc, "../data")),
+    ],
+)
+def test_images_that_were_not_fetched_yet_are_refused_with_the_command(
+    root, tmp_path_factory, monkeypatch, hide, pattern
+):
+    """The command is run by a shell."""
+    clone, tools = tmp_path_factory.mktemp("a clone"), tmp_path_factory.mktemp("tools")
+    for name in ("git-lfs", "git-annex", "dvc"):
+        (tools / name).write_text(FETCHES)
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("CLONE", str(clone))
+    monkeypatch.setenv("ORIGINALS", str(root))
+    shutil.copytree(root, clone / "data")
+    for path in [*(clone / "data").glob(pattern)]:
+        hide(path.parent.resolve() / path.name)
+
+    def use():
+        ImageFolder(str(clone / "data"), "train", Options()).refuse_if_unusable(rank=0)
+
+    with pytest.raises(UserError) as refused:
+        use()
+    subprocess.run(["sh", "-c", str(refused.value).split("`")[1]], check=True)
+    use()
+
+
+def test_a_split_of_which_few_images_can_be_used_is_taken(root):
+    for path in root.glob("train/*/*.png"):
+        path.write_bytes(b"no image")
+    folder = ImageFolder(root, "train", Options())
+    with pytest.raises(UserError, match=r"of the 6 images of train 6 were opened, .* 6 x not"):
+        folder.refuse_if_unusable(rank=3)
+    make(root / "train/ant/1.png")
+    folder.refuse_if_unusable(rank=3)

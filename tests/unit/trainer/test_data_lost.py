@@ -11,10 +11,14 @@ import pytest
 from contract import layout
 from contract.errors import DATA_LOST
 from contract.options import Options
-from tests.trainer_ranks import lines, make_images, run_ranks, said
+from report.analysis import analyse
+from report.run_view import view_of
+from report.text import render_text
+from tests.trainer_ranks import lines, make_images, newest_checkpoint, run_ranks, said
 from trainer.data import decode, folder, loader
 from trainer.data.augment import Evaluate
 from trainer.data.decode import Missing, Unreadable, open_picture
+from trainer.train import Run
 
 ARGV = ["--model", "tests.trainer_models:plain", "--epochs", 2, "--image_size", 16]
 
@@ -183,3 +187,46 @@ def test_all_ranks_end_with_the_code_of_the_one_that_cannot_list_its_images(imag
     for code, text in run_ranks([1, 1], stale, "--data", images, *ARGV):
         assert code == DATA_LOST, text
         assert "node2: --data" in text and "Stale file handle" in text
+
+
+def damage(path):
+    path.write_bytes(b"no image")
+
+
+def remove(path):
+    path.unlink(missing_ok=True)
+
+
+def spoilt_later(spoil, pattern, *argv):
+    """In a rank: the trainer, whose images of val of this pattern are spoilt after its start."""
+    find_position = Run._find_position
+
+    def then_spoil(run):
+        for path in run.job.eval_set.root.glob(f"val/{pattern}"):
+            spoil(path)
+        find_position(run)
+
+    Run._find_position = then_spoil
+    return said(*argv)
+
+
+@pytest.mark.parametrize(("spoil", "ranks", "code"), [(damage, 2, 2), (remove, 1, DATA_LOST)])
+def test_what_was_trained_is_saved_if_no_image_of_val_can_be_read(
+    images, tmp_path, spoil, ranks, code
+):
+    output = tmp_path / "run"
+    argv = ["--data", images, *ARGV, "--workers", 0, "--output", output]
+    for ended, text in run_ranks([1] * ranks, spoilt_later, spoil, "*/*", *argv):
+        assert ended == code, text
+    assert newest_checkpoint(output)["epoch"] == 1
+    assert not any(lines(output, "evaluate"))
+
+
+def test_an_evaluation_of_some_of_the_images_says_of_how_many(images, tmp_path):
+    argv = ["--data", images, *ARGV, "--workers", 0, "--output", tmp_path / "run"]
+    run_ranks([1, 1], spoilt_later, damage, "*/[01].png", *argv)
+    assert {line["samples"] for ranks in lines(tmp_path / "run", "evaluate") for line in ranks} == {
+        4
+    }
+    text = render_text(view_of(analyse(tmp_path / "run")))
+    assert "over 4 of 12 images" in text

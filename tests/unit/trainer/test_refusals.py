@@ -235,7 +235,7 @@ def said_with_own_data(folders, *argv):
 def test_what_one_rank_alone_has_met_is_said_by_it(images, tmp_path):
     """Rank 0 of the machine cannot say it: it only sees a connection break."""
     spoilt = make_images(tmp_path, per_class=5)
-    for path in spoilt.glob("train/*/*.png"):
+    for path in spoilt.glob("train/*/[1-4].png"):
         path.write_bytes(b"no image")
     more = ["--image_size", 16, "--bad_images", 1, "--per_node_batch_size", 8]
     first, second = run_ranks([2], said_with_own_data, [images, spoilt], *MODEL, *more)

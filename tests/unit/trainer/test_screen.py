@@ -48,7 +48,7 @@ def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys, caplog):
             ours.step(images=5)
             if ours.due():
                 ours.figures(step, left=7200, loss=1.5, top1=0.25)
-        ours.evaluation(0, 1.25, 0.375, Result(99, 0.5, 0.9, 1.75))
+        ours.evaluation(0, 1.25, 0.375, Result(99, 0.5, 0.9, 1.75), images=99)
         said = capsys.readouterr()
         assert said.err == ""
         figures = "loss 1.5000  top-1 25.00%  10 images/s  12:00 to go"
