@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from boundary.schema import Count, Number, Port, Sha256, Text, matching
+from boundary.schema import Count, Integer, Number, Port, Sha256, Text, matching
 from contract import layout
 
 MOST_PACKAGES, MOST_GPUS = 5000, 64  # of a machine
 Version = Annotated[str, matching(r"[A-Za-z0-9.+!_-]{1,100}")]
+# Any file's name, in ASCII (urllib.parse.quote).
+QuotedName = Annotated[str, Meta(pattern=r"^[\w.~/%-]+\Z", max_length=3 * 4096)]
 Interface = Annotated[str, matching(r"[^\s/]{1,15}")]
 
 
@@ -130,3 +132,25 @@ class OwnerAnswer(Struct, frozen=True):
     """`sign`: one of those that were looked for, "" for none."""
 
     sign: Text
+
+
+class FileNames(Struct, frozen=True):
+    """Files that are counted, and the first of their names."""
+
+    count: Count
+    first: Annotated[list[QuotedName], Meta(max_length=5)]
+
+
+class LaidOut(Struct, frozen=True):
+    """launcher/node/work.py: the sent files instead of which the run keeps its own versions."""
+
+    kept: FileNames
+    problem: Text | None
+
+
+class WorkFiles(Struct, frozen=True):
+    """launcher/node/work.py: name, size and time in nanoseconds of `count` files or the newest."""
+
+    files: list[tuple[QuotedName, Count, Integer]]
+    count: Count
+    others: dict[Literal["sent", "links", "special", "unreadable"], FileNames]

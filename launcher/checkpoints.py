@@ -1,144 +1,225 @@
-"""Which of the checkpoints that a script saved its next attempt goes on from ({last} of
-RESUME_ARGS), and how every machine comes to have it.
+"""Finds the newest complete checkpoint that a program saved, and copies it to every machine before
+the next attempt.
 
 A checkpoint is a file, or a folder as a whole, as Accelerate's save_state, the Trainer of
-transformers and torch.distributed.checkpoint write it. Names come from the machines and are checked
-as any (outputs.py); whether a file is whole is seen by its beginning and its end, before it is
-sent.
+transformers and torch.distributed.checkpoint write it; such a folder may have parts on several
+machines. The names come from the machines and are checked as any (outputs.py). Each file's
+beginning and end show whether it is whole, before it is sent.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable
 from pathlib import Path, PurePosixPath
 
 from contract.errors import UserError
 from contract.strategies import ATTACHED
-from launcher.collect import NotHere, receive, staging
-from launcher.machines.engine import Node
-from launcher.outputs import OutputFile, listing, put
+from launcher.collect import DISK_LEFT, NotHere, Unwritable, receive, staging
+from launcher.folders import disk_free
+from launcher.outputs import Listing, OutputFile, list_outputs, put, show_names
 from launcher.plan.code import WORK
+from launcher.terminal import waiting
+from launcher.watch.attempts import not_copied
+from launcher.workload import RunSite
 
 SAFE = ".safetensors"  # holds tensors alone
-CHECKPOINTS = (".pt", ".pth", ".ckpt", ".tar", SAFE)
-WITHIN = (*CHECKPOINTS, ".bin", ".distcp")  # what a folder has to have one of
-# A folder that is a checkpoint, by its own name or by that of a file in it.
-FOLDER = re.compile(
-    r".*(check-?point|ckpt|step|epoch|iter|iteration)[-_=. ]?\d+|.*\.(ckpt|pth?)", re.I | re.S
+ENDINGS = (".pt", ".pth", ".ckpt", ".tar", SAFE)
+ENDINGS_IN_FOLDER = (*ENDINGS, ".bin", ".distcp")
+# A number that says when a checkpoint was saved; those of ranks and parts follow other words.
+NUMBER = re.compile(r"(?:check-?point|ckpt|step|epoch|iter|iteration)[-_=. ]?0*(\d+)", re.I)
+FOLDER = re.compile(rf".*{NUMBER.pattern}|.*\.(ckpt|pth?)", re.I | re.S)
+NEWEST = re.compile(r"(.*[-_. ])?(last|latest|best)([-_. ].*)?", re.I | re.S)
+# Files that libraries put into a folder that is a checkpoint, whatever its name.
+INSIDE = re.compile(
+    r"random_states_\d+\.pkl|trainer_state\.json|\.metadata|.*\.distcp|.*(model|optim)_states\.pt"
+    r"|(.*[-_])?model-00001-of-\d+\..*",
+    re.S,
 )
-INSIDE = re.compile(r"random_states_\d+\.pkl|trainer_state\.json|\.metadata")
+# The beginning of a file by torch.save, whatever its ending: of today, and before torch 1.6.
+TORCH = re.compile(
+    rb"PK\x03\x04.{26,300}/data\.pkl|\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", re.S
+)
+# Small files beside checkpoints that name the newest, as DeepSpeed and detectron2 leave them.
+POINTER = re.compile(r"(last|latest)\w*(\.txt|\.json)?")
 HEAD, TAIL = 1 << 16, 1 << 10  # bytes of a file that are looked at
-LONGEST = 100 << 20  # the header of a .safetensors
+LONGEST = 100 << 20  # the header of a .safetensors, or a .metadata
 ZIP, ZIP_END = b"PK\3\4", b"PK\5\6"
 OFFSETS = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,15}\s*,\s*(\d{1,15})\s*\]')
+PARTS = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")  # in a .metadata
+DIGITS = re.compile(r"\d+")
+SHARD = re.compile(r"\d+-of-(\d{1,9})")
 # A pickled dictionary whose first key is this one.
 FIRST = rb"\x80[\x02-\x05](\x95.{8})?\}(q\x00|\x94)?\((X.{4}|\x8c.)"
 OWN_STATE = re.compile(FIRST + re.escape(ATTACHED.encode()), re.S)
-MOST_TRIES = 50
+MOST_TRIES, DEEPEST = 50, 16
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """Its name below the folder that the script ran in, what it consists of, and when the last of
-    that was written, by its machine's word."""
-
-    name: str
-    files: tuple[OutputFile, ...]
-    unix: int
-
-    @property
-    def is_folder(self) -> bool:
-        return self.files[0].name != self.name
-
-    @property
-    def stem(self) -> str:
-        return self.name if self.is_folder else str(PurePosixPath(self.name).with_suffix(""))
-
-
-def held_by(
-    nodes: dict[str, Node], there: dict[str, str], folders: tuple[str, ...]
-) -> dict[str, dict[str, Checkpoint]]:
-    """Each machine's checkpoints by name, the newest first, in the order of `there`: clocks of
-    machines are not compared. Of two that have one name but for their ends, the one that runs no
-    code when it is loaded comes first."""
-    held = {}
-    for host, folder in there.items():
-        try:
-            files = listing(nodes[host], folder, folders)
-        except NotHere:
-            files = []
-        whole = _whole(list(_checkpoints(files, folders)))
-        newest: dict[str, int] = {}
-        for checkpoint in whole:
-            newest[checkpoint.stem] = max(checkpoint.unix, newest.get(checkpoint.stem, 0))
-        whole.sort(key=lambda one: (-newest[one.stem], not one.name.endswith(SAFE)))
-        held[host] = {checkpoint.name: checkpoint for checkpoint in whole}
-    return held
-
-
-def _checkpoints(files: list[OutputFile], folders: tuple[str, ...]) -> Iterator[Checkpoint]:
-    names = {file.name for file in files}
-    inside = {str(PurePosixPath(one).parent) for one in names if INSIDE.fullmatch(_last(one))}
-    groups: dict[str, list[OutputFile]] = {}
-    for file in files:
-        groups.setdefault(_place(file.name, folders, inside), []).append(file)
-    for name, some in groups.items():
-        ends = CHECKPOINTS if name in names else WITHIN
-        if any(file.name.endswith(ends) for file in some):
-            yield Checkpoint(name, tuple(some), max(file.unix for file in some))
-
-
-def _place(name: str, folders: tuple[str, ...], inside: set[str]) -> str:
-    """The outermost folder that is a checkpoint with this file in it, or the file itself."""
-    above = [str(parent) for parent in PurePosixPath(name).parents][-2::-1]  # without "."
+def group_files(names: Iterable[str], outputs: tuple[str, ...]) -> dict[str, str]:
+    """Map each file that belongs to a checkpoint to it: the outermost folder that is one, or the
+    file itself."""
+    paths, contents = [PurePosixPath(name) for name in names], dict[str, list[PurePosixPath]]()
+    paths = [path for path in paths if len(path.parts) <= DEEPEST]
+    for path in paths:
+        for parent in [*path.parents][:-1]:
+            contents.setdefault(str(parent), []).append(path.relative_to(parent))
+    marked = {str(path.parent) for path in paths if INSIDE.fullmatch(path.name)}
 
     def is_checkpoint(folder: str) -> bool:
-        below = any(folder.startswith(f"{output}/") for output in folders)
-        return folder in inside or (below and FOLDER.fullmatch(_last(folder)) is not None)
+        name = PurePosixPath(folder).name
+        below = any(folder.startswith(f"{output}/") for output in outputs)
+        if folder not in marked and not (below and FOLDER.fullmatch(name)):
+            return False
+        # It only holds checkpoints if names in it have another number, or say last or best.
+        for path in contents[folder]:
+            is_single = path.name.endswith(ENDINGS)
+            if not path.name.endswith(ENDINGS_IN_FOLDER):
+                continue
+            named = [part for part in path.parts[:-1] if FOLDER.fullmatch(part)]
+            named += [path.name] if is_single else []
+            numbers = {number for part in named for number in NUMBER.findall(part)}
+            if numbers - {*NUMBER.findall(name)} or (is_single and NEWEST.fullmatch(path.stem)):
+                return False
+        return True
 
-    return next(filter(is_checkpoint, above), name)
+    folders = {folder for folder in contents if is_checkpoint(folder)}
+    checkpoint_of = {}
+    for path in paths:
+        above = map(str, [*path.parents][-2::-1])  # without "."
+        checkpoint_of[str(path)] = next((one for one in above if one in folders), str(path))
+    holds_state = {
+        checkpoint
+        for name, checkpoint in checkpoint_of.items()
+        if name.endswith(ENDINGS if name == checkpoint else ENDINGS_IN_FOLDER)
+    }
+    return {name: place for name, place in checkpoint_of.items() if place in holds_state}
 
 
-def _last(name: str) -> str:
-    return PurePosixPath(name).name
+def hand_over(
+    site: RunSite, outputs: tuple[str, ...], is_told: bool, from_self: bool
+) -> str | None:
+    """Find the checkpoint that the next attempt goes on from, and copy it to all machines; None if
+    there is none. `is_told`: the program is told which one, and does not look for it itself.
+    Raises UserError."""
+    with waiting(site.terminal, "looking for the newest checkpoint"):
+        search = Search(site, outputs, site.attempts.unfit(site.folder) if is_told else ())
+    room = max(0, disk_free() - DISK_LEFT)
+    try:
+        with waiting(site.terminal, "giving the newest checkpoint to all machines"):
+            name = search.find_own() if from_self else search.copy_newest(room)
+    except Unwritable as error:
+        raise UserError(not_copied(site.folder, error)) from None
+    if search.rejected and not is_told:
+        raise UserError(
+            f"{search.rejected[0]}: RESUME_ARGS has no {{last}}, so the script looks for its "
+            "checkpoint itself, and would find another one on each machine. Resume the run when "
+            "all of its machines answer, or give RESUME_ARGS with {last}."
+        )
+    absent = [host for host in search.last_hosts if host not in search.checkpoints]
+    if name is None and absent and (search.rejected or search.unlisted):
+        raise UserError(
+            f"there is no complete checkpoint without the files of {', '.join(absent)}: resume "
+            "the run when all of its machines answer."
+        )
+    if name is not None:
+        shown = show_names([name])
+        told = f"the script goes on from {shown}" if is_told else f"{shown} is on all machines"
+        site.terminal.say(told)
+        return name
+    hint = ""
+    if sent := [*dict.fromkeys(search.sent)]:
+        hint = f"; {show_names(sent)} was sent, not saved by this run"
+    if others := [*dict.fromkeys(file.name for o in search.others.values() for file in o)]:
+        hint += f"; {show_names(others)} is no checkpoint by its name and contents"
+    site.terminal.say(f"no checkpoint was found in {', '.join(outputs)}{hint}: starting anew")
+    return None
 
 
-def _whole(checkpoints: list[Checkpoint]) -> list[Checkpoint]:
-    """Without folders that have fewer files than the one before them: a rank that was killed has
-    not written the rest."""
-    least: dict[PurePosixPath, int] = {}  # the files of the newest older folder beside it
-    whole = []
-    for checkpoint in sorted(checkpoints, key=lambda one: -one.unix)[::-1]:
-        parent, count = PurePosixPath(checkpoint.name).parent, len(checkpoint.files)
-        if not checkpoint.is_folder or count >= least.get(parent, 0):
-            whole.append(checkpoint)
-        if checkpoint.is_folder:
-            least[parent] = count
-    return whole[::-1]
+class Search:
+    """A search for the checkpoint that the next attempt can go on from.
 
+    `checkpoints` has the files of each by machine and name, the newest first, and `others` the
+    files that belong to none. `rejected` collects which checkpoints lack parts or did not arrive.
+    """
 
-@dataclass(frozen=True)
-class Candidates:
-    """The checkpoints that machines hold, those last from which an attempt went on that made no
-    step. `held`: of each machine, `there` their folders of the run, `folder` the run's own here."""
+    def __init__(self, site: RunSite, outputs: tuple[str, ...], unfit: Collection[str] = ()):
+        self.nodes, self.folder, self.say = site.machines.nodes, site.folder, site.terminal.say
+        self.run_folders, self.unfit = site.folders, unfit
+        last = (
+            site.attempts.list[-1] if site.attempts.list else {"ranks": {}, "nodes": site.folders}
+        )
+        self.last_hosts, self.world_size = [*last["nodes"]], sum(map(len, last["ranks"].values()))
+        self.checkpoints: dict[str, dict[str, list[OutputFile]]] = {}
+        self.others: dict[str, list[OutputFile]] = {}
+        self.sent: list[str] = []
+        self.rejected: list[str] = []
+        self.unlisted = False
+        # Times of different machines are not compared: the first machine that has one decides.
+        hosts = [host for host in self.last_hosts if host in site.folders]
+        hosts += [host for host in site.folders if host not in hosts]
+        listings: dict[str, Listing] = {}
+        for host in hosts:
+            try:
+                listings[host] = list_outputs(self.nodes[host], site.folders[host], outputs)
+            except NotHere as error:
+                self.unlisted = True
+                self.say(f"{host}: the checkpoints there are unknown: {error}")
+        # What makes a folder a checkpoint may be on another machine alone.
+        checkpoint_of = group_files({f.name for o in listings.values() for f in o.files}, outputs)
+        for host, listing in listings.items():
+            groups, stems = dict[str, list[OutputFile]](), dict[str, list[str]]()
+            for file in listing.files:
+                groups.setdefault(checkpoint_of.get(file.name, ""), []).append(file)
+            self.others[host] = groups.pop("", [])
+            self.sent += listing.others["sent"][1] if "sent" in listing.others else []
+            for name, files in groups.items():
+                stem = str(PurePosixPath(name).with_suffix("")) if files[0].name == name else name
+                stems.setdefault(stem, []).append(name)
+            # Of files with the same stem, the one that runs no code when it is loaded comes first.
+            names = [
+                n for s in stems.values() for n in sorted(s, key=lambda n: not n.endswith(SAFE))
+            ]
+            self.checkpoints[host] = {name: groups[name] for name in names}
 
-    held: dict[str, dict[str, Checkpoint]]
-    nodes: dict[str, Node]
-    there: dict[str, str]
-    folder: Path
-    say: Callable[[str], None]
-    unfit: Collection[str] = ()
+    def newest_first(self) -> list[str]:
+        """Merge the machines' names. The first machine's order counts; a name that it lacks comes
+        before the names that are older on another machine of the last attempt."""
+        if not any(self.checkpoints.values()):
+            self.look_into_others()
+        order: list[str] = []
+        for host, names in self.checkpoints.items():
+            position, fresh = 0, list[str]()
+            for name in names:
+                if name not in order:
+                    fresh.append(name)
+                elif host in self.last_hosts:
+                    position = max(position, order.index(name))
+                    order[position:position] = fresh
+                    position, fresh = position + len(fresh), []
+            order += fresh
+        return sorted(order, key=lambda name: name in self.unfit)[:MOST_TRIES]
 
-    def own(self) -> str | None:
-        """The newest intact checkpoint that every machine has of its own; None where none has any.
-        Raises UserError, Unwritable."""
-        for name in self._names():
-            if all(name in kept and self._intact(h, kept[name]) for h, kept in self.held.items()):
+    def look_into_others(self) -> None:
+        """Take files with another ending if torch.save wrote them."""
+        for host, files in self.others.items():
+            for file in files[:MOST_TRIES]:
+                if TORCH.match(self.read(host, file.name, TAIL)):
+                    self.checkpoints[host][file.name] = [file]
+
+    def find_own(self) -> str | None:
+        """Return the newest checkpoint that every machine has of its own, None if no machine has
+        any. Raises UserError, Unwritable."""
+        for name in self.newest_first():
+            if all(
+                name in held
+                and not self.missing(name, {file.name: host for file in held[name]}, ())
+                and all(self.is_intact(host, file) for file in held[name])
+                for host, held in self.checkpoints.items()
+            ):
                 return name
-        if any(self.held.values()):
-            lack = [host for host, files in self.held.items() if not files]
+        if any(self.checkpoints.values()):
+            lack = [host for host, held in self.checkpoints.items() if not held]
             why = f"{', '.join(lack)} has none" if lack else "no intact one is on all machines"
             raise UserError(
                 f"RESUME_FROM=self: each machine goes on from a checkpoint of its own, and {why}: "
@@ -147,81 +228,131 @@ class Candidates:
             )
         return None
 
-    def spread(self, room: int) -> str | None:
-        """Give the first machine's newest intact checkpoint, or the next one where it does not
-        arrive here, to all machines. Returns its name, None where none arrived. Raises UserError,
-        Unwritable."""
-        for name in self._names():
-            for host, kept in self.held.items():
-                newest = kept.get(name)
-                if newest and self._intact(host, newest) and self._give(host, newest, room):
-                    return name
+    def copy_newest(self, room: int) -> str | None:
+        """Copy the newest complete checkpoint to all machines, or the next one if it does not
+        arrive here. Returns its name, None if none arrived. Raises UserError, Unwritable."""
+        names = self.newest_first()
+        for position, name in enumerate(names):
+            parts = {host: held[name] for host, held in self.checkpoints.items() if name in held}
+            # Another machine may have parts from before the last attempt under the same name.
+            parts = {
+                host: files for host, files in parts.items() if host in self.last_hosts
+            } or parts
+            hosts = {file.name: host for host, files in parts.items() for file in files}
+            if why := self.missing(name, hosts, names[position + 1 :]):
+                held_by = "; ".join(
+                    f"{host} has {show_names([file.name for file in files])}"
+                    for host, files in parts.items()
+                )
+                self.reject(f"{show_names([name])} is not complete: {why} ({held_by})")
+            elif self.copy(name, parts, room):
+                return name
         return None
 
-    def _names(self) -> list[str]:
-        names = dict.fromkeys(name for kept in self.held.values() for name in kept)
-        return sorted(names, key=lambda name: name in self.unfit)[:MOST_TRIES]
+    def reject(self, why: str) -> bool:
+        self.rejected.append(why)
+        self.say(why)
+        return False
 
-    def _source(self, host: str, name: str) -> str:
-        return f"{self.there[host]}/{WORK}/{host}/{name}"
-
-    def _intact(self, host: str, checkpoint: Checkpoint) -> bool:
-        for file in checkpoint.files:
-            with staging(self.folder) as scratch:
-                try:
-                    wrong = flaw(self.nodes[host], self._source(host, file.name), file, scratch)
-                except NotHere:
-                    return False
-            if wrong == ATTACHED and checkpoint.is_folder:  # beside others, of a rank
+    def missing(self, name: str, hosts: dict[str, str], older: Iterable[str]) -> str | None:
+        """Say what a checkpoint lacks of which machines have these files; None if it seems whole.
+        `older`: names of checkpoints that were saved before it."""
+        if name in hosts:
+            return None
+        for file, host in hosts.items():
+            folder = PurePosixPath(file).parent
+            if file.endswith(".distcp") and f"{folder}/.metadata" not in hosts:
+                return f"{folder}/.metadata is missing, which rank 0 writes last"
+            if file == f"{folder}/.metadata":
+                parts = PARTS.findall(self.read(host, file, LONGEST))
+                if lost := sorted({f"{folder}/{part.decode()}" for part in parts} - {*hosts}):
+                    return f"{show_names(lost)} is missing"
+        shards = Counter((SHARD.sub("#", f), int(m[1])) for f in hosts if (m := SHARD.search(f)))
+        for (kind, total), count in shards.items():
+            if count < total:
+                return f"{count} of {total} files like {show_names([kind])} are there"
+        # A rank that was killed has not written the files that the folder before this one has.
+        kinds = Counter(DIGITS.sub("#", str(PurePosixPath(f).relative_to(name))) for f in hosts)
+        for other in (o for o in older if PurePosixPath(o).parent == PurePosixPath(name).parent):
+            before = {f.name for held in self.checkpoints.values() for f in held.get(other, ())}
+            if other in before:  # a single file
                 continue
-            if wrong:
-                if wrong != ATTACHED:
-                    self.say(f"{host}: {file.name} is passed over: {wrong}")
-                return False
-        return True
+            names = [DIGITS.sub("#", str(PurePosixPath(f).relative_to(other))) for f in before]
+            for kind, count in Counter(names).items():
+                if kinds[kind] < min(count, self.world_size):
+                    return f"{kinds[kind]} of {count} files like {show_names([kind])} are there"
+            break
+        return None
 
-    def _give(self, source: str, checkpoint: Checkpoint, room: int) -> bool:
-        """Whether it arrived, and all others have it."""
+    def copy(self, name: str, parts: dict[str, list[OutputFile]], room: int) -> bool:
+        """Copy a checkpoint to all machines. Each file is read once, from the first machine that
+        has an intact one. Returns whether all machines have it. Raises UserError, Unwritable."""
+        sources: dict[str, dict[str, OutputFile]] = {}
+        for host, files in parts.items():
+            for file in files:
+                sources.setdefault(file.name, {})[host] = file
+            for file in self.others[host]:
+                folder, _, last = file.name.rpartition("/")
+                is_beside = folder == name.rpartition("/")[0] and file.size < TAIL
+                if is_beside and POINTER.fullmatch(last):
+                    sources.setdefault(file.name, {host: file})
         with staging(self.folder) as scratch:
-            fresh: dict[str, tuple[int, Path]] = {}
-            for number, file in enumerate(checkpoint.files):
-                path = scratch / str(number)
-                left = room - sum(size for size, _ in fresh.values())
-                try:
-                    size = receive(self.nodes[source], self._source(source, file.name), path, left)
-                except NotHere:
-                    return False
-                if size is None or size > left or not (size or checkpoint.is_folder):
-                    return False
-                fresh[file.name] = size, path
-            for host in (host for host in self.there if host != source):
-                for name, (size, path) in fresh.items():
-                    put(self.nodes[host], path, size, self._source(host, name))
+            fresh: dict[str, tuple[str, int, Path]] = {}
+            for number, (file_name, copies) in enumerate(sources.items()):
+                why = ""
+                for host, file in copies.items():
+                    if not self.is_intact(host, file, file_name == name):
+                        continue
+                    path = scratch / f"{number}-{host}"
+                    try:
+                        size = receive(self.nodes[host], self.source(host), file_name, path, room)
+                    except NotHere as error:
+                        size, why = None, str(error)
+                    if size is not None and size <= room:
+                        fresh[file_name], room = (host, size, path), room - size
+                        break
+                    why = why or "it is gone, or this machine's disk has no room for it"
+                if file_name not in fresh:
+                    return bool(why) and self.reject(f"{show_names([name])} did not arrive: {why}")
+            for host in self.run_folders:
+                for file_name, (source, size, path) in fresh.items():
+                    if host != source:
+                        put(self.nodes[host], path, size, self.source(host), file_name)
         return True
 
+    def source(self, host: str) -> str:
+        return f"{self.run_folders[host]}/{WORK}/{host}"
 
-def flaw(node: Node, source: str, file: OutputFile, scratch: Path) -> str | None:
-    """Why this file of a machine is none to go on from; None for one that seems whole. ATTACHED:
-    what tandem.sync keeps for a rank. Raises NotHere, OSError."""
-    head = _piece(node, source, scratch / "head", HEAD, 0)
-    if OWN_STATE.search(head):
-        return ATTACHED
-    if not head:
-        return "it is empty" if file.name.endswith(CHECKPOINTS) else None
-    if head.startswith(ZIP):
-        tail = _piece(node, source, scratch / "tail", TAIL, max(0, file.size - TAIL))
-        return None if ZIP_END in tail else "its end is missing"
-    if file.name.endswith(SAFE):
-        size = int.from_bytes(head[:8], "little")
-        if size > min(LONGEST, file.size):
-            return "its header is damaged"
-        header = head[8:] if size <= HEAD - 8 else _piece(node, source, scratch / "more", size, 8)
-        ends = map(int, OFFSETS.findall(header[:size]))
-        return None if 8 + size + max(ends, default=0) <= file.size else "its end is missing"
-    return None
+    def read(self, host: str, name: str, max_bytes: int, begin: int = 0) -> bytes:
+        """Return a piece of a machine's file; nothing if it does not arrive. Raises Unwritable."""
+        with staging(self.folder) as scratch:
+            path = scratch / "piece"
+            try:
+                receive(self.nodes[host], self.source(host), name, path, max_bytes, begin)
+            except NotHere:
+                return b""
+            return path.read_bytes()[:max_bytes] if path.exists() else b""
 
-
-def _piece(node: Node, source: str, target: Path, most: int, begin: int) -> bytes:
-    if receive(node, source, target, most, begin) is None:
-        raise NotHere("it is gone")
-    return target.read_bytes()[:most]
+    def is_intact(self, host: str, file: OutputFile, is_single: bool = True) -> bool:
+        """Whether an attempt can go on from a file, as far as its beginning and end show."""
+        head = self.read(host, file.name, HEAD)
+        if OWN_STATE.search(head):  # of tandem.sync, for a rank
+            return not is_single
+        problem = None
+        if not head and file.name.endswith(ENDINGS):
+            problem = "it is empty, or gone"
+        elif head.startswith(ZIP):
+            tail = self.read(host, file.name, TAIL, max(0, file.size - TAIL))
+            problem = None if ZIP_END in tail else "its end is missing"
+        elif file.name.endswith(SAFE):
+            size = int.from_bytes(head[:8], "little")
+            if size > min(LONGEST, file.size):
+                problem = "its header is damaged"
+            else:
+                header = head[8:] if size <= HEAD - 8 else self.read(host, file.name, size, 8)
+                ends = map(int, OFFSETS.findall(header[:size]))
+                is_whole = 8 + size + max(ends, default=0) <= file.size
+                problem = None if is_whole else "its end is missing"
+        if problem:
+            self.say(f"{host}: {show_names([file.name])} is skipped: {problem}")
+        return problem is None

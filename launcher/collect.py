@@ -17,7 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from contract import records
@@ -43,13 +43,18 @@ SECONDS, LEAST = 60.0, 4 * MIB
 # A .bashrc may print before the file begins.
 MARK = b"tandem-file\n"
 GREETING = 1 << 16
+# From within the folder, since a path from / would be too long for some names.
 SEND = (
-    'test -e "$1" || test -L "$1" || exit 3; test -f "$1" && test ! -L "$1" || exit 4; '
-    'exec 3<"$1" || exit 5; echo tandem-file; tail -c "+$3" <&3 | head -c "$2"'
+    'cd "$1" 2>/dev/null || exit 3; '
+    'test -e "$2" || test -L "$2" || exit 3; test -f "$2" && test ! -L "$2" || exit 4; '
+    'exec 3<"$2" || exit 5; echo tandem-file; tail -c "+$4" <&3 | head -c "$3"'
 )
 ABSENT, IRREGULAR = 3, 4
-# Of a name, where the disk itself is well.
-NAMES = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG)
+# Errors about a name, on a disk that works.
+NAMES = (
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOTEMPTY, errno.ENAMETOOLONG),
+    *(errno.EINVAL, errno.EILSEQ),
+)
 # Space that the run's own last files need on the disk that the checkpoints go to.
 DISK_LEFT = 256 * MIB
 
@@ -142,25 +147,26 @@ def of_each(
 def _bring(node: Node, there: str, name: str, folder: Path, most: int) -> list[str]:
     """What the run's folder lacks of one file of up to `most` bytes, or nothing where there is
     none. Raises NotHere, Unwritable."""
-    source, target = f"{there}/{name}", folder / name
+    target = folder / name
     by_lines = not name.endswith(".json")  # the beginning is useful without the end
     with staging(folder) as scratch:
         fresh = scratch / "file"
         here = target.stat().st_size if by_lines and target.exists() else 0
         limit = max(0, most - here)
-        size = receive(node, source, fresh, limit, here)
+        size = receive(node, there, name, fresh, limit, here)
         if size is None:
             return []
         said = []
         if size > limit:
             more = f"larger than {most // MIB} MiB (KEEP= allows more); the whole file is"
+            source = f"{there}/{name}"
             if not by_lines:
                 raise NotHere(f"it is {more} {source} there")
             cut_to_lines(fresh, limit)
             said = [
                 f"{node.host.name}: {name} holds the beginning only: it is {more} {source} there."
             ]
-        add_to(target, fresh) if here else move_in(fresh, target)
+        add_to(target, fresh) if here else move_in(fresh, folder, name)
         return said
 
 
@@ -179,16 +185,21 @@ def staging(folder: Path) -> Iterator[Path]:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def move_in(fresh: Path, target: Path) -> None:
-    """Move what arrived to its place. Raises OSError, and NotHere for a name that this disk cannot
-    have: a machine may call a folder what was a file before."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        fresh.replace(target)
+def move_in(fresh: Path, folder: Path, name: str) -> None:
+    """Move what arrived to its place below the folder. Raises OSError, and NotHere for a name that
+    this disk cannot have: a machine may call a folder what was a file before."""
+    base = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:  # below this descriptor, since a path from / would be too long for some names
+        for parent in [*PurePosixPath(name).parents][-2::-1]:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(parent, dir_fd=base)
+        os.replace(fresh, name, dst_dir_fd=base)
     except OSError as error:
         if error.errno not in NAMES:
             raise
         raise NotHere(f"here something else has its name ({error.strerror})") from None
+    finally:
+        os.close(base)
 
 
 def add_to(target: Path, fresh: Path) -> None:
@@ -212,14 +223,17 @@ def cut_to_lines(path: Path, limit: int) -> None:
         file.truncate(begin + file.read(limit - begin).rfind(b"\n") + 1)
 
 
-def receive(node: Node, source: str, target: Path, limit: int, begin: int = 0) -> int | None:
-    """Write a node's file from byte `begin` on to `target`, at most one byte more than `limit`.
+def receive(
+    node: Node, folder: str, name: str, target: Path, limit: int, begin: int = 0
+) -> int | None:
+    """Write the file of this name in a node's folder, from byte `begin` on, to `target`, at most
+    one byte more than `limit`.
 
     Returns the bytes written, None when the node has no such file. Raises NotHere, and OSError
     where `target` cannot be written.
     """
     try:
-        words = [source, str(limit + 1), str(begin + 1)]
+        words = [folder, name, str(limit + 1), str(begin + 1)]
         process = node.start(["sh", "-c", SEND, "sh", *words])
     except (OSError, UserError) as error:
         raise Lost(str(error).rstrip(".")) from None
@@ -298,9 +312,7 @@ def best_and_last(
 
         def work(name: str, host: str = host) -> list[str]:
             try:
-                paths.extend(
-                    whole_file(nodes[host], f"{there[host]}/{name}", folder, folder / name)
-                )
+                paths.extend(whole_file(nodes[host], there[host], name, folder))
             except TooLarge as error:
                 no_room.append(error)
                 raise
@@ -325,7 +337,7 @@ def bring_results(
     def work(name: str) -> list[str]:
         if host not in nodes:
             raise Lost("the machine does not answer")
-        fresh = whole_file(nodes[host], f"{there[host]}/{name}", folder, folder / name)
+        fresh = whole_file(nodes[host], there[host], name, folder)
         if not fresh:
             raise NotHere("it is gone")
         came.extend(fresh)
@@ -351,7 +363,7 @@ def hand_on(
         with staging(folder) as scratch:
             fresh = scratch / "file"
             try:
-                size = receive(left[host], f"{there[host]}/checkpoints/{host}/{name}", fresh, room)
+                size = receive(left[host], there[host], f"checkpoints/{host}/{name}", fresh, room)
             except NotHere:
                 continue
             if size and size <= room:
@@ -360,16 +372,16 @@ def hand_on(
     return False
 
 
-def whole_file(node: Node, source: str, folder: Path, target: Path) -> list[Path]:
-    """One file, as far as this machine's disk allows; [] where there is none. Raises NotHere,
-    Unwritable."""
+def whole_file(node: Node, there: str, name: str, folder: Path) -> list[Path]:
+    """Bring one file of the run, as far as this machine's disk allows; return [] if there is none.
+    Raises NotHere, Unwritable."""
     with staging(folder) as scratch:
         room = max(0, shutil.disk_usage(folder).free - DISK_LEFT)
         fresh = scratch / "file"
-        size = receive(node, source, fresh, room)
+        size = receive(node, there, name, fresh, room)
         if size is None:
             return []
         if size > room:
-            raise TooLarge(f"only {room // MIB} MiB to spare for {Path(source).name}")
-        move_in(fresh, target)
-    return [target]
+            raise TooLarge(f"only {room // MIB} MiB to spare for {Path(name).name}")
+        move_in(fresh, folder, name)
+    return [folder / name]

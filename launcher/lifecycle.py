@@ -247,10 +247,9 @@ def perform_attempt(run: Run, start: Start, stopper: Stopper) -> Outcome:
 
 def send(run: Run, start: Start) -> None:
     plan, workload = start.plan, start.needs.workload
-    if run.attempts.list:
-        workload.place_checkpoints(run.site(start.machines, start.needs), plan)
     with waiting(run.terminal, "sending the code"):
         deliver(workload.deliveries(), start.machines, run.terminal.say)
+    workload.prepare_machines(run.site(start.machines, start.needs), plan)
     run.terminal.say(
         f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
         f"{pluralize(plan.world_size, 'process')}"

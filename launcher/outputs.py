@@ -1,175 +1,252 @@
-"""What a script of the user's wrote, brought here at the end.
+"""Files that a script wrote on the machines: lists them, and brings them here at the end.
 
-Here the names come from the machines, too. So they are checked as what they send is (collect.py):
-a name leads nowhere but below the machine's own part of the run's folder, and files have a number
-and a size together that no machine can exceed.
+The names come from the machines. So each is checked before it becomes a path: it leads nowhere but
+below the machine's own part of the run's folder, and the files of a machine have a number and a
+size together that no machine can exceed.
 """
 
 from __future__ import annotations
 
-import filecmp
 import mmap
-import re
-from collections.abc import Mapping
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
+from boundary.answers import WorkFiles
+from boundary.schema import Invalid
 from contract.errors import UserError
 from contract.text import pluralize
+from launcher import remote
 from launcher.collect import (
     LEAST,
     SECONDS,
     Lost,
     NotHere,
+    Unwritable,
     move_in,
     of_each,
-    one_by_one,
     receive,
     staging,
 )
 from launcher.machines.engine import Node, error_location, talk
+from launcher.node.machine import file_sha256
 from launcher.plan.code import WORK
 from launcher.plan.files import CACHES
 
 MOST_FILES = 2000  # of a machine
-DEEPEST = 16  # folders
-LIST = (
-    'cd "$1" 2>/dev/null || exit 0; shift; for one; do test ! -d "./$one" || '
-    'find "./$one" -type f -printf "%T@ %s %P\\t$one\\0"; done'
+MOST_FOLDERS = 32_000
+LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes that Linux accepts
+SHOWN_NAMES = 5
+# With these, git, Mercurial, direnv or an editor may run programs if somebody looks at their
+# folder. A bare repository has a file HEAD.
+TOOLS = {".git", ".hg", ".envrc", ".vscode", ".idea", ".devcontainer"}
+# Why a file stays on its machine.
+REASONS = {
+    "links": "links",
+    "special": "not regular files",
+    "unreadable": "not readable there",
+    "odd": "names that lead out of the folder",
+}
+# From within the folder, since a path from / would be too long for some names.
+PUT = (
+    'mkdir -p "$1" && cd "$1" || exit; case $2 in */*) mkdir -p "./${2%/*}" && cd "./${2%/*}" '
+    '|| exit;; esac; head -c "$3" > .tandem-part && test "$(stat -c %s .tandem-part)" = "$3" && '
+    'mv -T -- .tandem-part "${2##*/}"'
 )
-WRITTEN = re.compile(r"(\d{1,12})\.?\d* (\d{1,15}) ([^\t]+)\t([^\t]+)")
-PUT = 'mkdir -p "$(dirname "$1")" && cat > "$1.part" && mv "$1.part" "$1"'
 
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file: its name below the folder that the script ran in, and by its machine's word its size
-    and when it was written."""
+    """A file of a run on a machine: its name below the folder that the script runs in, and its size
+    and time, which only this machine's other times can be compared with."""
 
     name: str
     size: int
-    unix: int
+    modified_ns: int
 
 
-def listing(node: Node, there: str, folders: tuple[str, ...]) -> list[OutputFile]:
-    """The files in these folders, the newest first; `there` is the machine's folder of the run.
-    Raises NotHere."""
-    argv = ["sh", "-c", LIST, "sh", f"{there}/{WORK}/{node.host.name}", *folders]
+@dataclass(frozen=True)
+class Listing:
+    """The files that a run wrote on a machine: the newest first, and how many there are. `others`:
+    number and first names of everything else, by its kind."""
+
+    files: list[OutputFile]
+    count: int
+    others: dict[str, tuple[int, list[str]]]
+
+
+def list_outputs(node: Node, run_folder: str, outputs: tuple[str, ...]) -> Listing:
+    """List the files of a run in these folders of a machine. Raises NotHere."""
+    work = f"{run_folder}/{WORK}/{node.host.name}"
+    call = f"show_files({remote.MARK!r}, {work!a}, {[*outputs]!a})"
     try:
-        said, _, status = talk(node.start(argv), b"", SECONDS)
+        return check_listing(remote.ask(node, "launcher.node.work", call, WorkFiles), outputs)
     except (OSError, UserError) as error:
         raise Lost(str(error).rstrip(".")) from None
-    if status != 0:
-        raise NotHere("the machine did not list them")
-    try:
-        return _listed(said, folders)
-    except Exception as error:  # the border of a machine
-        raise NotHere(f"what it listed ended in an error here: {error_location(error)}") from None
+    except Invalid as error:
+        raise NotHere(f"the machine did not list its files: {error}") from None
+    except Exception as error:  # a defect here is that machine's alone
+        raise NotHere(
+            f"its list of files ended in an error here: {error_location(error)}"
+        ) from None
 
 
-def _listed(said: bytes, folders: tuple[str, ...]) -> list[OutputFile]:
-    files = [file for word in said.split(b"\0") if (file := _read(word, folders))]
-    names = {file.name for file in files}
-    # No file can be a folder, too, however it is called.
-    real = [file for file in files if not names & {*map(str, PurePosixPath(file.name).parents)}]
-    return sorted({file.name: file for file in real}.values(), key=lambda file: -file.unix)
+def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> Listing:
+    """Take the names that lead below these folders, and to files only."""
+    files = {}
+    for quoted, size, modified_ns in answer.files:
+        name = unquote(quoted, errors="surrogateescape")
+        if is_below(name, outputs):
+            files[name] = OutputFile(name, size, modified_ns)
+    # No file can be a folder, too: in this order, one that were would stand before its contents.
+    names = sorted(files, key=lambda name: name.replace("/", "\0"))
+    kept = [
+        files[name]
+        for name, following in zip(names, [*names[1:], ""])
+        if not following.startswith(f"{name}/")
+    ]
+    others = {
+        str(kind): (names.count, [unquote(name, errors="surrogateescape") for name in names.first])
+        for kind, names in answer.others.items()
+    }
+    if odd := len(answer.files) - len(kept):
+        others["odd"] = odd, []
+    newest_first = sorted(kept, key=lambda file: -file.modified_ns)
+    return Listing(newest_first, answer.count - odd, others)
 
 
-def _read(word: bytes, folders: tuple[str, ...]) -> OutputFile | None:
-    """A file of the listing; None for a name that no path is made of here."""
-    match = WRITTEN.fullmatch(word.decode(errors="replace"))
-    if match is None or match[4] not in folders or not match[3].isprintable():
-        return None
-    parts = match[3].split("/")
-    odd = any(part in ("", ".", "..") or len(part.encode()) > 200 for part in parts)
-    if odd or len(parts) > DEEPEST or "\ufffd" in match[3]:
-        return None
-    name = str(PurePosixPath(match[4], match[3]))
-    return OutputFile(name, int(match[2]), int(match[1]))
+def is_below(name: str, outputs: tuple[str, ...]) -> bool:
+    parts = name.split("/")
+    return (
+        not {"", ".", ".."} & {*parts}
+        and "\0" not in name
+        and len(os.fsencode(name)) <= LONGEST_PATH
+        and all(len(os.fsencode(part)) <= LONGEST_NAME for part in parts)
+        and any(output == "." or name.startswith(f"{output}/") for output in outputs)
+    )
+
+
+def show_names(names: Sequence[str], count: int = 0) -> str:
+    """Spell the first of these names for people, with escapes for what cannot be printed."""
+    shown = [
+        "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+        for name in names[:SHOWN_NAMES]
+    ]
+    more = max(count, len(names)) - len(shown)
+    return ", ".join(shown) + (
+        f" and {more:,} more" if more and shown else f"{more:,}" * bool(more)
+    )
 
 
 def bring(
     nodes: dict[str, Node],
-    there: dict[str, str],
-    folders: tuple[str, ...],
+    run_folders: dict[str, str],
+    outputs: tuple[str, ...],
     folder: Path,
-    limit: int,
-    sent: Mapping[str, tuple[int, int]],
+    max_bytes: int,
 ) -> list[str]:
-    """Bring these folders of every machine into the run's `folder`, or without any all that is new
-    or changed against what was `sent` (size and unix time by name), up to `limit` bytes of each
-    machine, the newest files first; `there` are the machines' folders of the run. Returns sentences
-    on what came and what did not. Raises Unwritable."""
+    """Bring the files that the run wrote into these folders of every machine, or without any into
+    all, into the run's `folder`, up to `max_bytes` of each machine, the newest first. Returns
+    sentences that count what came and what did not. Raises Unwritable."""
+    brought: dict[str, dict[str, str]] = {}  # by machine and name, the hash
 
     def bring_from(host: str) -> list[str]:
-        node, place = nodes[host], f"{WORK}/{host}"
-        try:
-            every = listing(node, there[host], folders or (".",))
-        except NotHere as error:
-            return [f"{host}: what the script wrote was not collected: {error}."]
-        names = [
-            f"{place}/{file.name}"
-            for file in every
-            if (file.size, file.unix) != sent.get(file.name)
-            and not CACHES & {*file.name.split("/")}
-        ]
-        sizes: list[int] = []
+        brought[host] = {}
+        return bring_from_one(
+            nodes[host], run_folders[host], outputs, folder, max_bytes, brought[host]
+        )
 
-        def bring_file(name: str) -> list[str]:
-            sizes.append(_bring(node, f"{there[host]}/{name}", folder, name, limit - sum(sizes)))
-            return []
-
-        problems = one_by_one(host, names[:MOST_FILES], bring_file)
-        said = [f"{host}: {pluralize(len(sizes), 'file')} in {place}"] if sizes else []
-        if len(names) > MOST_FILES:
-            said.append(
-                f"{host}: {len(names) - MOST_FILES} older files stay there, in "
-                f"{there[host]}/{place}: a run brings {MOST_FILES} of a machine."
-            )
-        return [*said, *problems]
-
-    return [*of_each(there, bring_from, nodes), *_once(folder, list(there))]
-
-
-def _once(folder: Path, hosts: list[str]) -> list[str]:
-    """Keep once what several machines wrote alike; the first of them keeps it."""
-    first: dict[Path, Path] = {}
-    said = []
-    for host in hosts:
-        alike = 0
-        for path in sorted((folder / WORK / host).rglob("*")):
-            other = first.setdefault(path.relative_to(folder / WORK / host), path)
-            if other is not path and path.is_file() and filecmp.cmp(path, other, shallow=False):
-                path.unlink()
-                alike += 1
-        if alike:
-            said.append(f"{host}: {pluralize(alike, 'file')} equal to another machine's, kept once")
+    said = of_each(run_folders, bring_from, nodes)
+    # Keep once what several machines wrote with the same contents; the first machine keeps it.
+    kept: set[tuple[str, str]] = set()
+    for host in (host for host in run_folders if brought.get(host)):
+        equal = [name for name in brought[host].items() if name in kept]
+        kept.update(brought[host].items())
+        base = os.open(folder / WORK / host, os.O_RDONLY | os.O_CLOEXEC)
+        for name, _ in equal:
+            os.unlink(name, dir_fd=base)
+        os.close(base)
+        if equal:
+            count = pluralize(len(equal), "file")
+            said.append(f"{host}: {count} equal to another machine's, kept once")
     return said
 
 
-def _bring(node: Node, source: str, folder: Path, name: str, limit: int) -> int:
-    """One file; returns its size. Raises NotHere, Unwritable."""
-    with staging(folder) as scratch:
-        size = receive(node, source, scratch / "file", limit)
-        if size is None:
-            raise NotHere("it is gone")
-        if size > limit:
-            raise NotHere(
-                f"with it this machine's files would have more than their limit (KEEP= "
-                f"allows more): it is {source} there"
-            )
-        move_in(scratch / "file", folder / name)
-    return size
+def bring_from_one(
+    node: Node,
+    run_folder: str,
+    outputs: tuple[str, ...],
+    folder: Path,
+    room: int,
+    came: dict[str, str],
+) -> list[str]:
+    """Bring one machine's files, up to `room` bytes, and note the hash of each that `came`."""
+    host = node.host.name
+    place = f"{WORK}/{host}"
+    try:
+        listing = list_outputs(node, run_folder, outputs or (".",))
+    except NotHere as error:
+        return [f"{host}: the files that the script wrote were not collected: {error}."]
+    files, stays, total = list[OutputFile](), dict[str, list[str]](), listing.count
+    for file in listing.files:
+        parts = file.name.casefold().split("/")
+        if CACHES & {*parts}:
+            total -= 1
+        elif TOOLS & {*parts} or parts[-1] == "head":
+            why = "git or an editor could run programs that they name"
+            stays.setdefault(why, []).append(file.name)
+        else:
+            files.append(file)
+    older = total - sum(map(len, stays.values())) - len(files[:MOST_FILES])
+    parents, lost = set[int](), ""  # their hashes, since their names may be long
+    for file in files[:MOST_FILES]:
+        try:
+            if lost:
+                raise NotHere(lost)
+            parents.update(hash(str(parent)) for parent in PurePosixPath(file.name).parents)
+            if len(parents) > MOST_FOLDERS:
+                raise NotHere(f"in more than {MOST_FOLDERS:,} folders")
+            with staging(folder) as scratch:
+                fresh = scratch / "file"
+                size = receive(node, f"{run_folder}/{place}", file.name, fresh, max(0, room))
+                if size is None:
+                    raise NotHere("gone meanwhile")
+                if size > room:
+                    raise NotHere("beyond the limit of a machine, which KEEP= raises")
+                sha256 = file_sha256(fresh)
+                (folder / place).mkdir(parents=True, exist_ok=True)
+                move_in(fresh, folder / place, file.name)
+            came[file.name], room = sha256, room - size
+        except Unwritable:
+            raise
+        except Exception as error:  # a defect here is that machine's alone
+            reason = str(error) if isinstance(error, NotHere) else error_location(error)
+            lost = reason if isinstance(error, Lost) else lost
+            stays.setdefault(reason, []).append(file.name)
+    stayed = {reason: (len(names), names) for reason, names in stays.items()}
+    if older > 0:
+        stayed[f"a run brings the {MOST_FILES:,} newest of a machine"] = older, []
+    for kind in REASONS.keys() & listing.others.keys():
+        stayed[REASONS[kind]] = listing.others[kind]
+    said = [f"{host}: {len(came):,} of {pluralize(total, 'file')} in {place}"] if total else []
+    for reason, (count, names) in stayed.items():
+        said.append(
+            f"{host}: {pluralize(count, 'file')} not collected, {reason}: "
+            f"{show_names(names, count)} (in {run_folder}/{place})"
+        )
+    return said
 
 
-def put(node: Node, source: Path, size: int, target: str) -> None:
-    """Write a file to a machine. Raises UserError."""
+def put(node: Node, source: Path, size: int, folder: str, name: str) -> None:
+    """Write a file of this name into a machine's folder, whole or not at all. Raises UserError."""
     with source.open("rb") as file:
-        contents = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    process = node.start(["sh", "-c", PUT, "sh", target])
-    _, said, status = talk(process, contents, SECONDS * (1 + size // LEAST))
+        contents = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
+    process = node.start(["sh", "-c", PUT, "sh", folder, name, str(size)])
+    _, stderr, status = talk(process, contents, SECONDS * (1 + size // LEAST))
     if status != 0:
         raise UserError(
-            f"{node.host.label()}: the checkpoint could not be written to {target}: "
-            f"{said or 'it took too long'}: make room there."
+            f"{node.host.label()}: the checkpoint could not be written to {folder}/{name}: "
+            f"{stderr or 'it took too long'}: make room there."
         )

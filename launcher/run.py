@@ -86,6 +86,7 @@ PLANNED = defstruct(
 def began_as(folder: Path, given: dict[str, Any], verb: str) -> Config:
     """The options with which a run began, of which `verb` carries something out, with what was
     typed now. Raises UserError."""
+    folders.refuse_links(folder)
     planned = folders.recorded(folder / "plan.json", PLANNED)
     began = read(planned["options"])
     if not seal.holds(planned["options"], planned.get("seal")):

@@ -209,9 +209,8 @@ class Workload(ABC):
         None where there is nothing to tell. Raises UserError."""
 
     @abstractmethod
-    def place_checkpoints(self, site: RunSite, plan: Plan) -> None:
-        """See that the machines of an attempt that is not the first hold what it is to go on from,
-        and nothing else. Raises UserError."""
+    def prepare_machines(self, site: RunSite, plan: Plan) -> None:
+        """Make the machines ready for an attempt, after all files were sent. Raises UserError."""
 
     @abstractmethod
     def deliveries(self) -> list[Delivery]:

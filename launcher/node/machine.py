@@ -17,6 +17,18 @@ PULSE = " " * 63 + "\n"
 BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # has a name since Python 3.7; counts sleep, too
 
 
+class Pulse:
+    """Says that something goes on."""
+
+    def __init__(self):
+        self.last = time.monotonic()
+
+    def beat(self):
+        if time.monotonic() > self.last + 1:
+            self.last = time.monotonic()
+            print(PULSE, end="", flush=True)
+
+
 def identity():
     """Which process on which machine this is."""
     python = platform.python_version()
@@ -70,13 +82,18 @@ def tree_sha256(root, names=None):
     total = hashlib.sha256()
     for name in sorted(names):
         path = root / name
-        contents = hashlib.sha256()
-        with path.open("rb") as file:
-            for piece in iter(lambda: file.read(1 << 20), b""):
-                contents.update(piece)
         mode = "x" if path.stat().st_mode & 0o100 else "-"  # which a mount without exec keeps
-        total.update("{}\0{}\0{}\n".format(name, mode, contents.hexdigest()).encode())
+        total.update("{}\0{}\0{}\n".format(name, mode, file_sha256(path)).encode())
     return total.hexdigest()
+
+
+def file_sha256(path):
+    """The SHA-256 of a file's contents. Raises OSError."""
+    contents = hashlib.sha256()
+    with path.open("rb") as file:
+        for piece in iter(lambda: file.read(1 << 20), b""):
+            contents.update(piece)
+    return contents.hexdigest()
 
 
 def show(mark, folder):

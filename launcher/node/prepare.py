@@ -1,31 +1,13 @@
-"""What a machine does before a launch, which it then becomes:
-python -m launcher.node.prepare folder FROM FOLDER OUTPUT... -- COMMAND...
-python -m launcher.node.prepare links RESULT COMMAND...
+"""Measures a machine's links before a launch, which it then becomes:
+python -m launcher.node.prepare RESULT COMMAND...
 """
 
 import json
 import os
 import pathlib
-import shutil
 import sys
 
 from launcher.node import pairprobe
-
-
-def copy(sent, folder):
-    """Make the folder that a user's script runs in, with all files below `sent`. Raises OSError.
-
-    Each run has one of its own: what the script writes beside its code must neither change the code
-    that other runs compare, nor be lost when that is sent anew. A later attempt of the run finds
-    what earlier ones wrote.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(sent.rglob("*")):
-        target = folder / path.relative_to(sent)
-        if path.is_dir():
-            target.mkdir(exist_ok=True)
-        else:
-            shutil.copy2(str(path), str(target))
 
 
 def measure(result):
@@ -42,24 +24,12 @@ def measure(result):
 
 
 def main(argv):
-    """An exit code; none where the machine is prepared."""
-    if argv[0] == "links":
-        failed, command = measure(pathlib.Path(argv[1])), argv[2:]
-        if failed:
-            print("the link could not be measured with " + failed, file=sys.stderr)
-            return 1
-    else:
-        end = argv.index("--")  # what follows may have more of them
-        folder, command = pathlib.Path(argv[2]), argv[end + 1 :]
-        try:
-            copy(pathlib.Path(argv[1]), folder)
-            for output in argv[3:end]:  # not every script makes the folder that it saves in
-                (folder / output).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            print("the folder of the script cannot be made: {}".format(error), file=sys.stderr)
-            return 1
-        os.chdir(str(folder))
-    os.execv(command[0], command)  # noqa: S606 (no shell is what is wanted)
+    """An exit code; none where the links were measured."""
+    failed = measure(pathlib.Path(argv[0]))
+    if failed:
+        print("the link could not be measured with " + failed, file=sys.stderr)
+        return 1
+    os.execv(argv[1], argv[1:])  # noqa: S606 (no shell is what is wanted)
 
 
 if __name__ == "__main__":

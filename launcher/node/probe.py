@@ -18,7 +18,7 @@ import time
 
 from contract import layout
 from contract.interface import route
-from launcher.node.machine import PULSE, disk_free
+from launcher.node.machine import Pulse, disk_free
 from launcher.node.machine_lock import claims
 from launcher.node.processes import command_of
 
@@ -272,18 +272,6 @@ def data(folder, node_dir):
         except layout.LayoutError as error:
             found["problem"] = str(error)
     return found
-
-
-class Pulse:
-    """Says that something goes on."""
-
-    def __init__(self):
-        self.last = time.monotonic()
-
-    def beat(self):
-        if time.monotonic() > self.last + 1:
-            self.last = time.monotonic()
-            print(PULSE, end="", flush=True)
 
 
 def show_data(folder, node_dir, mark):

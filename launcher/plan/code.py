@@ -68,11 +68,6 @@ class Code:
         """Of this version, below node_dir."""
         return f"{self.kind}/{self.sha256[:12]}"
 
-    def stats(self) -> dict[str, tuple[int, int]]:
-        """Size and unix time of the files of the user's own folder, as a machine gets them."""
-        stats = {name: (self.tree / OWN / name).stat() for name in self.files.sent}
-        return {name: (stat.st_size, int(stat.st_mtime)) for name, stat in stats.items()}
-
 
 @dataclass(frozen=True)
 class Delivery:
@@ -101,6 +96,7 @@ class Source:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 shutil.copy2(self.root / name, target)
+                target.chmod(target.stat().st_mode | 0o200)  # another try may write it again
             except FileNotFoundError:  # it has just been removed
                 return False
         same = tree_sha256(self.root, names) == tree_sha256(tree / self.into, names)

@@ -8,11 +8,13 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+from boundary.answers import LaidOut
 from boundary.frames import Exit, Frames, Record
 from boundary.schema import Invalid
 from contract import records
@@ -25,6 +27,7 @@ from launcher.machines import engine
 from launcher.machines.engine import Host, MachineError, Node, Process, talk
 from launcher.node.link import LEASE
 from launcher.node.machine import who
+from launcher.outputs import show_names
 from launcher.plan import code
 from launcher.plan.code import Delivery
 from launcher.plan.layer import DAYS
@@ -84,6 +87,31 @@ def check_code(
     problems = {host.name: problem for host, problem in results if problem}
     if problems:
         raise MachineError([*problems], *problems.values())
+
+
+def lay_out(
+    plan: Plan, machines: OpenMachines, outputs: Sequence[str], say: Callable[[str], None]
+) -> None:
+    """Lay out the delivered code of a program in the folder that it runs in on each machine, and
+    make the folders `outputs` there. Raises MachineError."""
+
+    def lay_out_on(node: NodePlan) -> str | None:
+        sent, work = f"{node.cwd}/{code.OWN}", f"{node.output}/{code.WORK}/{node.host}"
+        call = f"lay_out({remote.MARK!r}, {sent!a}, {work!a}, {[*outputs]!a})"
+        try:
+            answer = remote.ask(machines.nodes[node.host], "launcher.node.work", call, LaidOut)
+        except (OSError, UserError, Invalid) as error:
+            return f"{node.host}: the code was not laid out: {error}"
+        if answer.kept.count:
+            names = show_names([*map(unquote, answer.kept.first)], answer.kept.count)
+            say(f"{node.host}: this run's own versions stay in {work}, not the sent ones: {names}")
+        why = answer.problem
+        return why and f"{node.host}: the folder of the script cannot be made: {why}"
+
+    problems = zip(plan.nodes, engine.of_each(lay_out_on, plan.nodes))
+    failed = {node.host: problem for node, problem in problems if problem}
+    if failed:
+        raise MachineError([*failed], *failed.values())
 
 
 def start_guards(plan: Plan, machines: OpenMachines) -> dict[str, Process]:

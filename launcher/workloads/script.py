@@ -16,13 +16,13 @@ from boundary.answers import MOST_PACKAGES, NodeFacts
 from contract.errors import UserError
 from contract.options import Config, as_typed
 from contract.text import pluralize
-from launcher import folders, judge, look
+from launcher import judge, look
 from launcher.look import Control, OpenMachines
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.options import script_resumed, script_words
 from launcher.plan import code, layer
-from launcher.plan.code import LIBRARY, OWN, WORK, Code, Delivery
+from launcher.plan.code import LIBRARY, WORK, Code, Delivery
 from launcher.plan.devices import NodeDevices
 from launcher.plan.files import MOST_BYTES, Files
 from launcher.plan.layer import Layer, beside
@@ -42,6 +42,7 @@ SECRET = re.compile(
 VALUE = re.compile(r"(?!-)(?=.*\d)(?=.*[^\d.])[^\s/]{8,}")
 MISSING_MODULE = re.compile(r"No module named '?([\w.]+)")
 PATHS = re.compile(r"[^\s'\"`,:;()\[\]<>]*[./][^\s'\"`,:;()\[\]<>]+")
+IN_FOLDER = "import os, sys; os.chdir(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
 LOCAL_RANK = ("--local_rank", "--local-rank")  # by which torch.distributed.launch gave it
 
 
@@ -81,7 +82,8 @@ class Script(Workload):
 
     @classmethod
     def unnamed_code(cls, began: Config, given: Mapping[str, Any]) -> list[str]:
-        named = {"SCRIPT": began.script, "REQUIREMENTS": began.requirements}
+        named = {"SCRIPT": began.script, "FOLDER": began.folder}
+        named["REQUIREMENTS"] = began.requirements
         return [as_typed(key, v) for key, v in named.items() if v and key.lower() not in given]
 
     def check(self, config: Config, hosts: Sequence[Host]) -> list[str]:
@@ -221,12 +223,11 @@ class Script(Workload):
         env["PYTHONPATH"] = ":".join(filter(None, paths))
         if self.local_rank:  # how a process is told its own (launcher/node/supervisor.py)
             env["TANDEM_LOCAL_RANK"] = self.local_rank
-        prepare = ("-m", "launcher.node.prepare", "folder", f"{sent}/{OWN}", work, *self.outputs)
         resume = [word.replace(LAST, last) for word in self.resume] if last is not None else []
         *module, name = self.words
         # Without --, launch takes --d for a beginning of options of its own.
         program = ("--use_env", *module, "--", name, *self.arguments, *resume)
-        return Command(program, (part.host.env_python, *prepare, "--"), env)
+        return Command(program, (part.host.env_python, "-c", IN_FOLDER, work), env)
 
     # ---- for an attempt ----
 
@@ -235,35 +236,21 @@ class Script(Workload):
         return bool(self.resume)
 
     def find_checkpoint(self, site: RunSite) -> str | None:
-        """None where it begins anew, "" where it looks for itself."""
-        from launcher import checkpoints, collect
-        from launcher.watch.attempts import not_copied
+        """None if it begins anew, "" if the script looks for a checkpoint itself."""
+        from launcher import checkpoints
 
-        if not any(LAST in word for word in self.resume):
+        if not self.outputs:
+            site.terminal.say("OUTPUT= is not given, so no checkpoint is copied between machines")
             return ""
-        attempts, nodes, say = site.attempts, site.machines.nodes, site.terminal.say
-        before = attempts.list[-1]["nodes"] if attempts.list else []
-        own = site.folders
-        there = {name: own[name] for name in sorted(own, key=lambda host: host not in before)}
-        with waiting(site.terminal, "looking for the newest checkpoint"):
-            held = checkpoints.held_by(nodes, there, self.outputs)
-        unfit = attempts.unfit(site.folder)
-        candidates = checkpoints.Candidates(held, nodes, there, site.folder, say, unfit)
-        room = max(0, folders.disk_free() - collect.DISK_LEFT)
-        try:
-            if self.resume_from:
-                name = candidates.own()
-            else:
-                with waiting(site.terminal, "giving the newest checkpoint to all machines"):
-                    name = candidates.spread(room)
-        except collect.Unwritable as error:
-            raise UserError(not_copied(site.folder, error)) from None
-        nothing = f"no checkpoint was found in {', '.join(self.outputs)}: the script begins anew"
-        say(f"the script goes on from {name}" if name else nothing)
-        return name
+        is_told = any(LAST in word for word in self.resume)
+        name = checkpoints.hand_over(site, self.outputs, is_told, bool(self.resume_from))
+        return name if is_told else ""
 
-    def place_checkpoints(self, site: RunSite, plan: Plan) -> None:
-        """They are where find_checkpoint has put them."""
+    def prepare_machines(self, site: RunSite, plan: Plan) -> None:
+        from launcher.watch.guards import lay_out
+
+        with waiting(site.terminal, "laying out the code"):
+            lay_out(plan, site.machines, self.outputs, site.terminal.say)
 
     def deliveries(self) -> list[Delivery]:
         own = self.code()
@@ -311,8 +298,7 @@ class Script(Workload):
         try:
             said = collect.bring(nodes, there, site.attempts.list, site.folder, most)
             limit = most if self.outputs else MOST_BYTES
-            sent = self.code().stats()
-            said += outputs.bring(nodes, there, self.outputs, site.folder, limit, sent)
+            said += outputs.bring(nodes, there, self.outputs, site.folder, limit)
         except collect.Unwritable as error:
             said, whole = [not_copied(site.folder, error)], False
         return Collected(said, True, whole)

@@ -294,9 +294,9 @@ class Trainer(Workload):
     def find_checkpoint(self, site: RunSite) -> str | None:
         return None  # the trainer finds the newest one of its machines, and distributes it
 
-    def place_checkpoints(self, site: RunSite, plan: Plan) -> None:
-        before = site.attempts.list[-1]["nodes"]
-        if not _hand_on(site, plan, before):
+    def prepare_machines(self, site: RunSite, plan: Plan) -> None:
+        before = site.attempts.list[-1]["nodes"] if site.attempts.list else []
+        if before and not _hand_on(site, plan, before):
             set_aside(site, plan, before)
 
     def deliveries(self) -> list[Delivery]:
@@ -389,8 +389,8 @@ def _hand_on(site: RunSite, plan: Plan, before: list[str]) -> bool:
 
     def give(file: Path, size: int, name: str) -> None:
         set_aside(site, plan, before, handed=True)
-        target = f"{first.output}/checkpoints/{first.host}/{name}"
-        put(site.machines.nodes[first.host], file, size, target)
+        folder = f"{first.output}/checkpoints/{first.host}"
+        put(site.machines.nodes[first.host], file, size, folder, name)
 
     with waiting(site.terminal, f"giving the newest checkpoint to {first.host}"):
         left = look.open_and_probe(hosts, site.needs, without_missing=True)

@@ -41,7 +41,10 @@ PATIENCE = 300  # seconds; far more than anything here takes
 
 
 def start(script, *words, arguments=()):
-    argv = [*TRAIN, "--nodes=2", f"--script={script}", *words, "--", *arguments]
+    return begin([*TRAIN, "--nodes=2", f"--script={script}", *words, "--", *arguments])
+
+
+def begin(argv):
     STARTED.append(subprocess.Popen(
         argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.train.script_runs import train
+from tests.train.script_runs import TRAIN, begin, ended, train
 
 pytest.importorskip("fabric", reason="a run needs the control machine's environment")
 
@@ -161,6 +161,37 @@ assert torch.load(sys.argv[2])["epoch"] == 1
     assert code == 0, said
     failed, _ = json.loads((run / "attempts.json").read_text())["attempts"]
     assert (failed["first_cause"]["host"], failed["first_cause"]["signal"]) == ("node2", "SIGKILL")
+
+
+KEEPS = """
+import os, sys, torch
+state = {"whose": "the run's"}
+if sys.argv[1:]:
+    assert torch.load(sys.argv[2]) == state and "run" in open("notes.txt").read()
+    raise ValueError("a mistake")
+open("notes.txt", "a").write("run")
+if rank == 0:
+    torch.save(state, "out/last.pth")
+dist.barrier()
+if rank == 1:
+    os.kill(os.getpid(), 9)
+dist.barrier()
+"""
+
+
+def test_a_run_keeps_its_files_when_it_starts_again_and_goes_on_with_a_repaired_script(tmp_path):
+    """Last week's results were sent with the code."""
+    path = write(tmp_path, {"train.py": MEET + KEEPS, "out/last.pth": "old", "notes.txt": "sent "})
+    (tmp_path / "notes.txt").chmod(0o444)
+    goes_on = ("--output=out", "--resume-args=--resume {last}", "--max-restarts=1")
+    said, code, run = train(path, *goes_on)
+    assert code == 1 and cause_of(run)["message"].endswith("ValueError: a mistake"), said
+    path.write_text(MEET + KEEPS.replace('raise ValueError("a mistake")', "sys.exit()"))
+    (tmp_path / "notes.txt").chmod(0o644)
+    (tmp_path / "notes.txt").write_text("changed")
+    said, code, _ = ended(begin([*TRAIN, f"--resume={run.name}"]))
+    assert code == 0, said
+    assert "node2: this run's own versions stay in " in said and ": notes.txt" in said
 
 
 @pytest.mark.long

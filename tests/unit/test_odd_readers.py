@@ -7,6 +7,7 @@ import socket
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -36,10 +37,11 @@ def pieces_of(*known, most=40):
     return st.lists(st.sampled_from(known) | st.binary(max_size=8), max_size=most).map(b"".join)
 
 
-LISTED = pieces_of(
-    *(b"5.5 1 ", b"17 99 ", b"1", b" ", b"\t", b"\tout\0", b"\tother\0", b"\0", b"a", b"a/b.pt"),
-    *(b"/", b"../", b"c.safetensors", b"5.5 7 a.pt\tout\0", b"5.5 7 a.pt/b\tout\0", b"\xff"),
-    *(b"7.0 1 a.safetensors\tout\0", b"x" * 210, b"d/" * 20),
+NAME = pieces_of(b"a", b"a/b.pt", b"/", b"../", b"c.safetensors", b"\xff", b"x" * 256, b"\0", b"d/")
+LISTED = st.lists(
+    st.tuples(NAME.map(lambda name: quote(b"out/" + name)), st.integers(0, 99), st.integers(-9, 99))
+    | TEXT,
+    max_size=9,
 )
 
 
@@ -51,43 +53,47 @@ def raising(error):
 
 
 @many(400)
-@example([b"1 1 a\xff\tout\0"] * 2, "")
+@example([[("out/a%FF", 1, 1)]] * 2, "")
 @given(
     st.lists(LISTED, min_size=2, max_size=2),
-    st.sampled_from(["", "", "", "its status", "its connection", "an error of ours"]),
+    st.sampled_from(["", "", "", "its answer", "its connection", "an error of ours"]),
 )
 def test_of_any_listing_files_below_its_folders_are_taken(said, wrong):
     nodes = {f"node{n}": SimpleNamespace(host=host(n), start=lambda argv: argv) for n in (1, 2)}
-    answers = iter([(word, "", int(wrong == "its status")) for word in said])
+    documents = [json.dumps({"files": files, "count": 9, "others": {}}) for files in said]
+    answers = iter([(remote.MARK * (wrong != "its answer") + d).encode() for d in documents])
     if wrong == "its connection":
         nodes["node1"].start = raising(OSError("it is gone"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outputs, "talk", lambda *_: next(answers, (b"", "", 1)))
+        patch.setattr(remote, "talk", lambda *_: (next(answers, b""), "", 0))
+        patch.setattr(remote, "program", lambda *_: "")
         if wrong == "an error of ours":
-            patch.setattr(outputs, "_read", raising(ZeroDivisionError("planted")))
-        patch.setattr(checkpoints, "flaw", lambda *_: None)
+            patch.setattr(outputs, "is_below", raising(ZeroDivisionError("planted")))
+        patch.setattr(checkpoints.Search, "read", lambda *_: b"x")
         there, folder = dict.fromkeys(nodes, "/there"), Path(tempfile.gettempdir())
-        held = checkpoints.held_by(nodes, there, ("out",))
+        site = SimpleNamespace(machines=SimpleNamespace(nodes=nodes), folder=folder, folders=there)
+        site.terminal, site.attempts = SimpleNamespace(say=print), SimpleNamespace(list=[])
+        search = checkpoints.Search(site, ("out",))
         try:
-            own = checkpoints.Candidates(held, nodes, there, folder, print).own()
+            own = search.find_own()
         except UserError:
             own = None
-    for kept in held.values():
-        names = [*map(Path, kept)]
+    for held in search.checkpoints.values():
+        names = [*map(Path, held)]
         for name in names:
-            assert name.parts[0] == "out" and ".." not in name.parts and str(name).isprintable()
+            assert name.parts[0] == "out" and ".." not in name.parts
             assert not set(name.parents) & set(names)
-    assert own is None or all(own in kept for kept in held.values())
+    assert own is None or all(own in held for held in search.checkpoints.values())
 
 
 def test_of_a_file_no_more_is_kept_than_was_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(collect, "stream_output", lambda *_, **__: iter([collect.MARK + b"x" * 50]))
     node = SimpleNamespace(start=lambda argv: SimpleNamespace(close=lambda: None))
     path = tmp_path / "file"
-    assert collect.receive(node, "x", path, 9) == path.stat().st_size == 10
+    assert collect.receive(node, "/", "x", path, 9) == path.stat().st_size == 10
     node.start = raising(UserError("it is gone."))
     with pytest.raises(collect.NotHere, match="it is gone"):
-        collect.receive(node, "x", path, 9)
+        collect.receive(node, "/", "x", path, 9)
 
 
 MARK = remote.MARK.encode()

@@ -66,7 +66,10 @@ def test_each_version_stays_beside_others_and_of_two_that_send_one_the_first_sta
 
 def test_what_is_changed_after_the_first_look_does_not_run(checkout, target):
     (checkout / "trainer/loop.py").write_text("rate = 0.2\n")
+    (checkout / "trainer/loop.py").chmod(0o444)
     recorded = code.current()
+    assert (recorded.tree / "trainer/loop.py").stat().st_mode & 0o200  # to be copied again
+    (checkout / "trainer/loop.py").chmod(0o644)
     assert "+rate = 0.2" in recorded.git_diff
     (checkout / "trainer/loop.py").write_text("rate = 99\n")  # while it waits in a queue
     (checkout / "trainer/new.py").write_text("")

@@ -109,6 +109,19 @@ def test_what_a_run_refuses_leaves_nothing_behind(run, capsys):
     assert carry_out() == 2 and "no checkpoint here" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["checkpoints/node1/best.pt", "evaluated"])
+def test_a_link_that_leads_out_of_a_run_is_neither_read_nor_written_through(
+    run, tmp_path, capsys, name
+):
+    link, private = run(EVALUATES.format(document=WRITTEN)) / name, tmp_path / "private"
+    private.mkdir()
+    link.unlink(missing_ok=True)
+    link.symlink_to(private)
+    assert carry_out() == 2
+    assert f"{name} is a link that leads out" in capsys.readouterr().err
+    assert not [*private.iterdir()]
+
+
 def test_the_model_of_somebody_else_s_run_is_code_that_is_named_first(run, capsys):
     folder = run(EVALUATES.format(document=WRITTEN))
     planned = json.loads((folder / "plan.json").read_text())

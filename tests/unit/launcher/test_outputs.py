@@ -1,18 +1,24 @@
 """What a script wrote into its OUTPUT= folders, as a machine lists and sends it."""
 
+import contextlib
 import io
+import json
 import os
 import pickle
 import shutil
+import subprocess
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import quote
 
 import pytest
 
 from contract.errors import UserError
-from launcher import checkpoints, collect, outputs
+from launcher import checkpoints, collect, outputs, remote
+from launcher.machines.engine import MachineError
 from launcher.machines.local import LocalNode
+from launcher.watch import guards
 from tests.unit.launcher.launcher_values import host
 
 HOSTS = {n: host(n, connection="local", address="127.0.0.1") for n in (1, 2)}
@@ -50,18 +56,24 @@ def here(run):
     return sorted(str(path.relative_to(run)) for path in run.rglob("*") if not path.is_dir())
 
 
+def attempt_on(hosts):
+    return [{"nodes": [*hosts], "ranks": {host: [n] for n, host in enumerate(hosts)}}]
+
+
+def search(nodes, there, run=None, say=lambda text: None, unfit=(), last=()):
+    """As in a run whose last attempt was on these machines."""
+    attempts = SimpleNamespace(list=attempt_on(last) if last else [])
+    site = SimpleNamespace(folders=there, folder=run, attempts=attempts)
+    site.machines, site.terminal = SimpleNamespace(nodes=nodes), SimpleNamespace(say=say)
+    return checkpoints.Search(site, ("out",), unfit)
+
+
 def names(nodes, there):
-    held = checkpoints.held_by(nodes, there, ("out",))
-    return {host: list(kept) for host, kept in held.items()}
-
-
-def candidates(nodes, there, run, say=lambda said: None, unfit=()):
-    held = checkpoints.held_by(nodes, there, ("out",))
-    return checkpoints.Candidates(held, nodes, there, run, say, unfit)
+    return {host: list(held) for host, held in search(nodes, there).checkpoints.items()}
 
 
 def spread(nodes, there, run, room=1 << 20, *more):
-    return candidates(nodes, there, run, *more).spread(room)
+    return search(nodes, there, run, *more).copy_newest(room)
 
 
 def safe(size=4):
@@ -76,31 +88,137 @@ def test_the_folders_that_were_named_come_from_every_machine(nodes, there, run):
     wrote(there, "node2", "secret.txt")
     Path(there["node1"], "work/node1/out/linked").symlink_to(Path(there["node2"], "work"))
     Path(there["node1"], "work/node1/out/link.txt").symlink_to("deep/a.txt")
-    said = outputs.bring(nodes, there, ("out", "missing"), run, 1 << 20, {})
+    said = outputs.bring(nodes, there, ("out", "missing"), run, 1 << 20)
     assert here(run) == ["work/node1/out/deep/a.txt", "work/node2/out/a name with spaces.txt"]
     assert (run / "work/node1/out/deep/a.txt").read_text() == "one"
-    assert said == ["node1: 1 file in work/node1", "node2: 1 file in work/node2"]
+    assert said[0] == "node1: 1 of 1 file in work/node1"
+    assert said[1].startswith("node1: 2 files not collected, links: out/link.txt, out/linked (in ")
+    assert said[2:] == ["node2: 1 of 1 file in work/node2"]
+
+
+def laid_out(sent, there, version="v1", outputs=()):
+    """Lay out these files on each machine, as a command does that begins; return what is said."""
+    said, own = [], Path(there["node1"]).parent / version / "own"
+    for name, text in sent.items():
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text(text)
+        (own / name).chmod(0o444)
+    machines = SimpleNamespace(nodes={one.name: LocalNode(one) for one in HOSTS.values()})
+    parts = [SimpleNamespace(host=h, cwd=str(own.parent), output=there[h]) for h in there]
+    guards.lay_out(SimpleNamespace(nodes=parts), machines, outputs, said.append)
+    return said
 
 
 def test_without_a_name_all_that_is_new_or_changed_comes_once(nodes, there, run):
-    sent = {"train.py": (1, 5), "notes.txt": (1, 5)}
+    laid_out({"train.py": "x", "notes.txt": "x"}, there)
     for name in there:
-        wrote(there, name, "train.py", at=5)
         wrote(there, name, "notes.txt", at=6)
         wrote(there, name, "__pycache__/train.pyc")
         wrote(there, name, "a/result.txt", name)
-    said = outputs.bring(nodes, there, (), run, 1 << 20, sent)
+    said = outputs.bring(nodes, there, (), run, 1 << 20)
     names = ("a/result.txt", "notes.txt")
     assert here(run) == [*(f"work/node1/{name}" for name in names), "work/node2/a/result.txt"]
+    assert said[0] == "node1: 2 of 2 files in work/node1"
     assert said[-1].startswith("node2: 1 file equal")
+
+
+def test_a_sent_file_never_replaces_one_of_the_run(there):
+    """`same`: the run changed it, the user did not; `both`: both did; `made`: the run made it."""
+    work = Path(there["node1"], "work/node1")
+    sent = dict.fromkeys(("train.py", "same", "both", "gone", "kind"), "sent")
+    assert laid_out(sent, there, outputs=["saved/a"]) == []
+    assert (work / "saved/a").is_dir()
+    assert (work / "train.py").stat().st_mode & 0o200  # although it was sent without
+    for name in ("same", "both", "made"):
+        (work / name).write_text("run")
+    for name in ("gone", "kind"):
+        (work / name).unlink()
+    (work / "kind").mkdir()
+    shutil.rmtree(there["node2"])
+    before = {path: path.lstat().st_mtime_ns for path in work.iterdir()}
+    assert laid_out(sent, there) == []  # a restart
+    assert {path: path.lstat().st_mtime_ns for path in work.iterdir()} == before
+    assert Path(there["node2"], "work/node2/train.py").read_text() == "sent"
+    sent |= dict.fromkeys(("train.py", "both", "made", "kind"), "repaired")
+    (said,) = laid_out(sent, there, "v2")  # make train RESUME=
+    assert said.startswith("node1: ") and said.endswith(": both, kind, made")
+    assert [(work / name).read_text() for name in ("train.py", "same", "both", "made")] == [
+        *("repaired", "run", "run", "run")
+    ]
+    assert not (work / "gone").exists() and (work / "kind").is_dir()
+
+
+def test_a_machine_whose_folder_cannot_be_made_is_named(there):
+    Path(there["node2"], "work/node2").rename(Path(there["node2"], "work/other"))
+    Path(there["node2"], "work/node2").write_text("")
+    with pytest.raises(MachineError, match=r"node2: the folder of the script .*work/node2: "):
+        laid_out({"train.py": ""}, there)
+
+
+def test_a_checkpoint_that_was_sent_is_not_the_run_s(nodes, there, run):
+    laid_out({"out/last.pth": "last week"}, there)
+    assert search(nodes, there, run).sent == ["out/last.pth"] * 2
+    assert spread(nodes, there, run) is None
+    wrote(there, "node1", "out/last.pth", "this run", at=9)
+    assert spread(nodes, there, run) == "out/last.pth"
+    assert Path(there["node2"], "work/node2/out/last.pth").read_text() == "this run"
+
+
+LONG_PATH = b"out/" + b"/".join([b"d" * 255] * 15)
+NAMES = [
+    *(
+        b"n" * 255,
+        "\u5b9e\u9a8c".encode() * 42,
+        b"\xff\xfe.pt",
+        b"a\n\tb\n",
+        b"\x1b[2J",
+        "\u3000x".encode(),
+    ),
+    *(b" ", b"-rf", b"$(id) `id` 'a' \"b\" %41 \\", b"a/" * 1200 + b"deep"),
+    LONG_PATH[4:] + b"/" + b"f" * (4095 - 1 - len(LONG_PATH)),
+]
+
+
+def test_every_name_that_a_file_system_accepts_comes_back_and_all_else_is_counted(
+    nodes, there, run
+):
+    work = Path(there["node1"], "work/node1")
+    base = os.open(work, os.O_RDONLY)
+    for name in NAMES:
+        *parents, _ = (b"out/" + name).split(b"/")
+        for count in range(1, len(parents) + 1):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(b"/".join(parents[:count]), dir_fd=base)
+        os.close(os.open(b"out/" + name, os.O_CREAT | os.O_WRONLY, dir_fd=base))
+    (work / "out/link").symlink_to(os.fsdecode(NAMES[0]))
+    os.mkfifo(work / "out/fifo")
+    said = outputs.bring(nodes, there, ("out",), run, 1 << 20)
+    find = ["find", "out", "-type", "f", "-print0"]
+    came = subprocess.check_output(find, cwd=run / "work/node1").split(b"\0")
+    subprocess.run(["rm", "-rf", work, run / "work"], check=True)  # too deep for Python
+    assert sorted(came[:-1]) == sorted(b"out/" + name for name in NAMES)
+    assert said[0] == f"node1: {len(NAMES)} of {len(NAMES)} files in work/node1"
+    assert ["links: out/link" in line for line in said].count(True) == 1
+    assert ["not regular files: out/fifo" in line for line in said].count(True) == 1
+
+
+def test_a_file_that_makes_a_tool_run_programs_stays_on_its_machine(nodes, there, run):
+    """Here `git status` would obey the config of a repository, `cd` an .envrc."""
+    bad = ("r/.git/config", "bare/HEAD", ".envrc", "a/.VSCode/tasks.json")
+    for name in (*bad, "head/weights.pt"):
+        wrote(there, "node1", f"out/{name}")
+    said = outputs.bring(nodes, there, ("out",), run, 1 << 20)
+    assert here(run) == ["work/node1/out/head/weights.pt"]
+    assert said[0] == "node1: 1 of 5 files in work/node1" and said[1].startswith("node1: 4 files")
+    assert all(name in said[1] for name in bad)
 
 
 def test_a_machine_brings_so_many_bytes_the_newest_first(nodes, there, run):
     wrote(there, "node1", "out/old.pt", "o" * 600, at=1)
     wrote(there, "node1", "out/new.pt", "n" * 600, at=2)
-    said = outputs.bring(nodes, there, ("out",), run, 1000, {})
+    said = outputs.bring(nodes, there, ("out",), run, 1000)
     assert here(run) == ["work/node1/out/new.pt"]
-    assert any("out/old.pt was not collected: with it this machine's files" in one for one in said)
+    assert said[0] == "node1: 1 of 2 files in work/node1" and "KEEP= raises: out/old.pt" in said[1]
 
 
 class Lists(LocalNode):
@@ -109,43 +227,45 @@ class Lists(LocalNode):
     names = ()
 
     def start(self, argv):
-        if "find" in argv[2]:
-            text = "\\000".join(f"5.0 1 {name}\\tout" for name in self.names)
-            return super().start(["printf", text])
+        if argv[-1] == "-":  # a program that is sent
+            files = [[quote(f"out/{name}"), 1, 5] for name in self.names]
+            answer = json.dumps({"files": files, "count": len(files), "others": {}})
+            return super().start(["echo", remote.MARK + answer])
         return super().start(argv)
 
 
 @pytest.mark.parametrize(
-    "name", ["../../x", "/etc/passwd", "a/../../x", "", "a\x1b[2J", "a/./b", "/".join("a" * 40)]
+    "name", ["../../x", "/etc/passwd", "a/../../x", "", "a\0b", "a/./b", "x" * 256]
 )
 def test_a_name_that_leads_elsewhere_is_no_file(nodes, there, run, name):
     """Nor is one that is a folder's, too."""
     liar = Lists(HOSTS[1])
-    liar.names = (name.replace("\x1b", "\\033"), "b", "b/c", "good.txt")
+    liar.names = (name, "b", "b/c", "good.txt")
     wrote(there, "node1", "out/b/c")
     wrote(there, "node1", "out/good.txt")
-    outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000, {})
-    assert here(run) == ["work/node1/out/good.txt"]
+    said = outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000)
+    assert any("2 files not collected, names that lead out" in line for line in said)
+    assert here(run) == ["work/node1/out/b/c", "work/node1/out/good.txt"]
 
 
 @pytest.mark.parametrize(("before", "after"), [("a", "a/b.txt"), ("a/b.txt", "a")])
 def test_what_was_a_file_and_is_a_folder_is_that_file_s_trouble(nodes, there, run, before, after):
     """Of a run that goes on; not a disk that is full, by which nothing more would be brought."""
     wrote(there, "node1", f"out/{before}")
-    outputs.bring(nodes, there, ("out",), run, 1 << 20, {})
+    outputs.bring(nodes, there, ("out",), run, 1 << 20)
     shutil.rmtree(Path(there["node1"], "work/node1/out"))
     wrote(there, "node1", f"out/{after}", at=2)
     wrote(there, "node1", "out/c.txt", at=1)
-    said = outputs.bring(nodes, there, ("out",), run, 1 << 20, {})
+    said = outputs.bring(nodes, there, ("out",), run, 1 << 20)
     assert here(run) == [f"work/node1/out/{before}", "work/node1/out/c.txt"]
-    assert any(f"out/{after} was not collected: here something else has its na" in s for s in said)
+    assert any("here something else has its name" in s and f": out/{after} (" in s for s in said)
 
 
 def planted(*_):
     raise ZeroDivisionError("planted")
 
 
-@pytest.mark.parametrize("reader", ["_read", "move_in", "receive"])
+@pytest.mark.parametrize("reader", ["is_below", "move_in", "receive"])
 def test_whatever_a_reader_of_one_machine_raises_the_other_s_files_come(
     nodes, there, run, monkeypatch, reader
 ):
@@ -162,21 +282,22 @@ def test_whatever_a_reader_of_one_machine_raises_the_other_s_files_come(
     monkeypatch.setattr(outputs, reader, once)
     wrote(there, "node1", "out/a.pt")
     wrote(there, "node2", "out/a.pt", "another")
-    said = outputs.bring(nodes, {"node1": there["node1"]}, ("out",), run, 1 << 20, {})
-    assert "not collected: " in said[0] and "ZeroDivisionError: planted" in said[0]
-    outputs.bring(nodes, there, ("out",), run, 1 << 20, {})
+    said = outputs.bring(nodes, {"node1": there["node1"]}, ("out",), run, 1 << 20)
+    assert any("not collected" in line and "ZeroDivisionError: planted" in line for line in said)
+    outputs.bring(nodes, there, ("out",), run, 1 << 20)
     assert here(run) == ["work/node1/out/a.pt", "work/node2/out/a.pt"]
     calls.clear()
-    assert checkpoints.held_by(nodes, there, ("out",))["node2"]
+    assert search(nodes, there).checkpoints["node2"]
 
 
 def test_more_files_than_a_run_takes_are_counted(nodes, there, run, monkeypatch):
     monkeypatch.setattr(outputs, "MOST_FILES", 2)
     for number in range(4):
         wrote(there, "node1", f"out/{number}", at=number)
-    told = outputs.bring(nodes, there, ("out",), run, 1000, {})
+    told = outputs.bring(nodes, there, ("out",), run, 1000)
     assert here(run) == ["work/node1/out/2", "work/node1/out/3"]
-    assert any("2 older files stay there" in one for one in told)
+    assert told[0] == "node1: 2 of 4 files in work/node1"
+    assert "2 files not collected, a run brings the 2 newest" in told[1]
 
 
 def test_every_machine_has_the_newest_checkpoint_before_the_next_attempt(nodes, there, run):
@@ -220,17 +341,17 @@ def test_a_file_that_runs_no_code_is_taken_where_there_is_one_of_the_same_step(n
 
 def test_each_machine_may_go_on_from_a_file_of_its_own(nodes, there, run):
     """The newest that all have: of the last one a machine may have written half."""
-    assert candidates(nodes, there, run).own() is None
+    assert search(nodes, there, run).find_own() is None
     for number in (1, 2):
         wrote(there, "node1", f"out/{number}.pt", "one", at=number)
     with pytest.raises(UserError, match="node2 has none"):
-        candidates(nodes, there, run).own()
+        search(nodes, there, run).find_own()
     wrote(there, "node2", "out/3.pt", "two", at=3)
     with pytest.raises(UserError, match="no intact one is on all machines"):
-        candidates(nodes, there, run).own()
+        search(nodes, there, run).find_own()
     wrote(there, "node2", "out/2.pt", archive()[:-30], at=2)
     wrote(there, "node2", "out/1.pt", "two", at=1)
-    assert candidates(nodes, there, run).own() == "out/1.pt"
+    assert search(nodes, there, run).find_own() == "out/1.pt"
     assert Path(there["node1"], "work/node1/out/1.pt").read_text() == "one"
     assert Path(there["node2"], "work/node2/out/1.pt").read_text() == "two"
 
@@ -299,6 +420,134 @@ def test_folders_that_hold_checkpoints_are_none(nodes, there, run):
     wrote(there, "node1", "out/step_3/notes.txt", at=3)
     kept = ["out/run_2/last.pth.tar", "out/version_0/checkpoints/epoch=1-step=9.ckpt"]
     assert names(nodes, there)["node1"] == kept
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "files"),  # where * stands for the checkpoint
+    [
+        ("r18_lr0.1_epoch90/ckpt_03.pth", "* r18_lr0.1_epoch90/log.txt"),
+        ("trial_epoch_300/weights/last.pt", "*"),
+        ("b_epoch3/checkpoint-5", "*/model.safetensors b_epoch3/trainer_state.json"),
+        ("checkpoint-5", "*/optimizer.pt trainer_state.json"),
+        ("epoch_005", "*/net_epoch_5.pth */opt_epoch_5.pth"),
+        ("global_step10", "*/mp_rank_00_model_states.pt"),
+        ("tag", "*/zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        ("epoch=1-step=9.ckpt", "*/checkpoint/mp_rank_00_model_states.pt"),
+        ("checkpoint-5", "*/global_step5/mp_rank_00_model_states.pt */rng_state_0.pth"),
+        ("checkpoint-5", "*/unet/diffusion_pytorch_model.safetensors"),
+        ("checkpoint_1", "*/random_states_0.pkl */pytorch_model_fsdp_0/__0_0.distcp"),
+        ("hf", "*/model-00001-of-00002.safetensors */config.json"),
+        ("now", "*/.metadata */__0_0.distcp"),
+        (None, "exp/epoch_3/notes.txt"),
+    ],
+)
+def test_a_folder_is_a_checkpoint_unless_it_holds_some(checkpoint, files):
+    names = [f"out/{name}" for name in files.replace("*", str(checkpoint)).split()]
+    groups = checkpoints.group_files(names, ("out",))
+    assert {*groups.values()} == ({f"out/{checkpoint}"} if checkpoint else set())
+
+
+def of_two(there, step, *, rank1=True, rank0=("__0_0.distcp", ".metadata")):
+    """As torch.distributed.checkpoint saves: a part for each rank, what they are on rank 0."""
+    for name in rank0:
+        wrote(
+            there, "node1", f"out/step-{step}/{name}", f"{step} __0_0.distcp __1_0.distcp", at=step
+        )
+    if rank1:
+        wrote(there, "node2", f"out/step-{step}/__1_0.distcp", f"{step}", at=step)
+
+
+def test_a_checkpoint_with_parts_on_several_machines_is_assembled_on_all(nodes, there, run):
+    of_two(there, 1)
+    of_two(there, 2)
+    of_two(there, 3, rank1=False)
+    of_two(there, 4, rank0=("__0_0.distcp",))
+    found = search(nodes, there, run, last=there)
+    with pytest.raises(UserError, match="no intact one is on all machines"):
+        found.find_own()
+    assert found.copy_newest(1 << 20) == "out/step-2"
+    assert [line.split(" ", 1)[0] for line in found.rejected] == ["out/step-4", "out/step-3"]
+    assert "out/step-3/__1_0.distcp is missing (node1 has " in found.rejected[1]
+    parts = {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    for name in there:
+        folder = Path(there[name], "work", name, "out/step-2")
+        assert {path.name for path in folder.iterdir()} == parts
+        assert (folder / "__1_0.distcp").read_text() == "2"
+
+
+def test_a_checkpoint_that_lacks_what_a_killed_rank_writes_is_not_complete(nodes, there, run):
+    """As the folder before it shows, or the names of its shards."""
+    for step, node2 in ((1, ["random_1.pt"]), (2, [])):
+        accelerates(there, "node1", f"step_{step}", ("model.bin", "random_0.pt"), at=step)
+        accelerates(there, "node2", f"step_{step}", node2, at=step)
+    accelerates(there, "node1", "step_3", ("model-00001-of-00002.bin", "random_0.pt"), at=3)
+    found = search(nodes, there, run, last=there)
+    assert found.copy_newest(1 << 20) == "out/step_1"
+    assert "1 of 2 files like out/step_3/model-#.bin" in found.rejected[0]
+    assert "1 of 2 files like random_#.pt" in found.rejected[1]
+
+
+def test_a_run_on_fewer_machines_goes_on_from_what_it_saved_last(nodes, there, run):
+    for rank in range(3):
+        wrote(there, "node1", f"out/step_1/random_{rank}.pt", at=1)
+    wrote(there, "node1", "out/step_2/random_0.pt", at=2)
+    assert search(nodes, there, run, last=["node1"]).copy_newest(1 << 20) == "out/step_2"
+
+
+def test_the_newest_is_found_by_the_times_of_the_machine_that_saves(nodes, there, run):
+    """node1 has only the copy that it was given before; node2 saves, twice within a second. What a
+    machine holds that had left is not newer than what the others saved without it."""
+    for number in (1, 2, 3):
+        wrote(there, "node2", f"out/{number}.pt", at=7 + number / 4)
+    wrote(there, "node1", "out/1.pt", at=99)
+    assert search(nodes, there, run, last=there).newest_first() == [
+        f"out/{n}.pt" for n in (3, 2, 1)
+    ]
+    assert search(nodes, there, run, last=["node1"]).newest_first()[0] == "out/1.pt"
+
+
+def test_a_torch_file_with_another_ending_is_found_by_its_contents(nodes, there, run):
+    wrote(there, "node1", "out/ckpt_2.png", "a picture", at=3)
+    wrote(there, "node1", "out/ckpt_1.th", archive(), at=1)
+    assert spread(nodes, there, run) == "out/ckpt_1.th"
+
+
+def hand_over(nodes, there, run, *, last=("node1", "node2"), is_told=False):
+    said = []
+    site = SimpleNamespace(folders=there, folder=run, terminal=SimpleNamespace(say=said.append))
+    site.attempts = SimpleNamespace(list=attempt_on(last), unfit=lambda folder: ())
+    site.machines = SimpleNamespace(nodes=nodes)
+    return checkpoints.hand_over(site, ("out",), is_told, from_self=False), said
+
+
+def test_a_script_that_looks_for_its_checkpoint_finds_the_same_on_each_machine(nodes, there, run):
+    """With the file that names the newest; or it is refused."""
+    wrote(there, "node1", "out/e-3.pth", "3", at=3)
+    wrote(there, "node1", "out/last_checkpoint", "e-3.pth", at=3)
+    assert hand_over(nodes, there, run)[0] == "out/e-3.pth"
+    other = Path(there["node2"], "work/node2/out")
+    assert [(other / name).read_text() for name in ("e-3.pth", "last_checkpoint")] == [
+        "3",
+        "e-3.pth",
+    ]
+    of_two(there, 4, rank1=False)
+    with pytest.raises(
+        UserError, match=r"step-4 is not complete: .* looks for its checkpoint itself"
+    ):
+        hand_over(nodes, there, run)
+    assert hand_over(nodes, there, run, is_told=True)[0] == "out/e-3.pth"
+
+
+def test_a_run_begins_anew_only_if_no_machine_that_is_absent_has_a_part(nodes, there, run):
+    laid_out({"out/last.pth": "last week"}, there)
+    wrote(there, "node1", "out/table.csv")
+    name, said = hand_over(nodes, there, run, is_told=True)
+    assert name is None and "out/last.pth" in said[-1] and "out/table.csv" in said[-1]
+    of_two(there, 2)
+    alone = {"node1": there["node1"]}
+    with pytest.raises(UserError, match="without the files of node2: resume"):
+        hand_over(nodes, alone, run, is_told=True)
+    assert hand_over(nodes, alone, run, is_told=True, last=["node1"])[0] is None
 
 
 def test_what_a_rank_keeps_for_its_sums_is_no_checkpoint(nodes, there, run):

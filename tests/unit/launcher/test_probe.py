@@ -18,7 +18,7 @@ from contract.errors import UserError
 from contract.options import Options
 from launcher import look, remote
 from launcher.machines import engine
-from launcher.node import machine_lock, probe
+from launcher.node import machine, machine_lock, probe
 from tests.unit.launcher.launcher_values import host
 from trainer.data.folder import ImageFolder
 
@@ -125,7 +125,7 @@ def test_while_a_data_set_is_read_there_are_signs_of_life(tmp_path, monkeypatch,
     assert probe.data(root, tmp_path / "node")["splits"]["train"]["classes"] == 2
     passed = 2 * 2 * len(layout.SPLITS)  # each class is listed, and its files are measured
     printed = capsys.readouterr().out
-    assert 0 < printed.count(probe.PULSE) <= passed / 2 and len(probe.PULSE) >= 64
+    assert 0 < printed.count(machine.PULSE) <= passed / 2 and len(machine.PULSE) >= 64
     assert probe.data(root, tmp_path / "node")["splits"] and not capsys.readouterr().out
 
 

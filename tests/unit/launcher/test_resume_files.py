@@ -158,6 +158,18 @@ def test_what_another_s_run_would_have_executed_is_asked_for_by_name(
     model = {"model": f"{tmp_path}/net.py:net"} if "args" in words else {}
     typed = {key: word for key, word in {**words, **model}.items() if key != "args"}
     assert not isinstance(resumed(written({**FILES, "plan.json": foreign}), **typed), str)
+    if typed.pop("folder", None):  # which is sent to every machine
+        assert "FOLDER=" in resumed(written({**FILES, "plan.json": foreign}), **typed)
+
+
+def test_a_link_that_leads_out_of_a_run_s_folder_is_named(resumed, tmp_path):
+    """Through it RESUME would write what a script's ranks send."""
+    link = folders.RUNS / "20261101T000000Z-resnet18-2n/work"
+    link.symlink_to(tmp_path)
+    assert "work is a link that leads out of the run's folder" in resumed(written(FILES))
+    link.unlink()
+    link.symlink_to("plan.json")
+    assert not isinstance(resumed(written(FILES)), str)
 
 
 @pytest.mark.hypothesis

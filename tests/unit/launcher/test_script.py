@@ -16,7 +16,7 @@ from contract.options import Config
 from launcher import cli, look, options
 from launcher.look import OpenMachines
 from launcher.machines import inventory
-from launcher.node import prepare, supervisor
+from launcher.node import supervisor
 from launcher.plan import checks, code, plan, sources
 from launcher.problems import refuse_or_warn
 from launcher.terminal import Terminal
@@ -136,10 +136,7 @@ def test_the_processes_are_started_as_torchrun_starts_them(project):
     assert (made.world_size, made.model, made.sync, made.precision) == (4, None, None, None)
     node = made.nodes[1]
     work = f"{node.output}/work/node2"
-    assert node.argv[:6] == (
-        *(node.argv[0], "-m", "launcher.node.prepare", "folder"),
-        *(f"{node.cwd}/own", work),
-    )
+    assert node.argv[:4] == (node.argv[0], "-c", script.IN_FOLDER, work)
     assert node.argv[-5:] == ("--use_env", "--", "train.py", "--lr", "0.1 2")
     assert "--nproc_per_node=2" in node.argv
     assert "--master_addr=192.0.2.1" in node.argv
@@ -273,23 +270,6 @@ def test_a_run_that_goes_on_is_the_same_script(project):
         options.script_resumed(without, {})
     assert options.script_resumed(without, {"resume_args": "--again"}).resume_args == "--again"
     assert options.read(options.document(began)) == began
-
-
-def test_each_run_has_its_own_copy_which_keeps_what_it_wrote(tmp_path):
-    sent, work = tmp_path / "own", tmp_path / "runs/r/work/node1"
-    (sent / "parts").mkdir(parents=True)
-    (sent / "parts/a.py").write_text("1")
-    prepare.copy(sent, work)
-    (work / "out").mkdir()
-    (work / "out/last.pt").write_text("saved")
-    (sent / "parts/a.py").write_text("2")
-    prepare.copy(sent, work)
-    assert (work / "parts/a.py").read_text() == "2"
-    assert (work / "out/last.pt").read_text() == "saved"
-    argv = [sys.executable, "-m", "launcher.node.prepare", "folder", str(sent), str(work)]
-    show = [sys.executable, "-c", "import os; print(os.getcwd(), os.listdir('saved'))", "--"]
-    done = subprocess.run([*argv, "saved/a", "--", *show], capture_output=True, text=True)
-    assert done.stdout == f"{work} ['a']\n", done.stderr
 
 
 def test_a_folder_of_30_gb_is_refused_before_anything_is_read(project, monkeypatch):

@@ -1,0 +1,146 @@
+"""The folder that a program runs in, on its machine: lays out there what was sent, and lists what
+the run wrote there.
+
+A list beside the folder has the hash of each file that was laid out. It tells the files that were
+sent from the files of the run, which nothing that is sent may replace.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import stat
+import urllib.parse
+
+from launcher.node.machine import Pulse, cause_of, file_sha256
+
+PART = ".tandem-part"  # a file that is being written
+LISTED_BYTES = 3 << 20  # an answer has 4 MiB at most
+FIRST_NAMES = 5  # for people, of names that are only counted
+
+
+def lay_out(mark, sent, work, outputs):
+    """Bring the files below `sent` into the folder `work`, make the folders `outputs` there, and
+    print after the mark which files the run keeps instead, and what went wrong."""
+    kept, problem, work = [], None, pathlib.Path(work)
+    try:
+        kept = update(pathlib.Path(sent), work)
+        for output in outputs:  # not every script makes the folder that it saves in
+            (work / output).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = cause_of(error)
+    print(mark + json.dumps({"kept": count_names(kept), "problem": problem}))
+
+
+def update(sent, work):
+    """Write the files that have changed since they were last laid out; return the names of those
+    that the run has created or changed, and keeps. Raises OSError."""
+    laid_out, version = read_list(work), sent.parent.name
+    if laid_out["version"] == version and not laid_out["kept"]:
+        return []
+    work.mkdir(parents=True, exist_ok=True)
+    files, kept, pulse = laid_out["files"], [], Pulse()
+    for source in sorted(path for path in sent.rglob("*") if not path.is_dir()):
+        pulse.beat()
+        target, name = work / source.relative_to(sent), quote(source.relative_to(sent))
+        fresh, before = file_sha256(source), files.get(name, [None])[0]
+        if fresh == before:  # if the target differs, the run has changed or removed it
+            continue
+        current = hash_of_target(target)
+        if current not in (None, before, fresh):
+            kept.append(name)
+            continue
+        if current != fresh:
+            write_copy(source, target)
+        files[name] = [fresh, target.stat().st_size, target.stat().st_mtime_ns]
+    part = work.with_name(work.name + ".part")
+    part.write_text(json.dumps({"version": version, "files": files, "kept": kept}))
+    part.replace(list_path(work))
+    return kept
+
+
+def list_path(work):
+    return work.with_name(work.name + ".sent.json")
+
+
+def read_list(work):
+    """Return what was laid out in this folder: `files` has the hash, size and time of each."""
+    try:
+        if work.is_dir():  # otherwise somebody has removed it
+            return json.loads(list_path(work).read_text())
+    except (OSError, ValueError):
+        pass
+    return {"version": "", "files": {}, "kept": []}
+
+
+def quote(name):
+    """Spell any file name in ASCII."""
+    return urllib.parse.quote(os.fsencode(name))
+
+
+def hash_of_target(path):
+    """Return the SHA-256 of a file, None if nothing has its name, "" for anything else."""
+    try:
+        return file_sha256(path) if stat.S_ISREG(path.lstat().st_mode) else ""
+    except FileNotFoundError:
+        return None
+    except OSError:  # a file has the name of one of its folders, or nobody may read it
+        return ""
+
+
+def write_copy(source, target):
+    """Copy a file whole or not at all, with its time. Its owner may write to it, whatever the
+    original allows, since the run or a later version may change it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part, status = target.with_name(PART), source.stat()
+    shutil.copyfile(str(source), str(part))
+    part.chmod(status.st_mode & 0o777 | 0o600)
+    os.utime(str(part), ns=(status.st_atime_ns, status.st_mtime_ns))
+    part.replace(target)
+
+
+def count_names(names):
+    return {"count": len(names), "first": sorted(names)[:FIRST_NAMES]}
+
+
+def show_files(mark, work, folders):
+    """Print after the mark the files that the run wrote into these folders below `work`, the newest
+    first, and how many there are of everything else, by its kind."""
+    sent, files, others, pulse = read_list(pathlib.Path(work))["files"], {}, {}, Pulse()
+    try:
+        os.chdir(work)  # relative paths may be longer than absolute ones
+        pending = list(folders)
+    except OSError:  # nothing was sent to this machine yet
+        pending = []
+    while pending:  # a walk that calls itself would end at a depth of 1,000
+        folder = pending.pop()
+        try:
+            entries = [(entry, entry.stat(follow_symlinks=False)) for entry in os.scandir(folder)]
+        except (FileNotFoundError, NotADirectoryError):  # the script removed it
+            continue
+        except OSError:
+            others.setdefault("unreadable", set()).add(quote(folder))
+            continue
+        for entry, status in entries:
+            pulse.beat()
+            path = entry.name if folder == "." else entry.path
+            key = quote(path)
+            size_and_time = [status.st_size, status.st_mtime_ns]
+            if stat.S_ISDIR(status.st_mode):
+                pending.append(path)
+            elif stat.S_ISLNK(status.st_mode):
+                others.setdefault("links", set()).add(key)
+            elif not stat.S_ISREG(status.st_mode):
+                others.setdefault("special", set()).add(key)
+            elif sent.get(key, [])[1:] == size_and_time:
+                others.setdefault("sent", set()).add(key)
+            elif entry.name != PART:
+                files[key] = size_and_time
+    listed, length = [], 0
+    for key in sorted(files, key=lambda key: -files[key][1]):
+        length += len(key) + 50
+        if length > LISTED_BYTES:
+            break
+        listed.append([key] + files[key])
+    counts = {kind: count_names(names) for kind, names in others.items()}
+    print(mark + json.dumps({"files": listed, "count": len(files), "others": counts}))
