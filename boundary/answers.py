@@ -153,4 +153,4 @@ class WorkFiles(Struct, frozen=True):
 
     files: list[tuple[QuotedName, Count, Integer]]
     count: Count
-    others: dict[Literal["sent", "links", "special", "unreadable"], FileNames]
+    others: dict[Literal["sent", "links", "not regular files", "unreadable there"], FileNames]

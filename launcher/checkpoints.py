@@ -124,8 +124,7 @@ def hand_over(
         )
     if name is not None:
         shown = show_names([name])
-        told = f"the script goes on from {shown}" if is_told else f"{shown} is on all machines"
-        site.terminal.say(told)
+        site.terminal.say(f"the script goes on from {shown}, which all machines have")
         return name
     hint = ""
     if sent := [*dict.fromkeys(search.sent)]:
@@ -146,9 +145,7 @@ class Search:
     def __init__(self, site: RunSite, outputs: tuple[str, ...], unfit: Collection[str] = ()):
         self.nodes, self.folder, self.say = site.machines.nodes, site.folder, site.terminal.say
         self.run_folders, self.unfit = site.folders, unfit
-        last = (
-            site.attempts.list[-1] if site.attempts.list else {"ranks": {}, "nodes": site.folders}
-        )
+        last = (site.attempts.list or [{"ranks": {}, "nodes": site.folders}])[-1]
         self.last_hosts, self.world_size = [*last["nodes"]], sum(map(len, last["ranks"].values()))
         self.checkpoints: dict[str, dict[str, list[OutputFile]]] = {}
         self.others: dict[str, list[OutputFile]] = {}
@@ -211,7 +208,7 @@ class Search:
         """Return the newest checkpoint that every machine has of its own, None if no machine has
         any. Raises UserError, Unwritable."""
         for name in self.newest_first():
-            if all(
+            if not self.unlisted and all(
                 name in held
                 and not self.missing(name, {file.name: host for file in held[name]}, ())
                 and all(self.is_intact(host, file) for file in held[name])
@@ -235,9 +232,7 @@ class Search:
         for position, name in enumerate(names):
             parts = {host: held[name] for host, held in self.checkpoints.items() if name in held}
             # Another machine may have parts from before the last attempt under the same name.
-            parts = {
-                host: files for host, files in parts.items() if host in self.last_hosts
-            } or parts
+            parts = {h: files for h, files in parts.items() if h in self.last_hosts} or parts
             hosts = {file.name: host for host, files in parts.items() for file in files}
             if why := self.missing(name, hosts, names[position + 1 :]):
                 held_by = "; ".join(

@@ -188,18 +188,20 @@ def staging(folder: Path) -> Iterator[Path]:
 def move_in(fresh: Path, folder: Path, name: str) -> None:
     """Move what arrived to its place below the folder. Raises OSError, and NotHere for a name that
     this disk cannot have: a machine may call a folder what was a file before."""
-    base = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:  # below this descriptor, since a path from / would be too long for some names
-        for parent in [*PurePosixPath(name).parents][-2::-1]:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(parent, dir_fd=base)
-        os.replace(fresh, name, dst_dir_fd=base)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        base = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:  # below this descriptor, since a path from / would be too long for some names
+            for parent in [*PurePosixPath(name).parents][-2::-1]:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(parent, dir_fd=base)
+            os.replace(fresh, name, dst_dir_fd=base)
+        finally:
+            os.close(base)
     except OSError as error:
         if error.errno not in NAMES:
             raise
         raise NotHere(f"here something else has its name ({error.strerror})") from None
-    finally:
-        os.close(base)
 
 
 def add_to(target: Path, fresh: Path) -> None:

@@ -168,7 +168,7 @@ def apart(plan: Plan, facts: dict[str, NodeFacts], tables: dict[str, dict[str, A
         if node.host in tables:
             env["TANDEM_LINKS"] = json.dumps(tables[node.host])
             figures = f"{node.output}/nodes/{node.host}/links.json"
-            argv = [argv[0], "-m", "launcher.node.prepare", figures, *argv]
+            argv = [argv[0], "-m", "launcher.node.pairprobe", figures, *argv]
         ranks = tuple(range(len(node.ranks)))
         nodes.append(dataclasses.replace(node, ranks=ranks, argv=tuple(argv), env=env))
     return dataclasses.replace(plan, nodes=tuple(nodes))

@@ -42,13 +42,6 @@ SHOWN_NAMES = 5
 # With these, git, Mercurial, direnv or an editor may run programs if somebody looks at their
 # folder. A bare repository has a file HEAD.
 TOOLS = {".git", ".hg", ".envrc", ".vscode", ".idea", ".devcontainer"}
-# Why a file stays on its machine.
-REASONS = {
-    "links": "links",
-    "special": "not regular files",
-    "unreadable": "not readable there",
-    "odd": "names that lead out of the folder",
-}
 # From within the folder, since a path from / would be too long for some names.
 PUT = (
     'mkdir -p "$1" && cd "$1" || exit; case $2 in */*) mkdir -p "./${2%/*}" && cd "./${2%/*}" '
@@ -83,14 +76,10 @@ def list_outputs(node: Node, run_folder: str, outputs: tuple[str, ...]) -> Listi
     call = f"show_files({remote.MARK!r}, {work!a}, {[*outputs]!a})"
     try:
         return check_listing(remote.ask(node, "launcher.node.work", call, WorkFiles), outputs)
-    except (OSError, UserError) as error:
-        raise Lost(str(error).rstrip(".")) from None
-    except Invalid as error:
-        raise NotHere(f"the machine did not list its files: {error}") from None
+    except (OSError, UserError, Invalid) as error:
+        raise NotHere(str(error).rstrip(".")) from None
     except Exception as error:  # a defect here is that machine's alone
-        raise NotHere(
-            f"its list of files ended in an error here: {error_location(error)}"
-        ) from None
+        raise NotHere(f"its list ended in an error here: {error_location(error)}") from None
 
 
 def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> Listing:
@@ -112,7 +101,7 @@ def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> Listing:
         for kind, names in answer.others.items()
     }
     if odd := len(answer.files) - len(kept):
-        others["odd"] = odd, []
+        others["names that lead out of the folder"] = odd, []
     newest_first = sorted(kept, key=lambda file: -file.modified_ns)
     return Listing(newest_first, answer.count - odd, others)
 
@@ -134,10 +123,9 @@ def show_names(names: Sequence[str], count: int = 0) -> str:
         "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
         for name in names[:SHOWN_NAMES]
     ]
-    more = max(count, len(names)) - len(shown)
-    return ", ".join(shown) + (
-        f" and {more:,} more" if more and shown else f"{more:,}" * bool(more)
-    )
+    if (more := max(count, len(names)) - len(shown)) > 0:
+        shown.append(f"{more:,} more")
+    return ", ".join(shown)
 
 
 def bring(
@@ -150,25 +138,23 @@ def bring(
     """Bring the files that the run wrote into these folders of every machine, or without any into
     all, into the run's `folder`, up to `max_bytes` of each machine, the newest first. Returns
     sentences that count what came and what did not. Raises Unwritable."""
-    brought: dict[str, dict[str, str]] = {}  # by machine and name, the hash
+    came: dict[str, dict[str, str]] = {host: {} for host in run_folders}  # the hash by name
 
     def bring_from(host: str) -> list[str]:
-        brought[host] = {}
-        return bring_from_one(
-            nodes[host], run_folders[host], outputs, folder, max_bytes, brought[host]
-        )
+        node, run_folder = nodes[host], run_folders[host]
+        return bring_from_one(node, run_folder, outputs, folder, max_bytes, came[host])
 
     said = of_each(run_folders, bring_from, nodes)
     # Keep once what several machines wrote with the same contents; the first machine keeps it.
     kept: set[tuple[str, str]] = set()
-    for host in (host for host in run_folders if brought.get(host)):
-        equal = [name for name in brought[host].items() if name in kept]
-        kept.update(brought[host].items())
-        base = os.open(folder / WORK / host, os.O_RDONLY | os.O_CLOEXEC)
-        for name, _ in equal:
-            os.unlink(name, dir_fd=base)
-        os.close(base)
+    for host, hashes in came.items():
+        equal = [name for name, sha256 in hashes.items() if (name, sha256) in kept]
+        kept.update(hashes.items())
         if equal:
+            base = os.open(folder / WORK / host, os.O_RDONLY | os.O_CLOEXEC)
+            for name in equal:
+                os.unlink(name, dir_fd=base)
+            os.close(base)
             count = pluralize(len(equal), "file")
             said.append(f"{host}: {count} equal to another machine's, kept once")
     return said
@@ -216,7 +202,6 @@ def bring_from_one(
                 if size > room:
                     raise NotHere("beyond the limit of a machine, which KEEP= raises")
                 sha256 = file_sha256(fresh)
-                (folder / place).mkdir(parents=True, exist_ok=True)
                 move_in(fresh, folder / place, file.name)
             came[file.name], room = sha256, room - size
         except Unwritable:
@@ -228,14 +213,12 @@ def bring_from_one(
     stayed = {reason: (len(names), names) for reason, names in stays.items()}
     if older > 0:
         stayed[f"a run brings the {MOST_FILES:,} newest of a machine"] = older, []
-    for kind in REASONS.keys() & listing.others.keys():
-        stayed[REASONS[kind]] = listing.others[kind]
+    stayed |= {kind: names for kind, names in listing.others.items() if kind != "sent"}
     said = [f"{host}: {len(came):,} of {pluralize(total, 'file')} in {place}"] if total else []
     for reason, (count, names) in stayed.items():
-        said.append(
-            f"{host}: {pluralize(count, 'file')} not collected, {reason}: "
-            f"{show_names(names, count)} (in {run_folder}/{place})"
-        )
+        listed = f": {show_names(names, count)}" if names else ""
+        counted = f"{host}: {pluralize(count, 'file')} not collected from {run_folder}/{place}"
+        said.append(f"{counted}, {reason}{listed}")
     return said
 
 

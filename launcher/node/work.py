@@ -119,7 +119,7 @@ def show_files(mark, work, folders):
         except (FileNotFoundError, NotADirectoryError):  # the script removed it
             continue
         except OSError:
-            others.setdefault("unreadable", set()).add(quote(folder))
+            others.setdefault("unreadable there", set()).add(quote(folder))
             continue
         for entry, status in entries:
             pulse.beat()
@@ -131,7 +131,7 @@ def show_files(mark, work, folders):
             elif stat.S_ISLNK(status.st_mode):
                 others.setdefault("links", set()).add(key)
             elif not stat.S_ISREG(status.st_mode):
-                others.setdefault("special", set()).add(key)
+                others.setdefault("not regular files", set()).add(key)
             elif sent.get(key, [])[1:] == size_and_time:
                 others.setdefault("sent", set()).add(key)
             elif entry.name != PART:

@@ -55,7 +55,7 @@ def test_machines_measure_each_other_and_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.measure.STREAM", {"seconds": 0.05, "settle": 0.0})
     hosts = [host(n, address=f"127.0.0.{n}") for n in (1, 2, 3)]
     free = {one.name: facts(1, free_ports=[29478]) for one in hosts}
-    prepare = [sys.executable, "-m", "launcher.node.prepare"]
+    prepare = [sys.executable, "-m", "launcher.node.pairprobe"]
     running, files = [], []
     for name, table in measure.timetables(hosts, free).items():
         files.append(tmp_path / name / "links.json")

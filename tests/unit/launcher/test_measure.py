@@ -97,7 +97,7 @@ def test_machines_are_measured_once_and_the_plan_says_what_was_seen(cluster, cap
     ports = set()
     for node in told["nodes"]:
         argv = node["argv"]
-        assert argv[1:3] == ["-m", "launcher.node.prepare"]
+        assert argv[1:3] == ["-m", "launcher.node.pairprobe"]
         assert {"--nnodes=1", f"--master_addr={node['address']}"} < {*argv}
         assert json.loads(argv[-1])["trial"] == 15 and "data" not in json.loads(argv[-1])
         ports |= {word for word in argv if word.startswith("--master_port")}

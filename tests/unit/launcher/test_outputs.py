@@ -92,7 +92,8 @@ def test_the_folders_that_were_named_come_from_every_machine(nodes, there, run):
     assert here(run) == ["work/node1/out/deep/a.txt", "work/node2/out/a name with spaces.txt"]
     assert (run / "work/node1/out/deep/a.txt").read_text() == "one"
     assert said[0] == "node1: 1 of 1 file in work/node1"
-    assert said[1].startswith("node1: 2 files not collected, links: out/link.txt, out/linked (in ")
+    assert said[1].startswith("node1: 2 files not collected from ")
+    assert said[1].endswith(", links: out/link.txt, out/linked")
     assert said[2:] == ["node2: 1 of 1 file in work/node2"]
 
 
@@ -244,7 +245,7 @@ def test_a_name_that_leads_elsewhere_is_no_file(nodes, there, run, name):
     wrote(there, "node1", "out/b/c")
     wrote(there, "node1", "out/good.txt")
     said = outputs.bring({**nodes, "node1": liar}, there, ("out",), run, 1000)
-    assert any("2 files not collected, names that lead out" in line for line in said)
+    assert "node1: 2 files not collected" in said[1] and "names that lead out" in said[1]
     assert here(run) == ["work/node1/out/b/c", "work/node1/out/good.txt"]
 
 
@@ -258,7 +259,9 @@ def test_what_was_a_file_and_is_a_folder_is_that_file_s_trouble(nodes, there, ru
     wrote(there, "node1", "out/c.txt", at=1)
     said = outputs.bring(nodes, there, ("out",), run, 1 << 20)
     assert here(run) == [f"work/node1/out/{before}", "work/node1/out/c.txt"]
-    assert any("here something else has its name" in s and f": out/{after} (" in s for s in said)
+    assert any(
+        "here something else has its name" in s and s.endswith(f": out/{after}") for s in said
+    )
 
 
 def planted(*_):
@@ -297,7 +300,7 @@ def test_more_files_than_a_run_takes_are_counted(nodes, there, run, monkeypatch)
     told = outputs.bring(nodes, there, ("out",), run, 1000)
     assert here(run) == ["work/node1/out/2", "work/node1/out/3"]
     assert told[0] == "node1: 2 of 4 files in work/node1"
-    assert "2 files not collected, a run brings the 2 newest" in told[1]
+    assert "2 files not collected" in told[1] and told[1].endswith("the 2 newest of a machine")
 
 
 def test_every_machine_has_the_newest_checkpoint_before_the_next_attempt(nodes, there, run):
@@ -414,19 +417,13 @@ def test_a_folder_that_is_a_checkpoint_is_taken_whole(nodes, there, run, older, 
     assert spread(nodes, there, run) == f"out/{newer}"
 
 
-def test_folders_that_hold_checkpoints_are_none(nodes, there, run):
-    wrote(there, "node1", "out/version_0/checkpoints/epoch=1-step=9.ckpt", at=1)
-    wrote(there, "node1", "out/run_2/last.pth.tar", at=2)
-    wrote(there, "node1", "out/step_3/notes.txt", at=3)
-    kept = ["out/run_2/last.pth.tar", "out/version_0/checkpoints/epoch=1-step=9.ckpt"]
-    assert names(nodes, there)["node1"] == kept
-
-
 @pytest.mark.parametrize(
     ("checkpoint", "files"),  # where * stands for the checkpoint
     [
         ("r18_lr0.1_epoch90/ckpt_03.pth", "* r18_lr0.1_epoch90/log.txt"),
         ("trial_epoch_300/weights/last.pt", "*"),
+        ("version_0/checkpoints/epoch=1-step=9.ckpt", "*"),
+        ("run_2/last.pth.tar", "*"),
         ("b_epoch3/checkpoint-5", "*/model.safetensors b_epoch3/trainer_state.json"),
         ("checkpoint-5", "*/optimizer.pt trainer_state.json"),
         ("epoch_005", "*/net_epoch_5.pth */opt_epoch_5.pth"),
