@@ -262,7 +262,10 @@ class Search:
                 parts = PARTS.findall(self.read(host, file, LONGEST))
                 if lost := sorted({f"{folder}/{part.decode()}" for part in parts} - {*hosts}):
                     return f"{show_names(lost)} is missing"
-        shards = Counter((SHARD.sub("#", f), int(m[1])) for f in hosts if (m := SHARD.search(f)))
+        shards = Counter[tuple[str, int]]()
+        for path in (PurePosixPath(file) for file in hosts if file.endswith(ENDINGS_IN_FOLDER)):
+            if match := SHARD.search(path.name):
+                shards[str(path.with_name(SHARD.sub("#", path.name))), int(match[1])] += 1
         for (kind, total), count in shards.items():
             if count < total:
                 return f"{count} of {total} files like {show_names([kind])} are there"

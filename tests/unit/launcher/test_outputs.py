@@ -485,10 +485,11 @@ def test_a_checkpoint_that_lacks_what_a_killed_rank_writes_is_not_complete(nodes
 
 
 def test_a_run_on_fewer_machines_goes_on_from_what_it_saved_last(nodes, there, run):
+    fold = "out/fold-1-of-5"
     for rank in range(3):
-        wrote(there, "node1", f"out/step_1/random_{rank}.pt", at=1)
-    wrote(there, "node1", "out/step_2/random_0.pt", at=2)
-    assert search(nodes, there, run, last=["node1"]).copy_newest(1 << 20) == "out/step_2"
+        wrote(there, "node1", f"{fold}/step_1/random_{rank}.pt", at=1)
+    wrote(there, "node1", f"{fold}/step_2/random_0.pt", at=2)
+    assert search(nodes, there, run, last=["node1"]).copy_newest(1 << 20) == f"{fold}/step_2"
 
 
 def test_the_newest_is_found_by_the_times_of_the_machine_that_saves(nodes, there, run):
