@@ -131,7 +131,7 @@ class Unreached(Struct, frozen=True):
 class OwnerAnswer(Struct, frozen=True):
     """`sign`: one of those that were looked for, "" for none."""
 
-    sign: Text
+    sign: Literal["", "asked", "seat", "processors", "card"]
 
 
 class FileNames(Struct, frozen=True):

@@ -26,7 +26,7 @@ from launcher.look import OpenMachines
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Notify, of_run
-from launcher.participants import Participants, Waiter
+from launcher.participants import Moment, Participants, Waiter
 from launcher.plan.checks import ReadyRun, make_plan, new_id
 from launcher.plan.plan import Plan
 from launcher.problems import BUSY_REMEDY
@@ -222,12 +222,9 @@ def perform_attempt(run: Run, start: Start, stopper: Stopper) -> Outcome:
     try:
         send(run, start)
         run.attempts.begin(start.plan, start.reason, time.time(), start.checkpoint)
-        run.participants.attempt_began(start.machines, start.needs)
         logs = RunLogs(run.folder, run.terminal, start.plan.world_size)
-        try:
+        with run.participants.training(start.machines, start.needs):
             outcome = watch_guards(start.plan, start.machines, logs, stopper, run.participants)
-        finally:
-            run.participants.attempt_ended()
     except MachineError as error:
         if start.plan.attempt == 1 or stopper.asked:
             raise
@@ -324,9 +321,9 @@ def next_start(run: Run, start: Start, limits: Limits, reason: str, stopper: Sto
     start.machines.close()
     needs, config, terminal = start.needs, run.ready.run_config, run.terminal
     saved = needs.workload.is_trainer and run.attempts.saved(run.folder)
-    waiter = Waiter.later(terminal, run.notify, stopper, saved)
-    with waiting(terminal, "finding out which machines answer"):
-        machines = run.participants.later(needs, waiter)
+    lead = "all is saved, and the run waits" if saved else "the run waits"
+    waiter = Waiter(terminal, run.notify, stopper=stopper, lead=lead)
+    machines = run.participants.gather(Moment.RESTART, needs, waiter, start.plan.run)
     try:
         checkpoint = needs.workload.find_checkpoint(run.site(machines, needs))
         if {host.name for host in machines.hosts} != set(run.attempts.list[-1]["nodes"]):

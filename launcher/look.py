@@ -80,6 +80,7 @@ class OpenMachines:
     hosts: list[Host]
     nodes: dict[str, Node]
     facts: dict[str, NodeFacts]
+    silent: dict[str, Problem] = field(default_factory=dict)  # why others that were asked are not
 
     def close(self) -> None:
         engine.close_all(self.nodes)
@@ -126,7 +127,7 @@ def open_and_probe(
 ) -> OpenMachines:
     """Connect to the machines and ask them. Raises UserError naming all that did not answer.
 
-    With `without_missing`, machines that do not answer are left out instead.
+    With `without_missing`, machines that do not answer are `silent` instead.
     """
     nodes, failures = engine.open_all(hosts)
     try:
@@ -137,7 +138,8 @@ def open_and_probe(
         facts, silent = ask_all(nodes, questions)
         if silent and not without_missing:
             raise Refused([*silent.values()])
-        return OpenMachines([host for host in present if host.name in facts], nodes, facts)
+        silent.update({name: Problem("unreached", text) for name, text in failures.items()})
+        return OpenMachines([host for host in present if host.name in facts], nodes, facts, silent)
     except BaseException:
         engine.close_all(nodes)
         raise

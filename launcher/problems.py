@@ -19,9 +19,11 @@ class Blocks(Enum):
     ALWAYS = "always"
     UNLESS_FORCED = "soft"  # FORCE=1
     BUSY = "busy"  # the same; QUEUE=1 waits until it is over
+    SILENT = "silent"  # always, unless the run may begin without the machine
+    OWNER = "owner"  # the machine takes no part as long as it lasts
 
 
-NEVER, ALWAYS, UNLESS_FORCED, BUSY = Blocks
+NEVER, ALWAYS, UNLESS_FORCED, BUSY, SILENT, OWNER = Blocks
 
 
 class Rule(NamedTuple):
@@ -91,7 +93,7 @@ def together(problems: Sequence[Problem]) -> list[Problem]:
 
 def refuse_or_warn(problems: Sequence[Problem], force: bool) -> list[str]:
     """The texts of those that the run starts with. Raises Refused where it must not start."""
-    blocking = {ALWAYS} if force else {ALWAYS, UNLESS_FORCED, BUSY}
+    blocking = {ALWAYS, SILENT} if force else {ALWAYS, SILENT, UNLESS_FORCED, BUSY}
     stopping = [one for one in problems if one.blocks in blocking]
     if stopping:
         mended = not any(one.blocks is ALWAYS for one in stopping)

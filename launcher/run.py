@@ -16,9 +16,9 @@ from contract.options import DEFAULT_INVENTORY, Config, as_typed
 from contract.text import clean
 from launcher import folders
 from launcher.machines.engine import Busy
-from launcher.notify import Facts
+from launcher.notify import Facts, Notify
 from launcher.options import STORED, read
-from launcher.participants import Wait, Waiter
+from launcher.participants import Moment, Waiter
 from launcher.plan import plan as planning
 from launcher.plan.checks import check_machines, make_plan, new_id
 from launcher.terminal import Terminal, keep_machines
@@ -29,16 +29,21 @@ T = TypeVar("T")
 
 def dry_run(options: Config) -> int:
     terminal = Terminal()
-    checked = check_machines(options, terminal, everybody=True)
+    checked = check_machines(options, terminal)
     try:
         name = new_id(checked)
         plan = make_plan(checked, checked.machines, run=name, bar=terminal.columns)
         for warning in checked.workload.warnings(checked.machines.hosts):
             terminal.say(warning)
         terminal.drain()
-        print(
-            clean("\n".join([planning.render(plan), *checked.participants.table(checked.machines)]))
-        )
+        lines = [planning.render(plan)]
+        left_out = checked.participants.select(Moment.START).left_out
+        for host in checked.machines.hosts:
+            if host.owner.signs:
+                entry = left_out.get(host.name)
+                now = f"takes no part now: {entry.said}" if entry else "takes part now"
+                lines.append(f"{host.name} {host.owner.told()}; it {now}")
+        print(clean("\n".join(lines)))
     finally:
         checked.machines.close()
     return 0
@@ -61,7 +66,7 @@ def train(options: Config, name: str = "") -> int:
 def in_turn(options: Config, terminal: Terminal, once: Callable[[Waiter], T]) -> T:
     """What `once` returns, after others have left the machines if QUEUE=1 was given. Raises
     Busy."""
-    waiter = Waiter.first(options, terminal)
+    waiter = Waiter(terminal, Notify(options.notify, terminal), options.until)
     try:
         while True:
             try:
@@ -69,7 +74,7 @@ def in_turn(options: Config, terminal: Terminal, once: Callable[[Waiter], T]) ->
             except Busy as error:
                 if not options.queue:
                     raise
-                waiter.pause(Wait(str(error)))
+                waiter.pause(str(error))
     except UserError as error:
         if waiter.waited:  # nobody need be there to read it
             waiter.notify.send(Facts(waiter.waited, "failed", why=str(error)))

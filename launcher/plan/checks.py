@@ -13,12 +13,15 @@ from typing import Any
 
 from contract.errors import UserError
 from contract.options import Config
-from contract.runs import run_id
+from contract.runs import run_id, slug
+from contract.text import pluralize
+from launcher import hours
 from launcher.look import OpenMachines
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.participants import Participants, Waiter
+from launcher.notify import Notify
+from launcher.participants import Moment, Participants, Waiter
 from launcher.plan import plan
 from launcher.plan.plan import Plan
 from launcher.terminal import Terminal
@@ -63,19 +66,22 @@ def check_machines(
     waiter: Waiter | None = None,
     run: str | None = None,
     before: Mapping[str, int] | None = None,
-    everybody: bool = False,
 ) -> ReadyRun:
-    """Check everything and change nothing; `run` is the one to continue, and `before` the weights
-    of the machines that it had last, unless others are asked for. `everybody`: also machines that
-    their owners use. Raises UserError."""
+    """Check everything and change nothing. Without a `waiter` nothing starts: machines that others
+    use are checked, too. `run` is the run to continue, and `before` the weights of the machines
+    that it had last, unless others are asked for. Raises UserError."""
     workload = kind_of(config).read(config, run)
     hosts = inventory.hosts_of(config)
     for text in workload.check(config, hosts):
         terminal.say(text)
     add_torch(hosts, terminal)
-    participants = Participants(hosts, config.min_nodes)
-    waiter = waiter or Waiter.first(config, terminal)
-    machines = participants.first(Requirements(config, workload, run), waiter, everybody)
+    participants = Participants(hosts, config)
+    moment = Moment.START if waiter else Moment.DRY_RUN
+    waiter = waiter or Waiter(terminal, Notify(config.notify, terminal))
+    name = f"{slug(workload.name)} on {pluralize(len(hosts), 'machine')}"
+    if hours.wait(config.at, terminal):
+        waiter.waited = name
+    machines = participants.gather(moment, Requirements(config, workload, run), waiter, name)
     try:
         config, workload = workload.decide(config, hosts, machines, before or {}, terminal)
     except BaseException:

@@ -173,6 +173,10 @@ OF_ONE = {
     "script-imports": {"script": "train.py", "missing": "pandas"},
     "script-stack": {"lacks": "numpy 2.1"},
     "ways-unknown": {"why": "no answer within 15 s"},
+    "owner-there": {"sign": owned.SIGNS["seat"]},
+    "owner-unknown": {"why": "it gave no answer"},
+    "outside-hours": {"hours": "19:00-07:30,sat,sun"},
+    "used-lately": {"minutes": 10},
 }
 # Of several, of this one, of the model or the script.
 OF_ALL = {

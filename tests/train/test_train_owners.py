@@ -128,7 +128,7 @@ def test_a_machine_that_was_away_at_the_start_joins_as_by_hand(lab):
     lab.trains(2, ["node1", "node2"])
     lab.ends()
     assert [one["status"] for one in lab.attempts()] == ["stopped", "finished"]
-    assert "tandem: node2 takes no part: its owner said `tandem away`" in lab.said()
+    assert "tandem: the run begins without node2: its owner said `tandem away`" in lab.said()
     assert "tandem: node2 can take part: the workers save and exit" in lab.said()
     lineage.assert_exact(lab.nodes(), EPOCHS)
     lab.start("--resume", hand)

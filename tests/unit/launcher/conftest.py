@@ -7,11 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from boundary.answers import OwnerAnswer
 from contract import prices
-from contract.errors import UserError
-from launcher import participants
-from launcher.look import OpenMachines
+from launcher import look, remote
+from launcher.machines import engine
 from launcher.plan.checks import INSTRUCTION_LIMITS
+from launcher.problems import Problem
 from tests.unit.launcher.guard_client import Client, alive, kill
 from tests.unit.launcher.launcher_values import facts, host
 
@@ -61,27 +62,30 @@ def local_hosts(tmp_path, sent):
 
 @pytest.fixture
 def machines(monkeypatch):
-    """{name: changes of its facts} of those that answer; `sign`: what it says of its owner."""
+    """{name: changes of its facts}; `sign`: of its owner, a Problem: it gives no facts, a text: why
+    no connection to it opens."""
     those = {"node1": {}, "node2": {}, "node3": {}}
 
-    def look(hosts, _asked, *, without_missing=False):
-        silent = [host.name for host in hosts if host.name not in those]
-        if silent and not without_missing:
-            raise UserError(*(f"{name} does not answer" for name in silent))
-        here = [host for host in hosts if host.name in those]
-        nodes = {host.name: SimpleNamespace(host=host) for host in here}
-        changes = {n: {f: v for f, v in those[n].items() if f != "sign"} for n in nodes}
-        known = {name: facts(int(name[4:]), **changes[name]) for name in nodes}
-        return OpenMachines(here, nodes, known)
-
     def open_all(hosts):
-        return look(hosts, None, without_missing=True).nodes, {}
+        failures = {h.name: those[h.name] for h in hosts if isinstance(those[h.name], str)}
+        nodes = {h.name: SimpleNamespace(host=h) for h in hosts if h.name not in failures}
+        return nodes, failures
 
-    monkeypatch.setattr(participants.look, "open_and_probe", look)
-    monkeypatch.setattr(participants.look, "unreachable_pairs", lambda *_: {})
-    monkeypatch.setattr(participants.engine, "close_all", lambda _nodes: None)
-    monkeypatch.setattr(participants.engine, "open_all", open_all)
-    monkeypatch.setattr(participants, "ask", lambda nodes: {n: those[n].get("sign") for n in nodes})
+    def ask_all(nodes, _questions):
+        silent = {name: those[name] for name in nodes if isinstance(those[name], Problem)}
+        changes = {
+            n: {f: v for f, v in those[n].items() if f != "sign"} for n in {*nodes} - {*silent}
+        }
+        return {name: facts(int(name[4:]), **changes[name]) for name in changes}, silent
+
+    def ask(node, *_):
+        return OwnerAnswer(those[node.host.name].get("sign", ""))
+
+    monkeypatch.setattr(engine, "open_all", open_all)
+    monkeypatch.setattr(engine, "close_all", lambda _nodes: None)
+    monkeypatch.setattr(look, "ask_all", ask_all)
+    monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
+    monkeypatch.setattr(remote, "ask", ask)
     return those
 
 

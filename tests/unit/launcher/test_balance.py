@@ -66,7 +66,9 @@ def ready(monkeypatch, tmp_path):
     monkeypatch.setattr(predictions, "own_speeds", lambda _settings, _hosts: SPEEDS)
     monkeypatch.setattr(folders, "RUNS", tmp_path)
     monkeypatch.setattr(inventory, "load", lambda _path: HOSTS)
-    monkeypatch.setattr(look, "open_and_probe", lambda hosts, _: OpenMachines(hosts, {}, FACTS))
+    monkeypatch.setattr(
+        look, "open_and_probe", lambda hosts, *_, **__: OpenMachines(hosts, {}, FACTS)
+    )
     monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
 
     def make(before=None, **options):

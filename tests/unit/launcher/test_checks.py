@@ -12,7 +12,9 @@ from contract.errors import UserError
 from launcher import folders, look, notify, participants
 from launcher.look import OpenMachines
 from launcher.machines import inventory
+from launcher.notify import Notify
 from launcher.options import config_of
+from launcher.participants import Waiter
 from launcher.plan import checks
 from launcher.terminal import Terminal
 from launcher.workloads import trainer
@@ -25,10 +27,10 @@ BUSY = gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])
 def ready(monkeypatch, tmp_path):
     """ready(changes of node2's facts at the first look, at the second, ...) -> call of prepare."""
 
-    def make(*looks, until=None, everybody=False, **options):
+    def make(*looks, until=None, starts=True, **options):
         found = iter(looks)
 
-        def answers(hosts, _asked):
+        def answers(hosts, _asked, **_):
             return OpenMachines(
                 hosts,
                 make.nodes,
@@ -45,7 +47,9 @@ def ready(monkeypatch, tmp_path):
         monkeypatch.setattr(folders, "RUNS", tmp_path)
         monkeypatch.setattr(participants.time, "sleep", slept.append)
         config = replace(config_of(options), until=until)
-        return checks.check_machines(config, Terminal(said), everybody=everybody)
+        terminal = Terminal(said)
+        waiter = Waiter(terminal, Notify(config.notify, terminal), until) if starts else None
+        return checks.check_machines(config, terminal, waiter)
 
     slept, said, make.nodes = [], io.StringIO(), {}
     make.slept, make.said = slept, said.getvalue
@@ -116,7 +120,7 @@ def test_without_queue_busy_machines_are_refused_unless_forced(ready):
 @pytest.mark.parametrize("queue", [False, True])
 def test_what_starts_nothing_needs_no_machine_for_itself(ready, queue):
     """A dry run: that others have the machines is said, and neither refused nor waited for."""
-    assert ready({"gpus": BUSY}, queue=queue, everybody=True).machines.hosts == [host(1), host(2)]
+    assert ready({"gpus": BUSY}, queue=queue, starts=False).machines.hosts == [host(1), host(2)]
     assert "ann: python x" in ready.said()
     assert ready.slept == []
 

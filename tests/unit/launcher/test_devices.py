@@ -212,7 +212,7 @@ def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
     monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1), host(2)])
     cards = {f"node{n}": facts(n, gpus=having(name)) for n, name in ((1, "3090"), (2, "2080 Ti"))}
     machines = OpenMachines([host(1), host(2)], {}, cards)
-    monkeypatch.setattr(look, "open_and_probe", lambda *_: machines)
+    monkeypatch.setattr(look, "open_and_probe", lambda *_, **__: machines)
     said = io.StringIO()
     found = checks.check_machines(Config(), Terminal(said))
     assert "in NVIDIA GeForce RTX 2080 Ti (node2)" in said.getvalue()

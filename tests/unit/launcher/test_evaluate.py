@@ -56,7 +56,7 @@ def run(tmp_path, monkeypatch, local_hosts):
         def check(config, terminal, waiter):
             nodes = {one.name: one.engine.node(one) for one in hosts}
             needs = Requirements(config, Trainer.read(config))
-            return ReadyRun(needs, OpenMachines(hosts, nodes, known), Participants(hosts, None))
+            return ReadyRun(needs, OpenMachines(hosts, nodes, known), Participants(hosts, config))
 
         monkeypatch.setattr(evaluate, "check_machines", check)
         folder = RunBuilder(tmp_path / "runs" / RUN, nodes=2, steps=2, epochs=1).write()

@@ -66,7 +66,7 @@ def cluster(tmp_path, monkeypatch, local_hosts):
             machines = OpenMachines(hosts, nodes, found)
             settings = replace(SETTINGS, model=options.trainer["model"])
             asked = Requirements(options, Trainer(settings))
-            return ReadyRun(asked, machines, Participants(hosts, None))
+            return ReadyRun(asked, machines, Participants(hosts, options))
 
         monkeypatch.setattr(measure.inventory, "load", lambda _: hosts)
         monkeypatch.setattr(measure, "check_machines", check)

@@ -12,11 +12,11 @@ from contract.errors import UserError
 from contract.options import Config
 from launcher import participants
 from launcher.look import OpenMachines
-from launcher.machines import inventory, owned
+from launcher.machines import engine, inventory, owned
 from launcher.machines.owned import Owner
 from launcher.notify import Notify
-from launcher.participants import Availability, Moment, Participants, Waiter
-from launcher.problems import Problem
+from launcher.participants import Known, Moment, Participants, Seen, Waiter, select
+from launcher.problems import Problem, problem
 from launcher.terminal import Stopper, Terminal
 from launcher.workload import Requirements
 from launcher.workloads.trainer import Trainer
@@ -25,9 +25,8 @@ from tests.unit.launcher.test_inventory import document
 
 MONDAY = datetime(2026, 11, 23, 20, 0)
 YIELDS, NIGHTS = Owner(yields=True), Owner(hours=owned.hours("19:00-07:30,sat,sun"))
-FREE = Availability(free_since=0.0, why="", fit=True)
-USED = Availability(None, owned.SIGNS["seat"])
-LONG_AGO = -1e6
+FREE = Seen(free_since=0.0, is_fit=True)
+USED = Seen(absence=Problem("owner-there", owned.SIGNS["seat"], ("node1",)))
 
 
 @pytest.mark.parametrize(
@@ -80,164 +79,237 @@ def test_words_of_the_inventory_become_what_is_agreed():
 
 
 ALL = ["node1", "node2", "node3"]
+DESKS = [host(1), host(2, owner=YIELDS), host(3, owner=YIELDS)]
+
+
+def known(hosts, seen=None, config=None, **changes):
+    """What is known of these machines; by default nobody has used them for long."""
+    seen = {**{one.name: Seen() for one in hosts}, **(seen or {})}
+    return Known([*hosts], config or Config(), seen, **changes)
 
 
 @pytest.mark.parametrize(
-    ("inside", "reports", "now", "changed", "why"),
+    ("inside", "reports", "now", "changed", "names", "out"),
     [
-        (ALL, [FREE, FREE, FREE], 1.0, 0.0, None),
+        (ALL, [FREE, FREE, FREE], 1.0, 0.0, ALL, []),
         # Node 0 has an owner, too; one that is back is never waited for.
-        (ALL, [USED, FREE, FREE], 1.0, 0.0, "node1 leaves: somebody works at it"),
-        (ALL[:2], [FREE, FREE, USED], 5000.0, 0.0, None),
-        (ALL[:2], [FREE, FREE, FREE], 599.0, 0.0, None),
-        (ALL[:2], [FREE, FREE, FREE], 600.0, 0.0, "node3 can take part"),
+        (ALL, [USED, FREE, FREE], 1.0, 0.0, ALL[1:], ["owner-there"]),
+        (ALL[:2], [FREE, FREE, USED], 5000.0, 0.0, ALL[:2], ["owner-there"]),
+        (ALL[:2], [FREE, FREE, FREE], 599.0, 0.0, ALL[:2], ["used-lately"]),
+        (ALL[:2], [FREE, FREE, FREE], 600.0, 0.0, ALL, []),
         # Free for long enough, but the machines changed a moment ago.
-        (ALL[:2], [FREE, FREE, FREE], 601.0, 60.0, None),
+        (ALL[:2], [FREE, FREE, FREE], 601.0, 60.0, ALL[:2], []),
         # Nothing is wrong with it only where that was looked at.
-        (ALL[:2], [FREE, FREE, Availability(free_since=0.0)], 601.0, 0.0, None),
-        # Leaving goes first.
-        (ALL[:2], [FREE, USED, FREE], 601.0, 0.0, "node2 leaves: somebody works at it"),
+        (ALL[:2], [FREE, FREE, Seen(free_since=0.0)], 601.0, 0.0, ALL[:2], []),
     ],
 )
-def test_when_a_run_goes_on_with_other_machines(inside, reports, now, changed, why):
+def test_when_a_run_goes_on_with_other_machines(inside, reports, now, changed, names, out):
     hosts = [host(number, owner=YIELDS) for number in (1, 2, 3)]
-    assert participants.regroup(hosts, inside, dict(zip(ALL, reports)), MONDAY, now, changed) == why
+    state = known(hosts, dict(zip(ALL, reports)), inside=inside, changed=changed)
+    selection = select(Moment.RUNNING, state, MONDAY, now)
+    assert selection.names == names
+    assert [entry.code for entry in selection.left_out.values()] == out
 
 
 def test_only_where_an_owner_yields_must_a_machine_have_been_free_for_a_while():
-    for owner, why in ((YIELDS, "nobody has used it for less than 10 min"), (NIGHTS, None)):
-        assert participants.absence(host(1, owner=owner), FREE, False, MONDAY, 599.0) == why
+    for owner, out in ((YIELDS, {"node1"}), (NIGHTS, set())):
+        state = known([host(1, owner=owner), host(2)], {"node1": FREE})
+        assert select(Moment.START, state, MONDAY, 599.0).left_out.keys() == out
 
 
 def test_an_owner_who_comes_and_goes_every_minute_costs_no_more_than_one_start_in_ten():
     """Two hours of it, a look each second, as the watch does."""
-    hosts, inside, changed = [host(1), host(2, owner=YIELDS)], ["node1", "node2"], 0.0
-    report, starts = FREE, []
+    state = known([host(1), host(2, owner=YIELDS)], {"node2": FREE}, inside=ALL[:2])
+    starts = []
     for second in range(2 * 3600):
-        here = second // 60 % 2 == 1
-        if here:
-            report = USED
-        elif report.free_since is None:
-            report = Availability(free_since=float(second), why="", fit=True)
-        reports = {"node1": FREE, "node2": report}
-        if participants.regroup(hosts, inside, reports, MONDAY, float(second), changed):
-            missing = participants.absence(
-                hosts[1], report, "node2" in inside, MONDAY, float(second)
-            )
-            inside = ["node1"] if missing else ["node1", "node2"]
-            changed = float(second)
+        is_there, was_there = second // 60 % 2 == 1, state.seen["node2"].absence
+        if is_there:
+            state.seen["node2"] = USED
+        elif was_there:
+            state.seen["node2"] = Seen(free_since=float(second), is_fit=True)
+        names = select(Moment.RUNNING, state, MONDAY, float(second)).names
+        if names != state.inside:
+            state.inside, state.changed = names, float(second)
             starts.append(second)
     assert starts == [60]  # it leaves once, and never is free for ten minutes
+
+
+# Why there is no start yet.
+BUSY, SILENT = Problem("machine-busy", "", ("node2 (192.0.2.2)",)), Problem("unreached", "off")
+ABSENT, UNFIT = {"node3": USED}, Problem("not-writable", "full", BUSY.labels)
+
+
+@pytest.mark.parametrize(
+    ("moment", "seen", "found", "names", "wait"),
+    [
+        (Moment.START, ABSENT, [], ALL[:2], "start"),
+        (Moment.START, {**ABSENT, "node2": Seen(absence=SILENT)}, [], ALL[:1], "endless"),
+        (Moment.START, ABSENT, [BUSY], ALL[:1], "endless"),
+        (Moment.RESTART, ABSENT, [], ALL[:2], "start"),
+        (Moment.RESTART, {**ABSENT, "node2": Seen(absence=SILENT)}, [], ALL[:1], "patience"),
+        (Moment.RESTART, ABSENT, [UNFIT], ALL[:1], "patience"),
+        (Moment.RESTART, {**ABSENT, "node2": USED}, [], ALL[:1], "endless"),
+        (Moment.RESTART, {}, [UNFIT], ["node1", "node3"], "start"),
+    ],
+)
+def test_a_start_needs_enough_machines_and_owners_are_waited_for_without_end(
+    moment, seen, found, names, wait
+):
+    state = known(DESKS, seen, Config(min_nodes=2), took_part={*ALL})
+    selection = select(moment, state, MONDAY, 0.0, found)
+    assert (selection.names, bool(selection.wait)) == (names, wait != "start")
+    assert selection.is_endless == (wait != "patience")
+    if wait == "patience":
+        with pytest.raises(UserError, match=f"(?s){'full' if found else 'off'}.*needs 2 machines"):
+            select(moment, state, MONDAY, 0.0, found, waited=participants.PATIENCE + 1)
+
+
+OUT, START, REFUSED, WAITS = "out", "starts", "refused", "waits"
+MOMENTS = (Moment.DRY_RUN, Moment.START, Moment.RESTART)
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "needed", "optional"),
+    [
+        # of a machine that the run needs, and of another: at a dry run, a start and a restart
+        ("machine-busy", {}, (START, REFUSED, OUT), (START, OUT, OUT)),
+        ("machine-busy", {"queue": True}, (START, WAITS, OUT), (START, WAITS, OUT)),
+        ("machine-busy", {"force": True}, (START,) * 3, (START,) * 3),
+        # The run's own processes may still be leaving them.
+        ("gpus-busy", {}, (START, REFUSED, START), (START, OUT, START)),
+        ("not-writable", {"force": True}, (REFUSED, REFUSED, OUT), (REFUSED, REFUSED, OUT)),
+        ("clock", {}, (REFUSED, REFUSED, START), (REFUSED, REFUSED, START)),
+        ("clock", {"force": True}, (START,) * 3, (START,) * 3),
+        ("data-note", {}, (START,) * 3, (START,) * 3),
+    ],
+)
+def test_what_a_machine_s_problem_does_depends_on_when(code, words, needed, optional):
+    def outcome(moment, number):
+        # Enough others are there in any case.
+        hosts = [host(1), host(2, owner=YIELDS), *(host(n, owner=YIELDS) for n in (3, 4))]
+        state = known(hosts, config=Config(**words), took_part={one.name for one in hosts})
+        found = [Problem(code, "said", (host(number).label(),))]
+        try:
+            selection = select(moment, state, MONDAY, 0.0, found)
+        except UserError:
+            return REFUSED
+        is_out = f"node{number}" in selection.left_out
+        return OUT if is_out else WAITS if selection.wait else START
+
+    assert tuple(outcome(moment, 1) for moment in MOMENTS) == needed
+    assert tuple(outcome(moment, 2) for moment in MOMENTS) == optional
+
+
+def test_a_machine_of_the_cluster_alone_is_not_left_out():
+    """Without MIN_NODES a run needs all of those."""
+    hosts = [host(1), host(2), host(3, owner=YIELDS), host(4, owner=NIGHTS)]
+    for config, those, count in ((Config(), hosts, 2), (Config(min_nodes=3), hosts, 3)):
+        gone = {one.name: USED for one in those}
+        wait = select(Moment.RESTART, known(those, gone, config), MONDAY, 0.0).wait
+        assert f"at least {count} machines" in wait
+    gone = {"node1": Seen(absence=SILENT)}
+    with pytest.raises(UserError, match="off"):
+        select(Moment.START, known(hosts, gone), MONDAY, 0.0)
+    state = known(hosts, gone, Config(min_nodes=2))
+    assert select(Moment.START, state, MONDAY, 0.0).names == ["node2", "node3", "node4"]
+
+
+# The loop that asks and waits.
 
 
 def machines_facts(machines, *numbers):
     return {f"node{n}": facts(n, **machines[f"node{n}"]) for n in numbers}
 
 
-def names(machines):
-    return [one.name for one in machines.hosts]
+def begin(found, config=None, moment=Moment.START, waiter=None):
+    """The machines that a run has, and what was said."""
+    terminal = Terminal(said := io.StringIO())
+    waiter = waiter or Waiter(terminal, Notify(None, terminal))
+    needs = Requirements(config or Config(), Trainer(replace(SETTINGS, model="resnet18")), "r")
+    these = found.gather(moment, needs, waiter, "r")
+    terminal.drain()
+    return these, needs, said.getvalue()
 
 
-DESKS = [host(1), host(2, owner=YIELDS), host(3, owner=YIELDS)]
-ASKED = Requirements(Config(), Trainer(SETTINGS))
-BUSY = {"runs": [{"pid": 7, "run": "another", "holder": "berta@office", "seconds": 9}]}
+def names(found, **words):
+    return [one.name for one in begin(found, **words)[0].hosts]
 
 
-def test_a_start_leaves_out_who_has_an_owner_there_and_who_is_off(machines):
-    machines["node2"] = {"sign": "seat"}
-    del machines["node3"]
-    known = Participants(DESKS, None)
-    assert names(known.present(ASKED)) == ["node1"]
-    assert known.absent() == {"node2": "somebody works at it", "node3": "it does not answer"}
+TAKEN = {"runs": [{"pid": 7, "run": "another", "holder": "berta@office", "seconds": 9}]}
+OFF = "node3 (tandem@192.0.2.3, port 22): its host key differs from the one in your known_hosts"
 
 
-def test_a_machine_of_the_cluster_alone_is_not_left_out(machines):
-    """Without MIN_NODES a run needs all of those."""
-    hosts = [host(1), host(2), host(3, owner=YIELDS), host(4, owner=NIGHTS)]
-    assert [participants.least(*one) for one in ((None, hosts), (3, hosts), (None, hosts[2:]))] == [
-        2,
-        3,
-        1,
+def test_a_start_leaves_machines_out_and_says_why(machines):
+    machines.update(node2={"sign": "seat"}, node3=OFF)
+    these, _, said = begin(Participants(DESKS, Config()))
+    assert [one.name for one in these.hosts] == ["node1"]
+    assert said.splitlines() == [
+        "tandem: the run begins without node2 (192.0.2.2): somebody works at it",
+        f"tandem: the run begins without {OFF}",
     ]
-    del machines["node1"]
-    with pytest.raises(UserError, match="node1 does not answer"):
-        Participants(DESKS, None).present(ASKED)
-    assert names(Participants(DESKS, 2).present(ASKED)) == ["node2", "node3"]
+    machines["node2"] = problem("python-missing", host(2), python="/no/python", said="no file")
+    assert (
+        "without node2 (192.0.2.2): no Python at /no/python"
+        in begin(Participants(DESKS, Config(min_nodes=1)))[2]
+    )
 
 
-def test_one_that_others_have_is_left_out_unless_it_is_waited_for(machines):
-    machines.update(node1=BUSY, node2=BUSY)  # without node1 the run does not begin
-    known = Participants(DESKS, None)
-    assert names(known.present(ASKED)) == ["node1", "node3"]
-    assert known.absent()["node2"].startswith("it is in use by berta@office: run another")
-    for word in ("queue", "force"):
-        asked = Requirements(Config(**{word: True}), Trainer(SETTINGS))
-        assert names(Participants(DESKS, None).present(asked)) == ["node1", "node2", "node3"]
+def test_a_machine_that_a_run_needs_is_asked_once(machines, monkeypatch):
+    """It answers every other time."""
+    real, calls = engine.open_all, []
+
+    def open_all(hosts):
+        calls.append(hosts)
+        machines["node1"] = "node1: gone" if len(calls) % 2 else {}
+        return real(hosts)
+
+    monkeypatch.setattr(engine, "open_all", open_all)
+    with pytest.raises(UserError, match="node1: gone"):
+        begin(Participants(DESKS, Config()))
+    assert len(calls) == 1
+
+
+def test_what_is_wrong_together_with_a_machine_that_is_left_out_refuses_nothing(machines):
+    machines["node3"] = {**TAKEN, "versions": {**VERSIONS, "torch": "2.14.0"}}
+    assert names(Participants(DESKS, Config())) == ["node1", "node2"]
+    with pytest.raises(UserError, match="torch differs"):
+        begin(Participants(DESKS, Config(force=True)), Config(force=True))
 
 
 def test_too_few_by_the_clock_are_asked_nothing(monkeypatch):
     nights = [host(1, owner=Owner(hours=owned.hours("00:00-00:01"))), host(2)]
-    known = Participants(nights, 2)
-    monkeypatch.setattr(participants, "datetime", type("Noon", (), {"now": lambda: MONDAY}))
+    monkeypatch.setattr(participants, "datetime", SimpleNamespace(now=lambda: MONDAY))
     monkeypatch.setattr(participants.look, "open_and_probe", None)
-    assert names(known.present(ASKED)) == []
-    assert known.absent() == {"node1": "it is outside its hours (00:00-00:01)"}
+    with pytest.raises(UserError, match=r"waited: at least 2.*hours \(00:00-00:01\)"):
+        restart(Participants(nights, Config(min_nodes=2)), stopped=True)
+
+
+def test_a_start_waits_for_a_machine_that_is_silent_and_asks_it_anew(machines, monkeypatch):
+    machines["node3"] = OFF
+    monkeypatch.setattr(participants.time, "sleep", lambda _: machines.update(node3={}))
+    config = Config(min_nodes=3)
+    these, _, said = begin(Participants([host(n) for n in (1, 2, 3)], config), config)
+    assert [one.name for one in these.hosts] == ALL
+    assert f"waiting: at least 3 machines must be free: {OFF}" in said
 
 
 def test_one_that_joins_must_go_together_with_the_others(machines):
     machines["node3"] = {"versions": {**VERSIONS, "torch": "2.14.0"}}
-    known, waiter = Participants(DESKS, None), Waiter.first(Config(), Terminal(io.StringIO()))
-    assert names(known.later(ASKED, waiter)) == ALL  # nobody took part yet
-    known.attempt_began(OpenMachines(DESKS[:2], {}, machines_facts(machines, 1, 2)), ASKED)
-    known.attempt_ended()
-    assert names(known.later(ASKED, waiter)) == ["node1", "node2"]
-    assert known.absent()["node3"].startswith("torch differs between machines")
-    known.attempt_began(OpenMachines(DESKS[:2], {}, machines_facts(machines, 1, 2)), ASKED)
-    known.mark_absent("node3")
-    known._seen(DESKS[2], None)
-    known._known["node3"] = Availability(free_since=LONG_AGO)
-    known._seen(DESKS[2], None)
-    assert known._known["node3"].why.startswith("torch differs between machines")
+    found = Participants(DESKS, Config())
+    training = OpenMachines(DESKS[:2], {}, machines_facts(machines, 1, 2))
+    with found.training(training, begin(Participants(DESKS[:1], Config()))[1]):
+        found.look()
+        assert found.seen["node3"].absence.said.startswith("torch differs between machines")
+    these, _, said = begin(found, moment=Moment.RESTART)
+    assert [one.name for one in these.hosts] == ["node1", "node2"]
+    assert "the run goes on without node3 (192.0.2.3): torch differs between machines" in said
 
 
-ABSENT = {"node3": "somebody works at it"}
-
-
-@pytest.mark.parametrize(
-    ("fit", "absent", "moment", "patience"),
-    [
-        (ALL[:2], ABSENT, Moment.FIRST, "start"),
-        (ALL[:1], ABSENT, Moment.FIRST, None),  # whoever does not answer is waited for, too
-        (ALL[:2], ABSENT, Moment.LATER, "start"),
-        (ALL[:1], ABSENT, Moment.LATER, 90.0),  # node2 may come back
-        (ALL[:1], {**ABSENT, "node2": "asked"}, Moment.LATER, None),  # as long as it takes
-        ([], {}, Moment.LATER, 90.0),
-    ],
-)
-def test_a_start_needs_enough_machines_and_owners_are_waited_for_without_end(
-    fit, absent, moment, patience
-):
-    wait = participants.decide(fit, 3, 2, absent, moment, ["node2: full"])
-    assert (wait.patience if wait else "start") == patience
-    if wait and patience:
-        assert wait.wrong == ("node2: full",) and "MIN_NODES is 2" in wait.over
-
-
-@pytest.mark.parametrize(
-    ("code", "asked", "out"),
-    [
-        ("machine-busy", {}, {Moment.FIRST, Moment.LATER, Moment.JOINING}),
-        ("machine-busy", {"queue": True}, {Moment.LATER, Moment.JOINING}),  # the first waits
-        ("machine-busy", {"force": True}, set()),
-        ("gpus-busy", {}, {Moment.FIRST, Moment.JOINING}),  # the run's own may still be leaving
-        ("not-writable", {"force": True}, {Moment.LATER, Moment.JOINING}),  # the first is refused
-        ("clock", {}, set()),
-    ],
-)
-def test_whether_one_machine_s_problem_leaves_it_out_depends_on_when(code, asked, out):
-    config = Config(**asked)
-    problem = Problem(code, "said")
-    assert {m for m in Moment if participants.keeps_out(problem, m, config)} == out
+def restart(found, stopped=False, lead="the run waits", notify=None):
+    terminal, stopper = Terminal(io.StringIO()), Stopper()
+    stopper.asked = stopped
+    waiter = Waiter(terminal, notify or Notify(None, terminal), stopper=stopper, lead=lead)
+    return begin(found, moment=Moment.RESTART, waiter=waiter)
 
 
 def test_whoever_comes_back_too_late_ends_the_run_with_what_is_wrong(machines, monkeypatch):
@@ -246,122 +318,109 @@ def test_whoever_comes_back_too_late_ends_the_run_with_what_is_wrong(machines, m
     monkeypatch.setattr(
         participants.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds)
     )
-    machines["node2"] = {"writable": False}
-    terminal = Terminal(io.StringIO())
-    waiter = Waiter.later(terminal, Notify(None, terminal), Stopper(), True)
+    machines.update(node2={"writable": False}, node3=OFF)
     with pytest.raises(UserError) as caught:
-        Participants(DESKS[:2], 2).later(ASKED, waiter)
-    assert "node2" in caught.value.problems[0] and "MIN_NODES is 2" in caught.value.problems[1]
+        restart(Participants([host(n) for n in (1, 2, 3)], Config(min_nodes=2)))
+    unfit, silent, short = caught.value.problems
+    assert "node2" in unfit and silent == OFF and "needs 2 machines, and only 1" in short
     assert participants.PATIENCE < clock[0] < participants.PATIENCE + 10
 
 
-def test_a_machine_outside_is_looked_at_over_one_connection(monkeypatch):
+def test_a_machine_outside_is_looked_at_over_one_connection(machines, monkeypatch):
     """Each one that is opened writes into its owner's journal."""
-    hosts, log, sign = [host(1), host(2, owner=YIELDS)], [], ["seat"]
+    log, real = [], engine.open_all
 
     def open_all(those):
         log.extend(f"open {one.name}" for one in those)
-        return {one.name: SimpleNamespace(host=one) for one in those}, {}
+        return real(those)
 
     close = lambda nodes: log.extend(f"close {name}" for name in nodes)  # noqa: E731
-    monkeypatch.setattr(participants.engine, "open_all", open_all)
-    monkeypatch.setattr(participants.engine, "close_all", close)
-    monkeypatch.setattr(participants, "ask", lambda nodes: dict.fromkeys(nodes, sign[0]))
-    found = Participants(hosts, None)
-    found.attempt_began(OpenMachines(hosts[:1], {}, {}), None)
+    monkeypatch.setattr(engine, "open_all", open_all)
+    monkeypatch.setattr(engine, "close_all", close)
+    machines["node2"] = {"sign": "seat"}
+    found = Participants(DESKS[:2], Config())
+    found.inside = ["node1"]
     found.look()
     found.look()
     assert log == ["open node2"]
-    sign[0] = participants.SILENT
+    del machines["node2"]["sign"]
+    monkeypatch.setattr(participants.remote, "ask", None)  # no answer comes
     found.look()
-    assert log.pop() == "close node2"
-    sign[0] = None
+    assert log.pop() == "close node2" and found.seen["node2"].absence.code == "owner-unknown"
     found.look()
-    assert log == ["open node2"] * 2
-    found.attempt_began(OpenMachines(hosts, {}, {}), None)
+    found.inside = ALL[:2]
     found.look()
-    assert log[2:] == ["close node2"]
-
-
-# Which machines a run goes on with, once it has begun.
-
-
-def survivors(found, stopped=False, saved=True, notify=None):
-    asked = replace(ASKED, run="r")
-    terminal, stopper = Terminal(said := io.StringIO()), Stopper()
-    stopper.asked = stopped
-    waiter = Waiter.later(terminal, notify or Notify(None, terminal), stopper, saved)
-    return found.later(asked, waiter), asked, said.getvalue()
+    assert log == ["open node2", "open node2", "close node2"]
 
 
 def test_one_that_cannot_join_does_not_start_the_run_again_without_end(machines, monkeypatch):
     """Another run has it, whenever it is looked at before an attempt."""
     clock = [1e4]
     monkeypatch.setattr(participants.time, "monotonic", lambda: clock[0])
-    hosts = [host(1), host(2, owner=YIELDS)]
-    found = Participants(hosts, None)
-    machines["node2"] = BUSY
-    these, asked, _ = survivors(found)
+    found = Participants([host(1), host(2, owner=YIELDS)], Config())
+    machines["node2"] = TAKEN
+    these, needs, _ = restart(found)
     assert [one.name for one in these.hosts] == ["node1"]
-    assert found.absent()["node2"].startswith("it is in use by berta@office: run another")
     for _ in range(3):
-        found.attempt_began(these, asked)
-        found.attempt_ended()
+        with found.training(these, needs):
+            pass
         for _ in range(2):  # between two attempts there is nothing to compare it with
             clock[0] += 601
             found.look()
-        found.attempt_began(these, asked)
-        for _ in range(12):
-            clock[0] += 601
-            assert found.regroup() is None
-            found.look()
-    machines["node2"] = {}
-    found.look()
-    clock[0] += 601
-    found.look()
-    assert found.regroup() == "node2 can take part"
+        with found.training(these, needs):
+            for _ in range(12):
+                clock[0] += 601
+                assert found.regroup() is None
+                found.look()
+    with found.training(these, needs):
+        machines["node2"] = {}
+        found.look()
+        clock[0] += 601
+        found.look()
+        assert found.regroup() == "node2 can take part"
+        found.note_sign("node1", "seat")
+        assert found.regroup() == "node1 leaves: somebody works at it"  # which goes first
 
 
 def test_one_that_nobody_looks_at_again_is_asked_before_the_next_attempt(machines):
     hosts = [host(1), host(2)]
-    found = Participants(hosts, 1)
-    found.attempt_began(OpenMachines(hosts, {}, {}), None)
-    found.attempt_ended()
-    machines["node2"] = BUSY
-    assert [one.name for one in survivors(found)[0].hosts] == ["node1"]
-    assert found.available() == hosts
+    found = Participants(hosts, Config(min_nodes=1))
+    with found.training(OpenMachines(hosts, {}, {}), None):
+        pass
+    for taken, those in ((TAKEN, ["node1"]), ({}, ["node1", "node2"])):
+        machines["node2"] = taken
+        assert [one.name for one in restart(found)[0].hosts] == those
 
 
 def test_a_run_that_is_stopped_while_it_waits_says_what_it_waited_for(machines):
-    found = Participants([host(1, owner=YIELDS)], None)
+    found = Participants([host(1, owner=YIELDS)], Config())
     found.note_sign("node1", "seat")
     with pytest.raises(UserError) as caught:
-        survivors(found, stopped=True)
+        restart(found, stopped=True)
+    assert caught.value.problems == (
+        "the run was stopped while it waited: at least 1 machine must be free: node1: somebody "
+        "works at it",
+    )
     found.note_sign("node1", None)
-    assert found.absent() == {"node1": "nobody has used it for less than 10 min"}
-    (said,) = caught.value.problems
-    assert said == (
-        "the run was stopped while it waited: at least 1 machine must be free (node1: somebody "
-        "works at it)"
+    assert found.select(Moment.RESTART).left_out["node1"].said == (
+        "it has been free for less than 10 min"
     )
     machines["node2"] = {"writable": False}
     with pytest.raises(UserError) as caught:
-        survivors(Participants([host(1), host(2)], None), stopped=True)
+        restart(Participants([host(1), host(2)], Config()), stopped=True)
     assert "node2" in caught.value.problems[0]
-    assert caught.value.problems[1].endswith("that answer and are fit, of which it needs 2")
+    assert caught.value.problems[1].endswith("2 machines must answer and be fit")
 
 
-@pytest.mark.parametrize("saved", [True, False])
-def test_all_is_saved_only_where_something_is_and_while_it_waits_that_is_said(
-    machines, monkeypatch, saved
-):
-    found = Participants([host(1, owner=Owner(hours=owned.hours("00:00-24:00")))], None)
+def test_while_it_waits_that_is_said_once(machines, monkeypatch):
+    found = Participants([host(1, owner=Owner(hours=owned.hours("00:00-24:00")))], Config())
     found.note_sign("node1", "asked")
-    told = []
+    told, pauses = [], iter([lambda: None, lambda: found.note_sign("node1", None)])
     notify = SimpleNamespace(wait=lambda _what: told.append)
-    free = lambda _seconds: found.note_sign("node1", None)  # noqa: E731
-    monkeypatch.setattr(participants.time, "sleep", free)
-    these, _, said = survivors(found, saved=saved, notify=notify)
-    assert [one.name for one in these.hosts] == ["node1"]
-    assert said.count("all is saved") == saved and said.count("the run waits: at least 1") == 1
-    assert ["`tandem away`" in why for why in told] == [True]
+    monkeypatch.setattr(participants.time, "sleep", lambda _: next(pauses)())
+    terminal = Terminal(said := io.StringIO())
+    waiter = Waiter(terminal, notify, stopper=Stopper(), lead="the run waits")
+    assert names(found, moment=Moment.RESTART, waiter=waiter) == ["node1"]
+    terminal.drain()
+    assert said.getvalue().count("the run waits: at least 1") == 1
+    assert ["`tandem away`" in why for why in told] == [True, True]

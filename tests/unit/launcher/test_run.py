@@ -25,6 +25,7 @@ from launcher.look import OpenMachines
 from launcher.machines.engine import Busy
 from launcher.machines.local import LocalNode
 from launcher.machines.ssh import SshNode
+from launcher.notify import Notify
 from launcher.participants import Participants, Waiter
 from launcher.plan import checks, predictions
 from launcher.plan.checks import ReadyRun
@@ -63,7 +64,7 @@ def start(tmp_path, monkeypatch, capsys, local_hosts):
         asked = Config(**{"force": True, **options})
         settings = replace(SETTINGS, **asked.trainer)
         machines, what = answers(hosts, None), Requirements(asked, Trainer(settings))
-        checked = ReadyRun(what, machines, Participants(hosts, None))
+        checked = ReadyRun(what, machines, Participants(hosts, Config()))
         folder = tmp_path / "runs" / "r"
         folder.mkdir(parents=True, exist_ok=True)
         number = 1
@@ -263,9 +264,9 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
 
 def test_parts_are_decided_anew_where_the_machines_change(start, monkeypatch):
     """They do before the third attempt."""
-    seen, decided, left = Participants.later, [], [2, 1]
+    seen, decided, left = Participants.gather, [], [2, 1]
 
-    def later(*words):
+    def gather(*words):
         machines = seen(*words)
         machines.hosts = machines.hosts[: left.pop(0)]
         return machines
@@ -274,7 +275,7 @@ def test_parts_are_decided_anew_where_the_machines_change(start, monkeypatch):
         decided.append([len(everybody), len(machines.hosts)])
         return self
 
-    monkeypatch.setattr(Participants, "later", later)
+    monkeypatch.setattr(Participants, "gather", gather)
     monkeypatch.setattr(Trainer, "for_attempt", decide)
     script = "if os.environ['TANDEM_ATTEMPT'] != '3': sys.exit(9)"
     code, _, folder = start(script, 2, max_restarts=2)
@@ -311,7 +312,7 @@ time.sleep(600)
 def test_where_no_start_follows_the_files_come_over_new_connections(start, monkeypatch):
     """The run was to go on with other machines: for these it had closed its connections."""
 
-    def later(*_):
+    def gather(*_):
         raise UserError("only 0 machines answer and are fit")
 
     ready, seen = threading.Event(), Terminal.lines
@@ -324,7 +325,7 @@ def test_where_no_start_follows_the_files_come_over_new_connections(start, monke
     monkeypatch.setattr(Terminal, "lines", lines)
     leaves = lambda _: "node1 leaves" if ready.is_set() else None  # noqa: E731
     monkeypatch.setattr(Participants, "regroup", leaves)
-    monkeypatch.setattr(Participants, "later", later)
+    monkeypatch.setattr(Participants, "gather", gather)
     monkeypatch.setattr(OpenMachines, "close", lambda machines: machines.nodes.clear())
     code, said, folder = start(WHOLE + STOPS, nodes=1, env={"ODD": ""})
     assert code == 75 and "tandem: only 0 machines answer and are fit" in said
@@ -425,7 +426,7 @@ def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
     hosts, said = [host(1)], io.StringIO()
     machines = OpenMachines(hosts, {}, {"node1": facts(1)})
     what = Requirements(Config(), Trainer(SETTINGS))
-    ready = ReadyRun(what, machines, Participants(hosts, None))
+    ready = ReadyRun(what, machines, Participants(hosts, Config()))
     busy = Failure(host="node1", source="busy", order=0, message="it is in use by ben: run other")
     outcome = Outcome("failed", busy, 1.0, [], {})
 
@@ -435,7 +436,7 @@ def test_a_collision_is_busy_and_leaves_no_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(lifecycle, "perform_attempt", attempt)
     with pytest.raises(Busy, match="node1: it is in use by ben: run other: wait for it"):
-        lifecycle.begin(ready, Terminal(said), Waiter.first(Config(), Terminal(said)))
+        lifecycle.begin(ready, Terminal(said), Waiter(Terminal(said), Notify(None, Terminal(said))))
     assert [path.name for path in tmp_path.glob("2*")] == [earlier.name]
     assert (tmp_path / "latest").resolve() == earlier
 

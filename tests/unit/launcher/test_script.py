@@ -113,7 +113,7 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
 def test_what_cannot_be_meant_is_refused_before_any_machine_is_asked(
     project, monkeypatch, capsys, words, said
 ):
-    def ask(*_):
+    def ask(*_, **__):
         raise AssertionError("a machine was asked")
 
     (project / ".tools").mkdir()
@@ -299,7 +299,7 @@ def test_the_machines_are_checked_and_nothing_is_said_of_precision(project, monk
     hosts = [host(1), host(2)]
     found = {h.name: facts(n) for n, h in enumerate(hosts, 1)}
     monkeypatch.setattr(inventory, "load", lambda _path: hosts)
-    monkeypatch.setattr(look, "open_and_probe", lambda *_: OpenMachines(hosts, {}, found))
+    monkeypatch.setattr(look, "open_and_probe", lambda *_, **__: OpenMachines(hosts, {}, found))
     monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
     said = io.StringIO()
     ready = checks.check_machines(asked(project), Terminal(said))
@@ -328,7 +328,7 @@ def test_a_secret_in_args_is_said_to_be_readable_before_any_machine_is_asked(
 ):
     terminal = Terminal(said := io.StringIO())
     monkeypatch.setattr(inventory, "load", lambda _path: [host(1)])
-    monkeypatch.setattr(look, "open_and_probe", lambda *_: sys.exit())
+    monkeypatch.setattr(look, "open_and_probe", lambda *_, **__: sys.exit())
     with pytest.raises(SystemExit):
         checks.check_machines(asked(project, words=tuple(words)), terminal)
     terminal.drain()

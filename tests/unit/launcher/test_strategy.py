@@ -56,7 +56,7 @@ def ready(monkeypatch, tmp_path):
         said = io.StringIO()
         return checks.check_machines(config_of(options), Terminal(said)), said
 
-    def answers(hosts, _asked):
+    def answers(hosts, _asked, **_):
         return OpenMachines(
             hosts, {}, {h.name: facts(i, gpus=gpus(1)) for i, h in enumerate(hosts, 1)}
         )
