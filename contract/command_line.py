@@ -101,10 +101,15 @@ def trainer_words(argv: Sequence[str]) -> Dict[str, Any]:
 
 
 def words_for_trainer(values: Mapping[str, Any]) -> List[str]:
-    """Words from which trainer_words makes these values again."""
+    """Return words from which trainer_words makes these values again. (None is the default.)"""
     words: List[str] = []
     for name, value in values.items():
-        words += [f"--{name}"] if value is True else [f"--{name}", _text(value)]
+        if value is True:
+            words.append(f"--{name}")
+        elif value is not None:
+            text = _text(value)
+            # argparse would take a value that begins with a dash for another option.
+            words += [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
     return words
 
 

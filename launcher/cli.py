@@ -12,6 +12,7 @@ from typing import Any
 from contract import command_line, interrupts, verbs
 from contract.errors import UserError
 from contract.options import DEFAULT_INVENTORY
+from contract.result_lines import result_line
 from launcher import terminal
 
 USAGE_ERROR = 2
@@ -153,6 +154,7 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         for problem in error.problems:
             terminal.show(problem, sys.stderr)
+        print(result_line(refused=error.problems[0]), end="", flush=True)
         return USAGE_ERROR
     except KeyboardInterrupt:
         print("tandem: interrupted; `make runs` shows what was begun", file=sys.stderr)

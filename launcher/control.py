@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from contract.errors import UserError
+from contract.result_lines import WANTED, read_results
 from contract.text import clean
 from launcher import background, folders, terminal
 from launcher.folders import relative
@@ -30,8 +31,6 @@ from report.files import open_record, read_object
 
 LOOK_EVERY = 0.2
 LONGEST, AT_ONCE = 1 << 16, 1000  # characters of a line; lines
-# What a launcher says that waits before its run begins: for AT=, QUEUE=1 or owners.
-WAITS = ("tandem: waits until ", "tandem: waiting: ")
 
 
 def controller(folder: Path) -> int | None:
@@ -177,7 +176,7 @@ def _rotated(file: TextIO, log: Path) -> bool:
 def detach(argv: list[str]) -> int:
     """Start the same command without this terminal; return when its run has begun or failed to."""
     words = [word for word in argv if word.partition("=")[0] not in ("--detach", "DETACH")]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", WANTED: "1"}
     child = subprocess.Popen(
         [sys.executable, "-m", "launcher", *words],
         cwd=CHECKOUT,
@@ -190,16 +189,17 @@ def detach(argv: list[str]) -> int:
     )
     try:
         for line in child.stdout or ():
-            print(line, end="", flush=True)
-            if line.startswith(WAITS):
-                said = f"detached as process {child.pid}: `kill {child.pid}` takes it back"
-                terminal.show(said, sys.stdout)
+            results = read_results(line)
+            if not results:
+                print(line, end="", flush=True)
+            if "waits" in results:  # for AT=, QUEUE=1 or owners: it has no run yet
+                text = f"detached as process {child.pid}: `kill {child.pid}` takes it back"
+                terminal.show(text, sys.stdout)
                 return 0
-            if line.startswith("tandem: run "):
-                folder = folders.find(line.split()[2].rstrip(","))
+            if name := results.get("run"):
                 terminal.show(
-                    f"detached; {relative(folder)}: `make attach RUN={folder.name}` shows it, "
-                    f"`make stop RUN={folder.name}` ends it",
+                    f"detached; {relative(folders.find(name))}: `make attach RUN={name}` shows it, "
+                    f"`make stop RUN={name}` ends it",
                     sys.stdout,
                 )
                 return 0

@@ -57,6 +57,7 @@ def wait(at: int | None, terminal: Terminal) -> bool:
         return False
     left = timedelta(seconds=round(at - time.time()))
     terminal.say(f"waits until {shown(at)} ({left} from now): Ctrl-C takes it back")
+    terminal.result(waits=f"until {shown(at)}")
     with awake(f"a run begins at {shown(at)}", terminal):
         while (left_seconds := at - time.time()) > 0:
             time.sleep(min(LOOK_EVERY, left_seconds))

@@ -251,6 +251,7 @@ def send(run: Run, start: Start) -> None:
         f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
         f"{pluralize(plan.world_size, 'process')}"
     )
+    run.terminal.result(run=plan.run)
 
 
 def watch_guards(

@@ -26,7 +26,7 @@ from launcher.folders import relative
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import trainer_settings, with_trainer
+from launcher.options import for_trainer, trainer_settings
 from launcher.participants import Waiter
 from launcher.plan.balance import OFF
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id
@@ -116,9 +116,12 @@ class Measurement:
     def __init__(self, checked: ReadyRun, terminal: Terminal):
         self.machines = checked.machines
         folder = folders.begin(folders.RUNS / MEASURED, new_id(checked))
-        # Steps take as long from any weights, which are not sent.
-        without = dict.fromkeys(("weights", *RESULTS))
-        config = with_trainer(checked.run_config, trial=SECONDS, **without)
+        # Steps take the same time with any weights, which are not sent. The options of the recipe
+        # are written out, since it might name some.
+        options = for_trainer(checked.run_config)
+        trainer = {key: options[key] for key in options if key not in ("weights", *RESULTS)}
+        trainer.update(config="{}", trial=SECONDS)
+        config = dataclasses.replace(checked.run_config, trainer=trainer)
         workload = Trainer.read(config).for_machines(self.machines)
         needs = dataclasses.replace(checked.needs, run_config=config, workload=workload)
         tables = timetables(self.machines.hosts, self.machines.facts)

@@ -216,6 +216,7 @@ class Waiter:
                     f"it asks again every {QUEUE_POLL_SECONDS:.0f} s; of runs that wait for the "
                     "same machines, whichever asks first has them"
                 )
+            self.terminal.result(waits=why)
             self._reported = why
         if self.stopper:
             if self.stopper.asked:

@@ -17,6 +17,7 @@ from typing import IO, TextIO
 
 from contract import verbs
 from contract.options import DEFAULT_INVENTORY
+from contract.result_lines import result_line
 from contract.text import clean
 from launcher.background import LOG, Screen, Spool, SpooledLog
 
@@ -81,6 +82,11 @@ class Terminal:
     def say(self, text: str) -> None:
         """Show one of the launcher's own sentences."""
         self.lines(lines(text, self.columns))
+
+    def result(self, **facts: str) -> None:
+        """Report facts to the program that started the launcher, if it reads them."""
+        if line := result_line(**facts):
+            self._screen.write(line)
 
     def line(self, text: str) -> None:
         self.lines([text])

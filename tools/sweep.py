@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import itertools
 import json
-import re
+import os
 import shlex
 import signal
 import subprocess
@@ -29,7 +29,8 @@ from contract import seal, verbs
 from contract.command_line import verb_words
 from contract.errors import INTERRUPTED, STOPPED, UserError
 from contract.options import ENTRIES
-from contract.runs import RUNS
+from contract.result_lines import WANTED, read_results
+from contract.runs import RUNS, may_be_a_run
 from contract.text import open_lock, pluralize, read_text, write_whole
 from report.files import read_object
 from tools.verbs import say
@@ -248,7 +249,8 @@ def run_cell(folder: Path, state: State, turn: int, at: int, stop: Stop) -> tupl
 def call(argv: list[str], file: Any, stop: Stop) -> int:
     """A command in a session of its own: Ctrl-C reaches it through `stop` alone, and once."""
     words = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(argv, start_new_session=True, **words) as child:
+    environment = {**os.environ, WANTED: "1"}
+    with subprocess.Popen(argv, env=environment, start_new_session=True, **words) as child:
         stop.child = child
         if stop.requested:  # between the last run and this one
             child.terminate()
@@ -259,37 +261,28 @@ def call(argv: list[str], file: Any, stop: Stop) -> int:
 
 def adopt(folder: Path, entry: State) -> State:
     """The entry with its run, if that has finished: a sweep that was killed has not noted it."""
-    name = run_of(folder / entry["log"])
-    if entry["run"] or name is None or end_of(name).status != "finished":
-        return entry
-    return {**entry, "run": name}
+    name, end, _ = outcome(folder / entry["log"])
+    return {**entry, "run": name} if end.status == "finished" and not entry["run"] else entry
 
 
-def run_of(log: Path) -> str | None:
-    """The run that a log names."""
+def outcome(log: Path) -> tuple[str, RunEnd, str | None]:
+    """Return the run that a log names ("" if none has begun), its end, and why it was refused."""
+    results = {}
     with contextlib.suppress(OSError):
-        match = re.search(r"^tandem: run ([\w.-]+)", log.read_text(errors="replace"), re.M)
-        return match[1] if match else None
-    return None
-
-
-def end_of(run: str) -> RunEnd:
-    end: RunEnd = convert_what_fits(read_object(SWEEPS.parent / run / "attempts.json", []), RunEnd)
-    return end
+        results = read_results(log.read_text(errors="replace"))
+    name = results.get("run", "")
+    file = SWEEPS.parent / name / "attempts.json"
+    end = read_object(file, []) if may_be_a_run(name) else {}
+    return name, convert_what_fits(end, RunEnd), results.get("refused")
 
 
 def why(log: Path, code: int) -> str:
     """A sentence on why a run did not finish."""
-    name = run_of(log)
-    causes = [attempt.first_cause for attempt in end_of(name).attempts] if name else []
-    if causes and causes[-1] and causes[-1].message:
-        return f"failed: {causes[-1].message} ({name})"
-    lines = log.read_text(errors="replace").splitlines()
-    messages = [line.removeprefix("tandem: ") for line in lines if line.startswith("tandem: ")]
-    messages = [line for line in messages if not line.startswith(("(FORCE", "waiting"))]
-    if name is None and messages:
-        return f"refused: {messages[-1]}"
-    return f"exit code {code}: read {log}"
+    name, end, refused = outcome(log)
+    cause = end.attempts[-1].first_cause if end.attempts else None
+    if cause and cause.message:
+        return f"failed: {cause.message} ({name})"
+    return f"refused: {refused}" if refused else f"exit code {code}: read {log}"
 
 
 def write(folder: Path, state: State) -> None:

@@ -43,6 +43,7 @@ from bench.verdict.trials import (
     live_answer,
     report_answer,
 )
+from contract.result_lines import WANTED, read_results
 from tests.lab.chaos_run import CHECKOUT, environment, read
 from tests.unit.launcher.guard_client import alive
 
@@ -79,7 +80,8 @@ class TrialRun:
         typed["INVENTORY"] = cluster.inventory(root, self.mark)
         self.log = cluster.scratch / f"{trial.name}.log"
         with self.log.open("w") as log:
-            argv = ["env", f"--chdir={tree}", ".venv/bin/python", "-m", "launcher", "train"]
+            argv = ["env", f"--chdir={tree}", f"{WANTED}=1"]
+            argv += [".venv/bin/python", "-m", "launcher", "train"]
             argv += [f"{name}={value}" for name, value in typed.items()]
             argv = cluster.lab.argv("exec", "--", *argv)
             self.process = subprocess.Popen(argv, cwd=CHECKOUT, stdout=log, stderr=log)
@@ -92,8 +94,7 @@ class TrialRun:
 
     @property
     def folder(self) -> Path:
-        name = re.search(r"^tandem: run (\S+), attempt", self.log.read_text(), re.M)
-        return self.tree / "runs" / (name[1] if name else "none")
+        return self.tree / "runs" / read_results(self.log.read_text()).get("run", "none")
 
     def steps(self, node: int) -> list[Line]:
         """The lines of a machine's rank, the start line first."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -103,10 +104,14 @@ def _on_one_machine(
     first = facts[hosts[0].name]
     count = len(first.gpus.cards) if first.versions.cuda else 0  # that the torch there can use
     found = {host.name: _own(host, facts[host.name]) for host in hosts if VISIBLE in host.env}
-    taken = [_index(entry, facts[name]) for name, own in found.items() for entry in own]
-    if len(set(taken)) < len(taken) - taken.count(None):
-        raise Refused([problem("gpu-named-twice", names=", ".join(found))])
-    free = [str(number) for number in range(count) if number not in taken]
+    users: dict[int | str, list[str]] = defaultdict(list)  # of each GPU, or part of one (MIG)
+    for name, entries in found.items():
+        for entry in entries:
+            number = _index(entry, facts[name])
+            users[entry if number is None else number].append(name)
+    if shared := [name for names in users.values() if len(names) > 1 for name in names]:
+        raise Refused([problem("gpu-named-twice", names=", ".join(dict.fromkeys(shared)))])
+    free = [str(number) for number in range(count) if number not in users]
     for host in hosts:
         if host.gpus is not None and host.name not in found:
             if host.gpus > len(free):

@@ -218,21 +218,23 @@ def test_any_source_is_looked_through(source, function):
 
 CELL = {"name": "SYNC=ef:3", "argv": ["--sync=ef:3"], "command": "make train SYNC=ef:3"}
 DONE = {"round": 0, "cell": 0, "log": "001-1-1.log", "run": None, "cause": None}
-SWEPT = {"sweep": "x", "rounds": 2, "cells": [CELL], "runs": [DONE, {**DONE, "run": "r1"}]}
-LOGS = ("tandem: run r1, attempt 1\n", "tandem: no GPU here\n", "x\n", None)
+RUN = "20260101T000000Z-resnet18-1n"
+SWEPT = {"sweep": "x", "rounds": 2, "cells": [CELL], "runs": [DONE, {**DONE, "run": RUN}]}
+BEGUN = f'tandem-result {{"run": "{RUN}"}}\n'
+LOGS = (BEGUN, 'tandem-result {"refused": "no GPU here"}\n', BEGUN[:-9], "x\n", None)
 FAILED = {"status": "x", "attempts": [{"first_cause": None}, {"first_cause": {"message": "x"}}]}
 
 
 @many(300)
 @example(SWEPT, FAILED, None)
-@example(SWEPT, {"status": "finished", "attempts": []}, "tandem: run r1, attempt 1\n")
+@example(SWEPT, {"status": "finished", "attempts": []}, BEGUN)
 @example({**SWEPT, "runs": [{**DONE, "cell": 1}]}, FAILED, "")
 @given(odd(SWEPT) | damaged(json.dumps(SWEPT).encode()), odd(FAILED), st.sampled_from(LOGS))
 def test_a_damaged_sweep_goes_on_or_is_refused(made, ended, log):
     """And so does one with a run whose files are damaged."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         patch.chdir(name)
-        folder, run = Path("runs/sweeps/20260101T000000Z"), Path("runs/r1")
+        folder, run = Path("runs/sweeps/20260101T000000Z"), Path("runs", RUN)
         for one in (folder, run):
             one.mkdir(parents=True)
         path = folder / "sweep.json"

@@ -163,3 +163,34 @@ def test_attach_shows_what_was_said_and_ends_with_the_run(run, capfdbinary):
         patch.setattr(control.time, "sleep", look)
         assert control.attach(folder.name) == 0
     assert capfdbinary.readouterr().out == b"one\ntwo\n"
+
+
+LAUNCHER = """
+import sys
+from contract.result_lines import result_line
+print("a sentence, whatever its words", *sys.argv[1:])
+print(result_line({}), end="")
+"""
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ('run="20260101T000000Z-a-2n"', "`make stop RUN=20260101T000000Z-a-2n` ends it"),
+        ('waits="until 19:00"', "detached as process "),
+        ('refused="x"', ""),
+    ],
+)
+def test_a_detached_launcher_is_left_when_its_result_line_says_so(
+    run, tmp_path, monkeypatch, capsys, facts, said
+):
+    run("20260101T000000Z-a-2n", "{}")
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher/__init__.py").touch()
+    (tmp_path / "launcher/__main__.py").write_text(LAUNCHER.format(facts))
+    monkeypatch.setattr(control, "CHECKOUT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(folders.CHECKOUT))
+    assert control.detach(["train", "DETACH=1", "NODES=2"]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "a sentence, whatever its words train NODES=2"
+    assert len(rest) == bool(said) and said in "".join(rest)

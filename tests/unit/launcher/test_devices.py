@@ -135,6 +135,8 @@ def test_the_device_that_was_asked_for_is_said_once():
         ([{"env": {OWN: "7"}}], 2, "gpu-unknown"),
         ([{"env": {OWN: "GPU-9"}}], 2, "gpu-unknown"),
         ([{"env": {OWN: "0"}}] * 2, 2, "gpu-named-twice"),
+        ([{"env": {OWN: "0"}}, {"env": {OWN: "0,MIG-7"}}], 2, "gpu-named-twice"),
+        ([{"env": {OWN: "MIG-7"}}] * 2, 2, "gpu-named-twice"),
         ([{"env": {OWN: "0"}, "gpus": 2}], 2, "gpus-hidden"),
     ],
 )

@@ -94,6 +94,7 @@ def test_machines_are_measured_once_and_the_plan_says_what_was_seen(cluster, cap
     (folder,) = (tmp_path / "runs/measured").iterdir()
     told = json.loads((folder / "plan.json").read_text())
     assert told["data"] == ""
+    assert told["options"]["trainer"] == ["--config", "{}", "--trial", "15"]
     ports = set()
     for node in told["nodes"]:
         argv = node["argv"]

@@ -12,7 +12,7 @@ from contract.errors import UserError
 from contract.options import DEFAULT_MODEL, Config
 from launcher import cli, folders, options, run
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import for_trainer, new_config
+from launcher.options import document, for_trainer, new_config, read
 from tests.unit.launcher.launcher_values import planned
 
 
@@ -173,3 +173,10 @@ def test_what_cannot_be_printed_is_said():
     assert done.returncode == 2
     said = "tandem: the output cannot be printed: No space left on device\n"
     assert done.stderr == said
+
+
+def test_options_of_a_run_survive_plan_json():
+    given = {"predict": None, "extract": "-o.csv", "trial": 1, "sync_bn": True, "ema": 0.5}
+    given |= {"jpeg_scaling": False, "step_epochs": (30, 60), "model": "vgg11"}
+    again = read(document(Config(trainer=given))).trainer
+    assert again == {name: value for name, value in given.items() if value is not None}

@@ -20,15 +20,17 @@ ROOT = Path(__file__).parents[3]
 # Speed by --sync; O1 is refused; the run whose number is in `wait` lasts until a signal.
 LAUNCHER = """
 import json, pathlib, signal, sys, time
+from contract.result_lines import result_line
 from tests.unit.report.report_runs import RunBuilder
 with open("calls", "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 number = len(open("calls").readlines())
 if "PRECISION=O1" in sys.argv:
-    sys.exit("tandem: --precision O1: no GPU here")
+    print(result_line(refused="--precision O1: no GPU here"))
+    sys.exit("tandem: a sentence for people")
 name = f"20260101T0000{number:02d}Z-resnet50-4n"
 run = pathlib.Path("runs") / name
-print(f"tandem: run {name}, attempt 1", flush=True)
+print(result_line(run=name), flush=True)
 if pathlib.Path("wait").exists() and number == int(pathlib.Path("wait").read_text()):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
     pathlib.Path("waiting").touch()

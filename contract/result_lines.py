@@ -1,0 +1,27 @@
+"""The lines in JSON by which the launcher tells the program that started it how far it is. Its
+sentences are for people only."""
+
+import contextlib
+import json
+import os
+from typing import Any, Dict
+
+# Set in the environment of a launcher whose output a program reads.
+WANTED = "TANDEM_RESULT_LINES"
+MARK = "tandem-result "
+
+
+def result_line(**facts: str) -> str:
+    """Return the line with these facts; "" if nobody reads it. `run`: the name of a run that has
+    begun; `waits`: why it has not; `refused`: why it never will."""
+    return f"{MARK}{json.dumps(facts)}\n" if os.environ.get(WANTED) else ""
+
+
+def read_results(text: str) -> Dict[str, str]:
+    """Return the facts of all result lines in what a launcher printed; later ones count."""
+    facts: Dict[str, Any] = {}
+    for line in text.splitlines():
+        if line.startswith(MARK):
+            with contextlib.suppress(ValueError):  # the launcher was killed while it printed
+                facts.update(json.loads(line[len(MARK) :]))
+    return facts
