@@ -25,6 +25,7 @@ _SEQUENCE = re.compile(
     rf"|[{_BAD}]"
 )
 RESET = "\x1b[0m"
+_ASCII = bytes(range(32, 127))
 # Of a YAML document, characters and parts: its reader takes half a kilobyte for each part.
 SHORT, PARTS = 1 << 16, 2000
 
@@ -127,8 +128,14 @@ def open_lock(path: Path) -> TextIO:
 
 
 def read_text(path: str | Path, most: int = 8 << 20) -> str:
-    """The text of a UTF-8 file of at most `most` bytes. Raises OSError, and ValueError for a file
-    that is larger, or no text, or no regular file: a named pipe would be waited for."""
+    """Read a UTF-8 file of at most `most` bytes. Raises OSError, and ValueError as read_bytes or if
+    it is no text."""
+    return read_bytes(path, most).decode("utf-8")
+
+
+def read_bytes(path: str | Path, most: int) -> bytes:
+    """Read a file of at most `most` bytes. Raises OSError, and ValueError for a file that is larger
+    or no regular file: a named pipe would be waited for."""
     content = bytearray()
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
@@ -138,7 +145,18 @@ def read_text(path: str | Path, most: int = 8 << 20) -> str:
             content += part
             if len(content) > most:
                 raise ValueError(f"it has more than {most >> 10:,} KiB")
-    return content.decode("utf-8")
+    return bytes(content)
+
+
+def decode_text(content: bytes, encoding: str) -> str:
+    """Decode what others have written. Raises ValueError, also for encodings in which plain letters
+    are other ones: to decode some of them takes minutes."""
+    try:
+        if _ASCII.decode(encoding) != _ASCII.decode():
+            raise ValueError(f"{encoding} is not supported")
+        return content.decode(encoding)
+    except LookupError as error:
+        raise ValueError(str(error)) from None
 
 
 def read_yaml(text: str) -> Any:

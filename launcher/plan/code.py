@@ -84,10 +84,11 @@ class Source:
     root: Path
     parts: tuple[str, ...]
     into: str = ""
+    script_folder: str = "."
 
     def files(self) -> Files:
         """Raises UserError."""
-        return list_files(self.root, self.parts)
+        return list_files(self.root, self.parts, self.script_folder)
 
     def copy(self, names: tuple[str, ...], tree: Path) -> bool:
         """Returns whether nothing changed meanwhile. Raises UserError, OSError."""
@@ -104,10 +105,12 @@ class Source:
 
 
 @lru_cache(maxsize=1)
-def current(own: Path | None = None) -> Code:
+def current(own: Path | None = None, script_folder: str = ".") -> Code:
     """The code as it was when this was first called, including uncommitted changes: that of the
-    checkout, and the folder `own` (absolute) if there is one. Raises UserError."""
-    sources = [Source(CHECKOUT, FOLDERS)] + ([Source(own, (".",), OWN)] if own else [])
+    checkout, and the folder `own` (absolute) if there is one, with the script in a folder below.
+    Raises UserError."""
+    sources = [Source(CHECKOUT, FOLDERS)]
+    sources += [Source(own, (".",), OWN, script_folder)] if own else []
     try:
         return _snapshot(sources)
     except OSError as error:

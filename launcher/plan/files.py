@@ -66,12 +66,13 @@ class Files:
         return next((why for one, why in self.unsent if _is_in(name, one.rstrip("/"))), None)
 
 
-def list_files(root: Path, parts: tuple[str, ...] = (".",)) -> Files:
-    """What of these parts of a folder is sent. Raises UserError where git does not say what it
-    ignores, and for too much."""
+def list_files(root: Path, parts: tuple[str, ...] = (".",), script_folder: str = ".") -> Files:
+    """What of these parts of a folder is sent. The folder of the script, below the root, is sent
+    even if git ignores all of it. Raises UserError where git does not say what it ignores, and for
+    too much."""
     unsent: dict[str, str] = {}
     # Of a folder with a million files no more are looked at than are too many.
-    those = dict(islice(_candidates(root, "", parts, unsent), 4 * MOST_FILES))
+    those = dict(islice(_candidates(root, "", parts, unsent, script_folder), 4 * MOST_FILES))
     environments = {match[1] for name in those if (match := ENVIRONMENTS.fullmatch(name))}
     sent, links = dict[str, int](), list[str]()
     for name, tracked in those.items():
@@ -101,7 +102,7 @@ def list_files(root: Path, parts: tuple[str, ...] = (".",)) -> Files:
 
 
 def _candidates(
-    root: Path, below: str, parts: tuple[str, ...], unsent: dict[str, str]
+    root: Path, below: str, parts: tuple[str, ...], unsent: dict[str, str], script_folder: str = ""
 ) -> Iterator[tuple[str, bool]]:
     """The files in a folder below the root, and whether git tracks them. What is in none of its
     repositories, or ignored in one, goes to `unsent`. Raises UserError."""
@@ -111,17 +112,32 @@ def _candidates(
             yield from _walk(root, below + part, unsent)
         return
     others = ("--others", "--exclude-standard")
-    ignored = _listed(folder, below, parts, *others, "--ignored", "--directory")
-    unsent |= dict.fromkeys(ignored, "ignored by git")
-    for words in (("--cached",), others):
-        for name in dict.fromkeys(_listed(folder, below, parts, *words)):
-            inner = root / name
-            if inner.is_symlink() or not inner.is_dir():
-                yield name, words != others
-            elif os.path.lexists(inner / ".git"):
-                yield from _candidates(root, name.rstrip("/") + "/", (".",), unsent)
-            else:
-                unsent[f"{name}/"] = "submodules without their files (git submodule update --init)"
+    tracked = dict.fromkeys(_listed(folder, below, parts, "--cached"), True)
+    names = dict.fromkeys(_listed(folder, below, parts, *others), False) | tracked
+    if names:  # git ends with an error in a folder that it ignores
+        ignored = _listed(folder, below, parts, *others, "--ignored", "--directory")
+        unsent |= dict.fromkeys(ignored, "ignored by git")
+    if script_folder and not any(
+        # It may also be in a repository within this one, which is listed as one name.
+        _is_in(name, script_folder) or _is_in(script_folder, name.rstrip("/"))
+        for name in names
+    ):
+        # People keep scripts in folders that are not for others, like scratch/. As git has no rules
+        # for what is in them, all of it is sent, as without git.
+        for name in [name for name in unsent if _is_in(name.rstrip("/"), script_folder)]:
+            del unsent[name]
+        for name in [name for name in unsent if _is_in(script_folder, name.rstrip("/"))]:
+            unsent[name] = "ignored by git, except the folder of the script"
+        yield from _walk(root, script_folder, unsent)
+    for name, is_tracked in names.items():
+        path = root / name
+        if path.is_symlink() or not path.is_dir():
+            yield name, is_tracked
+        elif os.path.lexists(path / ".git"):
+            script = script_folder if _is_in(script_folder, name.rstrip("/")) else ""
+            yield from _candidates(root, name.rstrip("/") + "/", (".",), unsent, script)
+        else:
+            unsent[f"{name}/"] = "submodules without their files (git submodule update --init)"
 
 
 def has_repository(folder: Path) -> bool:

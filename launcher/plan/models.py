@@ -151,7 +151,7 @@ def _refuse_unknown(name: str, file: Path, function: str) -> None:
         why = f"{file.name}, line {error.lineno}: {error.msg}: correct it."
         raise UserError(f"MODEL={name}: {why}") from None
     except ValueError as error:
-        raise UserError(f"MODEL={name}: {file.name} is no Python in UTF-8: {error}.") from None
+        raise UserError(f"MODEL={name}: {file.name} cannot be read as Python: {error}.") from None
     own = _defined(body)
     # A name may also come from an import or an assignment: only a file of definitions is certain.
     others = (ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.If, ast.Try)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import io
 import sys
+import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.text import read_text
+from contract.text import decode_text, read_bytes
 
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 MOST_SOURCE = 1 << 18  # bytes of a file that is parsed, in up to a thousand times as much memory
@@ -57,8 +59,13 @@ def first_line(file: Path) -> str:
 
 
 def parsed(file: Path) -> list[ast.stmt]:
-    """The statements of a Python file. Raises SyntaxError, OSError and ValueError."""
-    text = read_text(file, MOST_SOURCE)
+    """Parse a Python file in its own encoding. Raises SyntaxError, OSError and ValueError."""
+    content = read_bytes(file, MOST_SOURCE)
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(content).readline)
+    except SyntaxError as error:  # a package of the machines may add this encoding
+        raise ValueError(error.msg) from None
+    text = decode_text(content, encoding)
     try:
         return ast.parse(text).body
     except (MemoryError, RecursionError):  # of the parser's own stack

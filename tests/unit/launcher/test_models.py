@@ -124,7 +124,7 @@ def test_a_model_of_one_s_own_is_given_by_the_path_of_its_file(mine, monkeypatch
         ("examples.own_backbone:small_resnet81", "no 'small_resnet81'; it has small_resnet18"),
         ("nett.py:build", "there is no file"),
         ("broken.py:build", "broken.py, line 1"),
-        ("odd.py:build", "no Python in UTF-8"),
+        ("odd.py:build", "odd.py cannot be read as Python"),
         ("deep.py:build", "it is nested too deeply"),
         ("large.py:build", "it has more than 256 KiB"),
         ("~nosuch/net.py:build", "MODEL=~nosuch/net.py:build is no path"),

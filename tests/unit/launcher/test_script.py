@@ -86,6 +86,26 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
     assert options.script_by_path(*module) == module
 
 
+def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):
+    """And with its checkout. The other rules of git stay as they are."""
+    for name in ("scratch/deep/try.py", "scratch/deep/net.py", "scratch/other.bin", "data/big.bin"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text("")
+    (project / ".gitignore").write_text("scratch/\ndata/\n*.local.py\n")
+    (project / "x.local.py").write_text("")
+    subprocess.run(["git", "init", "-q"], cwd=project, check=True)
+    for name, folder in (("scratch/deep/try.py", project), ("try.py", project / "scratch/deep")):
+        code.current.cache_clear()
+        found = read(folder, name)
+        beside = {"helpers.py", ".gitignore", "package/parts.py"} if folder == project else set()
+        assert beside | {name, name.replace("try", "net")} <= {*found.files.sent}
+        assert {*found.code().files.sent} == {*found.files.sent}
+        assert not any(".bin" in name for name in found.files.sent)
+    code.current.cache_clear()
+    with pytest.raises(UserError, match=r"x\.local\.py is not sent \(ignored by git"):
+        read(project, "x.local.py")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -164,6 +184,20 @@ def test_a_module_starts_as_a_module(project):
     assert planned(found).nodes[0].argv[-4:] == ("--use_env", "-m", "--", "package.train")
     assert found.imports == ("scipy", "torch")
     assert found.name == "train"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "first"),
+    [("utf-8-sig", ""), ("gbk", "# -*- coding: gbk -*-\n"), ("utf-8", "# coding: pyxl\n")],
+)
+def test_a_source_is_read_in_its_own_encoding(project, encoding, first):
+    """In one that a package of the machines may add, nothing is known of it, nor is it broken."""
+    text = first + "# 训练\nimport argparse, pandas\np.add_argument('--local_rank')\n"
+    (project / "train.py").write_bytes(text.encode(encoding))
+    found = read(project)
+    assert found.broken is None
+    known = () if "pyxl" in first else ("pandas",)
+    assert (found.imports, bool(found.local_rank)) == (known, bool(known))
 
 
 @pytest.mark.parametrize("spelled", ["--local_rank", "--local-rank"])

@@ -1,0 +1,81 @@
+"""Where packages come from, by pip's own settings, for uv, which reads neither pip's files nor its
+variables. Needs only the standard library, so that it runs before any package is installed:
+`python3 -m launcher.plan.pip_settings` prints a uv.toml, one setting a line.
+"""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from contract.errors import UserError
+
+LISTS = ("index-url", "extra-index-url", "find-links", "trusted-host")
+TRUE = ("1", "true", "t", "yes", "y", "on")
+
+
+def read_pip_settings() -> dict[str, str]:
+    """Read the settings of `pip install` from pip's files and from its variables PIP_*, which win.
+    Raises UserError."""
+    home, named_file = os.environ.get("HOME", ""), os.environ.get("PIP_CONFIG_FILE", "")
+    folders = [f"{path}/pip" for path in os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")]
+    folders.append("/etc")
+    if not (named_file and Path(named_file).exists()):  # pip reads it instead of the user's files
+        folders += [f"{home}/.pip", f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/pip"]
+    files = [f"{folder}/pip.conf" for folder in (*folders, sys.prefix)] + [named_file]
+    parser = configparser.RawConfigParser()
+    try:
+        parser.read([] if named_file == os.devnull else files, encoding="utf-8")
+    except (configparser.Error, ValueError) as error:
+        raise UserError(f"pip's settings cannot be read: {error}. Correct that file.") from None
+    sections = [parser.items(name) for name in ("global", "install") if parser.has_section(name)]
+    variables = [(k[len("PIP_") :], v) for k, v in os.environ.items() if k.startswith("PIP_")]
+    pairs = [pair for section in (*sections, variables) for pair in section]
+    return {name.lower().replace("_", "-"): value for name, value in pairs if value}
+
+
+def pip_options(settings: dict[str, str]) -> list[tuple[str, str]]:
+    """Return the settings that say where packages come from, as options of pip."""
+    options = [(name, value) for name in LISTS for value in settings.get(name, "").split()]
+    options = [
+        (name, absolute(value, Path()) if name == "find-links" else value)
+        for name, value in options
+    ]
+    return options + ([("no-index", "")] if settings.get("no-index", "").lower() in TRUE else [])
+
+
+def absolute(place: str, folder: Path) -> str:
+    """Return an address as it is, and a path below `folder` or ~ as an absolute path. Raises
+    RuntimeError if there is no such home."""
+    return place if "://" in place else str((folder / Path(place).expanduser()).absolute())
+
+
+def uv_settings(options: Iterable[tuple[str, str]]) -> str:
+    """Write options of pip, in the order in which pip reads them, as a uv.toml: every user of a PC
+    could read a command line, and addresses may contain passwords."""
+    names = {name for name, _ in options}
+    indexes = ["https://pypi.org/simple"]
+    for name, value in options:
+        if name == "index-url":  # with pip, it replaces all that were named before
+            indexes = [value]
+        elif name == "extra-index-url":
+            indexes.append(value)
+    settings = {
+        "index-url": indexes[0],
+        "extra-index-url": indexes[1:],
+        "index-strategy": "unsafe-best-match",  # the best version of all indexes, as with pip
+        "find-links": [value for name, value in options if name == "find-links"],
+        "allow-insecure-host": [value for name, value in options if name == "trusted-host"],
+        "no-index": "no-index" in names,
+        "prerelease": "allow" if "pre" in names else "if-necessary-or-explicit",
+    }
+    # Strings, lists and booleans are written alike in TOML and JSON.
+    return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in settings.items())
+
+
+if __name__ == "__main__":
+    print(uv_settings(pip_options(read_pip_settings())), end="")

@@ -1,0 +1,239 @@
+"""Requirements files: requirements.txt and the files that it includes by -r and -c.
+
+They are read once, as pip reads them, into values, and uv gets only files that are written from
+these values. Two programs may read the same file differently: a line that is a comment for one of
+them makes the other build a source, which runs code of whoever wrote the file. So each line is
+either understood completely or rejected.
+"""
+
+from __future__ import annotations
+
+import getopt
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from contract.errors import UserError
+from contract.options import path_of
+from contract.text import decode_text, pluralize, read_bytes
+from launcher.folders import relative
+from launcher.plan.pip_settings import absolute
+
+MAX_FILES, MAX_FILE_BYTES = 64, 1 << 20
+LINES_SHOWN = 20  # for each reason
+CODING = re.compile(rb"(?:[^\n]*\n)?#[^\n]*?coding[:=]\s*([-\w.]+)")  # in the first two lines
+COMMENT = re.compile(r"(^|\s+)#.*$")
+# Without a backslash, which would continue the line that is written.
+REQUIREMENT = re.compile(r"[\t -\[\]-~]+")
+WHEEL = re.compile(r"https://[\w.~:/@!&=+,%-]+\.whl(#sha256=[0-9a-f]{64})?", re.ASCII)
+ARCHIVES = (".whl", ".zip", ".gz", ".bz2", ".xz", ".tar", ".tgz")
+ADDRESS = r"(?:https?|file)://[!-~]+"
+# pip's options and the values that are supported. The last two hold in any case.
+OPTIONS = {
+    "requirement": r"(?!\w+://).+",
+    "constraint": r"(?!\w+://).+",
+    "hash": r"sha(256|384|512):[0-9a-f]{64,128}",
+    "index-url": ADDRESS,
+    "extra-index-url": ADDRESS,
+    "find-links": rf"{ADDRESS}|(?!\w+://).+",
+    "trusted-host": r"[A-Za-z0-9.:\[\]-]+",
+    "no-index": "",
+    "pre": "",
+    "prefer-binary": "",
+    "only-binary": ":all:",
+}
+SHORT = {"r": "requirement", "c": "constraint", "i": "index-url", "f": "find-links"}
+OWN_WHEEL = (
+    "Only wheels are installed, because a source runs code of its own while it is built. If you "
+    "trust it, make a wheel of it (`pip wheel --wheel-dir FOLDER ...`) and add the line "
+    "`--find-links FOLDER`."
+)
+# What to do instead of a rejected line, by the first pattern that it fits.
+REMEDIES = {
+    r".*\$\{": (
+        "Variables are not expanded, since an address could carry their values to anybody: write "
+        "the value; the password of an index belongs in pip's own settings or ~/.netrc."
+    ),
+    r"-e|--editable|(.*@ *)?(git|hg|svn|bzr)\+|--(no|only)-binary|(?!.*\.whl)[^-].*https?://": (
+        f"{OWN_WHEEL} The folder of the script itself can be imported as it is."
+    ),
+    r"(-r|-c|--requirement|--constraint)\b|[^-].*file:"
+    r"|(?!.*https?:)[^-][^;]*(/|\.(whl|zip|t?gz)\b)": (
+        "A change of a file that is elsewhere would not be noticed. Give packages by name and "
+        "version (`pip list --format=freeze > requirements.txt` does so for all), or put a wheel "
+        "into a folder and add the line `--find-links FOLDER`; download a list that is included."
+    ),
+    "": (
+        "Supported are `name[extra]>=1.0; marker --hash=sha256:...`, `name @ https://....whl`, "
+        f"{', '.join(f'--{name}' for name in OPTIONS)} :all:. Correct the line or leave it out."
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Package:
+    """A requirement. Its name is the canonical one."""
+
+    requirement: Requirement
+    hashes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.requirement.name
+
+    @property
+    def version(self) -> str:
+        """The version that it is pinned to; an empty string if it is not pinned."""
+        pins = [clause.version for clause in self.requirement.specifier if clause.operator == "=="]
+        return pins[0] if pins else ""
+
+    def line(self) -> str:
+        return " ".join([str(self.requirement), *(f"--hash={digest}" for digest in self.hashes)])
+
+
+@dataclass(frozen=True)
+class RequirementsFile:
+    """What a requirements file asks for, together with the files that it includes; `options` are
+    pip's, in their order."""
+
+    path: Path
+    packages: tuple[Package, ...]
+    constraints: tuple[Package, ...]
+    options: tuple[tuple[str, str], ...]
+
+
+def find_requirements(folders: Iterable[Path], typed: str | None) -> Path | None:
+    """Return the file that REQUIREMENTS= names, else requirements.txt in the first of these folders
+    that has one, else None. Raises UserError."""
+    if typed:
+        path = path_of("REQUIREMENTS", typed)
+        if not path.is_file():
+            raise UserError(f"REQUIREMENTS={typed}: there is no file {path}.")
+        return path
+    files = (folder / "requirements.txt" for folder in folders)
+    return next((path for path in files if path.is_file()), None)
+
+
+def read_requirements(path: Path) -> RequirementsFile:
+    """Read a requirements file and the files that it includes. Raises UserError, with all lines
+    that are rejected."""
+    # Packages are the keys of dictionaries: each one once, in order.
+    packages: dict[str, dict[Package, None]] = {"requirement": {}, "constraint": {}}
+    options: list[tuple[str, str]] = []
+    rejected: list[tuple[Path, str]] = []
+    files: set[tuple[Path, str]] = set()
+
+    def read_file(path: Path, kind: str) -> None:
+        if (path.resolve(), kind) in files:
+            return
+        if len(files) == MAX_FILES:
+            raise UserError(
+                f"{relative(path)} is one of more than {MAX_FILES} files that are included by -r "
+                "and -c: write their lines into fewer files."
+            )
+        files.add((path.resolve(), kind))
+        try:
+            text = decode_requirements(read_bytes(path, MAX_FILE_BYTES))
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UserError(
+                f"{path} cannot be read: {why}. Correct its name, or save it as UTF-8."
+            ) from None
+        for line in join_lines(text):
+            try:
+                package, line_options = parse_line(line)
+                if package:
+                    packages[kind][package] = None
+                for name, value in line_options:
+                    if name in packages:
+                        read_file(path.parent / value, name)
+                    else:
+                        place = absolute(value, path.parent) if name == "find-links" else value
+                        options.append((name, place))
+            except (ValueError, RuntimeError):  # also a marker that is nested too deeply
+                rejected.append((path, line))
+
+    read_file(path, "requirement")
+    if rejected:
+        raise _rejection(path, rejected)
+    return RequirementsFile(path, *map(tuple, (*packages.values(), options)))
+
+
+def decode_requirements(content: bytes) -> str:
+    """Decode as pip does: by a byte order mark, else by a coding line, else as UTF-8. Raises
+    ValueError."""
+    for encoding in ("utf-8", "utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"):
+        if content.startswith("\ufeff".encode(encoding)):
+            return content.decode(encoding)[1:]
+    coding = CODING.match(content)
+    return decode_text(content, coding[1].decode() if coding else "utf-8")
+
+
+def join_lines(text: str) -> Iterator[str]:
+    """Split a text into lines as pip does, join those that continue, and leave out comments. A
+    comment ends with its line, even if its last character is a backslash."""
+    joined = ""
+    for line in [*text.splitlines(), ""]:
+        content = COMMENT.sub("", line)
+        if content == line and line.endswith("\\"):
+            joined += line[:-1]
+            continue
+        if joined := (joined + content).strip():
+            yield joined
+        joined = ""
+
+
+def parse_line(line: str) -> tuple[Package | None, list[tuple[str, str]]]:
+    """Return the package that a line asks for, or the options of pip in it. Raises ValueError
+    unless the line is understood completely."""
+    text, *words = re.split(r"(?:^|(?<=\s))(?=-)", line, maxsplit=1)
+    long_options = [name + ("=" if values else "") for name, values in OPTIONS.items()]
+    try:
+        pairs, surplus = getopt.getopt(shlex.split("".join(words)), "r:c:i:f:", long_options)
+    except getopt.GetoptError as error:
+        raise ValueError(str(error)) from None
+    options = [(SHORT.get(name.strip("-"), name.strip("-")), value) for name, value in pairs]
+    names = {name for name, _ in options}
+    if surplus or "${" in line:
+        raise ValueError
+    if not all(
+        re.fullmatch(OPTIONS[name], value) and value.isprintable() for name, value in options
+    ):
+        raise ValueError
+    if not text:
+        # pip would ignore options beside -r and -c.
+        if "hash" in names or (names & {"requirement", "constraint"} and len(options) > 1):
+            raise ValueError
+        return None, options
+    if names - {"hash"} or not REQUIREMENT.fullmatch(text):
+        raise ValueError
+    requirement = Requirement(text)
+    # pip takes tool.whl for a file, and uv does not know each version that === may name.
+    is_file = requirement.name.lower().endswith(ARCHIVES)
+    if is_file or "===" in text or (requirement.url and not WHEEL.fullmatch(requirement.url)):
+        raise ValueError
+    requirement.name = canonicalize_name(requirement.name, validate=True)
+    requirement.extras = {canonicalize_name(extra, validate=True) for extra in requirement.extras}
+    str(requirement)  # raises ValueError for a marker that cannot be written
+    return Package(requirement, tuple(value for _, value in options)), []
+
+
+def _rejection(path: Path, rejected: Iterable[tuple[Path, str]]) -> UserError:
+    """List the rejected lines, and say once for all lines of a kind what to do instead."""
+    lines_by_remedy: dict[str, list[str]] = {}
+    for file, line in rejected:
+        shown = re.sub(r"//[^/@\s]*@", "//***@", line)[:120]  # without a password
+        remedy = next(text for pattern, text in REMEDIES.items() if re.match(pattern, line))
+        where = "" if file == path else f" (in {relative(file)})"
+        lines_by_remedy.setdefault(remedy, []).append(shown + where)
+    sentences = []
+    for remedy, lines in lines_by_remedy.items():
+        shown = "; ".join([*lines[:LINES_SHOWN], *(["..."] if lines[LINES_SHOWN:] else [])])
+        count = pluralize(len(lines), "line")
+        sentences.append(f"{relative(path)} has {count} that cannot be used: {shown}. {remedy}")
+    return UserError(*sentences)
