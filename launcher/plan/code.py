@@ -84,7 +84,7 @@ class Source:
     root: Path
     parts: tuple[str, ...]
     into: str = ""
-    script_folder: str = "."
+    script_folder: str = ""
 
     def files(self) -> Files:
         """Raises UserError."""

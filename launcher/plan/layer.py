@@ -260,7 +260,7 @@ def resolve(
     stubs.mkdir()
     for name, version in environment.packages:
         write_stub_wheel(stubs, name, version)
-    held = [f"{name}=={label(version)}" for name, version in environment.packages]
+    held = [f"{name}=={label_version(version)}" for name, version in environment.packages]
     stack = [line for line in held if STACKS.fullmatch(line.partition("==")[0])]
     # uv prefers what a lock has already: packages of the environment are kept if they can be, and
     # torch and CUDA in any case.
@@ -313,14 +313,14 @@ def write_packages(path: Path, packages: Sequence[Package], lines: Sequence[str]
     path.write_text("".join(f"{line}\n" for line in written), encoding="utf-8")
 
 
-def label(version: str) -> str:
+def label_version(version: str) -> str:
     return f"{version}{'.' if '+' in version else '+'}{LABEL}"
 
 
 def write_stub_wheel(folder: Path, name: str, version: str) -> None:
     """Write a wheel of this name and version with nothing in it."""
-    stem = f"{name.replace('-', '_')}-{label(version)}"
-    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {label(version)}\n"
+    stem = f"{name.replace('-', '_')}-{label_version(version)}"
+    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {label_version(version)}\n"
     wheel = "Wheel-Version: 1.0\nGenerator: tandem\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as made:
         made.writestr(f"{stem}.dist-info/METADATA", about)
@@ -334,23 +334,34 @@ def run_uv(
     """Run `uv pip` for the machines, with pip's settings and the options of the requirements.
     Raises UserError."""
     settings = read_pip_settings()
-    config = uv_settings([*pip_options(settings), *requirements.options])
+    options = [*pip_options(settings), *requirements.options]
+    for name, place in options:
+        if name == "find-links" and any(path.is_fifo() for path in Path(place).glob("*")):
+            raise UserError(f"{place} has a named pipe, and uv would wait for it: remove it.")
+    config = uv_settings(options)
     (scratch / "uv.toml").write_text(config, encoding="utf-8", errors="surrogateescape")
     argv = [str(Path(sys.executable).with_name("uv")), "--config-file", str(scratch / "uv.toml")]
     argv += ["--quiet", "pip", *words, "--no-build", "--python", sys.executable]
     argv += ["--python-version", environment.python]
     argv += ["--python-platform", f"{environment.architecture}-manylinux_2_{environment.glibc}"]
-    variables = {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    for name in PROXIES:
-        variables[name] = os.environ.get(name) or os.environ.get(name.upper(), "")
-    if "cert" in settings:
-        variables["SSL_CERT_FILE"] = settings["cert"]
+    variables = {name: os.environ.get(name, "") for name in VARIABLES}
+    variables |= {
+        name: os.environ.get(name) or os.environ.get(name.upper(), "") for name in PROXIES
+    }
+    variables["SSL_CERT_FILE"] = settings.get("cert") or variables["SSL_CERT_FILE"]
+    variables = {name: value for name, value in variables.items() if value}
     # The metadata of a wheel may name a repository of git, which uv would fetch before it refuses
     # to build it. With links instead of copies, what uv writes counts once.
     variables |= {"GIT_ALLOW_PROTOCOL": "none", "UV_LINK_MODE": "hardlink"}
     variables["UV_CACHE_DIR"] = str(scratch / "cache")
-    devnull, pipe = subprocess.DEVNULL, subprocess.PIPE
-    with subprocess.Popen(argv, stdout=devnull, stderr=pipe, text=True, env=variables) as process:
+    with subprocess.Popen(
+        argv,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=scratch,
+        env=variables,
+    ) as process:
         while process.returncode is None:
             try:
                 _, stderr = process.communicate(timeout=POLL_SECONDS)

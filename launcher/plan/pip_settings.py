@@ -40,12 +40,10 @@ def read_pip_settings() -> dict[str, str]:
 
 def pip_options(settings: dict[str, str]) -> list[tuple[str, str]]:
     """Return the settings that say where packages come from, as options of pip."""
-    options = [(name, value) for name in LISTS for value in settings.get(name, "").split()]
-    options = [
-        (name, absolute(value, Path()) if name == "find-links" else value)
-        for name, value in options
-    ]
-    return options + ([("no-index", "")] if settings.get("no-index", "").lower() in TRUE else [])
+    values = {name: settings.get(name, "").split() for name in LISTS}
+    values["find-links"] = [absolute(place, Path()) for place in values["find-links"]]
+    values["no-index"] = [""] if settings.get("no-index", "").lower() in TRUE else []
+    return [(name, value) for name, texts in values.items() for value in texts]
 
 
 def absolute(place: str, folder: Path) -> str:

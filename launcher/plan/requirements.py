@@ -24,23 +24,23 @@ from contract.text import decode_text, pluralize, read_bytes
 from launcher.folders import relative
 from launcher.plan.pip_settings import absolute
 
-MAX_FILES, MAX_FILE_BYTES = 64, 1 << 20
-LINES_SHOWN = 20  # for each reason
+MAX_FILES, MAX_FILE_BYTES = 64, 4 << 20
+MAX_LINES, MAX_LINE_LENGTH = 10_000, 1 << 16
 CODING = re.compile(rb"(?:[^\n]*\n)?#[^\n]*?coding[:=]\s*([-\w.]+)")  # in the first two lines
-COMMENT = re.compile(r"(^|\s+)#.*$")
+COMMENT = re.compile(r"(^|(?<=\s))#.*$")
 # Without a backslash, which would continue the line that is written.
 REQUIREMENT = re.compile(r"[\t -\[\]-~]+")
 WHEEL = re.compile(r"https://[\w.~:/@!&=+,%-]+\.whl(#sha256=[0-9a-f]{64})?", re.ASCII)
 ARCHIVES = (".whl", ".zip", ".gz", ".bz2", ".xz", ".tar", ".tgz")
-ADDRESS = r"(?:https?|file)://[!-~]+"
+ADDRESS, PATH = r"https?://[!-~]+", r"(?!\w+://).+"
 # pip's options and the values that are supported. The last two hold in any case.
 OPTIONS = {
-    "requirement": r"(?!\w+://).+",
-    "constraint": r"(?!\w+://).+",
+    "requirement": PATH,
+    "constraint": PATH,
     "hash": r"sha(256|384|512):[0-9a-f]{64,128}",
     "index-url": ADDRESS,
     "extra-index-url": ADDRESS,
-    "find-links": rf"{ADDRESS}|(?!\w+://).+",
+    "find-links": f"{ADDRESS}|{PATH}",
     "trusted-host": r"[A-Za-z0-9.:\[\]-]+",
     "no-index": "",
     "pre": "",
@@ -49,30 +49,17 @@ OPTIONS = {
 }
 SHORT = {"r": "requirement", "c": "constraint", "i": "index-url", "f": "find-links"}
 OWN_WHEEL = (
-    "Only wheels are installed, because a source runs code of its own while it is built. If you "
+    "Only wheels are installed, because a source runs code of its own while it is built: if you "
     "trust it, make a wheel of it (`pip wheel --wheel-dir FOLDER ...`) and add the line "
     "`--find-links FOLDER`."
 )
-# What to do instead of a rejected line, by the first pattern that it fits.
-REMEDIES = {
-    r".*\$\{": (
-        "Variables are not expanded, since an address could carry their values to anybody: write "
-        "the value; the password of an index belongs in pip's own settings or ~/.netrc."
-    ),
-    r"-e|--editable|(.*@ *)?(git|hg|svn|bzr)\+|--(no|only)-binary|(?!.*\.whl)[^-].*https?://": (
-        f"{OWN_WHEEL} The folder of the script itself can be imported as it is."
-    ),
-    r"(-r|-c|--requirement|--constraint)\b|[^-].*file:"
-    r"|(?!.*https?:)[^-][^;]*(/|\.(whl|zip|t?gz)\b)": (
-        "A change of a file that is elsewhere would not be noticed. Give packages by name and "
-        "version (`pip list --format=freeze > requirements.txt` does so for all), or put a wheel "
-        "into a folder and add the line `--find-links FOLDER`; download a list that is included."
-    ),
-    "": (
-        "Supported are `name[extra]>=1.0; marker --hash=sha256:...`, `name @ https://....whl`, "
-        f"{', '.join(f'--{name}' for name in OPTIONS)} :all:. Correct the line or leave it out."
-    ),
-}
+REMEDY = (
+    "Supported are `name[extra]>=1.0; marker --hash=sha256:...`, `name @ https://....whl` and "
+    f"{', '.join(f'--{name}' for name in OPTIONS)} :all:. Instead of a file or a folder, give "
+    "names and versions (`pip list --format=freeze > requirements.txt` writes those of a conda "
+    "environment). Variables are not expanded, because an address could carry their values to "
+    "anybody: the password of an index belongs in pip's own settings or ~/.netrc. "
+)
 
 
 @dataclass(frozen=True)
@@ -88,9 +75,9 @@ class Package:
 
     @property
     def version(self) -> str:
-        """The version that it is pinned to; an empty string if it is not pinned."""
-        pins = [clause.version for clause in self.requirement.specifier if clause.operator == "=="]
-        return pins[0] if pins else ""
+        """The version that it is pinned to, or an empty string."""
+        pins = (clause.version for clause in self.requirement.specifier if clause.operator == "==")
+        return next(pins, "")
 
     def line(self) -> str:
         return " ".join([str(self.requirement), *(f"--hash={digest}" for digest in self.hashes)])
@@ -125,26 +112,35 @@ def read_requirements(path: Path) -> RequirementsFile:
     # Packages are the keys of dictionaries: each one once, in order.
     packages: dict[str, dict[Package, None]] = {"requirement": {}, "constraint": {}}
     options: list[tuple[str, str]] = []
-    rejected: list[tuple[Path, str]] = []
+    lines: list[str] = []
+    rejected: list[str] = []
     files: set[tuple[Path, str]] = set()
+    folder = path.parent.resolve()
 
     def read_file(path: Path, kind: str) -> None:
-        if (path.resolve(), kind) in files:
+        real_path = path.resolve()
+        if (real_path, kind) in files:
             return
-        if len(files) == MAX_FILES:
+        files.add((real_path, kind))
+        if real_path.suffix not in (".txt", ".in") and not real_path.is_relative_to(folder):
             raise UserError(
-                f"{relative(path)} is one of more than {MAX_FILES} files that are included by -r "
-                "and -c: write their lines into fewer files."
+                f"{path} is not in {folder}, and its name does not end in .txt or .in. If it is a "
+                "list of packages and no secret, rename it: an index would be asked for its lines."
             )
-        files.add((path.resolve(), kind))
         try:
-            text = decode_requirements(read_bytes(path, MAX_FILE_BYTES))
+            new_lines = [*join_lines(decode_requirements(read_bytes(path, MAX_FILE_BYTES)))]
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise UserError(
                 f"{path} cannot be read: {why}. Correct its name, or save it as UTF-8."
             ) from None
-        for line in join_lines(text):
+        lines.extend(new_lines)
+        if len(files) > MAX_FILES or len(lines) > MAX_LINES:
+            raise UserError(
+                f"{relative(path)}: by -r and -c, more than {MAX_FILES} files or {MAX_LINES:,} "
+                "lines are read: write fewer."
+            )
+        for line in new_lines:
             try:
                 package, line_options = parse_line(line)
                 if package:
@@ -152,16 +148,22 @@ def read_requirements(path: Path) -> RequirementsFile:
                 for name, value in line_options:
                     if name in packages:
                         read_file(path.parent / value, name)
+                    elif name == "find-links":
+                        options.append((name, absolute(value, path.parent)))
                     else:
-                        place = absolute(value, path.parent) if name == "find-links" else value
-                        options.append((name, place))
-            except (ValueError, RuntimeError):  # also a marker that is nested too deeply
-                rejected.append((path, line))
+                        options.append((name, value))
+            except (ValueError, RuntimeError):
+                shown = re.sub(r"//[^/@\s]*@", "//***@", line)[:120]  # without a password
+                rejected.append(f"{shown} (in {relative(path)})" if len(files) > 1 else shown)
 
     read_file(path, "requirement")
     if rejected:
-        raise _rejection(path, rejected)
-    return RequirementsFile(path, *map(tuple, (*packages.values(), options)))
+        raise UserError(
+            f"{relative(path)} has {pluralize(len(rejected), 'line')} that cannot be used: "
+            f"{'; '.join(rejected)}. {REMEDY}{OWN_WHEEL}"
+        )
+    asked, constraints = packages.values()
+    return RequirementsFile(path, tuple(asked), tuple(constraints), tuple(options))
 
 
 def decode_requirements(content: bytes) -> str:
@@ -189,8 +191,10 @@ def join_lines(text: str) -> Iterator[str]:
 
 
 def parse_line(line: str) -> tuple[Package | None, list[tuple[str, str]]]:
-    """Return the package that a line asks for, or the options of pip in it. Raises ValueError
-    unless the line is understood completely."""
+    """Return the package that a line asks for, or the options of pip in it. Raises ValueError or
+    RecursionError unless the line is understood completely."""
+    if len(line) > MAX_LINE_LENGTH:
+        raise ValueError
     text, *words = re.split(r"(?:^|(?<=\s))(?=-)", line, maxsplit=1)
     long_options = [name + ("=" if values else "") for name, values in OPTIONS.items()]
     try:
@@ -199,11 +203,8 @@ def parse_line(line: str) -> tuple[Package | None, list[tuple[str, str]]]:
         raise ValueError(str(error)) from None
     options = [(SHORT.get(name.strip("-"), name.strip("-")), value) for name, value in pairs]
     names = {name for name, _ in options}
-    if surplus or "${" in line:
-        raise ValueError
-    if not all(
-        re.fullmatch(OPTIONS[name], value) and value.isprintable() for name, value in options
-    ):
+    is_known = all(re.fullmatch(OPTIONS[name], value) for name, value in options)
+    if surplus or not is_known or "${" in line or not line.replace("\t", " ").isprintable():
         raise ValueError
     if not text:
         # pip would ignore options beside -r and -c.
@@ -221,19 +222,3 @@ def parse_line(line: str) -> tuple[Package | None, list[tuple[str, str]]]:
     requirement.extras = {canonicalize_name(extra, validate=True) for extra in requirement.extras}
     str(requirement)  # raises ValueError for a marker that cannot be written
     return Package(requirement, tuple(value for _, value in options)), []
-
-
-def _rejection(path: Path, rejected: Iterable[tuple[Path, str]]) -> UserError:
-    """List the rejected lines, and say once for all lines of a kind what to do instead."""
-    lines_by_remedy: dict[str, list[str]] = {}
-    for file, line in rejected:
-        shown = re.sub(r"//[^/@\s]*@", "//***@", line)[:120]  # without a password
-        remedy = next(text for pattern, text in REMEDIES.items() if re.match(pattern, line))
-        where = "" if file == path else f" (in {relative(file)})"
-        lines_by_remedy.setdefault(remedy, []).append(shown + where)
-    sentences = []
-    for remedy, lines in lines_by_remedy.items():
-        shown = "; ".join([*lines[:LINES_SHOWN], *(["..."] if lines[LINES_SHOWN:] else [])])
-        count = pluralize(len(lines), "line")
-        sentences.append(f"{relative(path)} has {count} that cannot be used: {shown}. {remedy}")
-    return UserError(*sentences)

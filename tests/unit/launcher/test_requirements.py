@@ -134,10 +134,27 @@ def test_the_files_that_are_included_are_bounded(write, tmp_path):
     for number in range(64):
         (tmp_path / f"{number}.txt").write_text(f"-r {number + 1}.txt\n")
     (tmp_path / "64.txt").write_text("")
-    with pytest.raises(UserError, match="one of more than 64 files"):
+    with pytest.raises(UserError, match="more than 64 files or 10,000 lines"):
         read_requirements(write("-r 0.txt"))
     with pytest.raises(UserError, match=r"none.txt cannot be read: No such file or directory\."):
         read_requirements(write("-r none.txt"))
+
+
+def test_no_line_of_another_file_is_taken_for_a_package(write, tmp_path):
+    """A project may include a token of its reader, whose index would then be asked for it."""
+    (tmp_path / "token").write_text("hf_secret\n")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "more.txt").symlink_to("../token")
+    (project / "base").write_text("part\n")
+    (tmp_path / "shared.in").write_text("tool\n")
+    for line in ("-r ../token", "-c more.txt", "-r /proc/self/environ"):
+        (project / "requirements.txt").write_text(line)
+        with pytest.raises(UserError, match=r"does not end in \.txt") as refused:
+            read_requirements(project / "requirements.txt")
+        assert "hf_secret" not in str(refused.value)
+    (project / "requirements.txt").write_text("-r base\n-r ../shared.in\n")
+    assert names(read_requirements(project / "requirements.txt").packages) == ["part", "tool"]
 
 
 USED = [
@@ -172,6 +189,7 @@ ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32"]
 
 @many(160)
 @example([("# é", " # \\\n"), ("--no-binary tool", "\n")], "utf-8-sig")
+@example([("tool", " # \\\n"), ("part==0.5", "\n")], "utf-8")
 @given(
     st.lists(
         st.tuples(
