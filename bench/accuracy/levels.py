@@ -19,6 +19,7 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
+import adamw  # noqa: E402
 import study  # noqa: E402
 import text  # noqa: E402
 import torch  # noqa: E402
@@ -207,7 +208,9 @@ def main() -> None:
             text.known(options.text),
         )
         if options.table:
-            print("\n".join(table(found, lines)))
+            runs = study.known(options.lines)
+            tables = table(found, lines), adamw.tuning_table(runs), adamw.table(runs)
+            print("\n\n".join("\n".join(rows) for rows in tables))
         if options.pages:
             page = put(PAGE.read_text(encoding="utf-8"), "levels", table(found, lines))
             PAGE.write_text(page, encoding="utf-8")

@@ -207,6 +207,41 @@ class Images:
     val_classes: torch.Tensor
 
 
+class StepLengths:
+    """How far Adam moves by coded sums, compared with the exact sums of the same gradients.
+
+    A step is m / (sqrt(v) + eps), before it is multiplied by the learning rate and without the
+    decay of weights. Lengths are added up over the run, times the learning rate of their step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        group = optimizer.param_groups[0]
+        self.betas, self.eps = group["betas"], group["eps"]
+        self.steps = 0
+        self.moments: dict[str, list[torch.Tensor]] = {}
+        # `along`: of the coded step, its part in the direction of the exact one.
+        self.lengths = {"coded": 0.0, "exact": 0.0, "along": 0.0}
+
+    def add(self, lr: float, coded: torch.Tensor, exact: torch.Tensor) -> None:
+        """Count a step that has these sums."""
+        self.steps += 1
+        steps = {}
+        for name, sums in (("coded", coded), ("exact", exact)):
+            first, second = self.moments.setdefault(name, [torch.zeros_like(sums) for _ in "mv"])
+            first.lerp_(sums, 1 - self.betas[0])
+            second.mul_(self.betas[1]).addcmul_(sums, sums, value=1 - self.betas[1])
+            root = (second / (1 - self.betas[1] ** self.steps)).sqrt_().add_(self.eps)
+            steps[name] = first / (1 - self.betas[0] ** self.steps) / root
+            self.lengths[name] += lr * float(steps[name].norm())
+        self.lengths["along"] += lr * float(steps["coded"] @ steps["exact"] / steps["exact"].norm())
+
+    def ratios(self) -> dict[str, float]:
+        """Lengths relative to those of the exact steps."""
+        exact = self.lengths["exact"]
+        names = {"step_length": "coded", "step_along": "along"}
+        return {key: round(self.lengths[name] / exact, 5) for key, name in names.items()}
+
+
 @dataclass
 class Rank:
     """One rank's training. `options` are the trainer's, with per_node_batch_size of one rank."""
@@ -228,6 +263,9 @@ class Rank:
         self.parameters = list(self.model.parameters())[::-1]
         self.passes, self.order = 0, torch.zeros(0, dtype=torch.int64)
         self.sync = self._set_up() if self.world > 1 else None
+        coded = isinstance(self.sync, feedback.ErrorFeedback)
+        adam = self.options.optimizer == "adamw"
+        self.step_lengths = StepLengths(self.optimizer) if coded and adam else None
         average = own.rank == 0 and self.options.ema
         self.ema = Ema(self.model.state_dict(), self.options.ema) if average else None
 
@@ -283,16 +321,21 @@ class Rank:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         if self.sync is not None:
-            self.sum_gradients()
+            self.sum_gradients(lr)
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update(self.model.state_dict())
         return loss.detach()
 
-    def sum_gradients(self) -> None:
+    def sum_gradients(self, lr: float) -> None:
         flat = torch.cat([one.grad.reshape(-1) for one in self.parameters])
+        exact = flat / self.world
         bucket = Bucket(self.parameters, flat)
         flat.copy_(self.sync.hook(bucket).wait())
+        if self.step_lengths is not None:
+            own.wire.all_reduce(exact, torch.add)
+            if own.rank == 0:
+                self.step_lengths.add(lr, flat, exact)
         for one, gradient in zip(self.parameters, bucket.gradients()):
             one.grad.copy_(gradient)
 
@@ -317,17 +360,20 @@ def train(
     backwards: bool = False,
     start_levels: int | None = None,
     level_step: float = 0.0,
-) -> tuple[torch.Tensor, float]:
+) -> tuple[torch.Tensor, float, dict[str, float]]:
     """Which validation images rank 0's model gets right in the end, with rank 0's batch
-    statistics as the trainer's evaluation has them, and its mean loss towards the end."""
+    statistics as the trainer's evaluation has them, its mean loss towards the end, and, of coded
+    runs with AdamW, the ratios of StepLengths."""
 
     def rank_main(rank: int) -> Any:
         own_model = copy.deepcopy(model)
         mine = Rank(options, images, own_model, world, steps_per_epoch, start_levels, level_step)
         loss = mine.train()
-        return mine.hits() if rank == 0 else None, loss
+        if rank > 0:
+            return None, loss, {}
+        return mine.hits(), loss, mine.step_lengths.ratios() if mine.step_lengths else {}
 
     with wired():
         results = run_ranks(world, rank_main, backwards)
-    losses = [float(loss) for _, loss in results]
-    return results[0][0], sum(losses) / world
+    losses = [float(loss) for _, loss, _ in results]
+    return results[0][0], sum(losses) / world, results[0][2]

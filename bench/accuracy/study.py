@@ -148,7 +148,7 @@ def carry_out(case: Case, data: one_process.Images) -> dict[str, object]:
     model = build(name, classes, glyphs.SIZE).to(memory_format=torch.channels_last)
     settings = case.options, data, model, case.nodes, case.steps_per_epoch
     start_levels = int(case.start) if case.start.isdigit() else None
-    hits, loss = one_process.train(
+    hits, loss, ratios = one_process.train(
         *settings,
         backwards=case.start == "backwards",
         start_levels=start_levels,
@@ -160,6 +160,7 @@ def carry_out(case: Case, data: one_process.Images) -> dict[str, object]:
         **{"samples": len(hits), "top1": round(float(hits.float().mean()), 6)},
         **{"train_loss": round(loss, 5), "seconds": round(time.monotonic() - began, 1)},
         "cpu_seconds": round(time.process_time() - cpu, 1),
+        **ratios,
     }
 
 
