@@ -21,13 +21,15 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
 import study  # noqa: E402
+import text  # noqa: E402
 import torch  # noqa: E402
-from study import EXACT, FONTS, GLYPHS, Case, interval  # noqa: E402
+from study import CONVNEXT, EXACT, FONTS, GLYPHS, Case, interval  # noqa: E402
 
 SEEDS = range(13, 25)
 TUNING_SEEDS = (101, 102)
 LOWEST_RATE = 0.001  # half of the rate that AdamW had before
-TITLES = {GLYPHS: "glyphs", FONTS: "fonts"}
+TITLES = {GLYPHS: "glyphs", FONTS: "fonts", CONVNEXT: "glyphs, ConvNeXt"}
+CONVNEXT_SEEDS = TEXT_SEEDS = range(13, 19)
 
 
 class Arm(NamedTuple):
@@ -51,6 +53,7 @@ CODED = (
     Arm("`ef:5:own`, no exact steps", "ef:5:own", "none"),
 )
 ARMS = (FORWARDS, BACKWARDS, *CODED, LOWER, HIGHER)
+CONVNEXT_ARMS = (FORWARDS, BACKWARDS, *CODED)
 LABELS = ("bf16", "ef:15:peak")  # with SGD on fonts, for labels that rest on glyphs alone
 
 
@@ -78,17 +81,36 @@ def tune(results: study.Results, task: int) -> Tuning:
         rate *= 2
 
 
-def missing_runs(results: study.Results, tasks: tuple[int, ...]) -> Iterator[Case]:
-    """The runs that are still to be made, in order. Those whose rate is not known yet are not
+def missing_pairs(
+    results: study.Results, tasks: tuple[int, ...], arms: tuple[Arm, ...], seeds: range = SEEDS
+) -> Iterator[Case]:
+    """The runs of these arms that are still to be made. Those whose rate is not known yet are not
     among them."""
-    tunings = {task: tune(results, task) for task in tasks}
-    for tuning in tunings.values():
-        yield from tuning.missing
-    for task, tuning in tunings.items():
-        if tuning.rate is not None:
+    for task in tasks:
+        rate = tune(results, task).rate
+        if rate is not None:
             # All runs of a seed follow each other, so that a study that is cut off has whole pairs.
-            cases = [arm.case(task, tuning.rate, seed) for seed in SEEDS for arm in ARMS]
+            cases = [arm.case(task, rate, seed) for seed in seeds for arm in arms]
             yield from (case for case in cases if case not in results)
+
+
+def missing_texts(lines: list[dict]) -> Iterator[dict]:
+    """The runs of the language model that are still to be made."""
+    for seed in TEXT_SEEDS:
+        for spec in (EXACT, "ef:5:own"):
+            case = text.case(spec, seed, gloo=False)
+            if not any(case.items() <= line.items() for line in lines):
+                yield case
+
+
+def missing_runs(lines: list[dict], tasks: tuple[int, ...]) -> Iterator[Case]:
+    """The runs of images that are still to be made, in order."""
+    results = study.results(lines)
+    for task in tasks:
+        yield from tune(results, task).missing
+    yield from missing_pairs(results, tasks, ARMS)
+    yield from tune(results, CONVNEXT).missing
+    yield from missing_pairs(results, (CONVNEXT,), CONVNEXT_ARMS, CONVNEXT_SEEDS)
     if FONTS in tasks:
         for seed in range(1, 13):
             cases = [Case(sync, seed, task=FONTS) for sync in (EXACT, *LABELS)]
@@ -188,6 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fonts", type=Path, help="the folder that fonts.py filled")
     parser.add_argument("--lines", type=Path, default=study.LINES, help="file of finished runs")
+    parser.add_argument("--text", type=Path, default=text.LINES, help="of the language model")
     parser.add_argument("--left", action="store_true", help="print how many runs are left")
     options = parser.parse_args()
     tasks = (GLYPHS, FONTS) if options.fonts else (GLYPHS,)
@@ -196,18 +219,23 @@ def main() -> None:
         if not options.left:
             fcntl.flock(file, fcntl.LOCK_EX)  # two processes would make the same runs
         while True:
-            results = study.results(study.known(options.lines))
-            missing = list(missing_runs(results, tasks))
+            missing = list(missing_runs(study.known(options.lines), tasks))
+            texts = list(missing_texts(text.known(options.text)))
             if options.left:
-                print(f"{len(missing)} runs are left whose rate is known")
+                print(f"{len(missing)} runs of images and {len(texts)} of text are left")
                 return
-            if not missing:
+            if missing:
+                case = missing[0]
+                drawn = options.fonts if case.task == FONTS else None
+                line = json.dumps(study.carry_out(case, study.images(case.task, case.seed, drawn)))
+                file.write(("" if study.ends_whole(options.lines) else "\n") + line + "\n")
+                file.flush()
+            elif texts:
+                line = json.dumps(text.carry_out(texts[0]))
+                with options.text.open("a") as out:
+                    out.write(line + "\n")
+            else:
                 return
-            case = missing[0]
-            data = study.images(case.task, case.seed, options.fonts if case.task == FONTS else None)
-            line = json.dumps(study.carry_out(case, data))
-            file.write(("" if study.ends_whole(options.lines) else "\n") + line + "\n")
-            file.flush()
             print(line, flush=True)
 
 

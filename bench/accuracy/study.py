@@ -39,6 +39,8 @@ from trainer.models import build  # noqa: E402
 # Counted up by whoever changes what a run is; lines of another number are compared with none.
 TASK = GLYPHS = 3
 FONTS = 4
+CONVNEXT = 5  # the images of GLYPHS, by the model of convnext.py
+TASKS = (GLYPHS, FONTS, CONVNEXT)
 LINES = Path(__file__).with_name("runs.jsonl")
 NODES, BATCH = 4, 8
 TRAIN, VAL = 250, 160  # glyphs of each class: 16,000 to train, and 10,240 to validate
@@ -145,6 +147,8 @@ def carry_out(case: Case, data: one_process.Images) -> dict[str, object]:
     name, classes = "examples.glyph_cnn:glyph_cnn", glyphs.CLASSES
     if case.task == FONTS:
         name, classes = "fonts:residual_net", len(fonts.CHARACTERS)
+    if case.task == CONVNEXT:
+        name = "convnext:small_convnext"
     model = build(name, classes, glyphs.SIZE).to(memory_format=torch.channels_last)
     settings = case.options, data, model, case.nodes, case.steps_per_epoch
     start_levels = int(case.start) if case.start.isdigit() else None
@@ -178,7 +182,7 @@ def known(*files: Path) -> list[dict[str, object]]:
 
 def results(lines: list[dict]) -> Results:
     names = {field.name for field in fields(Case)}
-    ours = [line for line in lines if line["task"] in (GLYPHS, FONTS)]
+    ours = [line for line in lines if line["task"] in TASKS]
     cases = [Case(**{name: line[name] for name in names & line.keys()}) for line in ours]
     return {one: line["top1"] for one, line in zip(cases, ours)}
 
