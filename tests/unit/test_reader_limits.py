@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from boundary import frames, run_files
+from boundary.answers import WorkFiles
 from boundary.frames import Frames
 from boundary.schema import Invalid
 from contract import layout, runs
@@ -225,9 +226,8 @@ def a_checkpoint(folder, count):
 
 
 def a_listing(folder, count):
-    return lambda: outputs._listed(
-        b"".join(b"5.5 1 %d.pt\tout\0" % n for n in range(count)), ("out",)
-    )
+    files = [(f"out/{n}.pt", 1, n) for n in range(count)]
+    return lambda: outputs.check_listing(WorkFiles(files, count, {}), ("out",))
 
 
 def what_programs_print(folder, count):
