@@ -187,7 +187,7 @@ class Search:
         order: list[str] = []
         for host, names in self.checkpoints.items():
             position, fresh = 0, list[str]()
-            for name in names:
+            for name in [*names][: 10 * MOST_TRIES]:
                 if name not in order:
                     fresh.append(name)
                 elif host in self.last_hosts:
