@@ -13,6 +13,7 @@ from contract.records import PIECE
 
 LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
 GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard
+MOST_LINES = 256  # of an error; our guard sends fewer
 KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
 
 ExitCode = Annotated[int, Meta(ge=0, le=255)]
@@ -67,6 +68,7 @@ class Record(Frame, frozen=True, tag="record"):
 class Beat(Frame, frozen=True, tag="beat"):
     unix: Number
     running: list[int]
+    idle: Number | None = None  # seconds in which its ranks did nothing; None: not known
 
 
 class WorkerExit(Frame, frozen=True, tag="worker_exit"):
@@ -75,6 +77,8 @@ class WorkerExit(Frame, frozen=True, tag="worker_exit"):
     exit_code: ExitCode | None
     signal: Signal | None
     exception: Text | None
+    error_lines: Annotated[list[Text], Meta(max_length=MOST_LINES)] = []
+    last_line: Text | None = None
     once: ClassVar[bool] = True
 
 

@@ -327,6 +327,7 @@ class MachineLine(Lenient):
     mounts: Annotated[dict[str, Mount], Meta(max_length=MOST_THINGS)] = field(default_factory=dict)
     card: Interface | None = None
     alone: list[Rank] = field(default_factory=list)  # those that have met no other
+    finished: list[Rank] = field(default_factory=list)  # those that ended with exit code 0
     only_received: Figure | None = None  # bytes
 
 

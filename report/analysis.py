@@ -91,7 +91,7 @@ def analyse(folder: Path) -> Analysis:
         verdict=UNTIMED if run.untimed else None if short else verdict(cause, step, evidence),
         failure=failure,
         to_resume=last.to_resume if failure else None,
-        silent_ranks=last.silent_ranks if failure else [],
+        silent_ranks=last.silent_ranks if summary["status"] != "finished" else [],
         too_short=short,
         advice=advice,
         uses=uses,
@@ -195,10 +195,13 @@ def attempts_of(run: Run) -> list[Entry]:
 
 
 def first_cause(run: Run) -> Entry | None:
-    """The cause of the last attempt; in a run without a launcher, the first rank that failed."""
-    if status_of(run) in ("finished", "running"):
+    """The cause of the last attempt; in a run without a launcher, the first rank that failed. In a
+    run that finished, the rank that printed an exception as its last words."""
+    status = status_of(run)
+    attempts = run.attempts[-1:] if status == "finished" else run.attempts
+    causes = [entry.first_cause for entry in attempts if entry.first_cause is not None]
+    if status == "running" or (status == "finished" and not causes):
         return None
-    causes = [entry.first_cause for entry in run.attempts if entry.first_cause is not None]
     if causes:
         cause = causes[-1]
         lines = cause.last_lines or log_tail(run, cause.host, cause.rank)

@@ -167,11 +167,16 @@ def standings(machines: Iterable[Machine], attempt: int) -> list[Standing]:
     return sorted(found, key=lambda standing: standing.rank)
 
 
+SHUTDOWN = "stands in threading._shutdown: a thread of the script is not a daemon"
+
+
 def place_of(entry: Entry, host: str) -> str:
     """The deepest frame of the user's own code in the main thread, or why there is none."""
     threads = entry.get("threads")
     main = threads[0] if isinstance(threads, list) and threads else []
     frames = [frame for frame in map(frame_of, main) if frame] if isinstance(main, list) else []
+    if any(file.endswith("/threading.py") and name == "_shutdown" for file, _, name in frames):
+        return SHUTDOWN
     if frames:
         own = [frame for frame in frames if is_own(frame[0])]
         file, line, function = (own or frames)[0]
@@ -210,7 +215,17 @@ def by_place(found: Sequence[Standing]) -> dict[str, str]:
 
 
 def line_of(place: str, some: Sequence[Standing]) -> str:
-    named = ", ".join(f"{one.rank} ({one.host})" for one in some[:4])
-    more = f" and {len(some) - 4} more" if len(some) > 4 else ""
-    silent = seconds(max(one.seconds for one in some))
-    return f"rank{'s' * (len(some) > 1)} {named}{more}, silent for {silent}: {place}"
+    named = name_ranks([(standing.host, standing.rank) for standing in some])
+    silent = seconds(max(standing.seconds for standing in some))
+    return f"{named}, silent for {silent}: {place}"
+
+
+def name_ranks(ranks: Sequence[tuple[str, int]]) -> str:
+    """The first four, with their hosts, and how many more."""
+    named = ", ".join(f"{rank} ({host})" for host, rank in ranks[:4])
+    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {named}{more}"
+
+
+def finished_text(finished: Sequence[tuple[str, int]]) -> str:
+    return f"{name_ranks(finished)} ended with exit code 0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,17 @@ from report.figures import (
     sample_of,
 )
 from report.files import Entry, time_of
-from report.hang import Hang, Standing, by_place, hang_of, standings
+from report.hang import (
+    LONG,
+    Hang,
+    Standing,
+    by_place,
+    finished_text,
+    hang_of,
+    median_step,
+    silence,
+    standings,
+)
 from report.measure import (
     LEAST_STEPS,
     Step,
@@ -111,6 +121,7 @@ class Progress:
     hang: Hang | None  # None while steps come
     machines: list[MachineNow]
     stands: Sequence[Standing] = ()  # where silent ranks stand, unless steps come
+    finished: Sequence[tuple[str, int]] = ()  # ranks that ended with exit code 0
     leaving: bool = False  # a rank has ended its records
     unsummed: int = 0  # steps in a row whose gradients DDP did not sum, where they are many
     is_trainer: bool = True  # else a script of the user's
@@ -158,8 +169,25 @@ class Follower:
         ]
         complete = len(records) >= world
         full = max(map(oversubscription, run.machines.values()), default=0.0)
-        hang = hang_of(records, run.machines, time.time()) if complete else None
+        now = time.time()
+        hang = hang_of(records, run.machines, now) if complete else None
+        # Else the last RECENT seconds of the records are others than those of the clock.
+        is_current = all(
+            silence(record, now) <= min(RECENT, max(STALE, 2 * median_step(record)))
+            for record in stepped
+        )
+        finished = [
+            (host, rank)
+            for host, machine in run.machines.items()
+            for line in [*machine.recent][-1:]
+            if line.get("attempt") == attempt
+            for rank in convert_what_fits(line, MachineLine).finished
+        ]
+        is_long = any(record.stall.category in LONG for record in records)
+        is_stuck = hang or finished or not stepped or not (is_current or is_long)
         ruling, missing = ruling_of(records, full, run.on_one_machine) if complete else (None, "")
+        if ruling and not is_current:
+            ruling = replace(ruling, recent=False)
         return Progress(
             attempt=attempt,
             unix=run.unix or time.time(),
@@ -168,8 +196,8 @@ class Follower:
             step=step,
             steps=steps,
             images_per_second=images_per_second(run.ranks),
-            recent_images_per_second=0.0 if hang else images_per_second(recent),
-            left=None if hang else time_left(stepped, step, steps),
+            recent_images_per_second=images_per_second(recent) if is_current else None,
+            left=None if hang or finished else time_left(stepped, step, steps),
             loss=mean_or_none([record.loss for record in records]),
             top1=mean_or_none([record.top1 for record in records]),
             evaluated=next(reversed(learning_curve(run, last=True)), None),
@@ -177,7 +205,8 @@ class Follower:
             missing_for_verdict=missing,
             hang=hang,
             machines=machines,
-            stands=standings(run.machines.values(), attempt) if hang or not stepped else (),
+            stands=standings(run.machines.values(), attempt) if is_stuck else (),
+            finished=finished,
             leaving=any(record.end for record in records),
             unsummed=unsummed_steps(records),
             is_trainer=run.is_trainer,
@@ -280,6 +309,7 @@ def section_of(progress: Progress, running: bool) -> Section:
     place, figures = progress_text(progress, running), speed_text(progress, running)
     lines = [*(", ".join(part) for part in (place, figures) if part), verdict(progress, running)]
     lines += [not_summed(progress.unsummed)] if progress.unsummed else []
+    lines += [finished_text(progress.finished)] if progress.finished and running else []
     lines += by_place(progress.stands).values() if running else []
     section = Section(
         "", [Paragraph(line) for line in lines] + machines_of(progress.machines, running)

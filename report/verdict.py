@@ -451,9 +451,11 @@ def page_cache(cause: str, step: Step, evidence: ResourceUsage) -> list[str]:
 
 
 def headline_of(status: str, first_cause: Entry | None, until: float | None = None) -> str | None:
-    """A sentence that comes before the verdict when the run did not finish."""
+    """A sentence that comes before the verdict when the run did not finish, or a rank of it printed
+    an exception as its last words."""
     if status == "finished":
-        return None
+        message = first_cause and first_cause.get("message")
+        return f"The run finished, but {message}" if message else None
     if status == "stopped":
         return "The run was stopped before its end; what it did until then is below."
     if status == "running":

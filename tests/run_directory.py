@@ -96,7 +96,7 @@ MACHINE = {
 WHERE_KNOWN = {
     "pressure_cpu": NUMBER, "pressure_memory": NUMBER, "pressure_io": NUMBER, "temperature": NUMBER,
     "disk_free": int, "ranks": dict, "card": dict, "data_disk": str, "mounts": dict, "gpus": list,
-    "alone": list, "only_received": int,
+    "alone": list, "only_received": int, "finished": list,
 }  # fmt: skip
 # Of each rank, card, peer, disk, mount and GPU.
 SILENT_RANK = {"last": NUMBER, "state": str, "threads": list}

@@ -14,6 +14,7 @@ import time
 
 from contract import records
 from launcher.node import machine_lock, owner, sockets
+from launcher.node.idle import Idleness
 from launcher.node.link import BEAT, BadTask, Link, read_task
 from launcher.node.machine import cause_of, identity
 from launcher.node.processes import become_subreaper, end_descendants, reap
@@ -45,7 +46,7 @@ class Guard:
         self.supervision, self.fallback_reason = supervision, fallback_reason
         self.task, self.workers, self.recorder, self.launch = None, None, None, None
         self.output, self.tail, self.stacks, self.marks = None, None, None, []
-        self.owner, self.present = None, ""
+        self.owner, self.present, self.idleness = None, "", None
         self.launch_status, self.reason, self.message = None, None, None
         self.folder, self.scratch = None, None
         self.troubles, self.signals = set(), set()
@@ -226,13 +227,15 @@ class Guard:
             self.recorder = Recorder(self.task, self.folder, self.trouble, self.workers.pids)
             self.tail = Tail(self.folder, self.task)
             self.stacks = Stacks(self.scratch, self.task.ask_after, self.last_active)
+            self.idleness = Idleness(self.recorder.sampler)
             self.recorder.begin()
 
     # ---- while it runs ----
 
     def beat(self):
         running = [worker.rank for worker in self.workers.running()] if self.workers else []
-        self.frames.send("beat", unix=time.time(), running=running)
+        idle = self.idleness.seconds(time.monotonic()) if self.idleness is not None else None
+        self.frames.send("beat", unix=time.time(), running=running, idle=idle)
 
     def record_stacks(self, now):
         """Where ranks stand that have been silent for long; all of them once one has failed, since
@@ -341,9 +344,11 @@ class Guard:
     def worker_ended(self, worker):
         """Report it; the first failure starts the clock for the rest of the node."""
         failed = worker.status != 0
-        self.workers.name_exception(worker)
+        self.workers.describe_ending(worker)
         worker.first = failed and self.stage is Stage.RUNNING
         self.frames.send("worker_exit", **describe(worker))
+        if not failed and self.recorder is not None:
+            self.recorder.sampler.finished.append(worker.rank)
         if worker.first:
             self.stage, self.reason = Stage.FAILING, "failed"
             self.kill_at = time.monotonic() + self.task.fail_grace

@@ -126,7 +126,9 @@ class Sampler:
         self.folder, self.pids = folder, pids
         self.trouble = trouble or (lambda what, why: None)
         self.gpus, self.peers, self.schedules = counters.Gpus(), Peers(), {}
+        self.gpu_used = 0.0  # when one was seen at work last
         self.signs = {}  # that the ranks train apart, as fields of a line
+        self.finished = []  # ranks that ended with exit code 0
         self.disks = (time.monotonic(), read_disks())
         self.parts = {
             "processors": self.processors,
@@ -184,7 +186,8 @@ class Sampler:
             schedule.look()
             times = {name: round(getattr(schedule, name), 3) for name in RANK_TIMES}
             ranks[str(rank)] = dict(times, state=schedule.state())
-        return dict(self.signs, ranks=ranks) if ranks else {}
+        finished = {"finished": self.finished} if self.finished else {}
+        return dict(self.signs, ranks=ranks, **finished) if ranks else finished
 
     def interface_counters(self):
         dev, snmp = text_of("/proc/net/dev"), text_of("/proc/net/snmp")
@@ -230,7 +233,11 @@ class Sampler:
 
     def gpu_samples(self):
         """The last that nvidia-smi printed of each GPU since the line before."""
-        seen = {card["index"]: card for card in self.gpus.read()}
+        seen = {}
+        for card in self.gpus.read():
+            seen[card["index"]] = card
+            # nvidia-smi does not know it of a part of a GPU, which counts as used.
+            self.gpu_used = card["mono"] if card["utilization"] != 0 else self.gpu_used
         return {"gpus": [seen[index] for index in sorted(seen)]} if seen else {}
 
 

@@ -18,7 +18,6 @@ from launcher.node.processes import decode_status, die_with_parent
 from launcher.node.stacks import let_rank_answer
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-EXCEPTION = 400  # characters: reports stay below PIPE_BUF, so they cannot interleave
 
 
 def open_pipe(guard, number):
@@ -26,17 +25,9 @@ def open_pipe(guard, number):
     return os.open("/proc/{}/fd/{}".format(guard, number), os.O_WRONLY)
 
 
-def exception_of(path):
-    """What the worker wrote into the error file that launch gave it, or None."""
-    try:
-        message = json.loads(pathlib.Path(path).read_text())["message"]
-        return str(message["message"] if isinstance(message, dict) else message)[:EXCEPTION]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
 def report(control, **fields):
-    """One line to the guard. If that is gone, launch's death will end this process."""
+    """One line to the guard, below PIPE_BUF, so that lines cannot interleave. If the guard is gone,
+    launch's death will end this process."""
     try:
         os.write(control, json.dumps(fields).encode() + b"\n")
     except OSError:
@@ -106,11 +97,8 @@ def main():
     pid = start_worker([python, *arguments(sys.argv[1:], option, local_rank)])
     report(control, event="start", local_rank=local_rank, pid=pid)
     _, status, used = os.wait4(pid, 0)
-    exception = exception_of(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
     peak = used.ru_maxrss << 10
-    report(
-        control, event="exit", local_rank=local_rank, status=status, exception=exception, peak=peak
-    )
+    report(control, event="exit", local_rank=local_rank, status=status, peak=peak)
     end_like(status)
 
 

@@ -1,10 +1,10 @@
 """The workers of this node as the guard sees them: how launch starts them, what they print on its
 way to the control side, and how they ended."""
 
+import collections
 import fcntl
 import os
 import pathlib
-import re
 import resource
 import selectors
 import signal
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from contract.records import RANK
+from launcher.node.errors import describe_ending, lines_of
 from launcher.node.link import LineReader
 from launcher.node.machine import IN_JOB, PATH, who
 from launcher.node.processes import decode_status, die_with_parent
@@ -21,8 +21,8 @@ OPEN_FILES = 65536  # data loaders pass tensors as descriptors; 1024, the usual 
 POLL = 0.05  # seconds between two reads of output that keeps coming: one read takes many lines
 CHUNK = 1 << 16
 PIPE_SIZE = 1 << 20  # the most an ordinary user may have: room for a burst between two looks
-TAIL = 16384  # bytes of stderr that are kept to find the exception
-EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(:|$)")
+# What is kept of each stream to find the error in: rich's boxes alone may have 100 KiB.
+TAIL, PIECES = 1 << 18, 4000  # bytes; reads
 
 
 class Stream:
@@ -32,7 +32,7 @@ class Stream:
         self.rank, self.name = rank, name
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
-        self.tail = b""
+        self.pieces, self.kept = collections.deque(), 0  # what came last: (when, bytes)
         self.last = None  # when something came
         enlarge(self.writer)
 
@@ -43,8 +43,10 @@ class Stream:
         except BlockingIOError:
             return b""
         self.last = time.monotonic()
-        if self.name == "stderr":
-            self.tail = (self.tail + data)[-TAIL:]
+        self.pieces.append((self.last, data))
+        self.kept += len(data)
+        while self.kept > TAIL or len(self.pieces) > PIECES:
+            self.kept -= len(self.pieces.popleft()[1])
         return data
 
 
@@ -61,7 +63,8 @@ class Worker:
     it had at most, in bytes."""
 
     def __init__(self, rank):
-        self.rank, self.pid, self.status, self.exception = rank, None, None, None
+        self.rank, self.pid, self.status = rank, None, None
+        self.exception, self.error_lines, self.last_line = None, [], None
         self.started = None
         self.peak = None
         self.first = False
@@ -107,16 +110,15 @@ class Workers:
             if line["event"] == "start":
                 worker.pid, worker.started = line["pid"], time.monotonic()
             else:
-                worker.status, worker.exception = line["status"], line["exception"]
-                worker.peak = line["peak"]
+                worker.status, worker.peak = line["status"], line["peak"]
             found.append((line["event"], worker))
         return found
 
-    def name_exception(self, worker):
-        """Where the worker failed and left no error file, take what its traceback says."""
-        if worker.status != 0 and worker.exception is None:
-            _, stderr = self.streams[self.members.index(worker)]
-            worker.exception = exception_in(stderr.tail)
+    def describe_ending(self, worker):
+        """Note what its output says about its end."""
+        streams = self.streams[self.members.index(worker)]
+        ending = describe_ending([lines_of(each.pieces) for each in streams], worker.status != 0)
+        worker.exception, worker.error_lines, worker.last_line = ending
 
     def running(self):
         """The workers that are alive."""
@@ -132,19 +134,10 @@ class Workers:
         return max([worker.started, *(one.last for one in streams if one.last is not None)])
 
 
-def exception_in(tail):
-    """The last line of the last traceback in the end of a stderr, or None."""
-    lines = [RANK.sub("", line) for line in tail.decode(errors="replace").splitlines()]
-    starts = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call")]
-    if not starts:
-        return None
-    ends = [line for line in lines[starts[-1] + 1 :] if EXCEPTION.match(line)]
-    return ends[0][:400] if ends else None
-
-
 def describe(worker):
     """The fields of a `worker_exit` frame."""
-    return dict(worker.outcome(), rank=worker.rank, first=worker.first)
+    details = {"error_lines": worker.error_lines, "last_line": worker.last_line}
+    return dict(worker.outcome(), rank=worker.rank, first=worker.first, **details)
 
 
 def start_launch(task, workers, mono_start, scratch):

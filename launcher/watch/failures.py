@@ -10,16 +10,14 @@ import contextlib
 import enum
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
 from contract import verbs
 from contract.errors import BAD_INPUT, DATA_LOST, DIVERGED, OUT_OF_MEMORY, STOPPED
-from contract.records import RANK
 from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
-from launcher.watch.lines import BETWEEN, HEAD
 
 # Gaps have a limit: with `.*`, matching a line that repeats the first word takes time that grows
 # with the square of its length.
@@ -54,9 +52,10 @@ class Failure:
 
     `source`: worker (a rank failed), launch (launch failed), gone (the machine, or the connection
     to it), guard (its guard was killed, or sends what no guard does), busy (another run has the
-    machine), left (a rank ended in order, and others only lost it), paused (the control machine did
-    not run, so the lease ended), hung (a rank for which the others waited until they gave up),
-    alone (all ranks returned 0, and some have met no other). `is_trainer`: else the ranks run a
+    machine), left (a rank ended with 0, and the others lost it or it printed an exception), idle (a
+    rank does nothing after another ended with 0), paused (the control machine did not run, so the
+    lease ended), hung (a rank for which the others waited until they gave up), alone (all ranks
+    returned 0, and some have met no other). `is_trainer`: else the ranks run a
     script of the user's, whose exit codes and options are others.
     """
 
@@ -68,6 +67,8 @@ class Failure:
     signal: str | None = None
     seconds: float | None = None  # since the attempt began
     exception: str | None = None
+    error_lines: tuple[str, ...] = ()  # what belongs to the exception
+    last_line: str | None = None  # what was printed after it, or without it
     message: str | None = None
     last_lines: tuple[str, ...] = ()
     first_on_node: bool = True
@@ -87,7 +88,7 @@ class Failure:
         if self.signal not in (None, "SIGABRT"):
             lines = []
         elif self.exception:
-            lines = [self.exception, *_lines_of(self.exception, lines)]
+            lines = [self.exception, *self.error_lines]
         return "\n".join(filter(None, [self.message, *lines]))
 
     @cached_property
@@ -121,6 +122,7 @@ class Failure:
             "source": self.source,
             "message": self.message,
             "exception": self.exception,
+            "last_line": None if self.exception else self.last_line,
             "own": self.own_words,
             "last": f"trainer: {self.own_words}" if self.own_words else last,
         }
@@ -129,21 +131,9 @@ class Failure:
             "after": "" if self.seconds is None else f" after {self.seconds:.0f} s",
             "and_message": f": {self.message}" if self.message else "",
             "and_error": f": {self.exception}" if self.exception else "",
+            "and_last_line": f"; it printed last: {self.last_line}" if self.last_line else "",
         }
         return {name: value for name, value in known.items() if value is not None} | ends
-
-
-def _lines_of(exception: str, lines: list[str]) -> Iterator[str]:
-    """The exceptions that it was caused by, and the lines that its own message goes on with."""
-    lines = [RANK.sub("", line) for line in lines]
-    for line, following in zip(lines, lines[1:]):
-        if following.startswith(BETWEEN):
-            yield line
-    ends = [number for number, line in enumerate(lines) if line.startswith(exception)]
-    for line in lines[ends[-1] + 1 :] if ends else ():
-        if line.startswith(("[", HEAD, "Exception ignored")):
-            return  # as torch's "[W1127 ..." on its way out
-        yield line
 
 
 class CausePriority(enum.IntEnum):
@@ -216,7 +206,7 @@ def _says(pattern: str) -> Callable[[Failure], bool]:
 
 def _lost_its_peer(failure: Failure) -> bool:
     aborted = failure.signal == "SIGABRT"
-    if failure.source != "worker":
+    if failure.source != "worker" and not (failure.source == "left" and failure.exception):
         return False
     if failure.exit_code == STOPPED and failure.is_trainer:
         return True
@@ -282,12 +272,14 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     ),
     FailureKind(
         lambda failure: failure.source == "worker" and not failure.is_trainer,
-        sentence="{who}: {exception}",
+        sentence="{who}: {exception}{and_last_line}",
         remedy=READ_BELOW,
         reason="{who} failed: {exception}",
     ),
     # No process says another.
-    FailureKind(_from("busy", "paused", "gone", "guard", "hung", "alone", "left"), exit_code=1),
+    FailureKind(
+        _from("busy", "paused", "gone", "guard", "hung", "alone", "left", "idle"), exit_code=1
+    ),
     FailureKind(
         _from("busy"),
         priority=CausePriority.BUSY,
@@ -314,10 +306,24 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     ),
     FailureKind(
         _from("left"),
-        sentence="{who} {message}",
+        sentence="{who} ended with 0 after it printed {exception}{and_message}",
+        remedy="read its last lines below; a script that ends with another code after an error "
+        "stops the run at once",
+        reason="{who} ended with 0 after it printed {exception}",
+    ),
+    FailureKind(
+        _from("left"),
+        sentence="{who} had ended in order{after}, while {message} went on and waited for it",
         remedy="give each rank as many batches: by a DistributedSampler, drop_last=True of the "
         "loader, or DistributedDataParallel's join()",
         reason="{who} had ended before the others",
+    ),
+    FailureKind(
+        _from("idle"),
+        sentence="{who} {message}",
+        remedy="end what it waits for before the script ends, or make its threads daemons "
+        "(threading.Thread(daemon=True))",
+        restart=Restart.SAME_AGAIN,
     ),
     FailureKind(
         _from("alone"),
@@ -379,7 +385,12 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         one_rank_explains=True,
     ),
     FailureKind(_lost_its_peer, priority=CausePriority.PEER_LOST),
-    FailureKind(_from("worker"), reason="{who} failed: {how}"),
+    FailureKind(
+        _from("worker"),
+        sentence="{who} ended with exit code {exit_code}; it printed last: {last_line}",
+        remedy=READ_BELOW,
+        reason="{who} failed: {how}",
+    ),
     FailureKind(
         lambda failure: True,
         priority=CausePriority.OWN,

@@ -165,6 +165,8 @@ class Guarded:
         self.frames = Frames(node.ranks)
         self.heard = now
         self.exit: Exit | None = None
+        self.running: list[int] = []  # ranks
+        self.idle: float | None = None  # seconds in which these did nothing, if that is known
         self.behind = False  # it sent frames that were not taken yet
         self.ended = False  # its stream has ended, or it was given up
         self.gone = False

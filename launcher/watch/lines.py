@@ -10,6 +10,7 @@ from pathlib import Path
 from contract.records import RANK
 from contract.text import clean
 from launcher.background import LOG, SpooledLog
+from launcher.node.errors import BETWEEN
 from launcher.terminal import Terminal
 
 LAST_LINES = 20
@@ -17,7 +18,6 @@ LONGEST = 1 << 16  # bytes; a longer line is cut into several, so that none has 
 STALLED = 5.0  # seconds that one write may take before the user is told
 SHOWN = 4096  # characters of a line on the terminal and among the last lines; the log has all
 HEAD = "Traceback (most recent call last)"
-BETWEEN = ("During handling of the above exception", "The above exception was the direct cause")
 # What C++ errors of torch say about where they arose.
 FRAME = re.compile(r"frame #\d+: |Exception raised from .* \(most recent call first\):")
 
@@ -94,12 +94,12 @@ class Folded:
 
     def _shown(self, line: str) -> bool:
         text = RANK.sub("", line)
-        if text.startswith(HEAD):
+        if text.startswith((HEAD, "Original", "╭")) and HEAD in text:
             self._inside = True
             return False
         if not self._inside:
             return not FRAME.match(text)
-        if not text.strip() or text[0] in " \t" or text.startswith(BETWEEN):
+        if not text.strip() or text[0] in " \t│╰" or text.startswith(BETWEEN):
             return False
         self._inside = False
         return True

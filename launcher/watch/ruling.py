@@ -11,7 +11,7 @@ from pathlib import Path
 from contract.errors import UserError
 from contract.text import seconds
 from report.bottleneck import parts
-from report.hang import Hang, Standing, by_place, standings
+from report.hang import SHUTDOWN, Hang, Standing, by_place, finished_text, standings
 from report.status import Follower
 from report.status import Ruling as Judgement
 from report.verdict import wait_words
@@ -63,8 +63,10 @@ class Ruling:
             if progress is not None and not over:
                 self.judge(time.monotonic(), None if progress.hang else progress.ruling)
                 self.note(progress.hang, progress.step, progress.leaving)
-                if progress.hang:
-                    self.note_places(progress.stands)
+                # Where steps only take long, nobody has to know where.
+                is_stuck = progress.hang or progress.finished
+                stuck = [one for one in progress.stands if is_stuck or one.place == SHUTDOWN]
+                self.note_places(stuck, progress.finished)
 
     def judge(self, now: float, ruling: Judgement | None) -> None:
         """Say what rules if it did APART seconds ago, too."""
@@ -92,12 +94,14 @@ class Ruling:
         when they were asked last."""
         return self._before_stop or standings(self._follower.machines.values(), attempt)
 
-    def note_places(self, stands: Sequence[Standing]) -> None:
-        """Say where ranks stand, once each place in a hang."""
+    def note_places(
+        self, stands: Sequence[Standing], finished: Sequence[tuple[str, int]] = ()
+    ) -> None:
+        """Say where ranks stand, once each place in a hang. `finished` ranks have ended."""
         for place, line in by_place(stands).items():
             if place not in self._places:
                 self._places.add(place)
-                self._say(line)
+                self._say(f"{finished_text(finished)}; {line}" if finished else line)
 
     def note(self, hang: Hang | None, step: int | None, leaving: bool) -> None:
         """Say that it hangs, again where other ranks are waited for, and that steps come again.

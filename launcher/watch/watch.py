@@ -9,6 +9,7 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from boundary import frames
@@ -21,9 +22,9 @@ from launcher.participants import Participants
 from launcher.plan.plan import Plan
 from launcher.terminal import Stopper, WaitNotice, wakeup
 from launcher.watch.attempts import Outcome
-from launcher.watch.failures import Failure, first_of
+from launcher.watch.failures import Failure, explained, first_of
 from launcher.watch.guards import Guarded, Records, task
-from launcher.watch.lines import RunLogs
+from launcher.watch.lines import LAST_LINES, RunLogs
 from launcher.watch.ruling import Ruling
 from report.hang import by_place
 
@@ -39,6 +40,7 @@ EXITS_WITHIN = 10.0
 LONGEST_TURN = 5.0
 # How long frames of one machine are taken in a turn; the rest of them waits for the next.
 SLICE = 0.1
+LONGEST_IDLE = 600.0  # how long all ranks may do nothing after one has ended with 0
 WHOLE = ("finished", "alone")  # why a guard ends whose workers all returned 0
 STATUS_WITHIN = 1.0  # how long a guard that has closed its stream may take to end
 
@@ -117,7 +119,7 @@ class Watch:
         self._failures: list[Failure] = []
         self._stage, self._since = Stage.RUNNING, now
         self._begun: set[tuple[str, int]] = set()  # processes that a guard reported
-        self._left: list[tuple[str, int, float]] = []  # ranks that ended in order, and when
+        self._left: list[Failure] = []  # ranks that ended with 0
         self._notice: WaitNotice | None = WaitNotice(
             logs.terminal, "starting (torch, network, data)"
         )
@@ -242,6 +244,8 @@ class Watch:
             self._say(f"{host}: {frame.message}")
         elif isinstance(frame, frames.OwnerSign) and self._participants:
             self._participants.note_sign(host, frame.sign)
+        elif isinstance(frame, frames.Beat):
+            guard.running, guard.idle = frame.running, frame.idle
         elif isinstance(frame, frames.Log):
             self._logs.feed(host, frame.rank, frame.stream, payload)
             if frame.rank is not None:
@@ -286,24 +290,27 @@ class Watch:
     def _worker_exit(self, host: str, frame: frames.WorkerExit) -> None:
         if self._ending:
             return
-        if frame.exit_code == 0:
-            self._left.append((host, frame.rank, self._seconds()))
-            return
-        if self._asked and not frame.first:
-            return
-        log = self._logs.of(host, frame.rank)
-        self._fail(
-            self._failure(
-                host,
-                "worker",
-                rank=frame.rank,
-                exit_code=frame.exit_code,
-                signal=frame.signal,
-                exception=frame.exception,
-                last_lines=tuple(log.last),
-                first_on_node=frame.first,
-            )
+        last_lines = [*self._logs.of(host, frame.rank).last]
+        if frame.exception and not any(frame.exception[:40] in line for line in last_lines):
+            # More was printed after the error than is kept.
+            error = [*[frame.exception, *frame.error_lines][: LAST_LINES // 2], "..."]
+            last_lines = [*error, *last_lines[len(error) :]]
+        failure = self._failure(
+            host,
+            "worker" if frame.exit_code != 0 else "left",
+            rank=frame.rank,
+            exit_code=frame.exit_code or None,
+            signal=frame.signal,
+            exception=frame.exception,
+            error_lines=tuple(frame.error_lines),
+            last_line=frame.last_line,
+            last_lines=tuple(last_lines) if frame.exception or frame.exit_code != 0 else (),
+            first_on_node=frame.first or frame.exit_code == 0,
         )
+        if frame.exit_code == 0:
+            self._left.append(failure)
+        elif frame.first or not self._asked:
+            self._fail(failure)
 
     def _failure(self, host: str, source: str, **fields: Any) -> Failure:
         return Failure(
@@ -336,6 +343,24 @@ class Watch:
             if host in self._guards
         ]
 
+    def _find_idle_rank(self) -> Failure | None:
+        """A rank that goes on after another has finished, if for LONGEST_IDLE no rank has done
+        anything: nothing would ever end this run."""
+        waiting = [guard for guard in self._active() if guard.running]
+        if not self._left or not waiting:
+            return None
+        idle = min(guard.idle or 0.0 for guard in waiting)
+        if min(idle, self._seconds() - (self._left[-1].seconds or 0.0)) < LONGEST_IDLE:
+            return None
+        host, rank, first = waiting[0].node.host, waiting[0].running[0], self._left[0]
+        standings = self._ruling.standings(self._plan.attempt)
+        places = [one.place for one in standings if (one.host, one.rank) == (host, rank)]
+        message = (
+            f"has done nothing for {idle / 60:.0f} min, after {first.host}, rank {first.rank} "
+            f"ended with 0: {(places or ['it did not say where it stands'])[0]}"
+        )
+        return self._failure(host, "idle", rank=rank, message=message)
+
     def _ended(self, guard: Guarded) -> None:
         guard.ended = True
         status = guard.process.wait(STATUS_WITHIN)
@@ -360,6 +385,8 @@ class Watch:
                 if not (self._ending and self._distrusted):
                     message = f"no heartbeat for {SILENCE:.0f} s"
                     self._fail(self._failure(guard.node.host, "gone", message=message))
+        if idle := self._find_idle_rank() if self._stage is Stage.RUNNING else None:
+            self._fail(idle)
         if self._stopper.suspended:
             self._stopper.suspended = False
             self._say(
@@ -417,17 +444,26 @@ class Watch:
             if frame.reason == "alone":  # only now: the others were to end by themselves
                 finished = False
                 self._fail(self._failure(host, "alone", message=frame.message))
-        if self._left and self._failures and all(one.peer_lost for one in self._failures):
-            host, rank, after = self._left[0]  # only now: the other machine may have said it later
-            other = f"{self._failures[0].host}, rank {self._failures[0].rank}"
-            message = (
-                f"had ended in order after {after:.0f} s, while {other} went on and waited for it"
-            )
-            self._failures.append(self._failure(host, "left", rank=rank, message=message))
         status = "finished" if finished else "stopped" if self._asked else "failed"
+        cause = first_of(self._failures) if status == "failed" else None
+        # Only now: another machine may report later that one of its ranks had ended.
+        printed = [failure for failure in self._left if failure.exception]
+        if status == "finished":
+            cause = first_of(printed)
+        elif cause and cause.source == "worker":
+            is_lost, other = cause.peer_lost, f"{cause.host}, rank {cause.rank}"
+            in_order = [one for one in self._left if is_lost and not one.exception]
+            own = [one for one in printed if is_lost or one.order <= cause.order]
+            own = [one for one in own if not one.peer_lost]
+            then = None if is_lost else f"then {explained(cause)[0]}"
+            cause = [
+                *(replace(one, message=then) for one in own),
+                *(replace(one, message=other) for one in in_order),
+                cause,
+            ][0]
         return Outcome(
             status=status,
-            cause=first_of(self._failures) if status == "failed" else None,
+            cause=cause,
             wall_seconds=self._end - self._begin,
             gone=gone,
             exits=exits,

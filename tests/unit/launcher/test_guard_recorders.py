@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.node import records
+from launcher.node import idle, records
 from launcher.node.link import read_task
 from launcher.node.records import Lines, Recorder, Sampler, Tail
 
@@ -148,6 +149,42 @@ def test_a_hog_shows_in_what_a_rank_waits_for_a_processor():
     assert seen[-1]["waited"] >= 1.0 and seen[-1]["waited"] > 0.5 * seen[-1]["ran"] > 0
     assert seen == sorted(seen, key=lambda one: (one["ran"], one["waited"]))
     assert seen[-1]["loaders_busy"] > 0.75 * seen[-1]["loaders"] > 0
+
+
+class Rank:
+    """A rank as its sampler counts it."""
+
+    def __init__(self):
+        self.schedules, self.pid, self.pids, self.ran = {0: self}, os.getpid(), [], 0.0
+        self.gpu_used = 0.0
+
+
+def test_a_rank_is_idle_while_it_neither_computes_nor_moves_anything(monkeypatch):
+    rank, moved = Rank(), [0]
+    monkeypatch.setattr(idle, "bytes_moved", lambda _: moved[0])
+    idleness = idle.Idleness(rank)
+    said = []
+    for second in range(0, 130, 10):
+        rank.ran += 0.05 + 5 * (second == 30)
+        moved[0] += second == 60
+        rank.gpu_used = 990.0 + second if second == 90 else rank.gpu_used
+        said.append(idleness.seconds(1000.0 + second))
+    assert said == [0, 0, 10, 0, 0, 10, 0, 10, 20, 0, 0, 10, 20]
+    monkeypatch.setattr(idle, "bytes_moved", lambda _: int("unknown"))
+    assert idleness.seconds(1200.0) is None
+
+
+def test_what_a_process_reads_writes_and_sends_is_counted(tmp_path):
+    rank = Rank()
+    rank.pids = [rank.pid, 1 << 22]  # no process has this one
+    counts = [idle.bytes_moved([rank])]
+    (tmp_path / "file").write_bytes(bytes(1 << 20))
+    counts.append(idle.bytes_moved([rank]))
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as client:
+        client.sendall(bytes(1 << 16))  # which send() does not count as written
+        counts.append(idle.bytes_moved([rank]))
+    assert counts[1] - counts[0] >= 1 << 20 and counts[2] - counts[1] > 1 << 15
 
 
 def test_a_run_of_months_is_thinned(record, monkeypatch):

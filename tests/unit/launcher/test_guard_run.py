@@ -96,15 +96,6 @@ def test_the_first_failure_is_named_with_its_own_exit_code(guards, tmp_path):
     assert (end["reason"], end["exit_code"]) == ("failed", 1)
 
 
-def test_the_exception_comes_from_the_error_file_if_there_is_one(guards, tmp_path):
-    guard = guards()
-    path = tmp_path / "error.json"
-    path.write_text(json.dumps({"message": {"message": "RuntimeError: from the file"}}))
-    env = {"TORCHELASTIC_ERROR_FILE": str(path)}
-    guard.start(tmp_path, workers("raise ValueError('printed')"), env=env)
-    assert guard.wait_for("worker_exit")["exception"] == "RuntimeError: from the file"
-
-
 def test_a_signal_and_the_exception_of_a_traceback_are_named(guards, tmp_path):
     guard = guards()
     script = "try: 1 / 0\nexcept ZeroDivisionError: raise KeyError('the second one')"

@@ -151,7 +151,8 @@ def test_where_a_rank_stood_stays_known_though_it_ends_in_order_once_it_is_told_
 
     def look(self):
         looks.append(self)
-        return SimpleNamespace(stands=stood, hang=None, ruling=None, step=None, leaving=False)
+        nothing = dict.fromkeys(("hang", "ruling", "step", "finished"))
+        return SimpleNamespace(stands=stood, leaving=False, **nothing)
 
     monkeypatch.setattr(Follower, "look", look)
     watched = Ruling(tmp_path, print)

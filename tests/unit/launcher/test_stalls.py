@@ -18,8 +18,10 @@ from launcher import background
 from launcher.background import MIB, RotatingLog
 from launcher.terminal import Stopper, Terminal
 from launcher.watch import attempts, lines
+from launcher.watch.failures import explained
 from launcher.watch.lines import RunLogs
 from launcher.watch.ruling import Ruling
+from launcher.watch.watch import Watch
 from report.hang import Hang
 from tests.unit.launcher.launcher_values import build, facts, host
 from tests.unit.launcher.scripted_guards import OBEYS, watch
@@ -250,15 +252,17 @@ end("failed")
 
 
 LEFT = """
-say(type="worker_exit", rank=1, first=True, exit_code=0, signal=None, exception=None)
+say(type="worker_exit", rank=%d, first=False, exit_code=0, signal=None, exception=%r)
 end("finished")
 """
+LOST = "RuntimeError: [gloo/x.cc] Connection closed by peer [192.0.2.2]:1"
+BAD_LABEL = "ValueError: label 7 of cat.jpg is not in [0, 2)"
 
 
 @pytest.mark.parametrize(
     ("exception", "source"),
     [
-        ("RuntimeError: [gloo/x.cc] Connection closed by peer [192.0.2.2]:1", "left"),
+        (LOST, "left"),
         ("ValueError: of its own", "worker"),
     ],
 )
@@ -266,9 +270,59 @@ def test_a_rank_that_left_in_order_is_why_another_lost_it(tmp_path, monkeypatch,
     """As where ranks have unequal numbers of batches; whichever is heard of first."""
     monkeypatch.setattr("launcher.watch.watch.SETTLE", 5)
     for later in ("", "time.sleep(0.3)"):
-        outcome, _ = watch(tmp_path, [GIVES_UP % (0, exception), later + LEFT])
+        outcome, _ = watch(tmp_path, [GIVES_UP % (0, exception), later + LEFT % (1, None)])
         who = ("node2", 1) if source == "left" else ("node1", 0)
         assert (outcome.cause.source, outcome.cause.host, outcome.cause.rank) == (source, *who)
+
+
+@pytest.mark.parametrize(
+    ("other", "status"),
+    [
+        (LEFT % (0, LOST), "finished"),
+        (GIVES_UP % (0, LOST), "failed"),
+        ("time.sleep(0.3)" + GIVES_UP % (0, "KeyError: 'x'"), "failed"),
+    ],
+)
+def test_an_exception_is_the_first_cause_though_its_rank_ended_with_0(
+    tmp_path, monkeypatch, other, status
+):
+    monkeypatch.setattr("launcher.watch.watch.SETTLE", 5)
+    outcome, _ = watch(tmp_path, [other, LEFT % (1, BAD_LABEL)])
+    message, _ = explained(outcome.cause)
+    assert (outcome.status, attempts.exit_code(outcome)) == (status, int(status == "failed"))
+    assert f"node2, rank 1 ended with 0 after it printed {BAD_LABEL}" in message
+    assert ("KeyError: 'x'" in message) == ("KeyError" in other)
+
+
+def test_an_error_is_among_the_last_lines_whatever_was_printed_after_it(tmp_path):
+    text = "".join(f"later {number}\n" for number in range(40))
+    log = f"say(type='log', rank=0, stream='stderr', bytes={len(text)})\n"
+    log += f"sys.stdout.write({text!r}); sys.stdout.flush()"
+    last = watch(tmp_path, [log + GIVES_UP % (0, BAD_LABEL)])[0].cause.last_lines
+    assert (len(last), last[0], last[-1]) == (lines.LAST_LINES, BAD_LABEL, "later 39")
+
+
+IDLE = """
+say(type="beat", unix=1.0, running=[1], idle=%s)
+for number, line in enumerate(sys.stdin):
+    if '"kill"' in line or number == 8:
+        end("killed" if '"kill"' in line else "finished")
+        break
+"""
+
+
+@pytest.mark.parametrize("idle", [601, 599, None])
+@pytest.mark.parametrize("seconds", [601, 599])
+def test_a_run_ends_when_one_rank_is_done_and_no_other_has_done_anything_for_long(
+    tmp_path, monkeypatch, idle, seconds
+):
+    """`seconds` after the first one ended; `idle` is what the other machine counts."""
+    monkeypatch.setattr("launcher.watch.watch.RENEW_EVERY", 0.05)
+    monkeypatch.setattr("launcher.watch.watch.SETTLE", 0)
+    monkeypatch.setattr(Watch, "_seconds", lambda watch: seconds if watch._left else 0)
+    outcome, _ = watch(tmp_path, [LEFT % (0, None), IDLE % idle])
+    cause = outcome.cause and (outcome.cause.source, outcome.cause.rank)
+    assert cause == (("idle", 1) if idle == seconds == 601 else None)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,23 @@ def test_a_script_has_samples_and_who_met_no_other_is_named(folder, words):
     assert "node1: its ranks received 4.19 MB of the others, and sent them no gradients" in said
 
 
+def test_who_has_finished_and_where_others_stand_is_said_instead_of_an_old_speed(folder):
+    """By now the last 40 s had no step."""
+    for rank in (0, 1):
+        train(folder, rank, [(0.5, 0.0)] * 99)
+        path = folder / "nodes" / HOSTS[rank] / steps(rank, 1)
+        os.utime(path, (time.time() - 90,) * 2)
+    frames = [["/usr/lib/python3.11/threading.py", 1583, "_shutdown"], ["/x/train.py", 9, "run"]]
+    asked = {"last": 15.0, "state": "S", "threads": [frames]}
+    alive = [sample(100.0 + n, ranks={"1": {}}) for n in range(9)]
+    write(folder, HOSTS[0], machine(1), [sample(100.0, finished=[0])])
+    write(folder, HOSTS[1], machine(1), [{"kind": "stacks", "mono": 40.0, "ranks": {"1": asked}}])
+    write(folder, HOSTS[1], machine(1), alive)
+    said = " ".join(section_lines(status.section_of(Follower(folder).look(), True)))
+    assert "rank 0 (node1) ended with exit code 0" in said and "last 40 s" not in said
+    assert "rank 1 (node2), silent for 93 s: stands in threading._shutdown" in said
+
+
 @pytest.mark.parametrize("unsummed", [0, 30])
 def test_steps_whose_gradients_nobody_summed_are_shown(folder, unsummed):
     write(folder, HOSTS[0], steps(0, 1), [START, {**step(30, 0.5, 0.0), "unsummed": unsummed}])

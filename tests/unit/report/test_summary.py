@@ -132,6 +132,16 @@ def test_first_cause_of_a_failed_run_comes_with_the_last_lines_of_its_log(tmp_pa
     assert (len(lines), lines[-1]) == (12, "OSError: No space left")
 
 
+def test_a_run_that_finished_names_who_printed_an_exception_last(tmp_path):
+    builder = RunBuilder(tmp_path / "run")
+    builder.write()
+    cause = {"host": "node3", "rank": 2, "message": "node3 ended with 0 after it printed X: y"}
+    builder.write_control(first_cause=cause)
+    analysis = analyse(tmp_path / "run")
+    assert analysis.summary["first_cause"]["message"] == cause["message"]
+    assert f"The run finished, but {cause['message']}" in " ".join(text_of(analysis).split())
+
+
 def test_a_file_that_is_missing_is_named(tmp_path):
     run = RunBuilder(tmp_path / "run").write()
     (run / "plan.json").unlink()
