@@ -29,17 +29,17 @@ SYSTEM_FOLDERS = (
 )
 KINDS_SHOWN, NOTE = 6, 1000  # and characters
 LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
-# Systems that keep large files elsewhere, until they are fetched: how the text or the link begins
-# that stands in the place of such a file, and the command that fetches them.
-POINTERS = {
-    "Git LFS": (
-        re.compile(rb"version https://(git-lfs|hawser)\.github\.com/spec/"),
-        # Without the first command a clone that was made without Git LFS stays as it is.
-        "git lfs install --local && git lfs pull",
+# Systems that keep large files elsewhere until they are fetched, the command that fetches them, and
+# how the text or the link begins that is in the place of such a file.
+POINTERS = (
+    # Without its first command a clone that was made without Git LFS stays as it is.
+    (
+        *("Git LFS", "git lfs install --local && git lfs pull"),
+        rb"version https://(git-lfs|hawser)\.github\.com/spec/",
     ),
-    "git-annex": (re.compile(rb"[^\n\0]*/annex/objects/"), "git annex get ."),
-    "DVC": (re.compile(rb"[^\n\0]*/(\.dvc/cache|files/md5)/"), "dvc pull"),
-}
+    ("git-annex", "git annex get .", rb"[^\n\0]*/annex/objects/"),
+    ("DVC", "dvc pull", rb"[^\n\0]*/(\.dvc/cache|files/md5)/"),
+)
 
 
 # What a disk or a file server that fails answers: no file is at fault, and it may be well again.
@@ -65,15 +65,13 @@ def printable(text: str) -> str:
 
 def pointer_kind(text: bytes) -> str:
     """The system whose pointer a text or the target of a link is; "" if it is none."""
-    return next((kind for kind, (begin, _) in POINTERS.items() if begin.match(text)), "")
+    for kind, command, begin in POINTERS:
+        if re.match(begin, text):
+            return f"{kind} (`{command}` in the clone fetches the files)"
+    return ""
 
 
-def fetch_remedy(kind: str, folder: Path) -> str:
-    """Say how the files of a folder that has pointers of this system are fetched."""
-    return (
-        f"Its files are still in {kind}: `cd {shlex.quote(str(folder))} && {POINTERS[kind][1]}` "
-        "fetches them (for a copy of a clone do so in the clone, and copy it again)."
-    )
+DVC = pointer_kind(b"/.dvc/cache/")
 
 
 class LayoutError(Exception):
@@ -125,7 +123,7 @@ class Split:
         with os.scandir(folder) as scan:
             for entry in scan:
                 if entry.name.endswith(".dvc") and not os.path.lexists(entry.path[:-4]):
-                    self.leave_out("pointers of DVC")
+                    self.leave_out("pointers of " + DVC)
                 elif entry.is_symlink() and not _leads_on(entry):
                     target = os.readlink(entry.path)  # noqa: PTH115 - pathlib has it since 3.9
                     kind = pointer_kind(os.fsencode(target))
@@ -141,10 +139,6 @@ class Split:
 
     def leave_out(self, kind: str, count: int = 1) -> None:
         self.unread[kind] = self.unread.get(kind, 0) + count
-
-    def pointers(self) -> List[str]:
-        """The systems whose pointers are here in the place of files."""
-        return [kind for kind in POINTERS if "pointers of " + kind in self.unread]
 
     def add(self, other: "Split") -> None:
         self.images.update(other.images)
@@ -165,8 +159,7 @@ class Split:
     def note(self, split: str) -> str:
         """What people should know of it: `not read in train: 40 .avif`; or nothing."""
         left_out = self.left_out() and f"not read in {split}: {self.left_out()}"
-        fetch = [f"`{POINTERS[kind][1]}` fetches the files of {kind}" for kind in self.pointers()]
-        return "; ".join(text for text in (left_out, *fetch, self.alike) if text)[:NOTE]
+        return "; ".join(text for text in (left_out, self.alike) if text)[:NOTE]
 
 
 @readable()
@@ -191,7 +184,7 @@ def class_names(root: Path, split: str, read: Split) -> List[str]:
     if not folder.is_dir():
         for path in (root, folder):
             if not path.exists() and path.with_name(path.name + ".dvc").is_file():
-                raise LayoutError(f"{path} is not here. {fetch_remedy('DVC', path.parent)}")
+                raise LayoutError(f"{path} is not here; in its place is a pointer of {DVC}.")
         if not root.is_dir():
             raise LayoutError(f"there is no such folder; {LAYOUT}.")
         there = ", ".join(sorted(entry.name for entry in root.iterdir())[:5])
@@ -206,8 +199,6 @@ def class_names(root: Path, split: str, read: Split) -> List[str]:
         texts = {0: "is empty", 1: "has one file and no class folders"}
         text = texts.get(files, f"has {files} files and no class folders")
         text += read.left_out() and f", but {read.left_out()}"
-        for kind in read.pointers():
-            raise LayoutError(f"{folder} {text}. {fetch_remedy(kind, root)}")
         raise LayoutError(f"{folder} {text}; {LAYOUT}.")
     if split == "train" and len(names) == 1:
         raise LayoutError(
@@ -235,10 +226,10 @@ def read_class(root: Path, split: str, name: str) -> Split:
                 read.leave_out(_kind(entry.name))
     if not paths:
         there = read.left_out() and f", but {read.left_out()}"
-        text = f"{root / split / name} has no images ({', '.join(SUFFIXES)}){there}"
-        for kind in read.pointers():
-            raise LayoutError(f"{text}. {fetch_remedy(kind, root)}")
-        raise LayoutError(f"{text}; remove it or fill it.")
+        raise LayoutError(
+            f"{root / split / name} has no images ({', '.join(SUFFIXES)}){there}; remove it or "
+            "fill it."
+        )
     read.images = {name: sorted(paths)}
     return read
 

@@ -251,6 +251,9 @@ class Options:
         """more arguments of the model, in JSON: '{"drop_path_rate": 0.1}'""")
     weights: Optional[str] = changeable(None,
         "file of weights to start from; a head for other classes is new", make="WEIGHTS")
+    weights_prefix: Optional[str] = changeable(None,
+        "prefix of the tensors to start from, if several networks of the file fit",
+        make="WEIGHTS_PREFIX")
     freeze: Optional[str] = option(None,
         "leave as it is: backbone (all but the head), or names of modules with commas between, "
         "like conv1,bn1,layer[12]")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from boundary.run_files import GuardEnd
 from contract.records import CATEGORIES
-from report.read import RankRecord, Run
+from report.measure import waits_between
+from report.read import BETWEEN, RankRecord, Run
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,13 @@ class Accounting:
 
     @property
     def gap(self) -> float:
-        """Wall time that no category explains; negative when the categories exceed it."""
+        """Wall time that no category explains."""
         return self.wall - sum(self.seconds.values())
+
+    @property
+    def contradictions(self) -> list[RankTime]:
+        """The ranks whose categories exceed the time that passed, by more than clocks differ."""
+        return [time for time in self.ranks if time.gap < -0.02 * time.wall]
 
 
 def account(run: Run) -> Accounting:
@@ -49,10 +55,12 @@ def account(run: Run) -> Accounting:
         records = by_attempt.get(attempt, [])
         attempt_wall = wall_seconds(run, attempt, records)
         wall += attempt_wall
-        times = [
-            RankTime(attempt, record.host, record.rank, rank_seconds(run, record), attempt_wall)
-            for record in records
-        ]
+        times = []
+        for record, wait in zip(records, waits_between(records)[0]):
+            spent = rank_seconds(run, record)
+            spent[BETWEEN] += wait
+            spent["sync_exposed"] -= wait
+            times.append(RankTime(attempt, record.host, record.rank, spent, attempt_wall))
         times += unstarted_ranks(run, attempt, {time.rank for time in times}, attempt_wall)
         for time in times:
             for category in CATEGORIES:

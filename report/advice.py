@@ -33,7 +33,7 @@ SAVING = 0.1
 SMALL_COPY_DECODES = 1018 / 660
 # An image of that copy has 27 KB instead of 65 KB.
 SMALL_COPY_READS = 65 / 27
-SMALL_COPY = "`{}`: images with a short side of 256 pixels"
+SMALL_COPY = "`{}`: {} with a short side of 256 pixels"
 LINKS = ((2500, "2.5 Gbit/s"), (10000, "10 Gbit/s"))
 
 
@@ -49,10 +49,12 @@ class Situation:
     network: float
     peers: float
     saving: float
+    rank_work: float  # of one rank between epochs
 
     @property
     def seconds(self) -> float:
-        return max(self.work + self.data + self.network + self.peers, self.loader) + self.saving
+        step = max(self.work + self.data + self.network + self.peers, self.loader)
+        return step + self.saving + self.rank_work
 
     @property
     def images_per_second(self) -> float:
@@ -84,7 +86,7 @@ class Advice:
 
     now: float
     remedies: tuple[Remedy, ...] = ()
-    saving: bool = False  # whether `now` counts the time for saving
+    counted: tuple[str, ...] = ()  # what `now` counts besides steps
     together: Remedy | None = None
 
 
@@ -99,7 +101,7 @@ def advise(
     options: Mapping[str, object] = MappingProxyType({}),
 ) -> Advice:
     """`start`: a rank's start line; `options`: the run's, by their names in plan.json."""
-    if step is None or step.seconds <= 0:
+    if step is None or step.seconds <= 0 or not step.images:
         return NONE
     now = situation(step, cause)
     remedies: list[Remedy] = []
@@ -108,15 +110,18 @@ def advise(
         remedies += link_advice(step, now, evidence)
         remedies += fewer_nodes(step, now) + straggler_advice(step, now, cause)
         remedies += balance_advice(step, now, cause, options.get("balance"))
-    small_copy = SMALL_COPY.format(verbs.line("shrink", DATA=options.get("data"), SIZE=256))
+    shrink = verbs.line("shrink", DATA=options.get("data"), SIZE=256)
+    small_copy = SMALL_COPY.format(shrink, step.samples)
     remedies += data_advice(step, now, cause, start, evidence, small_copy)
     remedies += reading_advice(step, now, cause, start, evidence, small_copy)
-    remedies += checkpoint_advice(step, now, start)
+    remedies += checkpoint_advice(step, now, start) + rank_work_advice(step, now)
     worthwhile = [remedy for remedy in remedies if remedy.predicted > WORTH * now.images_per_second]
     if not step.is_trainer:
         worthwhile = [without_options(remedy) for remedy in worthwhile]
     ranked = sorted(worthwhile, key=lambda remedy: (remedy.money, -remedy.predicted))
-    return with_combined_remedy(Advice(now.images_per_second, tuple(ranked), now.saving > 0), now)
+    beside = {"saving": now.saving, "work between epochs": now.rank_work}
+    counted = tuple(what for what, spent in beside.items() if spent)
+    return with_combined_remedy(Advice(now.images_per_second, tuple(ranked), counted), now)
 
 
 def without_options(remedy: Remedy) -> Remedy:
@@ -137,6 +142,7 @@ def situation(step: Step, cause: str) -> Situation:
         network=step.network,
         peers=0.0 if of_one else step.peers,
         saving=step.checkpoint if parts(step)["checkpoint"] >= SAVING else 0.0,
+        rank_work=step.rank_work if parts(step)["rank_work"] >= SAVING else 0.0,
     )
 
 
@@ -304,7 +310,7 @@ def balance_advice(step: Step, now: Situation, cause: str, balance: object) -> l
     """Parts of the images by the machines' speeds, where it is they that differ. A run that had
     asked for them did not know these speeds yet; the next one does."""
     speeds = own_speeds(step)
-    passing = cause == "cpu_contention" or cause.startswith("data")
+    passing = cause in ("cpu_contention", "rank_work") or cause.startswith("data")
     if (
         not step.is_trainer
         or passing
@@ -316,7 +322,7 @@ def balance_advice(step: Step, now: Situation, cause: str, balance: object) -> l
     change, words = "BALANCE=auto", {"BALANCE": "auto"}
     if balance == "auto":
         change, words = "start it again", {}
-    change += ": each machine's images in proportion to its speed in this run"
+    change += f": each machine's {step.samples} in proportion to its speed in this run"
     shared = becoming(work=spent, data=0.0, loader=0.0, peers=0.0)
     return [propose(now, change, "peers", shared, words=words)]
 
@@ -330,7 +336,7 @@ REMEDY_TEXT = {
 def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
     """The machine that the others wait for as fast as they are, or left out."""
     last, others = slowest(step)
-    if step.shared_machine or not has_straggler(step):
+    if step.shared_machine or not has_straggler(step) or cause == "rank_work":
         return []
     remedies: list[Remedy] = []
     if not cause.startswith("data"):
@@ -399,12 +405,16 @@ def reading_advice(
         return propose(now, change, "network", becoming(network=wait_beside(step, left)))
 
     remedies = [
-        fewer_bytes(f"{CACHE} in group_vars/all.yml: each machine reads an image once ({each})", 0)
+        fewer_bytes(
+            f"{CACHE} in group_vars/all.yml: each machine reads each {step.sample} once ({each})", 0
+        )
     ]
     if (start.image_size or 0) >= LARGE_PIXELS and reading.image_bytes > SHRUNK:
         remedies.append(fewer_bytes(f"{small_copy}, {size(SHRUNK)} each ({each})", SHRUNK))
     if late:
-        change = "images on each machine's own disk instead of the share, if that disk keeps up"
+        change = (
+            f"{step.samples} on each machine's own disk instead of the share, if that disk keeps up"
+        )
         remedies.append(fewer_bytes(change, 0))
     return remedies
 
@@ -461,3 +471,12 @@ def checkpoint_advice(step: Step, now: Situation, start: RankStart) -> list[Reme
         return replace(then, saving=then.saving * left / 2)
 
     return [propose(now, step.ways.saving, "saving", half, args=args)]
+
+
+def rank_work_advice(step: Step, now: Situation) -> list[Remedy]:
+    """The work of one rank between epochs done by all of them."""
+    if not now.rank_work:
+        return []
+    change = "what one rank does between epochs done by all ranks, or less often"
+    spread = becoming(rank_work=now.rank_work / step.world)
+    return [propose(now, change, "rank_work", spread)]

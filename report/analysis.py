@@ -234,6 +234,11 @@ def missing_notes(run: Run, gpus: list[Usage]) -> list[str]:
                 f"Attempt {attempt}: no timings of rank {', '.join(map(str, absent))}; "
                 "the means are over the others."
             )
+    if any(record.is_uncounted for record in run.ranks):
+        notes.append(
+            "No speed: a batch does not say how many samples it holds. End each step of the script "
+            "with timings.step(samples=N)."
+        )
     lost = [host for host in hosts if host not in run.machines]
     if lost:
         notes.append(f"No record of the machine (disks, network card) on {', '.join(lost)}.")

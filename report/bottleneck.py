@@ -49,6 +49,7 @@ def parts(step: Step) -> dict[str, float]:
         "network": step.network,
         "straggler": step.peers,
         "checkpoint": step.checkpoint,
+        "rank_work": step.rank_work,
     }
     total = step.training
     return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
@@ -142,15 +143,17 @@ def data_disk(disks: Sequence[DiskUsage], hosts: set[str] | None = None) -> Disk
 
 
 def straggler_cause(step: Step, evidence: ResourceUsage) -> str:
-    """Why one rank is slower than the others: other programs, its images, or else itself."""
+    """Why one rank is slower than the others: other programs, its data, what a script does on this
+    rank alone between two steps, or else itself."""
     last, others = slowest(step)
     waits, use = excess_queueing(step, evidence), evidence.machine(last.host)
     contended = use is not None and (use.others_busy is None or use.others_busy >= OTHERS)
     if contended and waits is not None and waits >= EXPLAINED * (last.own - others):
         return "cpu_contention"
-    if slowest_by(step, last) == "data":
+    slow_at = slowest_by(step, last)
+    if slow_at == "data":
         return data_cause(evidence, {last.host})
-    return "straggler"
+    return "rank_work" if slow_at == "other" and not step.is_trainer else "straggler"
 
 
 def excess_queueing(step: Step, evidence: ResourceUsage) -> float | None:

@@ -20,7 +20,7 @@ from boundary.run_files import MOST_RANKS, Threads
 from boundary.schema import convert_what_fits
 from contract.text import seconds
 from report.files import Entry, natural_number, number, text, time_of
-from report.read import Machine, RankRecord
+from report.read import BETWEEN, Machine, RankRecord
 
 SHORTEST, STEPS = 15.0, 5  # seconds, median steps without one, before it is a hang
 STEADY = 10  # samples, one a second, for which a process has to be as it is
@@ -89,7 +89,9 @@ ALL_WAIT = "all ranks wait for each other, as if the network stood still"
 def why(record: RankRecord, process: Process) -> str:
     """Why a rank does not come to the sum."""
     if record.stall.category == "data":
-        return "waits for its images"
+        return "waits for its data"
+    if record.stall.category == BETWEEN:
+        return "is between two epochs"
     if process.state == "D":
         return "waits for a disk"
     if process.busy >= BUSY:

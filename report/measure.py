@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -15,7 +16,7 @@ from contract.strategies import EXACT, MIB, SGD, Payload, Phases, Strategy, pars
 from contract.text import link_speed, seconds, size
 from report import formulas
 from report.figures import SENT
-from report.read import RankRecord, Run
+from report.read import BETWEEN, RankRecord, Run
 from report.usage import NetworkUsage
 from report.wait_rules import OWN_WORK, WAIT
 from report.ways import SCRIPT, TRAINER, Phrasing
@@ -75,6 +76,11 @@ class Step:
     peers: float
     checkpoint: float  # seconds of saving per step
     ranks: tuple[RankWork, ...]
+    # Seconds per step between epochs, with the waits of other ranks for it; and for how long of it
+    # some rank worked while another one waited. Neither is part of the step.
+    between: float = 0.0
+    rank_work: float = 0.0
+    epochs_begun: int = 0  # after the first one
     late_by: str = ""  # the category by which the last rank of a step, whichever it is, is last
     # Seconds of the shortest stall for saving, as of the first, which waits for no other's file.
     least_save: float = math.inf
@@ -92,12 +98,17 @@ class Step:
     phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
     length: float | None = None  # steps that the run was meant to have
     is_trainer: bool = True  # else a script of the user's
+    sample: str = "image"  # the word for it
     contradiction: str | None = None  # a figure that cannot be, and was left out
 
     @property
     def ways(self) -> Phrasing:
         """The words for advice: our trainer's options, or a script's."""
         return TRAINER if self.is_trainer else SCRIPT
+
+    @property
+    def samples(self) -> str:
+        return f"{self.sample}s"
 
     @property
     def missing_for_verdict(self) -> str:
@@ -131,8 +142,9 @@ class Step:
 
     @property
     def training(self) -> float:
-        """Seconds of a step with its part of saving: the total of all shares of a step."""
-        return self.seconds + self.checkpoint
+        """Seconds of a step with its part of saving and of work between epochs: the total of all
+        shares of a step."""
+        return self.seconds + self.checkpoint + self.between
 
     def payload_for(self, strategy: Strategy) -> Payload:
         """The gradients in buckets of this strategy's default size, unless the run had another."""
@@ -165,7 +177,7 @@ def measure_step(run: Run, networks: list[NetworkUsage]) -> Step | None:
     records = longest_attempt(run.ranks)
     if not records:
         return None
-    step = step_of_ranks(records)
+    step = step_of_ranks(records, run.sample)
     hosts = {record.host for record in records}
     used = [use for use in networks if use.host in hosts and use.attempt == step.attempt]
     step = replace(
@@ -197,13 +209,20 @@ def without_contradiction(step: Step, loop: float) -> Step:
     )
 
 
-def step_of_ranks(records: list[RankRecord]) -> Step:
+def step_of_ranks(records: list[RankRecord], sample: str = "image") -> Step:
     """The mean step by the ranks' own records, without the network cards' counters."""
     later = has_later_steps(records)
-    ranks = tuple(
-        RankWork(record.host, record.rank, steady_seconds(record, later), images_of(record))
-        for record in records
-    )
+    # What ranks wait for another's work between epochs is charged to that, and to no step.
+    charged, rank_work = waits_between(records, later)
+    counts, between, works = [], 0.0, []
+    for record, wait in zip(records, charged):
+        places, spent = measured_lines(record, later), steady_seconds(record, later)
+        counts.append(count_steps(record, places))
+        spent["sync_exposed"] -= wait / counts[-1]
+        spent[BETWEEN] = sum(map(record.steps.between.__getitem__, places)) / counts[-1]
+        between += (spent[BETWEEN] + wait / counts[-1]) / len(records)
+        works.append(RankWork(record.host, record.rank, spent, images_of(record)))
+    ranks = tuple(works)
     mean = {
         category: statistics.fmean(rank.seconds.get(category, 0.0) for rank in ranks)
         for category in (*OWN_WORK, "sync_exposed")
@@ -236,9 +255,12 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         peers=peers,
         checkpoint=statistics.fmean(saved(record) / steps_of(record) for record in records),
         ranks=ranks,
+        between=between,
+        rank_work=rank_work / min(counts),
+        epochs_begun=max(record.epochs_begun for record in records),
         late_by=late_by(records, later) if peers >= WAIT * sum(mean.values()) else "",
         least_save=min(map(least_save, records)),
-        measured_steps=min(count_steps(r, measured_lines(r, later)) for r in records),
+        measured_steps=min(counts),
         halves=halves,
         halves_error=error,
         pending=pending,
@@ -246,6 +268,7 @@ def step_of_ranks(records: list[RankRecord]) -> Step:
         warm_seconds=warm_step(records) if later else 0.0,
         phases=phases_of(start),
         length=length_of(start),
+        sample=sample,
     )
 
 
@@ -394,6 +417,30 @@ def least_wait(records: list[RankRecord], later: bool) -> float:
     return least / steps
 
 
+def waits_between(records: Sequence[RankRecord], later: bool = False) -> tuple[list[float], float]:
+    """Return the seconds that each rank waited for others which still worked between two epochs,
+    and the seconds in which some rank worked there and another one did not."""
+    waits, worked_alone = [0.0] * len(records), 0.0
+    columns = [record.steps for record in records]
+    ends = {
+        step
+        for c in columns
+        for step, between, exact in zip(c.step, c.between, c.exact)
+        if between and not (later and exact)
+    }
+    for end in ends:
+        lines = [(c, bisect_left(c.step, end)) for c in columns]
+        # Work of a second or more ends a line at this step on all ranks.
+        if any(line == len(c) or c.step[line] != end for c, line in lines):
+            continue
+        worked = [c.between[line] for c, line in lines]
+        worked_alone += max(worked) - min(worked)
+        for place, (c, line) in enumerate(lines):
+            waited = c.seconds["sync_exposed"][line]
+            waits[place] += min(waited, max(worked) - worked[place])
+    return waits, worked_alone
+
+
 def late_by(records: list[RankRecord], later: bool) -> str:
     """The category of own work by which the rank that waits least for the others, be it this one or
     that, exceeds the mean of all; "" where no lines end together."""
@@ -407,14 +454,14 @@ def late_by(records: list[RankRecord], later: bool) -> str:
 
 
 def images_of(record: RankRecord) -> float:
-    """A rank's images in its mean step."""
-    return sum(record.steps.samples) / steps_of(record)
+    """A rank's images in its mean step; 0 where they were not counted."""
+    return 0.0 if record.is_uncounted else sum(record.steps.samples) / steps_of(record)
 
 
 def training_totals(records: Sequence[RankRecord], first: int = 0) -> tuple[float, float]:
     """Training images of all ranks, and seconds of their steps (mean over ranks), over all
     attempts; the lines of each rank and attempt from the `first` on. A rank without a file counts
-    as the mean of the others."""
+    as the mean of the others. No images where a rank did not count them."""
     images = seconds = 0.0
     for attempt in {record.attempt for record in records}:
         own = [r for r in records if r.attempt == attempt and len(r.steps) > first]
@@ -422,7 +469,8 @@ def training_totals(records: Sequence[RankRecord], first: int = 0) -> tuple[floa
             world = max(len(own), int(own[0].start.world_size or 0))
             images += world * statistics.fmean(sum(record.steps.samples[first:]) for record in own)
             seconds += statistics.fmean(sum(record.steps.total[first:]) for record in own)
-    return images, seconds
+            seconds -= statistics.fmean(waits_between(own)[0])
+    return (0.0 if any(record.is_uncounted for record in records) else images), seconds
 
 
 def unsummed_steps(records: Sequence[RankRecord]) -> int:
@@ -435,7 +483,7 @@ def images_per_second(records: Sequence[RankRecord]) -> float | None:
     first line of each rank and attempt is left out: its step also warms up the device, the loader
     and DDP's buckets. None without other lines. Every speed that is shown is this one."""
     images, seconds = training_totals(records, first=1)
-    return images / seconds if seconds > 0 else None
+    return images / seconds if images and seconds > 0 else None
 
 
 def own_speeds(step: Step) -> dict[str, float]:

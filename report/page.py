@@ -47,7 +47,7 @@ def prose(sentence: str) -> Markup:
 
 
 def bound(sentence: str) -> str:
-    units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|(?:image|sample)s/s|px|MHz|W|C"
+    units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|[a-z]+s/s|px|MHz|W|C"
     return re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)
 
 

@@ -49,7 +49,8 @@ from report.files import (
 MOST_STEPS, FEWEST, MOST_BESIDE, MOST_RECORDS = 1_000_000, 8, 4000, 4096
 FARTHEST = 1 << 60  # a multiple of steps beyond those of any run
 RECENT_LINES = 100  # of a machine, for whoever asks how it is now
-TIMED = tuple(name for name in CATEGORIES if name != "start_stop")  # in the loop
+BETWEEN = "between_epochs"
+TIMED = tuple(name for name in CATEGORIES if name not in ("start_stop", BETWEEN))  # in the loop
 
 
 def doubles() -> array[float]:
@@ -82,6 +83,7 @@ class StepColumns:
     longest: array[float] = field(default_factory=doubles)  # seconds of one step
     loss: array[float] = field(default_factory=doubles)  # NaN between log points
     exact: array[int] = field(default_factory=lambda: array("b"))  # 1 in the warm-up of a strategy
+    between: array[float] = field(default_factory=doubles)  # seconds between epochs, before a step
     seconds: dict[str, array[float]] = field(
         default_factory=lambda: {name: doubles() for name in TIMED}
     )
@@ -98,7 +100,7 @@ class StepColumns:
 
     def since(self, place: int) -> StepColumns:
         """The lines from there on."""
-        plain = ("count", "step", "samples", "clock", "longest", "loss", "exact")
+        plain = ("count", "step", "samples", "clock", "longest", "loss", "exact", "between")
         seconds = {name: values[place:] for name, values in self.seconds.items()}
         return replace(
             self, **{name: getattr(self, name)[place:] for name in plain}, seconds=seconds
@@ -125,7 +127,8 @@ class StepColumns:
         final = len(keys) - 1
         ends = [at for at in range(len(keys)) if at in (0, final) or keys[at] != keys[at + 1]]
         spans = [slice(begin, end + 1) for begin, end in zip([0, *(e + 1 for e in ends)], ends)]
-        summed: list[array[Any]] = [self.count, self.samples, *self.seconds.values()]
+        summed: list[array[Any]] = [self.count, self.samples, self.between]
+        summed += self.seconds.values()
         for values in summed:
             join(values, spans, sum)
         join(self.longest, spans, max)
@@ -156,7 +159,9 @@ class RankRecord:
     epoch: int | None = None  # of the last step, from 0
     loss: float | None = None  # of the last log point, and its top-1
     top1: float | None = None
+    epochs_begun: int = 0  # after the first one
     unsummed: int = 0  # steps in a row whose gradients no sum was made of, at most
+    is_uncounted: bool = False  # it was not known how many samples some step had
 
     @property
     def clock(self) -> float:
@@ -215,9 +220,17 @@ class Run:
 
     @property
     def is_trainer(self) -> bool:
-        """Whether our trainer ran, which has make's variables and is about images; else a script
-        of the user's."""
+        """Whether our trainer ran, which has make's variables; else a script of the user's."""
         return not self.plan.script
+
+    @property
+    def sample(self) -> str:
+        """What one of the things that it trains on is called in sentences about it."""
+        return "image" if self.is_trainer else "sample"
+
+    @property
+    def samples(self) -> str:
+        return f"{self.sample}s"
 
     @property
     def program(self) -> list[str]:
@@ -441,8 +454,12 @@ def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> Non
     columns, loss, top1 = record.steps, number(line.get("loss")), number(line.get("top1"))
     record.loss = record.loss if loss is None else loss
     record.top1 = record.top1 if top1 is None else top1
-    record.epoch = natural_number(line.get("epoch"))
+    epoch = natural_number(line.get("epoch"))
+    if record.epoch is not None and epoch is not None:
+        record.epochs_begun += max(0, epoch - record.epoch)
+    record.epoch = epoch
     record.unsummed = max(record.unsummed, count(line.get("unsummed"), MOST_STEPS) or 0)
+    record.is_uncounted |= line.get("samples", 0) is None
     steps = count(line.get("steps"), MOST_STEPS) or 1
     columns.count.append(steps)
     columns.step.append(natural_number(line.get("step")) or 0)
@@ -452,6 +469,7 @@ def fold_step(record: RankRecord, line: Entry, seconds: dict[str, float]) -> Non
     columns.longest.append(sum(seconds.values()) / steps if longest is None else longest)
     columns.loss.append(math.nan if loss is None else loss)
     columns.exact.append(int(line.get("exact") is True))
+    columns.between.append(seconds.get(BETWEEN, 0.0))
     for name, values in columns.seconds.items():
         values.append(seconds.get(name, 0.0))
     columns.thin(columns.most)

@@ -6,6 +6,7 @@ import shlex
 import time
 from collections.abc import Mapping
 
+from contract import records
 from contract.records import CATEGORIES, COMPUTE, DERIVED, LOCAL, PEERS, of_kind
 from contract.split import MIN_SPEED_RATIO
 from contract.text import millions, percent, pluralize, seconds, three_digits
@@ -40,7 +41,6 @@ from report.view import (
     top1,
 )
 from report.wait_rules import OWN_WORK
-from report.ways import in_samples
 from report.windows import Points
 
 MOST_RANKS = 16  # rows of a chart
@@ -70,14 +70,11 @@ def view_of(analysis: Analysis) -> View:
         missing_section,
     )
     sections = [section for make in makers if (section := make(analysis)).items]
-    figures = facts(analysis)
-    if not analysis.run.is_trainer:
-        sections, figures = in_samples(sections), in_samples(figures)
     return View(
         brand="Tandem run",
         title=analysis.run.folder.resolve().name,
         setup=setup(analysis),
-        facts=figures,
+        facts=facts(analysis),
         sections=sections,
         state=analysis.summary["status"],
         bad=analysis.summary["status"] == "failed",
@@ -125,21 +122,21 @@ def facts(analysis: Analysis) -> list[tuple[str, str]]:
     summary, step = analysis.summary, analysis.step
     rows = []
     if summary["images_per_second"]:
-        rows.append((three_digits(summary["images_per_second"]), "images/s"))
+        rows.append((three_digits(summary["images_per_second"]), f"{analysis.run.samples}/s"))
     if step:
         rows.append((seconds(step.seconds), "a step"))
         if step.world > 1:
             waited = parts(step)["network"] + parts(step)["straggler"]
             rows.append((percent(waited), "of it waiting for others"))
-        rows.append((percent(parts(step)["data"]), "of it waiting for images"))
+        rows.append((percent(parts(step)["data"]), f"of it waiting for {step.samples}"))
     if summary["final_top1"] is not None:
         best = top1(summary["best_top1"])
         last = [epoch for epoch in analysis.curve if epoch.top1 is not None][-1]
         words = f"top-1{last.part} after epoch {last.epoch} (best {best})"
         rows.append((top1(summary["final_top1"]), words))
-    if summary["wall_seconds"]:
+    if summary["wall_seconds"] and not analysis.accounting.contradictions:
         rows.append((seconds(summary["wall_seconds"]), "in all"))
-    if analysis.hundred_epochs:
+    if analysis.hundred_epochs and not analysis.accounting.contradictions:
         rows.append((seconds(analysis.hundred_epochs), "for 100 epochs like these"))
     return rows
 
@@ -196,16 +193,17 @@ def advice_section(analysis: Analysis) -> Section:
         typed = item["command"] if place == 1 or place > single else None
         rows.append(Choice("" if place > single else f"{place}.", text, typed, item["costs_money"]))
         bars.append(Bar("together" if place > single else f"{place}.", [("forward", speed)], ""))
+    samples = analysis.run.samples
     bars = [bar._replace(figure=three_digits(bar.parts[0][1])) for bar in bars]
-    saving = ", saving counted" if advice.saving else ""
+    saving = "".join(f", {what} counted" for what in advice.counted)
     return Section(
         "What to do",
         [
             Choices(rows),
-            Bars("Images per second", bars, "/s", []),
+            Bars(f"{samples.capitalize()} per second", bars, "/s", []),
             Paragraph("Predictions of one model, from the measured step: docs/report.md.", "note"),
         ],
-        f"predicted images/s; now {three_digits(advice.now)}{saving}",
+        f"predicted {samples}/s; now {three_digits(advice.now)}{saving}",
     )
 
 
@@ -214,13 +212,26 @@ def time_section(analysis: Analysis) -> Section:
     accounting = analysis.accounting
     if accounting.wall <= 0 or analysis.run.untimed:
         return Section("Where the time went", [])
+    if wrong := accounting.contradictions:
+        file = records.steps(wrong[0].rank, wrong[0].attempt)
+        more = f" (and {len(wrong) - 1} more ranks)" if len(wrong) > 1 else ""
+        text = (
+            f"Records contradict each other: by nodes/{wrong[0].host}/{file}{more} a process took "
+            f"{seconds(sum(wrong[0].seconds.values()))}, and attempt {wrong[0].attempt} took "
+            f"{seconds(wrong[0].wall)}. Neither is shown."
+        )
+        return Section("Where the time went", [Paragraph(text)])
     spent = [(name, accounting.seconds[name]) for name in CATEGORIES]
     spent = [part for part in spent if part[1] > 0]
     if abs(accounting.gap) >= 0.005 * accounting.wall:
         spent.append(("gap", accounting.gap))
+    samples = analysis.run.samples
     keys = [
         Key(
-            name, words_of(name), f"{percent(value / accounting.wall):>5} {seconds(value):>8}", part
+            name,
+            words_of(name, samples),
+            f"{percent(value / accounting.wall):>5} {seconds(value):>8}",
+            part,
         )
         for name, value in spent
         for part in [value / accounting.wall]
@@ -234,20 +245,15 @@ def time_section(analysis: Analysis) -> Section:
             Bar(f"rank {rank.rank}", rank_parts({**rank.seconds, "gap": rank.gap}, length), "")
             for rank in last[:MOST_RANKS]
         ]
-    items: list[Item] = [Bars("Where the wall time went", rows, unit, keys)]
-    if accounting.gap < -0.005 * accounting.wall:
-        items.append(
-            Paragraph("The categories say more than the clock: the last part is negative.")
-        )
     return Section(
         "Where the time went",
-        items,
+        [Bars("Where the wall time went", rows, unit, keys)],
         f"mean of the ranks; {seconds(accounting.wall)} in all",
     )
 
 
-def words_of(name: str) -> str:
-    return {**CATEGORIES, **DERIVED}[name].words
+def words_of(name: str, samples: str) -> str:
+    return {**CATEGORIES, **DERIVED}[name].words.format(samples)
 
 
 def rank_parts(spent: Mapping[str, float], length: float) -> list[tuple[str, float]]:
@@ -260,14 +266,13 @@ def step_section(analysis: Analysis) -> Section:
     if step is None:
         return Section("One step", [])
     named = ", ".join(
-        f"{part.short} {seconds(getattr(step, name))}"
+        f"{part.short.format(step.samples)} {seconds(getattr(step, name))}"
         for name, part in PARTS.items()
         if getattr(step, name) >= 0.0005
     )
     steps = pluralize(step.measured_steps, "step")
-    items: list[Item] = [
-        Paragraph(f"{step.images:.0f} images in {step_words(step)}, the mean of {steps}: {named}.")
-    ]
+    images = f"{step.images:.0f} {step.samples} in " if step.images else ""
+    items: list[Item] = [Paragraph(f"{images}{step_words(step)}, the mean of {steps}: {named}.")]
     if len(step.ranks) < 2:
         return Section("One step", items)
     slow = sorted(step.ranks, key=lambda rank: -rank.own)[:MOST_RANKS]
@@ -280,10 +285,9 @@ def step_section(analysis: Analysis) -> Section:
         )
         for rank in ranks
     ]
-    items.append(
-        Bars("One step of each rank", rows, "ms", [Key(n, words_of(n)) for n in STEP_PARTS])
-    )
-    items.append(table("The mean step of each rank", tables.RANKS, ranks))
+    keys = [Key(name, words_of(name, step.samples)) for name in STEP_PARTS]
+    items.append(Bars("One step of each rank", rows, "ms", keys))
+    items.append(table("The mean step of each rank", tables.rank_columns(step.samples), ranks))
     last, others = slowest(step)
     if others > 0 and last.own > 1.1 * others:
         items.append(
@@ -310,8 +314,8 @@ def unequal_parts(step: Step) -> str:
     spent = max(images[host] / speed for host, speed in speeds.items())
     equal = sum(images.values()) / len(images) / min(speeds.values())
     return (
-        f"Images of a step (BALANCE): {named}. The slowest machine's took {seconds(spent)}; with "
-        f"equal parts it would have taken {seconds(equal)}."
+        f"{step.samples.capitalize()} of a step (BALANCE): {named}. The slowest machine's took "
+        f"{seconds(spent)}; with equal parts it would have taken {seconds(equal)}."
     )
 
 

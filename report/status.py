@@ -58,7 +58,6 @@ from report.read import Machine, RankRecord, Reader
 from report.verdict import READ_FROM_DISK, not_summed, only_received, step_words, wait_words
 from report.view import Column, Item, Paragraph, Section, table, top1
 from report.wait_rules import WORDS, most_in_excess, ruling_cause, slower_rank
-from report.ways import in_samples
 
 # Seconds: what a run does now is what it did in them, or in its last LEAST_STEPS where these took
 # longer. A fault that began a minute ago is all that is seen in them.
@@ -125,6 +124,7 @@ class Progress:
     leaving: bool = False  # a rank has ended its records
     unsummed: int = 0  # steps in a row whose gradients DDP did not sum, where they are many
     is_trainer: bool = True  # else a script of the user's
+    samples: str = "images"  # the word for them
 
     @property
     def cause(self) -> str | None:
@@ -185,7 +185,9 @@ class Follower:
         ]
         is_long = any(record.stall.category in LONG for record in records)
         is_stuck = hang or finished or not stepped or not (is_current or is_long)
-        ruling, missing = ruling_of(records, full, run.on_one_machine) if complete else (None, "")
+        ruling, missing = None, ""
+        if complete:
+            ruling, missing = ruling_of(records, full, run.on_one_machine, run.sample)
         if ruling and not is_current:
             ruling = replace(ruling, recent=False)
         return Progress(
@@ -210,19 +212,22 @@ class Follower:
             leaving=any(record.end for record in records),
             unsummed=unsummed_steps(records),
             is_trainer=run.is_trainer,
+            samples=run.samples,
         )
 
 
-def ruling_of(records: list[RankRecord], queued: float, one_pc: bool) -> tuple[Ruling | None, str]:
+def ruling_of(
+    records: list[RankRecord], queued: float, one_pc: bool, sample: str
+) -> tuple[Ruling | None, str]:
     """The bottleneck, or else what is missing before the steps can be judged. `queued`: the share
     of time that threads wait where processors are oversubscribed, else 0; `one_pc`: all ranks are
-    on it."""
+    on it; `sample`: the word for one."""
     missing = ""
     recent = [record.last(RECENT, LEAST_STEPS) for record in records]
     for some in (recent, records):
         if not some or any(len(record.steps) < 2 for record in some):
             continue
-        step = step_of_ranks(some)
+        step = step_of_ranks(some, sample)
         missing = step.missing_for_verdict
         if missing:
             continue
@@ -311,10 +316,8 @@ def section_of(progress: Progress, running: bool) -> Section:
     lines += [not_summed(progress.unsummed)] if progress.unsummed else []
     lines += [finished_text(progress.finished)] if progress.finished and running else []
     lines += by_place(progress.stands).values() if running else []
-    section = Section(
-        "", [Paragraph(line) for line in lines] + machines_of(progress.machines, running)
-    )
-    return section if progress.is_trainer else in_samples(section)
+    machines = machines_of(progress.machines, running)
+    return Section("", [*map(Paragraph, lines), *machines])
 
 
 def progress_text(progress: Progress, running: bool) -> list[str]:
@@ -337,7 +340,8 @@ def speed_text(progress: Progress, running: bool) -> list[str]:
         now = ""
         if recent is not None and running:
             now = f" (last {RECENT:.0f} s: {three_digits(recent)})"
-        figures.append(f"{three_digits(progress.images_per_second)} images/s{now}")
+        speed = three_digits(progress.images_per_second)
+        figures.append(f"{speed} {progress.samples}/s{now}")
     figures += [f"loss {progress.loss:.4f}"] if progress.loss is not None else []
     scores = progress.evaluated
     if scores and scores.top1 is not None:
@@ -367,8 +371,9 @@ def verdict(progress: Progress, running: bool = True) -> str:
     if kind in WORDS:
         rank = ruling.slower if kind == "straggler" else None
         slow = "" if rank is None else f", rank {rank}"
-        images = ", by its images" if ruling.cause != kind else ""
-        return f"{when}: {WORDS[kind]}: {wait_words(step, kind)}{slow}{images}"
+        late = f", by its {progress.samples}" if ruling.cause != kind else ""
+        wait = WORDS[kind].format(progress.samples)
+        return f"{when}: {wait}: {wait_words(step, kind)}{slow}{late}"
     if kind == "compute":
         return f"{when}: computing, as it should be: {wait_words(step, kind)}"
     if kind == "cpu_oversubscribed":

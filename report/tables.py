@@ -106,15 +106,18 @@ def seconds_of(category: str, rank: RankWork) -> str:
 
 
 # A rank's mean step: its own work, of what it consists, and its waits for others.
-RANKS = (
-    Column("rank", lambda rank: str(rank.rank)),
-    Column("node", lambda rank: rank.host),
-    Column("own work", lambda rank: seconds(rank.own)),
-    *(
-        Column(CATEGORIES[name].short, partial(seconds_of, name))
-        for name in ("data", *of_kind(COMPUTE), *of_kind(PEERS))
-    ),
-)
+def rank_columns(samples: str) -> list[Column]:
+    return [
+        Column("rank", lambda rank: str(rank.rank)),
+        Column("node", lambda rank: rank.host),
+        Column("own work", lambda rank: seconds(rank.own)),
+        *(
+            Column(CATEGORIES[name].short.format(samples), partial(seconds_of, name))
+            for name in ("data", *of_kind(COMPUTE), *of_kind(PEERS))
+        ),
+    ]
+
+
 # Top-1 on the validation images and in the epoch's steps, and the mean loss of these and those.
 EPOCHS = (
     Column("epoch", lambda epoch: str(epoch.epoch)),
@@ -136,14 +139,15 @@ def disk_section(analysis: Analysis) -> Section:
         Paragraph(f"{use.host} read {use.words(SHARE_READ)} MB/s from {use.name} ({use.kind}).")
         for use in analysis.uses.shares
     ]
-    items += [Paragraph(DISKS_NOTE, "note")] if items else []
+    note = DISKS_NOTE.format(analysis.run.samples)
+    items += [Paragraph(note, "note")] if items else []
     return Section("Disks", items, WHILE)
 
 
 WHILE = "while training ran"
 DISKS_NOTE = (
-    "A disk is the trouble when it is busy and the steps wait for images. Few MB/s alone say "
-    "nothing: images that were read once come from memory (the page cache)."
+    "A disk is the trouble when it is busy and the steps wait for {0}. Few MB/s alone say nothing: "
+    "{0} that were read once come from memory (the page cache)."
 )
 
 
@@ -198,7 +202,7 @@ def gpu_section(analysis: Analysis) -> Section:
     items: list[Item] = [table("Each GPU", GPUS, analysis.uses.gpus)]
     joules, each = (analysis.summary[f"gpu_joules{of}"] for of in ("", "_per_image"))
     if joules is not None:
-        image = f", {three_digits(each)} J an image" if each else ""
+        image = f", {three_digits(each)} J per {analysis.run.sample}" if each else ""
         watt_hours = three_digits(joules / 3600)
         items.append(Paragraph(f"The cards took {watt_hours} Wh{image}; the PCs took more."))
     return Section("GPUs", [*items, Paragraph(RESIDENT_NOTE, "note")], WHILE)
@@ -212,11 +216,8 @@ RESIDENT_NOTE = (
 
 def memory_section(analysis: Analysis) -> Section:
     """Peak memory and bad images, by machine."""
-    known = [
-        column  # no script says how many images it could not read
-        for column in MEMORY
-        if any(column.words(use) != UNKNOWN for use in analysis.memory)
-    ]
-    rows = table("Memory of each machine", known, analysis.memory)
+    # No script says how many images it could not read.
+    columns = MEMORY if analysis.run.is_trainer else MEMORY[:-1]
+    rows = table("Memory of each machine", columns, analysis.memory)
     aside = "of the process that took most; on a GPU what torch allocated"
     return Section("Memory", [rows] if rows.rows else [], aside)

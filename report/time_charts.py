@@ -69,14 +69,17 @@ def curve(
 def step_charts(analysis: Analysis) -> list[Curve]:
     line, spans = analysis.line, analysis.spans
     speed = [(point.seconds, point.images_per_second) for point in line]
+    if not any(value for _, value in speed):  # samples were not counted
+        speed = []
     images = [(point.seconds, 100 * point.data_share) for point in line]
     gradients = [(point.seconds, 100 * point.sync_share) for point in line]
     half = [(span.seconds, 1000 * span.half) for span in spans]
     most = [(span.seconds, 1000 * span.most) for span in spans]
     step = {"half are shorter (p50)": half, "95 of 100 are shorter (p95)": most}
-    waits = {"for images": images, "for gradients": gradients}
+    samples = analysis.run.samples
+    waits = {f"for {samples}": images, "for gradients": gradients}
     return [
-        curve("Images per second", "", {"all": speed}, colours=("forward",)),
+        curve(f"{samples.capitalize()} per second", "", {"all": speed}, colours=("forward",)),
         curve("One step", "ms", step, colours=("forward", "sync_exposed")),
         curve("Share of the steps that waits", "%", waits, 100.0, ("data", "sync_exposed")),
     ]

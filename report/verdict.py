@@ -37,6 +37,7 @@ from report.figures import (
 )
 from report.files import Entry
 from report.measure import Step, slowest
+from report.read import BETWEEN
 from report.reading import gradient_bytes, reading_of
 from report.usage import ResourceUsage
 
@@ -72,6 +73,7 @@ def verdict(cause: str, step: Step | None, evidence: ResourceUsage) -> Verdict:
         "cpu_oversubscribed": oversubscribed,
         "memory_pressure": memory,
         "checkpoint": checkpoint,
+        "rank_work": rank_work,
         "none": no_single_bottleneck,
     }
     headline, because = writers[cause](step, evidence)
@@ -131,7 +133,8 @@ def part(step: Step, value: float) -> str:
 
 def step_words(step: Step) -> str:
     saving = f" and {seconds(step.checkpoint)} of saving" if step.checkpoint >= 0.0005 else ""
-    return f"{seconds(step.seconds)} a step{saving}"
+    between = f" and {seconds(step.between)} between epochs" if step.between >= 0.0005 else ""
+    return f"{seconds(step.seconds)} a step{saving}{between}"
 
 
 def wait_words(step: Step, kind: str) -> str:
@@ -185,11 +188,11 @@ def compute(step: Step, evidence: ResourceUsage) -> Finding:
     waits = {
         "gradients": step.network,
         "slower ranks": step.peers,
-        "images": step.data,
+        step.samples: step.data,
         "copies to the device": step.h2d,
     }
     if step.world == 1:
-        waits = {name: waits[name] for name in ("images", "copies to the device")}
+        waits = {name: waits[name] for name in (step.samples, "copies to the device")}
     most = sorted(waits, key=lambda name: waits[name], reverse=True)[:2]
     named = ", ".join(f"{part(step, waits[name])} for {name}" for name in most)
     return (
@@ -202,13 +205,13 @@ def compute(step: Step, evidence: ResourceUsage) -> Finding:
 def data_wait_clause(step: Step) -> str:
     """Half a sentence: how long ranks wait for images, or for a rank that does."""
     if step.peers <= step.data:
-        return f"{part(step, step.data)} of each step waits for images"
+        return f"{part(step, step.data)} of each step waits for {step.samples}"
     if not has_straggler(step):
         waits = part(step, step.peers + step.data)
-        return f"{waits} of each step waits for images, of this machine or that"
+        return f"{waits} of each step waits for {step.samples}, of this machine or that"
     last, _ = slowest(step)
     waits = part(step, step.peers)
-    return f"the others wait {waits} of each step for {last.host}, which waits for images"
+    return f"the others wait {waits} of each step for {last.host}, which waits for {step.samples}"
 
 
 def disk(step: Step, evidence: ResourceUsage) -> Finding:
@@ -247,7 +250,8 @@ def cable_sentence(step: Step, evidence: ResourceUsage) -> list[str]:
         return []
     carried = reading.cable_bytes(step.nodes, step.images, gradient_bytes(step)) / step.training
     return [
-        f"Images and gradients together, the fullest cable carried {size(carried)} a second of the "
+        f"{step.samples.capitalize()} and gradients together, the fullest cable carried "
+        f"{size(carried)} a second of the "
         f"{size(formulas.goodput(step.link_mbit))} that {link_speed(step.link_mbit)} lets through."
     ]
 
@@ -257,11 +261,11 @@ def decode(step: Step, evidence: ResourceUsage) -> Finding:
     loaders = busiest_loaders(evidence, late_hosts(step))
     if loaders is not None and loaders.mean(LOADERS_BUSY) >= DECODES:
         return (
-            f"Decoding images is the bottleneck: {data_wait_clause(step)}.",
+            f"Decoding {step.samples} is the bottleneck: {data_wait_clause(step)}.",
             [
                 f"The loaders on {loaders.host} ran, or waited for a processor, "
-                f"{loaders.words(LOADERS_BUSY)} of the time: they cannot decode and augment images "
-                "as fast as training takes them."
+                f"{loaders.words(LOADERS_BUSY)} of the time: they cannot decode and augment "
+                f"{step.samples} as fast as training takes them."
             ],
         )
     busy = data_disk(evidence.disks, late_hosts(step))
@@ -278,10 +282,15 @@ def decode(step: Step, evidence: ResourceUsage) -> Finding:
             f"The loaders on {loaders.host} ran only {loaders.words(LOADERS_BUSY)} of the time: "
             "they wait for what is not recorded here, such as a download or a lock."
         )
-        return f"Loading images is the bottleneck: {data_wait_clause(step)}.", [idle, what]
+        headline = f"Loading {step.samples} is the bottleneck: {data_wait_clause(step)}."
+        return headline, [idle, what]
     return (
-        f"Decoding images is the bottleneck: {data_wait_clause(step)}.",
-        [idle, "The processors cannot decode and augment images as fast as training takes them."],
+        f"Decoding {step.samples} is the bottleneck: {data_wait_clause(step)}.",
+        [
+            idle,
+            f"The processors cannot decode and augment {step.samples} as fast as training takes "
+            "them.",
+        ],
     )
 
 
@@ -406,6 +415,22 @@ def checkpoint(step: Step, evidence: ResourceUsage) -> Finding:
     )
 
 
+def rank_work(step: Step, evidence: ResourceUsage) -> Finding:
+    """One rank does something between epochs, or between steps, and the others wait."""
+    if step.rank_work > step.peers:
+        last = max(step.ranks, key=lambda rank: rank.seconds[BETWEEN])
+        each = last.seconds[BETWEEN] * step.measured_steps / max(1, step.epochs_begun)
+        where, share = "epochs", step.rank_work
+    else:
+        last, _ = slowest(step)
+        where, share, each = "steps", step.peers, last.seconds["other"]
+    return (
+        f"Rank {last.rank} spends {seconds(each)} between {where} while the others wait: "
+        f"{part(step, share)} of the time.",
+        ["Validate or save on all ranks, or less often. No machine is at fault."],
+    )
+
+
 def no_single_bottleneck(step: Step, evidence: ResourceUsage) -> Finding:
     """No part is large enough to be called the bottleneck."""
     fractions = sorted(parts(step).items(), key=lambda item: -item[1])[:3]
@@ -438,14 +463,15 @@ def page_cache(cause: str, step: Step, evidence: ResourceUsage) -> list[str]:
         return []
     if step.before_one_pass:
         return [
-            "So far, from memory: these steps are less than one pass over the data, and images "
-            "that are still in memory hide a slow disk."
+            "So far, from memory: these steps are less than one pass over the data, and "
+            f"{step.samples} that are still in memory hide a slow disk."
         ]
     if not evidence.disks:
         return []
     return [
-        f"The disks read only {DISK_READ.unit.words(read)} MB/s, and that is no fault: images that "
-        "were read once come from memory (page cache). Waiting for images takes "
+        f"The disks read only {DISK_READ.unit.words(read)} MB/s, and that is no fault: "
+        f"{step.samples} that were read once come from memory (page cache). Waiting for "
+        f"{step.samples} takes "
         f"{part(step, step.data)} of a step, so the disk is not the problem."
     ]
 

@@ -14,13 +14,14 @@ WAIT = 0.25
 WORK = 0.5
 # A rank that needs so many times what the others need for a step is what they wait for.
 SLOWER = 1.15
-# Words for the waits.
+# Words for the waits; {} is the word for samples.
 WORDS = {
     "network": "network",
     "straggler": "slower ranks",
-    "data": "images",
+    "data": "{}",
     "h2d": "copies to the device",
     "checkpoint": "checkpoints",
+    "rank_work": "work of one rank between epochs",
 }
 OWN_WORK = of_kind(COMPUTE, LOCAL)  # of a rank in a step; waiting for peers is not
 

@@ -1,13 +1,9 @@
 """The words of advice: by the trainer's variables of make, or in the lines of a user's own script,
-which has no such variables, and whose batches are of samples."""
+which has no such variables."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from typing import Any, NamedTuple
-
-from report.view import Choice, Command, Facts, Log
+from typing import NamedTuple
 
 
 class Phrasing(NamedTuple):
@@ -37,25 +33,3 @@ SCRIPT = Phrasing(
     saving="save half as often",
     memory="Fewer loader processes (its DataLoader's num_workers), a smaller batch",
 )
-
-
-def in_samples(item: Any) -> Any:
-    """A part of a view with samples for images, but in what is typed and what was printed."""
-    if isinstance(item, (Command, Facts, Log)):
-        return item
-    if isinstance(item, str):
-        return re.sub(r"\b([Ii])mage(s?)\b", _sample, item)
-    if isinstance(item, Choice):
-        return item._replace(text=in_samples(item.text))
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return type(item)(*map(in_samples, item))
-    if isinstance(item, (list, tuple)):
-        return type(item)(map(in_samples, item))
-    if dataclasses.is_dataclass(item) and not isinstance(item, type):
-        names = [field.name for field in dataclasses.fields(item)]
-        return dataclasses.replace(item, **{n: in_samples(getattr(item, n)) for n in names})
-    return item
-
-
-def _sample(match: re.Match[str]) -> str:
-    return ("S" if match[1] == "I" else "s") + "ample" + match[2]

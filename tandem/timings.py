@@ -8,7 +8,6 @@ Between two such readings, the device's timeline is as long as the host's.
 
 import atexit
 import contextlib
-import dataclasses
 import json
 import math
 import os
@@ -20,7 +19,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from importlib import metadata
 from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, cast
 
@@ -33,6 +32,7 @@ from contract.strategies import EXACT, MIB
 
 from .compat import autocast_type, cpu_capability
 from .coordinates import ProcessCoordinates, cores, host_name, read_coordinates
+from .samples import SampleCounter, pixels_of, tensors_in
 from .sync.attach import attached_to
 from .sync.unsummed import UnsummedSteps, watch_steps
 
@@ -152,10 +152,11 @@ class Block:
             seconds = self.line["seconds"]
             for name, value in line["seconds"].items():
                 seconds[name] = round(seconds.get(name, 0.0) + value, 7)
+            samples = self.line["samples"], line["samples"]
             joined = {
                 "seconds": seconds,
                 "steps": self.line["steps"] + 1,
-                "samples": self.line["samples"] + line["samples"],
+                "samples": None if None in samples else sum(samples),
                 "longest": max(self.line["longest"], spent),
             }
             self.line = {**self.line, **line, **joined}
@@ -386,9 +387,11 @@ def _first(path: pathlib.Path, pattern: str) -> Optional[str]:
 
 
 class Timings:
-    """One process's own loop, timed by hooks of its loader and its models; see `timed`."""
+    """A process's own loops, timed by hooks of their loaders and models; see `timed`. A process has
+    one, whatever models it trains in turn, so that each of its seconds is counted once."""
 
     def __init__(self, model: nn.Module) -> None:
+        self.process = os.getpid()
         self.coordinates, self.host = read_coordinates(os.environ), host_name(os.environ)
         first = next(model.parameters(), torch.zeros(0))
         self.device, self._own_type = first.device, first.dtype
@@ -396,39 +399,44 @@ class Timings:
         self.lines = Lines(
             os.environ.get("TANDEM_OUTPUT"), self.host, self.coordinates.rank, self.clock
         )
-        self._models: List[Callable[[], Any]] = []
-        self._sums: List[int] = []  # of each model: backwards that sum its gradients, in a step
-        self._unsummed: List[UnsummedSteps] = []  # steps of each DDP model
+        self._models: List[Callable[[], Any]] = []  # of the loop that runs
+        # Of each model that has hooks: backwards that sum its gradients, in the first step.
+        self._sums: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._unsummed: List[UnsummedSteps] = []  # steps of each DDP model of the loop
         self._counting: List[Any] = []  # hooks of parameters, until the first step is over
         self._begun = False  # whether the `start` line is written
         self._loader: Any = None
         self._epochs, self._steps = 0, 0
-        self._samples: List[int] = []  # of each batch since the last step
+        self._samples: List[Optional[int]] = []  # of each batch since the last step
+        self._has_asked = False  # for the number of samples
         self._type, self._pixels = "fp32", 0
-        atexit.register(self._end, os.getpid())
+        atexit.register(self._end)
 
-    def watch(self, model: nn.Module) -> None:
-        """Time this model, too, if it is not one of them yet."""
-        if any(known() is model for known in self._models):
-            return
-        self._models.append(weakref.ref(model))
-        self._sums.append(0)
-        steps = watch_steps(model)
-        if steps is not None:
-            self._unsummed.append(steps)
-            model.register_forward_pre_hook(steps.note_forward)
-        model.register_forward_pre_hook(self._forward)
-        model.register_forward_hook(self._wait_for_backward)
-        if not self._begun:
-            self._count_sums(len(self._sums) - 1, model)
+    def watch(self, *models: nn.Module) -> None:
+        """Time these models from now on."""
+        self._models = [weakref.ref(model) for model in models]
+        self._unsummed = []
+        for model in models:
+            steps = watch_steps(model)
+            if steps is not None:
+                self._unsummed.append(steps)
+            if model in self._sums:
+                continue
+            self._sums[model] = 0
+            if steps is not None:
+                model.register_forward_pre_hook(steps.note_forward)
+            model.register_forward_pre_hook(self._forward)
+            model.register_forward_hook(self._wait_for_backward)
+            if not self._begun:
+                self._count_sums(model)
 
-    def _count_sums(self, place: int, model: nn.Module) -> None:
+    def _count_sums(self, model: nn.Module) -> None:
         begun: List[bool] = []
 
         def count(_: torch.Tensor) -> None:
             if not begun and getattr(model, "require_backward_grad_sync", True):
                 begun.append(True)
-                self._sums[place] += 1
+                self._sums[model] += 1
                 _queue(begun.clear)
 
         weights = [p for p in model.parameters() if p.requires_grad]
@@ -436,35 +444,42 @@ class Timings:
         self._counting += [p.register_hook(count) for p in weights]
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        self._loader = loader
+        self._loader, counter = loader, SampleCounter(loader)
         self.clock.enter("data")
         try:
             for batch in loader:
-                self._samples.append(samples_of(batch))
-                self._pixels = pixels_of(batch)
+                self._samples.append(counter.count(batch))
+                if not self._begun:
+                    self._pixels = pixels_of(batch)
                 self.clock.enter("h2d")
                 yield batch
                 self.clock.enter("data")
         finally:
-            self.clock.enter("other")
+            self.clock.enter("between_epochs")
             self._epochs += 1
 
     def step(self, samples: Optional[int]) -> None:
+        counts, self._samples = self._samples, []
+        if samples is None and None not in counts:
+            samples = sum(cast(List[int], counts))
+        if samples is None and not self._has_asked:
+            self._has_asked = True
+            if self.coordinates.rank == 0:
+                print(UNCOUNTED, file=sys.stderr, flush=True)
         if not self._begun:
             self._begun = True
             for hook in self._counting:
                 hook.remove()
             self._counting = []
-            self.lines.add("start", timed=False, **self._start_line(samples))
+            self.lines.add("start", timed=False, **self._start_line(samples, len(counts)))
         self._steps += 1
-        count = sum(self._samples) if samples is None else samples
-        fields: Dict[str, Any] = {"step": self._steps, "epoch": self._epochs, "samples": count}
+        fields: Dict[str, Any] = {"step": self._steps, "epoch": self._epochs}
+        fields["samples"] = samples if samples is None else int(samples)
         if self._warming():
             fields["exact"] = True
         unsummed = max((steps.count for steps in self._unsummed), default=0)
         if unsummed:
             fields["unsummed"] = unsummed
-        self._samples = []
         self.clock.enter("other")
         self.lines.add("step", **fields)
         self.lines.flush_ready()
@@ -500,11 +515,12 @@ class Timings:
             self.clock.enter("sync_exposed")
         _queue(lambda: self.clock.enter("optimizer"))  # behind DDP's own
 
-    def _start_line(self, samples: Optional[int]) -> Dict[str, Any]:
-        models, parts = [cast(Any, model()) for model in self._models], len(self._samples)
-        rank_batch = sum(self._samples) if samples is None else samples
+    def _start_line(self, samples: Optional[int], parts: int) -> Dict[str, Any]:
+        """Describe the loop in its first step, which had so many batches."""
+        models = [cast(Any, model()) for model in self._models]
+        rank_batch = int(samples or 0)
         own = [getattr(model, "module", model) for model in models]
-        summed = [one for one, sums in zip(own, self._sums) for _ in range(sums)]
+        summed = [one for model, one in zip(models, own) for _ in range(self._sums[model])]
         at_work = [attached_to(model) for model in models]
         specs = [EXACT if one is None else one.sync.strategy.spec for one in at_work]
         fields = {
@@ -532,18 +548,20 @@ class Timings:
             fields["warmup"] = warmup / fields["steps_per_epoch"]
         return fields
 
-    def _end(self, process: int) -> None:
-        if not self._begun or os.getpid() != process:
+    def _end(self) -> None:
+        if not self._begun or os.getpid() != self.process:
             return
         failed = hasattr(sys, "last_value")  # where an exception ended the process
         with contextlib.suppress(RuntimeError):  # a broken device cannot be read any more
             status = "failed" if failed else "finished"
-            self.lines.end(status=status, peak_memory_bytes=peak(self.device), bad_images=0)
+            self.lines.end(status=status, peak_memory_bytes=peak(self.device))
 
 
-# By the first model that they time, since a script may train one after another.
-TIMED: "weakref.WeakKeyDictionary[nn.Module, Timings]" = weakref.WeakKeyDictionary()
 _current: Optional[Timings] = None
+UNCOUNTED = (
+    "tandem: a batch of this loader does not say how many samples it holds: end each step with "
+    "timings.step(samples=N). Until then no speed is reported."
+)
 TYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 
 
@@ -567,17 +585,15 @@ def timed(loader: Iterable[Any], model: nn.Module, *others: nn.Module) -> Batche
     The device is never read in the loop. To be called for each epoch; `step` ends each step. What
     is found is written below the folder TANDEM_OUTPUT, where the launcher sets that."""
     global _current
-    if model not in TIMED:
-        TIMED[model] = Timings(model)
-    _current = TIMED[model]
-    for one in (model, *others):
-        _current.watch(one)
+    if _current is None or _current.process != os.getpid():
+        _current = Timings(model)
+    _current.watch(model, *others)
     return Batches(loader, _current)
 
 
 def step(samples: Optional[int] = None) -> None:
-    """A step of the optimizer is done. `samples`: those of this rank; by default what the batches
-    since the last step hold, by the length of their first element. Raises UserError."""
+    """Note that a step of the optimizer is done. `samples`: those of this rank; by default as many
+    as the batches since the last step hold, if that is known. Raises UserError."""
     if _current is None:
         raise UserError("tandem.timings.step: nothing is timed: for batch in timed(loader, model).")
     _current.step(samples)
@@ -587,35 +603,3 @@ def _queue(function: Callable[[], None]) -> None:
     """Have autograd call it once this backward is computed, behind what was queued before."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(function)
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Those in a model's outputs, in whatever containers."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from tensors_in(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from tensors_in(one)
-    elif dataclasses.is_dataclass(value):
-        yield from tensors_in(vars(value))
-
-
-def samples_of(batch: Any) -> int:
-    """How many samples a batch holds, by its first element: a tensor's first dimension, or the
-    length of a list of images of different sizes."""
-    if isinstance(batch, torch.Tensor):
-        return len(batch) if batch.dim() else 1
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    if not isinstance(batch, (list, tuple)) or not batch:
-        return 1
-    return len(batch[0]) if isinstance(batch[0], (list, tuple)) else samples_of(batch[0])
-
-
-def pixels_of(batch: Any) -> int:
-    """The side of a batch of images (n, channels, height, width) in pixels; 0 for others."""
-    first = next(tensors_in(batch), None)
-    return first.shape[-1] if first is not None and first.dim() == 4 else 0

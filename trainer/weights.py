@@ -9,7 +9,9 @@ import io
 import logging
 import math
 import pathlib
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set
+import re
+from collections import Counter
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 import torch
 from torch import nn
@@ -17,6 +19,7 @@ from torch.nn import functional
 
 from contract.errors import UserError
 from contract.text import pluralize
+from tandem.compat import is_plain
 
 from . import safetensors
 from .build import Job
@@ -26,9 +29,11 @@ from .snapshots import SNAPSHOT, tensors_in
 
 log = logging.getLogger(__name__)
 
-# Below which key a file may have its state dict: ours, torchvision's and timm's, Lightning's; the
-# average is taken only where there is nothing else.
+# Below which key a file may have its state dict: ours, torchvision's and timm's, Lightning's. Each
+# is part of the prefix of the tensors below it.
 KEYS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
+DEEPEST = 3  # of such keys below each other
+AVERAGE = re.compile(r"(^|[._])(ema|averaged?|avg|swa)([._]|$)")  # in the prefix of one
 SHOWN = 4  # names of tensors in a sentence
 POSITIONS = ("pos_embed", "pos_embedding")
 
@@ -41,8 +46,9 @@ class TrainedModel(NamedTuple):
 
 
 def read_weights(file: str, average: bool = False) -> TrainedModel:
-    """The model of --weights, an exported state dict or a checkpoint; `average`: of our checkpoint
-    the average where it has one, which a run evaluates. Raises UserError."""
+    """Read --weights, an exported state dict or a checkpoint: all tensors by their names with the
+    keys above them, or with `average` the model that a run evaluates, which is our checkpoint's
+    average if it has one. Raises UserError."""
     name = f"--weights {file}"
     try:
         content = pathlib.Path(file).read_bytes()
@@ -54,11 +60,23 @@ def read_weights(file: str, average: bool = False) -> TrainedModel:
     # Of a checkpoint of another version no more is asked than is used.
     classes = state.get("classes")
     known = classes if classes and SNAPSHOT["classes"](classes) else None
+    if not average:
+        tensors = dict(_flat(state))
+        return TrainedModel(tensors_in(name, tensors or None), known)
     ema = state.get("ema")
-    if average and isinstance(ema, dict):
+    if isinstance(ema, dict):
         return TrainedModel(tensors_in(name, ema.get("average")), known)
     key = next((key for key in KEYS if isinstance(state.get(key), dict)), None)
     return TrainedModel(tensors_in(name, state[key] if key else state), known)
+
+
+def _flat(state: Dict[Any, Any], prefix: str = "", depth: int = 0) -> Iterable[Tuple[str, Any]]:
+    """Yield the tensors of a file by their names, with the keys above them."""
+    for key, value in state.items():
+        if isinstance(key, str) and is_plain(value):
+            yield prefix + key, value
+        elif isinstance(key, str) and isinstance(value, dict) and depth < DEEPEST:
+            yield from _flat(value, f"{prefix}{key}.", depth + 1)
 
 
 def start_from_weights(job: Job) -> None:
@@ -66,7 +84,7 @@ def start_from_weights(job: Job) -> None:
     name, now, changes = f"--weights {job.options.weights}", job.train_set.classes, ""
     with job.world.raise_on_all_ranks():
         trained = read_weights(job.options.weights or "")
-        fit = fitting(job.model, trained.tensors, len(now))
+        fit = fitting(job.model, trained.tensors, len(now), job.options.weights_prefix)
         said = fit.refuse_another_net(name, job.options.model)
         refuse_not_finite(job.model, fit.tensors)
         job.model.load_state_dict(fit.tensors, strict=False)
@@ -83,15 +101,19 @@ def start_from_weights(job: Job) -> None:
 
 class Fit(NamedTuple):
     """What a file has for a model: `tensors` by the model's names; of the model those that are
-    `new`, and why; and how many of the file's have no place."""
+    `new`, and why; and how many of the file's have no place. `prefixes`: of all networks that fit
+    equally well, the chosen one's first; `is_settled`: the others are averages of it."""
 
     tensors: Dict[str, torch.Tensor]
     new: Dict[str, str]
     left: int
     share: float  # of the parameters of the backbone
+    prefixes: List[str]
+    is_settled: bool
 
     def refuse_another_net(self, name: str, model: str) -> List[str]:
-        """What is worth saying. Raises UserError where less than half of the backbone is there."""
+        """Say what was loaded. Raises UserError where less than half of the backbone is there, or
+        where several networks are."""
         all_of_it = len(self.tensors) + len(self.new)
         found = f"{len(self.tensors)} of the {pluralize(all_of_it, 'tensor')} of --model {model}"
         if self.share < 0.5:
@@ -100,16 +122,48 @@ class Fit(NamedTuple):
                 f"parameters ({_listed(self.new)}): they are weights of another net: give the "
                 "model that they were trained in, or weights of this one."
             )
+        chosen, *others = (repr(prefix) if prefix else "no prefix" for prefix in self.prefixes)
+        if not self.is_settled:
+            raise UserError(
+                f"{name}: several networks in it fit --model {model} equally well. Their prefixes: "
+                f"{', '.join([chosen, *others])}. Choose one with --weights_prefix, like "
+                f"WEIGHTS_PREFIX={self.prefixes[0] or self.prefixes[1]}"
+            )
         left = f"; {self.left} of the file have no place in it" if self.left else ""
-        lines = [f"loaded {found}, {100 * self.share:.4g} % of the backbone's parameters{left}"]
+        lines = [
+            f"loaded {found}, {100 * self.share:.4g} % of the backbone's parameters{left}. Prefix "
+            f"in the file: {chosen}{', and not its average ' * bool(others)}{', '.join(others)}"
+        ]
         named = _listed([f"{key} ({why})" for key, why in self.new.items()])
         return lines + ([f"not loaded, so new: {named}"] if self.new else [])
 
 
-def fitting(model: nn.Module, tensors: Dict[str, torch.Tensor], classes: int) -> Fit:
-    """What of a file's tensors the model takes."""
+def fitting(
+    model: nn.Module,
+    tensors: Dict[str, torch.Tensor],
+    classes: int,
+    typed_prefix: Optional[str] = None,
+) -> Fit:
+    """Find what of a file's tensors the model takes. Raises UserError for a prefix that fits
+    nothing."""
     state, theirs = model.state_dict(), set(head(model, classes))
-    aligned = _aligned(tensors, state)
+    plain = {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
+    backbone = {name: tensor for name, tensor in state.items() if name not in theirs}
+    fits = _count_fits(plain, backbone)
+    if typed_prefix is not None:
+        fits = _with_prefix(fits, typed_prefix)
+    # Of networks that fit equally well the one is taken of which the others are averages.
+    best = max(fits.values())
+    equal = sorted(way for way, count in fits.items() if count == best)
+    if 2 * best < len(backbone):
+        del equal[1:]  # it is another net, and refused as that
+    trained = [way for way in equal if not AVERAGE.search(way[0])] or equal
+    ways = trained + [way for way in equal if way not in trained]
+    cut, added = ways[0]
+    aligned = {name: tensor for name, tensor in plain.items() if not name.startswith(cut)}
+    for name, tensor in plain.items():
+        if name.startswith(cut):
+            aligned[added + name[len(cut) :]] = tensor
     loaded: Dict[str, torch.Tensor] = {}
     new: Dict[str, str] = {}
     for name, own in state.items():
@@ -127,29 +181,44 @@ def fitting(model: nn.Module, tensors: Dict[str, torch.Tensor], classes: int) ->
     counts = {k: p.numel() for k, p in model.named_parameters() if k not in theirs}
     total = sum(counts.values())
     share = sum(counts.get(name, 0) for name in loaded) / total if total else 1.0
-    return Fit(loaded, new, sum(name not in state for name in aligned), share)
+    left = sum(name not in state for name in aligned)
+    return Fit(loaded, new, left, share, [cut for cut, _ in ways], len(trained) == 1)
 
 
-def _aligned(tensors: Dict[str, torch.Tensor], wanted: Iterable[str]) -> Dict[str, torch.Tensor]:
-    """The tensors by the model's names, as far as one prefix, of all names of the file or of the
-    model, makes the difference: module., backbone. and the like."""
-    plain = {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
-    names, best, most = set(wanted), plain, len(set(wanted) & set(plain))
-    for prefix in sorted(_prefixes(plain)):
-        cut = {name[len(prefix) :]: t for name, t in plain.items() if name.startswith(prefix)}
-        if len(names & set(cut)) > most:
-            rest = {name: t for name, t in plain.items() if not name.startswith(prefix)}
-            best, most = {**rest, **cut}, len(names & set(cut))
-    for prefix in sorted(_prefixes(names)):
-        more = {prefix + name: tensor for name, tensor in plain.items()}
-        if len(names & set(more)) > most:
-            best, most = more, len(names & set(more))
-    return best
+Way = Tuple[str, str]  # to the model's names: a prefix that is cut off, and one that is added
 
 
-def _prefixes(names: Iterable[str]) -> Set[str]:
-    parts = [name.split(".") for name in names]
-    return {".".join(p[:end]) + "." for p in parts for end in range(1, len(p))}
+def _count_fits(
+    tensors: Dict[str, torch.Tensor], backbone: Dict[str, torch.Tensor]
+) -> "Counter[Way]":
+    """Count how many tensors of the backbone each way finds, by name and shape."""
+    fits: Counter[Way] = Counter({("", ""): 0})
+    parts = Counter(name[: dot.end()] for name in backbone for dot in re.finditer("[.]", name))
+    # Most of the model may be in a module that the file's network is.
+    added = ["", *(part for part, count in parts.items() if 2 * count > len(backbone))]
+    for name, tensor in tensors.items():
+        for end in (0, *(dot.end() for dot in re.finditer("[.]", name))):
+            cut, rest = name[:end], name[end:]
+            for more in added:
+                ours = backbone.get(more + rest)
+                # What is cut off and added again changes nothing.
+                if ours is None or (more and cut.endswith(more)):
+                    continue
+                fits[cut, more] += ours.shape == tensor.shape or rest.split(".")[-1] in POSITIONS
+    return fits
+
+
+def _with_prefix(fits: "Counter[Way]", typed: str) -> "Counter[Way]":
+    """Keep the ways of one prefix, which may lack the keys above it. Raises UserError."""
+    whole = f"{typed.rstrip('.')}." if typed else ""
+    cuts = {cut for cut, _ in fits if f".{cut}".endswith(f".{whole}")} if whole else {""}
+    if not cuts:
+        known = ", ".join(repr(cut) for (cut, _), _ in fits.most_common(SHOWN) if cut)
+        raise UserError(
+            f"--weights_prefix {typed}: no tensor behind it fits the model. Of the file these do: "
+            f"{known or 'none'}."
+        )
+    return Counter({way: n for way, n in fits.items() if way[0] == min(cuts, key=len)})
 
 
 def _resized(value: torch.Tensor, own: torch.Tensor) -> torch.Tensor:

@@ -197,6 +197,8 @@ GPU_FIGURES = {
     "clock_sm": ("clocks.sm", 1),
 }
 GPU_INTEGERS = ("index", "memory_used")
+# What an old driver prints, and nothing else, if it does not know one of them.
+UNKNOWN_FIELD = re.compile(r'Field "(\S+)" is not a valid field to query')
 
 
 class Gpus:
@@ -204,18 +206,25 @@ class Gpus:
     more; None where there is none."""
 
     def __init__(self):
-        self.process = None
+        self.process, self.names = None, list(GPU_FIGURES)
 
     def start(self):
         tool = shutil.which("nvidia-smi")
         if tool is not None:
-            query = "--query-gpu=" + ",".join(theirs for theirs, _ in GPU_FIGURES.values())
+            query = "--query-gpu=" + ",".join(GPU_FIGURES[name][0] for name in self.names)
             self.process = LineProcess([tool, query, "--format=csv,noheader,nounits", "--loop=1"])
 
     def read(self):
         """The samples since the last look, a dictionary a GPU."""
         lines = self.process.lines() if self.process is not None else []
-        samples = [gpu_sample(line, time.monotonic()) for line in lines]
+        unknown = {match.group(1) for match in map(UNKNOWN_FIELD.match, lines) if match}
+        known = [name for name in self.names if GPU_FIGURES[name][0] not in unknown]
+        if known != self.names:
+            self.stop()
+            self.names = known
+            self.start()
+            return []
+        samples = [gpu_sample(line, time.monotonic(), known) for line in lines]
         return [sample for sample in samples if sample is not None]
 
     def stop(self):
@@ -223,14 +232,14 @@ class Gpus:
             self.process.stop()
 
 
-def gpu_sample(line, mono):
-    """One line of nvidia-smi as a record has it; None for any other line."""
+def gpu_sample(line, mono, names=tuple(GPU_FIGURES)):
+    """A line of nvidia-smi with these figures, as a record has it; None for any other line."""
     fields = [field.strip() for field in line.split(",")]
-    if len(fields) != len(GPU_FIGURES) or not fields[0].isdigit():
+    if len(fields) != len(names) or not fields[0].isdigit():
         return None
     sample = {"mono": mono}
-    for (name, (_, factor)), field in zip(GPU_FIGURES.items(), fields):
-        value = number(field)
+    for name, field in zip(names, fields):
+        value, factor = number(field), GPU_FIGURES[name][1]
         if value is not None:
             value = int(value * factor) if name in GPU_INTEGERS else value * factor
         sample[name] = value

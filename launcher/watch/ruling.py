@@ -82,7 +82,8 @@ class Ruling:
         if now - since >= APART:
             self._told.add(kind)
             of = wait_words(ruling.step, kind)
-            self._say(f"{WORDS[kind]}: {of}; `make report` says what to do")
+            wait = WORDS[kind].format(ruling.step.samples)
+            self._say(f"{wait}: {of}; `make report` says what to do")
 
     def note_stop(self) -> None:
         """The ranks are about to be told to stop. One that the others wait for may do so, as from a

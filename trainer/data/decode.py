@@ -39,7 +39,6 @@ LARGEST = 280 << 20
 # pictures, as cameras and phones make them.
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
 OTHERS = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}  # by what begins at their fifth byte
-POINTER = "a pointer of {} in the place of an image"
 # Bytes of a text or colour profile of a PNG, unpacked: photo editors write 2 MiB of history, and
 # Pillow takes 1.
 PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
@@ -272,7 +271,7 @@ def _open(file: Union[BinaryIO, Path]) -> Image.Image:
             opened.seek(0)
             begin = opened.read(1024)
         if kind := pointer_kind(begin):
-            raise BadImage(POINTER.format(kind)) from error
+            raise BadImage(f"a pointer of {kind}") from error
         name = OTHERS.get(begin[4:12])
         reason = f"{name}, a format that is not read: convert it" if name else "not an image"
         raise BadImage(reason) from error

@@ -18,20 +18,12 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional
 import numpy as np
 
 from contract.errors import RankError, UserError
-from contract.layout import (
-    POINTERS,
-    LayoutError,
-    NoAnswer,
-    fetch_remedy,
-    printable,
-    read_class,
-    read_split,
-)
+from contract.layout import LayoutError, NoAnswer, printable, read_class, read_split
 from contract.options import Options
 from contract.text import pluralize
 
 from ..errors import DataLost
-from .decode import POINTER, BadImage, Unreadable, is_readable, open_picture, size_of
+from .decode import BadImage, Unreadable, is_readable, open_picture, size_of
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +53,7 @@ class ImageFolder:
 
     def __init__(self, root: str, split: str, options: Options) -> None:
         self.root, self.split = Path(root), split
-        self.quarantine = Quarantine(options.bad_images, self.root)
+        self.quarantine = Quarantine(options.bad_images)
         self.options = options
         with _explain_errors(root):
             read = read_split(self.root, split)
@@ -103,11 +95,9 @@ class ImageFolder:
         """Raise UserError if none of OPENED images can be used, drawn over all classes, and others
         on each rank. The first that can be used ends the search; a run that may have more bad
         images than these is refused only after as many."""
-        draw, classes = Random(rank), []
-        count = max(OPENED, self.quarantine.limit)
-        for number in range(len(self.classes)):
-            images = self.images_of(number)
-            classes.append(draw.sample(images, min(len(images), count)))
+        draw, count = Random(rank), max(OPENED, self.quarantine.limit)
+        images = [self.images_of(number) for number in range(len(self.classes))]
+        classes = [draw.sample(some, min(len(some), count)) for some in images]
         draw.shuffle(classes)
         # An image of each class, then a second one of each, and so on.
         drawn = [image for image in chain(*zip_longest(*classes)) if image is not None][:count]
@@ -125,8 +115,7 @@ class ImageFolder:
         raise UserError(
             f"--data {self.root}: of the {pluralize(len(self), 'image')} of {self.split} "
             f"{len(drawn)} were opened, and none can be used: "
-            f"{', '.join(f'{count} x {reason}' for reason, count in kinds)}. "
-            + remedy(kinds[0][0], self.root, "Repair them.")
+            f"{', '.join(f'{count} x {reason}' for reason, count in kinds)}."
         )
 
     def images_of(self, number: int) -> range:
@@ -204,17 +193,11 @@ class Bad(NamedTuple):
     alone: bool = True
 
 
-def remedy(reason: str, root: Path, repair: str) -> str:
-    """Say what to do about an image that is bad for this reason: fetch it, or `repair`."""
-    kinds = (kind for kind in POINTERS if reason == POINTER.format(kind))
-    return next((fetch_remedy(kind, root) for kind in kinds), repair)
-
-
 class Quarantine:
     """The bad images that this rank has met so far. The user's files are left where they are."""
 
-    def __init__(self, limit: int, root: Path = Path()) -> None:
-        self.limit, self.root = limit, root
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.images: Dict[str, Bad] = {}
 
     def __len__(self) -> int:
@@ -237,11 +220,7 @@ class Quarantine:
             raise RankError(
                 f"{pluralize(len(self.images), 'image')} cannot be used, the last is "
                 f"{printable(bad.path)}: {bad.reason}. "
-                + remedy(
-                    bad.reason,
-                    self.root,
-                    f"Repair or remove them, or raise --bad_images (now {self.limit}).",
-                )
+                f"Repair or remove them, or raise --bad_images (now {self.limit})."
             )
 
     def _lost(self, bad: Bad, why: str) -> DataLost:

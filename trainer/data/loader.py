@@ -21,7 +21,7 @@ from ..world import World
 from .augment import Evaluate, Train
 from .batch import Batch, derive_seed
 from .decode import BadImage, Missing, Unreadable, open_picture
-from .folder import SMALL, USUAL, Bad, ImageCache, ImageFolder, Quarantine, fits, remedy
+from .folder import SMALL, USUAL, Bad, ImageCache, ImageFolder, Quarantine, fits
 from .workers import data_loader, start, worker_count
 
 RETRY_AFTER = 60.0  # seconds in which a disk or share is waited for once
@@ -158,8 +158,7 @@ class TrainBatches:
             if len(images) < len(indices):
                 raise RankError(
                     f"{1 + TRIALS} images drawn one after another cannot be used, "
-                    f"the last is {bad[-1].path}: {bad[-1].reason}. "
-                    + remedy(bad[-1].reason, self.dataset.root, "Repair or remove them.")
+                    f"the last is {bad[-1].path}: {bad[-1].reason}."
                 )
             yield Batch(images, targets, indices, sizes)
 

@@ -235,6 +235,29 @@ def test_nvidia_smi_is_read_line_by_line(record, nvidia_smi):
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_field_that_the_driver_does_not_know_costs_no_other_figure(record, nvidia_smi):
+    nvidia_smi(
+        f"#!{sys.executable}\n"
+        "import sys, time\n"
+        "for field in ('power.draw', 'clocks.sm'):\n"
+        "    if field in sys.argv[1]:\n"
+        "        print(f'Field \"{field}\" is not a valid field to query.\\n')\n"
+        "        sys.exit(2)\n"
+        "print('0, 50, 100, 60', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    made, troubles, lines = record()
+    made.begin()
+    limit = time.monotonic() + 20
+    while not any("gpus" in line for line in lines()) and time.monotonic() < limit:
+        time.sleep(0.05)
+        made.tick()
+    made.end({}, {})
+    assert troubles == []
+    cards = [card for line in lines() for card in line.get("gpus", [])]
+    assert {(card["temperature"], card.get("power")) for card in cards} == {(60, None)}
+
+
 def test_a_tool_that_cannot_be_started_is_told_and_ends_nothing(record, nvidia_smi):
     nvidia_smi("#!/no/such/interpreter\n")
     made, troubles, lines = record()

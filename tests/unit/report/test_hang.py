@@ -65,7 +65,7 @@ def hang(folder):
     [
         (None, "T", 0.0, "its process is stopped"),
         ("evaluate", "T", 0.0, "its process is stopped"),
-        ("data", "S", 0.01, "waits for its images"),
+        ("data", "S", 0.01, "waits for its data"),
         ("forward", "D", 0.01, "waits for a disk"),
         ("other", "R", 1.0, "computes"),
         ("other", "R", (0.2, 0.8), "computes"),  # where many want a processor

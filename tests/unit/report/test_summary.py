@@ -50,7 +50,7 @@ def test_what_the_cards_took_is_told_a_run_and_an_image(tmp_path):
     assert analysis.summary["gpu_joules"] == round(joules)
     each = joules / (2 * 120 * 128)
     assert analysis.summary["gpu_joules_per_image"] == pytest.approx(each, rel=0.001)
-    told = f"The cards took {joules / 3600:.2f} Wh, {each:.2f} J an image"
+    told = f"The cards took {joules / 3600:.2f} Wh, {each:.2f} J per image"
     assert told in " ".join(text_of(analysis).split())
     path = folder / "nodes/node2/machine.1.jsonl"
     change_lines(path, lambda line: {**line, "gpus": [{"index": 0, "power": None}]})
@@ -221,3 +221,70 @@ def test_a_script_that_timed_no_steps_has_its_machines_and_a_sentence(tmp_path):
     for path in run.glob("nodes/*/machine.1.jsonl"):
         change_lines(path, lambda line: line["kind"] == "exit" and {"kind": "cut off"})
     assert analyse(run).memory == []
+
+
+SCRIPT = {"words": ["train.py"], "arguments": [], "folder": "/p", "outputs": []}
+
+
+def validated_on_rank_0(folder, seconds, category):
+    """A script's run of four epochs: rank 0 works so long before each but the first, and the other
+    rank waits for it in the first sum."""
+    run = RunBuilder(folder, nodes=2, epochs=4)
+    run.write()
+    change(folder / "plan.json", script=SCRIPT)
+    run.write_control(wall_seconds=run.wall + 3 * seconds)
+    change(folder / "plan.json", script=SCRIPT)
+    for rank, host, spent in ((0, "node1", category), (1, "node2", "sync_exposed")):
+
+        def delay(line, spent=spent):
+            if line["kind"] == "step" and line["step"] in (61, 121, 181):
+                line["seconds"][spent] = line["seconds"].get(spent, 0.0) + seconds
+                line["longest"] += seconds
+            return line
+
+        change_lines(folder / f"nodes/{host}/rank{rank}.1.steps.jsonl", delay)
+    return analyse(folder)
+
+
+def test_what_one_rank_does_between_epochs_is_no_machine_s_fault(tmp_path):
+    """Nor the others' wait for it, which is charged to it."""
+    usual = validated_on_rank_0(tmp_path / "usual", 0.0, "between_epochs")
+    found = validated_on_rank_0(tmp_path / "run", 8.0, "between_epochs")
+    assert (usual.summary["bottleneck"], found.summary["bottleneck"]) == ("compute", "rank_work")
+    assert found.summary["images_per_second"] == usual.summary["images_per_second"]
+    spent = found.summary["seconds"]
+    assert spent["between_epochs"] == pytest.approx(24.0)
+    assert spent["sync_exposed"] == pytest.approx(usual.summary["seconds"]["sync_exposed"])
+    assert {rank.seconds["between_epochs"] for rank in found.accounting.ranks} == {24.0}
+    (remedy,) = [
+        one for one in found.summary["advice"] if one["change"].startswith("what one rank")
+    ]
+    assert remedy["predicted_images_per_second"] > 1.2 * found.advice.now
+    assert not any("node1" in one["change"] for one in found.summary["advice"])
+    assert "Rank 0 spends 8.00 s between epochs" in text_of(found)
+    # Records of before, which have no such category, and work within an epoch.
+    old = validated_on_rank_0(tmp_path / "old", 8.0, "other")
+    assert old.summary["bottleneck"] == "rank_work"
+    assert not any("node1" in one["change"] for one in old.summary["advice"])
+
+
+def test_records_that_contradict_each_other_are_named_and_not_shown(tmp_path):
+    run = RunBuilder(tmp_path / "run", nodes=2)
+    run.write()
+    assert " in all" in text_of(analyse(tmp_path / "run"))
+    run.write_control(wall_seconds=run.wall / 2)
+    text = " ".join(text_of(analyse(tmp_path / "run")).split())
+    assert "nodes/node1/rank0.1.steps.jsonl" in text and "Neither is shown." in text
+    assert " in all" not in text and "start and stop" not in text
+
+
+def test_what_a_program_calls_its_samples_changes_no_path_and_no_message(tmp_path):
+    run = RunBuilder(tmp_path / "run", nodes=2)
+    run.write()
+    cause = {"host": "node1", "rank": 0, "message": "no file /data/images/cat/1.png in image.tar"}
+    run.write_control(status="failed", first_cause=cause)
+    change(tmp_path / "run/plan.json", script=SCRIPT)
+    analysis = analyse(tmp_path / "run")
+    for text in (text_of(analysis), page_of(analysis)):
+        assert "no file /data/images/cat/1.png in image.tar" in " ".join(text.split())
+        assert "waiting for samples" in text and "waiting for images" not in text

@@ -1,16 +1,22 @@
 """`timed` and `step` in a loop of one's own: what is booked as what, and the report of it."""
 
 import collections
+import dataclasses
 import os
 import sys
 import time
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from contract.errors import UserError
+from report.analysis import analyse
+from report.run_view import view_of
+from report.text import render_text
 from tandem import sync, timings
+from tandem.samples import SampleCounter
 from tests.trainer_ranks import lines, run_ranks
 from tests.unit.tandem import loop
 
@@ -64,7 +70,7 @@ def timed_loop(output):
         with torch.no_grad():
             ddp(torch.randn(1, 300))  # an evaluation is no forward of a step
         ddp.train()
-    timings.TIMED[ddp]._end(os.getpid())
+    timings._current._end()
 
 
 def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path):
@@ -82,6 +88,7 @@ def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path):
             total.update(one["seconds"])
         for name in ("data", "forward", "backward", "optimizer"):
             assert total[name] >= 8 * SECONDS[name], name
+        assert total["between_epochs"] >= 2 * SECONDS["forward"]  # the evaluations
         # Each is itself and no other, the two evaluations included.
         for name in ("data", "forward", "optimizer"):
             others = sum(8 * slept for other, slept in SECONDS.items() if other != name)
@@ -92,9 +99,30 @@ def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path):
         assert 0.9 < sum(total.values()) / (end["mono"] - start["mono"]) <= 1 + 1e-5
 
 
+def test_models_that_are_trained_in_turn_share_the_seconds_of_their_process(tmp_path, monkeypatch):
+    """As in a cross-validation; the first ones stay alive, or not."""
+    monkeypatch.setenv("TANDEM_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(timings, "_current", None)
+    alive = []
+    for fold in range(4):
+        net = Slow(4, 2)
+        alive += [net] if fold % 2 else []
+        monkeypatch.setenv("RANK", "0")
+        for batch in timings.timed([torch.zeros(3, 4)] * 2, net):
+            net(batch)["outputs"][0].sum().backward()
+            timings.step()
+    timings._current._end()
+    ((start, *steps, end),) = lines(tmp_path)
+    assert (start["kind"], end["kind"]) == ("start", "end")
+    assert sum(line["steps"] for line in steps) == 8 and steps[-1]["step"] == 8
+    total = sum(sum(line["seconds"].values()) for line in (*steps, end))
+    assert total == pytest.approx(end["mono"] - start["mono"], rel=0.01)
+
+
 def test_two_models_are_timed_and_what_a_step_sums_of_each_is_counted(tmp_path, monkeypatch):
     """Of a GAN with a gradient penalty: the discriminator's gradients in three backwards."""
     monkeypatch.setenv("TANDEM_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(timings, "_current", None)
     judge, maker = torch.nn.Linear(8, 1), Slow(4, 8)
     monkeypatch.setenv("RANK", "0")
     for noise in timings.timed([torch.randn(3, 4)] * 3, judge, maker):
@@ -105,7 +133,7 @@ def test_two_models_are_timed_and_what_a_step_sums_of_each_is_counted(tmp_path, 
         judge(made.detach()).mean().backward()
         judge(made).mean().backward()
         timings.step()
-    timings.TIMED[judge]._end(os.getpid())
+    timings._current._end()
     ((start, *steps),) = lines(tmp_path)
     assert start["model"] == "Linear+Slow"
     assert start["gradient_bytes"] == 4 * (3 * 9 + 40)
@@ -116,14 +144,72 @@ def test_two_models_are_timed_and_what_a_step_sums_of_each_is_counted(tmp_path, 
         assert spent[name] >= 3 * SECONDS[name], name
 
 
-def test_what_a_batch_holds_is_counted_by_its_first_element():
-    images = torch.zeros(6, 3, 8, 8)
-    assert timings.samples_of((images, torch.zeros(6))) == 6
-    assert timings.samples_of({"pixels": images, "ids": 3}) == 6
-    assert timings.samples_of(([torch.zeros(3, 5, 7)] * 4, [{}] * 4)) == 4
-    assert (timings.samples_of(torch.tensor(1.0)), timings.samples_of("x")) == (1, 1)
-    assert timings.pixels_of({"pixels": images}) == 8
-    assert timings.pixels_of(torch.zeros(6)) == 0
+@dataclasses.dataclass
+class Pair:
+    inputs: object
+    targets: object
+
+
+class Graphs:  # as PyTorch Geometric's Batch
+    def __init__(self, count):
+        self.num_graphs, self.x = count, torch.zeros(30, 4)
+
+
+def batches_of(count):
+    """A batch of so many samples in each of the shapes that people have, by its name."""
+    images, ids = torch.zeros(count, 3, 8, 8), torch.zeros(count)
+    unlike = [torch.zeros(3, 5 + place, 7) for place in range(count)]
+    packed = pack_sequence([torch.zeros(length) for length in range(count, 0, -1)])
+    return {
+        "tensor": images,
+        "tuple": (images, ids),
+        "dict": {"pixels": images, "ids": ids, "epoch": 3},
+        "dicts": [{"file_name": "1.jpg", "image": torch.zeros(3, 8, 8)} for _ in range(count)],
+        "dicts, image first": [{"image": image, "image_id": 1} for image in unlike],
+        "dataclass": Pair(unlike, [{}] * count),
+        "packed": (packed, ids),
+        "DALI": [{"data": images, "label": ids}],
+        "graphs": Graphs(count),
+        "BatchEncoding": collections.UserDict(input_ids=[[1, 2, 3]] * count, labels=ids),
+        "detection": (tuple(unlike), tuple({} for _ in range(count))),
+        "views": [[images, images], ids],
+        "boxes": (images, torch.zeros(5, 6), ("1.jpg",) * count),
+    }
+
+
+@pytest.mark.parametrize("shape", batches_of(2))
+def test_the_samples_of_a_batch_are_counted_in_whatever_shape_it_is(shape):
+    """The last batch is smaller."""
+    counter = SampleCounter([])
+    assert [counter.count(batches_of(count)[shape]) for count in (8, 7)] == [8, 7]
+
+
+@pytest.mark.parametrize(
+    ("batch", "stated"),
+    [
+        (torch.zeros(()), 8),
+        ("text", None),
+        ((torch.zeros(8, 3), torch.zeros(30, 6)), None),  # images, or boxes of all of them?
+        ([torch.zeros(3, 8, 8)] * 8, None),  # eight images, or eight parts of three samples?
+        ((torch.zeros(35, 8), torch.zeros(35, 8)), 8),  # the first dimension is time
+    ],
+)
+def test_a_number_of_samples_that_cannot_be_known_is_asked_for_once(
+    tmp_path, monkeypatch, capsys, batch, stated
+):
+    class Loader(list):
+        batch_size = stated
+
+    monkeypatch.setenv("TANDEM_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(timings, "_current", None)
+    model = torch.nn.Linear(1, 1)
+    for _ in timings.timed(Loader([batch] * 30), model):
+        timings.step()
+    timings._current._end()
+    assert capsys.readouterr().err.count("timings.step(samples=N)") == 1
+    analysis = analyse(tmp_path)
+    assert analysis.summary["steps"] == 30 and analysis.summary["images_per_second"] is None
+    assert "timings.step(samples=N)" in render_text(view_of(analysis))
 
 
 def test_a_plain_net_is_timed_where_there_is_an_output_and_a_process_that_fails_says_so(
@@ -132,6 +218,7 @@ def test_a_plain_net_is_timed_where_there_is_an_output_and_a_process_that_fails_
     monkeypatch.setenv("TANDEM_NODE", "node1")
     monkeypatch.chdir(tmp_path)
     for output in ("", str(tmp_path)):
+        monkeypatch.setattr(timings, "_current", None)
         monkeypatch.delenv("TANDEM_OUTPUT", raising=False)
         if output:
             monkeypatch.setenv("TANDEM_OUTPUT", output)
@@ -139,15 +226,17 @@ def test_a_plain_net_is_timed_where_there_is_an_output_and_a_process_that_fails_
         for batch in timings.timed([torch.zeros(3, 2)] * 2, net):
             net(batch).sum().backward()
             timings.step(samples=7)
-        monkeypatch.setattr(timings, "_current", None)
-        assert timings.TIMED[net]._steps == 2
+        assert timings._current._steps == 2
         assert bool(list(tmp_path.iterdir())) == bool(output)
     monkeypatch.setattr(sys, "last_value", RuntimeError("lost"), raising=False)
-    timings.TIMED[net]._end(-1)  # of a process that was forked
-    timings.TIMED[net]._end(os.getpid())
+    with monkeypatch.context() as forked:
+        forked.setattr(timings._current, "process", -1)
+        timings._current._end()
+    timings._current._end()
     ((start, *kinds),) = lines(tmp_path)
     assert start["sync"] == "allreduce"
     kinds = [(one["kind"], one.get("samples"), one.get("status")) for one in kinds]
     assert kinds == [("step", 7, None), ("step", 7, None), ("end", None, "failed")]
+    monkeypatch.setattr(timings, "_current", None)
     with pytest.raises(UserError, match="nothing is timed: for batch in timed"):
         timings.step()

@@ -446,8 +446,8 @@ def put_into_dvc(path):
 
 # Stands for git-lfs, git-annex and dvc: within the clone, their commands bring the images.
 FETCHES = """#!/bin/sh
-case "$PWD/ $1" in
-"$CLONE"/*" pull" | "$CLONE"/*" get") cp -rT --remove-destination "$ORIGINALS" "$CLONE/data" ;;
+case "$PWD $1" in
+"$CLONE pull" | "$CLONE get") cp -rT --remove-destination "$ORIGINALS" "$CLONE/data" ;;
 esac
 """
 
@@ -480,7 +480,8 @@ def test_images_that_were_not_fetched_yet_are_refused_with_the_command(
 
     with pytest.raises(UserError) as refused:
         use()
-    subprocess.run(["sh", "-c", str(refused.value).split("`")[1]], check=True)
+    command = str(refused.value).split("`")[1]
+    subprocess.run(["sh", "-c", command], check=True, cwd=clone)
     use()
 
 

@@ -65,6 +65,50 @@ def test_the_files_that_people_have_start_a_model_of_ten_classes(thousand, tmp_p
         assert all(same) and len(same) == len(thousand) - 2
 
 
+PAIRS = {
+    "MoCo": lambda one, two: {
+        "state_dict": {**prefixed("module.encoder_q.", one), **prefixed("module.encoder_k.", two)}
+    },
+    "DINO": lambda one, two: {
+        "student": prefixed("module.backbone.", one), "teacher": prefixed("backbone.", two)
+    },
+    "an ensemble": lambda one, two: {**prefixed("models.0.", one), **prefixed("models.1.", two)},
+    "Lightning": lambda one, two: {
+        "state_dict": {**prefixed("model.", one), **prefixed("ema_model.", two)}
+    },
+    "timm": lambda one, two: {"state_dict": one, "state_dict_ema": two},
+    "ours": lambda one, two: {"model": one, "ema": {"updates": 3, "average": two}},
+}  # fmt: skip
+AVERAGED = {"Lightning": "state_dict.model.", "timm": "state_dict.", "ours": "model."}
+PREFIXES = {"MoCo": ("encoder_q", "module.encoder_k."), "DINO": ("student.module.backbone",
+    "teacher.backbone."), "an ensemble": ("models.0", "1"), "ours": ("model", "ema.average"),
+    "Lightning": ("model.", "ema_model"), "timm": ("state_dict", "state_dict_ema")}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_of_two_networks_in_a_file_the_trained_one_or_the_named_one_is_taken(
+    thousand, tmp_path, kind
+):
+    path, model = tmp_path / "weights", RESNET(weights=None, num_classes=10)
+    zeros = {name: torch.zeros_like(one) for name, one in thousand.items()}
+    torch.save(PAIRS[kind](thousand, zeros), path)
+    tensors = read_weights(str(path)).tensors
+    fit = fitting(model, tensors, 10)
+    if kind in AVERAGED:
+        assert fit.tensors["conv1.weight"].any() and fit.prefixes[0] == AVERAGED[kind]
+        assert fit.prefixes[1] in fit.refuse_another_net("x", "y")[0]
+    else:
+        with pytest.raises(UserError) as refused:
+            fit.refuse_another_net("x", "y")
+        assert all(prefix in str(refused.value) for prefix in fit.prefixes)
+    for number, prefix in enumerate(PREFIXES[kind]):
+        named = fitting(model, tensors, 10, prefix)
+        assert named.tensors["conv1.weight"].any() == (number == 0)
+        assert named.prefixes[0] in named.refuse_another_net("x", "y")[0]
+    with pytest.raises(UserError, match="--weights_prefix nothing: "):
+        fitting(model, tensors, 10, "nothing")
+
+
 def test_a_backbone_of_one_s_own_takes_the_net_s_weights(thousand):
     """Its tensors have a prefix that the file's have not."""
     backbone = RESNET(weights=None)
