@@ -14,7 +14,7 @@ from contract.options import Options
 from tandem.timings import Clock
 from trainer.build import build_job, build_materials
 from trainer.data.batch import MEAN, STD, Batch
-from trainer.resume import resolve_options
+from trainer.decide import decide
 from trainer.step import rebuild_buckets, train_step
 from trainer.world import start
 
@@ -57,7 +57,7 @@ class Tandem:
             device=setting.device.type, progress="plain", augment="crop",
         )  # fmt: skip
         world = start(options)
-        options = resolve_options(options, world)
+        options, world = decide(options, world)
         self.job = build_job(options, world, build_materials(options, world), Clock(world.device))
         rebuild_buckets(self.job)
         self.batch, self.number = None, 0

@@ -15,14 +15,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from contract.options import Config, Options
+from contract.options import Config
 from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.plan.plan import NodePlan, Plan
+from launcher.program import Program
 from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
-from launcher.workloads.trainer import Trainer
 
 SECONDS = 20
 # Answers each renewal with a heartbeat, as often as the real guard sends one; $0: how many.
@@ -46,24 +46,31 @@ def host(index, first, user):
 
 def node_plan(host, rank):
     place = {"connection": "ssh", "address": host.address, "port": 22, "user": host.user}
-    parts = {"argv": ("true",), "env": {}, "cwd": ".", "output": "run", "data": "", "versions": {}}
+    parts = {
+        "argv": ("true",),
+        "env": {},
+        "code": ".",
+        "cwd": ".",
+        "output": "run",
+        "data": "",
+        "versions": {},
+    }
     return NodePlan(host=host.name, node_rank=rank, ranks=(rank,), interface=None, **place, **parts)
 
 
 def plan(hosts):
-    texts = dict.fromkeys(("tandem", "model", "data", "sync", "precision", "code_sha256"), "")
+    texts = dict.fromkeys(("tandem", "data", "code_sha256"), "")
     return Plan(
         run="bench",
         attempt=1,
         created_unix=0.0,
-        epochs=1,
         world_size=len(hosts),
         master_addr=hosts[0].address,
         master_port=29500,
         git_revision=None,
         git_diff="",
         options=Config(),
-        workload=Trainer(Options()),
+        program=Program(name="bench", typed="bench", words=()),
         nodes=tuple(node_plan(host, rank) for rank, host in enumerate(hosts)),
         **texts,
     )

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from contract.options import Config, Options
+from contract.options import Config
 from launcher.machines.local import LocalProcess
 from launcher.plan.plan import NodePlan, Plan
+from launcher.program import Program
 from launcher.terminal import Stopper, Terminal
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
-from launcher.workloads.trainer import Trainer
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 STAND_IN = CHECKOUT / "tests/unit/launcher/guard_launch.py"
@@ -47,6 +47,7 @@ def plan_of(tmp_path, script):
             interface="lo",
             argv=(sys.executable, str(STAND_IN), "1", script),
             env={},
+            code=str(CHECKOUT),
             cwd=str(CHECKOUT),
             output=str(tmp_path / "run"),
             data="",
@@ -54,19 +55,18 @@ def plan_of(tmp_path, script):
         )
         for index in range(NODES)
     )
-    named = ("tandem", "model", "data", "sync", "precision", "code_sha256")
+    named = ("tandem", "data", "code_sha256")
     return Plan(
         run="bench",
         attempt=1,
         created_unix=0.0,
-        epochs=1,
         world_size=NODES,
         master_addr="127.0.0.1",
         master_port=29500,
         git_revision=None,
         git_diff="",
         options=Config(),
-        workload=Trainer(Options()),
+        program=Program(name="bench", typed="bench", words=()),
         nodes=nodes,
         **dict.fromkeys(named, ""),
     )

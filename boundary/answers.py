@@ -90,7 +90,6 @@ class NodeFacts(Struct, frozen=True):
     cpu_flags: list[Literal["avx512_bf16", "amx_bf16"]]  # precisions.BF16_FLAGS
     machine: Text
     versions: Versions
-    models: list[Text]
     missing: list[Text]
     distributions: Annotated[
         dict[Text, Annotated[str, matching(r"[\w.+!-]{1,100}")]], Meta(max_length=MOST_PACKAGES)

@@ -15,6 +15,15 @@ from contract.records import CATEGORIES
 Line = Annotated[str, matching(r"[^\x00-\x1f\x7f-\x9f]*")]
 
 
+class Decided(Struct):
+    """What the ranks of an attempt decided when they started: precision, strategy, and each
+    machine's weight in the division of a batch."""
+
+    precision: Line
+    sync: Line
+    balance: dict[Text, Count]
+
+
 class Attempt(Struct):
     """An entry of attempts.json."""
 
@@ -25,7 +34,7 @@ class Attempt(Struct):
     reason: Text
     master_port: Annotated[int, Meta(ge=0, lt=1 << 16)]
     wall_seconds: Number | None
-    balance: dict[Text, Count]
+    decided: Decided | None = None
     went_on_from: Text | None = None
 
 
@@ -34,19 +43,13 @@ class Attempts(Struct):
     attempts: list[Attempt]
 
 
-class Decided(Struct):
-    """What plan.json says of a run of the trainer besides its options."""
-
-    precision: Line
-    sync: Line
-
-
 class Start(Struct, tag_field="kind", tag="start"):
     """The line with which a rank begins its timings."""
 
     attempt: Count
     resumed_samples: Count
     image_size: Count = 0
+    decided: Decided | None = None
 
 
 class Step(Struct, tag_field="kind", tag="step"):
@@ -133,33 +136,44 @@ class Prediction(Lenient):
     made_unix: Figure | None = None
 
 
-class OwnProgram(Lenient):
-    """The script that ran in place of the trainer."""
+class Phrases(Lenient):
+    """How advice is given to the user of a program; `{}` in `sync` is the strategy. Its defaults
+    are for a run that no launcher planned."""
 
-    words: Texts = field(default_factory=list)
-    arguments: Texts = field(default_factory=list)
-    folder: Text | None = None
+    sync: Text = "the synchronization {}"
+    warmed_up: Text = "with fewer steps of warm-up"  # for a run that was all warm-up
+    batch: Text = "twice the batch of each rank"
+    workers: Text = "twice the loader processes"
+    saving: Text = "save half as often"
+    memory: Text = "Fewer loader processes, a smaller batch"
+    longer: Text = "the same program, for longer"
+
+
+class PlannedProgram(Lenient):
+    """The program of plan.json. `command`: what it is called in sentences. `sample`: what one thing
+    that it trains on is called. `adjustable`: make's BATCH, SYNC, EPOCHS and BALANCE and the
+    trainer's options change it. `times_steps`: each of its ranks writes timings."""
+
+    command: Text = ""
+    sample: Text = "sample"
+    adjustable: bool = False
+    times_steps: bool = False
+    phrases: Phrases = field(default_factory=Phrases)
 
 
 class RunPlan(Lenient):
     """plan.json."""
 
     run: Text | None = None
-    model: Text | None = None
     data: Text | None = None
-    sync: Text | None = None
-    precision: Text | None = None
-    precision_why: Text | None = None
     git_revision: Text | None = None
     git_diff: Text | None = None
     code_sha256: Text | None = None
-    epochs: World | None = None
     world_size: World | None = None
     created_unix: Figure | None = None
     nodes: Annotated[list[PlannedNode], Meta(max_length=MOST_RANKS)] = field(default_factory=list)
     options: dict[Text, Union[bool, Figure, Text, Texts]] | None = None
-    predicted: Prediction | None = None
-    script: OwnProgram | None = None
+    program: PlannedProgram = field(default_factory=PlannedProgram)
 
     @property
     def trainer_words(self) -> list[str]:
@@ -207,6 +221,13 @@ class Instructions(Lenient):
     onednn_limit: Text | None = None
 
 
+class RankDecisions(Lenient):
+    """What the ranks decided together when they started, and what `make plan` predicted of it."""
+
+    precision_why: Text | None = None
+    predicted: Prediction | None = None
+
+
 class RankStart(Lenient):
     """The first line of a rank."""
 
@@ -237,6 +258,7 @@ class RankStart(Lenient):
     world_size: World | None = None
     versions: Annotated[dict[Name, Name], _SETTINGS] = field(default_factory=dict)
     options: TrainerOptions = field(default_factory=dict)
+    decided: RankDecisions = field(default_factory=RankDecisions)
     instructions: Instructions = field(default_factory=Instructions)
 
 

@@ -82,13 +82,13 @@ def trainer_parser() -> Parser:
     return parser
 
 
-def parse(argv: Sequence[str]) -> Options:
-    """The trainer's options; words override the file of --config. Raises UserError, and SystemExit
-    after --help."""
+def parse(argv: Sequence[str], defaults: Optional[Mapping[str, Any]] = None) -> Options:
+    """The trainer's options; words override the file of --config, which overrides `defaults`.
+    Raises UserError, and SystemExit after --help."""
     values = trainer_words(argv)
     if "config" in values:
         values = {**read_config(values["config"]), **values}
-    return Options(**values)
+    return Options(**{**(defaults or {}), **values})
 
 
 def trainer_words(argv: Sequence[str]) -> Dict[str, Any]:

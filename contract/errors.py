@@ -2,7 +2,6 @@
 
 # The launcher acts on those of the trainer (docs/run-directory.md).
 BAD_INPUT = 2
-TRIAL_SKIPPED = 69  # a model needs a package that is not here (python -m trainer.models)
 UNWRITTEN = 74  # finished, but this machine lacks records, checkpoints, results or the report
 STOPPED = 75  # on request, after saving
 OUT_OF_MEMORY = 76  # of the device: smaller micro-batches may fit

@@ -6,12 +6,13 @@ Standard library, Python >= 3.7: `make` checks what was typed before there is an
 
 import json
 import math
+import re
 import shlex
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional, Tuple, get_type_hints
 
-from contract import precisions, strategies
+from contract import decisions, precisions, strategies
 from contract.errors import UserError
 
 # The groups of the trainer's --help, by their first options.
@@ -205,6 +206,7 @@ OPTIMIZERS = {
 
 # Options that name a file which is written with a trained model; nothing is trained.
 RESULTS = ("predict", "extract", "evaluate")
+RESULTS_FOLDER = "results"  # of a run, for these files
 
 
 @dataclass(frozen=True)
@@ -223,6 +225,8 @@ class Options:
     device: str = changeable("auto", "device to compute on", ("auto", "cpu", "cuda"))
     trial: int = changeable(0,
         "time steps for so many seconds and train nothing; without --data on noise of 1000 classes")
+    check: bool = changeable(False,
+        "find what would fail (model, weights) and train nothing; takes one process")
     timeout: int = changeable(120, "seconds after which a silent peer ends the run", least=1)
     local_rank: Optional[int] = changeable(None, "set by torch.distributed.launch, not by people")
 
@@ -372,7 +376,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, entry in ENTRIES.items():
             entry.check(f"--{name}", getattr(self, name))
-        strategies.parse(self.sync)
+        if self.sync != strategies.AUTO:  # which the ranks resolve when they start
+            strategies.parse(self.sync)
         if self.bce_threshold and self.loss != "bce":
             raise UserError(f"--bce_threshold is of --loss bce, and the loss is {self.loss}.")
         self.model_arguments()
@@ -397,6 +402,21 @@ class Options:
                 """--model_args '{"drop_path_rate": 0.1}'."""
             )
         return values
+
+    @property
+    def request(self) -> decisions.Request:
+        """What the ranks decide by."""
+        return decisions.Request(
+            model=self.model,
+            batch=self.per_node_batch_size,
+            image_size=self.image_size,
+            precision=self.precision,
+            emulate=self.emulate,
+            sync=self.sync,
+            phases=self.phases,
+            optimizer=self.optimizer,
+            family=self.family,
+        )
 
     @property
     def family(self) -> str:
@@ -434,11 +454,22 @@ class Options:
 ENTRIES = options_of(Options)
 
 
+def in_words_of_make(text: str) -> str:
+    """Return a sentence of the trainer with its options as they are typed after make: BATCH=0
+    rather than --per_node_batch_size 0, ARGS=--sync_bn rather than --sync_bn."""
+    for name, row in ENTRIES.items():
+        if row.make:
+            text = re.sub(rf"--{name} (?=[^-\s])", f"{row.make}=", text)
+        elif row.type is switch:
+            text = re.sub(rf"(?<!\S)--{name}\b", f"ARGS=--{name}", text)
+    return text
+
+
 @dataclass(frozen=True)
 class Config:
     """What a person asked for: a run, on which machines and how; each option is a variable of make,
     by its name in capitals. `trainer` has what was given to the trainer, by its names; with a
-    `script`, whose `words` are its own, the trainer has no part (launcher/workloads/script.py), and
+    `script`, whose `words` are its own, the trainer has no part (launcher/build_script.py), and
     `data` is empty, as where a run trains on noise. `at`, `until`: in Unix seconds."""
 
     data: str = DEFAULT_DATA

@@ -11,6 +11,7 @@ import calendar
 import json
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,7 @@ def prediction_text(
 ) -> str:
     """The file. `measured_unix`: when the machines were measured by themselves; None where a run
     was measured, whose prediction counts from now. `rows` have `nodes`, `sync` and
-    `images_per_second`; `more` is for people, and `read_prediction` does not heed it."""
+    `images_per_second`; `more` is for people, and `prediction_in` does not read it."""
     made = time.time()
     since = {"made_unix": made, "measured_unix": measured_unix or made}
     known = {"nodes": nodes, "rows": rows}
@@ -136,25 +137,37 @@ UNREADABLE = (
 )
 
 
-def read_prediction(runs: Path, asked: Setting, nodes: int) -> Prediction | None:
-    """The prediction of such a run; None where there is none that holds for it."""
-    path = prediction_path(runs, asked.model, nodes)
+def read_prediction(path: Path) -> dict[str, Any] | None:
+    """Return the content of a prediction's file; None if there is none, or it is damaged."""
     try:
-        told = json.loads(read_text(path))
+        document = json.loads(read_text(path))
+    except UNREADABLE:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def prediction_in(
+    document: Mapping[str, Any] | None, asked: Setting, nodes: int
+) -> Prediction | None:
+    """Return the prediction of such a run from a file's content; None if it does not hold."""
+    if document is None:
+        return None
+    try:
         measured = Setting(
-            model=told["model"],
-            batch=told["batch"],
-            image_size=told["image_size"],
-            precision=told["precision"],
-            machines=tuple(told["machines"]),
+            model=document["model"],
+            batch=document["batch"],
+            image_size=document["image_size"],
+            precision=document["precision"],
+            machines=tuple(document["machines"]),
         )
-        if not (still_applies(measured, asked, nodes) and is_fresh(float(told["measured_unix"]))):
+        measured_unix = float(document["measured_unix"])
+        if not (still_applies(measured, asked, nodes) and is_fresh(measured_unix)):
             return None
         speeds = {
             (str(row["sync"]), int(row["nodes"])): _positive(row["images_per_second"])
-            for row in told["rows"]
+            for row in document["rows"]
         }
-        return Prediction(_positive(told["made_unix"]), speeds)
+        return Prediction(_positive(document["made_unix"]), speeds)
     except UNREADABLE:
         return None
 

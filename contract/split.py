@@ -104,19 +104,6 @@ def rank_batches(
     return tuple(parts[node][local] for node, local in places)
 
 
-def refuse_batch(images: int, per_node: int, nodes: int) -> None:
-    """Raise UserError where not even one step of an epoch could be full."""
-    if per_node * nodes > images:
-        on = "one machine" if nodes == 1 else f"{nodes} machines"
-        fewer = f"give {images // nodes} or less"
-        if images // nodes < least_batch([1] * nodes):
-            fewer = f"add images{', or take fewer machines' if nodes > 1 else ''}"
-        raise UserError(
-            f"--per_node_batch_size {per_node} on {on} is {per_node * nodes} images a step, and "
-            f"train/ has {images}: {fewer}."
-        )
-
-
 def steps_per_epoch(count: int, global_batch: int, minimum: int = SMALLEST) -> int:
     """Steps for `count` samples, none of them with more than `global_batch` or fewer than `minimum`
     samples; where both are impossible (3 samples, batches of 2), the minimum takes precedence."""

@@ -20,9 +20,9 @@ from launcher.collect import DISK_LEFT, NotHere, Unwritable, receive, staging
 from launcher.folders import disk_free
 from launcher.outputs import Listing, OutputFile, list_outputs, put, show_names
 from launcher.plan.code import WORK
+from launcher.site import RunSite
 from launcher.terminal import waiting
 from launcher.watch.attempts import not_copied
-from launcher.workload import RunSite
 
 SAFE = ".safetensors"  # holds tensors alone
 ENDINGS = (".pt", ".pth", ".ckpt", ".tar", SAFE)

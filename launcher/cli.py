@@ -45,15 +45,16 @@ ROWS = {
 
 def plan(typed: Typed) -> int:
     from launcher import measure
-    from launcher.options import config_of, for_trainer, new_config
+    from launcher.build_trainer import given_to_trainer
+    from launcher.options import config_of, new_config
 
     reports = ("epochs", "batch", "precision", "sync", "run", "gpu", "link")
     words = [f"--{key}={typed[key]}" for key in reports if key in typed]
     words += ["--all"] if typed.get("all") else []
     if "gpu" in typed:
         words += [f"--{key}={typed[key]}" for key in ("model", "nodes") if key in typed]
-        own = for_trainer(config_of({"data": "", "args": typed.get("args", [])}))
-        words += [f"--optimizer={own['optimizer']}"] if "optimizer" in own else []
+        given = given_to_trainer(config_of({"data": "", "args": typed.get("args", [])}))
+        words += [f"--optimizer={given['optimizer']}"] if "optimizer" in given else []
         return measure.on_paper(words)
     typed = {key: value for key, value in typed.items() if key not in ("sync", "run", "link")}
     config = new_config(typed)
@@ -82,12 +83,10 @@ def train(verb: str, typed: Typed, argv: list[str]) -> int:
 
 def gather(typed: Typed) -> int:
     from launcher.folders import relative
+    from launcher.gather import gather_files
     from launcher.options import config_of
-    from launcher.workloads import script, trainer
 
-    config = config_of(typed)
-    kind = script if config.script else trainer
-    for path in kind.gather(config, terminal.Terminal()):
+    for path in gather_files(config_of(typed), terminal.Terminal()):
         terminal.show(f"gathered: {relative(path)}", sys.stdout)
     return 0
 
@@ -121,16 +120,10 @@ def parse(argv: Sequence[str]) -> tuple[str, Typed]:
         hint = f": did you mean {near}?" if near else f"; there are {', '.join(VERBS)}."
         raise UserError(f"there is no verb {verb}{hint}" if verb else f"a verb is missing{hint}")
     typed = command_line.verb_words(verb, argv[1:], f"{PROGRAM} {verb}", ROWS[verb])
-    if "SCRIPT" in ROWS[verb].variables:
-        from launcher.options import check_together, script_by_path
+    if {"script", "model"} & typed.keys() or "SCRIPT" in ROWS[verb].variables:
+        from launcher.programs import read_paths
 
-        check_together(typed)
-        if "script" in typed:
-            typed["script"], typed["folder"] = script_by_path(typed["script"], typed.get("folder"))
-    if "model" in typed:
-        from launcher.plan import models
-
-        typed["model"] = models.by_path(typed["model"])
+        read_paths(typed)
     return verb, typed
 
 

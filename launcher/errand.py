@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from launcher.folders import relative
 from launcher.lifecycle import watch_guards
 from launcher.look import OpenMachines
 from launcher.machines.engine import Busy
+from launcher.plan.code import Delivery
 from launcher.plan.plan import Plan
 from launcher.problems import BUSY_REMEDY
 from launcher.terminal import Stopper, Terminal, waiting
@@ -20,7 +22,6 @@ from launcher.watch.attempts import Attempts, Outcome, leftovers, write_json
 from launcher.watch.failures import READ_BELOW, Failure, explained
 from launcher.watch.guards import deliver
 from launcher.watch.lines import RunLogs
-from launcher.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Errand:
 
     folder: Path
     plan: Plan
-    workload: Workload
+    deliveries: Sequence[Delivery]
     machines: OpenMachines
     terminal: Terminal
     done: str
@@ -41,7 +42,7 @@ class Errand:
             write_json(self.folder / "plan.json", self.plan.document(), mode=0o600)
         self.terminal.keep_in(self.folder / "controller.log")
         with waiting(self.terminal, "sending the code"):
-            deliver(self.workload.deliveries(), self.machines, self.terminal.say)
+            deliver(self.deliveries, self.machines, self.terminal.say)
         self.terminal.say(announcement)
         attempts = Attempts(self.folder)
         attempts.begin(self.plan, "first attempt", time.time())

@@ -9,28 +9,22 @@ from typing import Any
 
 from boundary.run_files import Start
 from contract.errors import UserError
-from contract.options import ENTRIES, RESULTS, Config
-from contract.strategies import EXACT
-from launcher import collect, folders
+from contract.options import RESULTS_FOLDER, Config
+from launcher import build_trainer, collect, folders
 from launcher.errand import Errand
 from launcher.folders import relative
 from launcher.lifecycle import REPORT
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import RESULTS_FOLDER, config_of, results, trainer_settings
+from launcher.options import config_of
 from launcher.participants import Waiter
-from launcher.plan.balance import OFF
 from launcher.plan.checks import check_machines, make_plan, new_id
+from launcher.plan.sending import deliveries
 from launcher.run import began_as, in_turn
 from launcher.terminal import Terminal, keep_machines
 from launcher.watch.attempts import lines_of, not_copied
 
 FOLDER = "evaluated"  # of the run
 FILE = "evaluation.json"
-# Options of the run that are none of its model, or are given anew.
-LEFT_OUT = (
-    *("data", "output", "config", "resume", "trial", "sync", "freeze", "head_lr"),
-    *RESULTS,
-)
 
 
 def evaluate(name: str, given: dict[str, Any]) -> int:
@@ -60,18 +54,9 @@ def config_for(run: Path, given: dict[str, Any]) -> Config:
     began = began_as(run, given, "RUN")
     if began.script:
         raise UserError(f"run {run.name} is of a script, which alone knows what its model is for.")
-    settings = trainer_settings(began)
-    trainer = {
-        name: value
-        for name, row in ENTRIES.items()
-        if name not in LEFT_OUT and (value := getattr(settings, name)) != row.default
-    }
-    trainer.update(config="{}", sync=EXACT, weights=str(model_file(run)), evaluate=FILE)
-    if size := image_size(run):
-        trainer["image_size"] = size
     nodes = None if "inventory" in given else began.nodes
-    same = dataclasses.replace(began, trainer=trainer, balance=OFF, nodes=nodes, min_nodes=None)
-    return config_of(given, same)
+    asked = build_trainer.evaluation_of(began, model_file(run), image_size(run), FILE)
+    return config_of(given, dataclasses.replace(asked, nodes=nodes))
 
 
 def model_file(run: Path) -> Path:
@@ -98,10 +83,11 @@ def carry_out(run: Path, config: Config, terminal: Terminal, waiter: Waiter) -> 
     folder = folders.begin(run / FOLDER, new_id(ready))
     try:
         plan = make_plan(ready, ready.machines, run=folder.name, bar=terminal.columns)
-        errand = Errand(folder, plan, ready.workload, ready.machines, terminal, "evaluated", True)
+        sent = deliveries(ready.program)
+        errand = Errand(folder, plan, sent, ready.machines, terminal, "evaluated", True)
         errand.perform(f"evaluating {relative(model_file(run))}")
         there = {node.host: node.output for node in plan.nodes}
-        names, first = results(plan.options), plan.nodes[0].host
+        names, first = [*ready.program.results], plan.nodes[0].host
         said, whole = collect.bring_results(errand.machines.nodes, there, first, names, folder)
     except collect.Unwritable as error:
         raise UserError(not_copied(folder, error)) from None

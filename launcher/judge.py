@@ -3,7 +3,6 @@ asks a machine or reads a file."""
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,24 +10,20 @@ from typing import TYPE_CHECKING
 
 from contract.errors import UserError
 from contract.machines import CLOCK_TOLERANCE
-from contract.options import TIMM
-from contract.options import Options as TrainerOptions
-from contract.split import refuse_batch
+from contract.options import in_words_of_make
 from contract.text import pluralize, seconds
 from launcher.look import (
     Control,
     Listing,
     NodeFacts,
     OpenMachines,
-    Requirements,
     Source,
     Unreached,
 )
 from launcher.machines.engine import Host
-from launcher.options import in_words_of_make
-from launcher.plan import devices, models
-from launcher.plan.code import OWN
+from launcher.plan import devices
 from launcher.problems import ALWAYS, Problem, Refused, problem, together
+from launcher.program import Needs, Program
 
 if TYPE_CHECKING:
     from launcher.plan.layer import Layer
@@ -37,25 +32,33 @@ DISK_FREE = 1 << 30
 DISK_FULL = 64 << 20  # nothing can be trained here
 
 
-def problems(machines: OpenMachines, needs: Requirements, control: Control) -> list[Problem]:
-    """Everything that is wrong with these machines for this run, but for the ways between them."""
-    hosts, facts, workload = machines.hosts, machines.facts, needs.workload
+def problems(machines: OpenMachines, needs: Needs, control: Control) -> list[Problem]:
+    """Everything that is wrong with these machines for this run, except the connections between
+    them."""
+    hosts, facts, program = machines.hosts, machines.facts, needs.program
     parts: dict[str, devices.NodeDevices] = {}
     wrong = [*master(hosts), *of_control(control.disk_free)]
     try:
-        parts = devices.assign(hosts, facts, workload)
+        parts = devices.assign(hosts, facts, program)
     except Refused as refused:
         wrong += refused.reasons
     for_all = []
     for host in hosts:
         own = facts[host.name]
         gets = host.name not in parts or parts[host.name].kind == "cuda"
-        on_gpus = devices.wants_gpus(host, workload.device) and (gets or bool(own.gpus.error))
+        on_gpus = devices.wants_gpus(host, program.device) and (gets or bool(own.gpus.error))
         for_all += [*_software(host, own, on_gpus), *data(host, own, needs)]
         for_all += [*_state(host, own), *_busy(host, own, needs.run, on_gpus)]
     wrong += [*together(for_all), *versions(machines)]
     wrong += [*same_data(machines), *together([*missing_data(machines, control.sources)])]
-    return [*wrong, *workload.problems(machines, parts, control, wrong)]
+    if needs_layer(program, machines):
+        wrong += python(machines)
+    wrong += layer(machines, program.layer)
+    wrong += together([*lacking_imports(machines, program.modules, program.typed)])
+    if not any(entry.blocks is ALWAYS for entry in wrong):
+        kept = needs.decided.get("precision")
+        wrong += refusal("precision", lambda: devices.precision(program, machines, kept))
+    return wrong
 
 
 def mismatches(machines: OpenMachines) -> list[Problem]:
@@ -111,9 +114,9 @@ def _software(host: Host, facts: NodeFacts, on_gpus: bool) -> Iterator[Problem]:
         yield problem("guard-python-missing", host, python=host.engine.guard_python)
 
 
-def data(host: Host, facts: NodeFacts, needs: Requirements) -> Iterator[Problem]:
+def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
     """Why the folder is not a data set, in the trainer's own words (contract/layout.py)."""
-    folder, seen = host.data_path(needs.run_config.data), facts.data
+    folder, seen = host.data_path(needs.config.data), facts.data
     if folder and not seen.exists:
         names, be = ", ".join(seen.others), "is" if len(seen.others) == 1 else "are"
         others = f"; there {be} {names}" if names else ""
@@ -167,22 +170,15 @@ def _busy(host: Host, facts: NodeFacts, run: str | None, on_gpus: bool) -> Itera
         yield problem("gpus-busy", host, holders="; ".join(held))
 
 
-# ---- the model, and what is imported ----
+# ---- what the program imports ----
 
 
-def model(machines: OpenMachines, name: str, control: Control) -> list[Problem]:
-    """One machine is needs for the name, since all have the same torchvision, or the difference is
-    a problem; and all for what one's own model imports."""
-    if not machines.hosts:
-        return []
-    host = machines.hosts[0]
-    facts = machines.facts[host.name]
-    if ":" not in name:
-        return [*_classifier(name, host, facts)]
-    if name.startswith(TIMM):  # which a layer brings; then it is tried out
-        return []
-    imports = lacking_imports(machines, control.imports, "model-imports", model=name)
-    return [*_own(name, host, facts, control.sent)] or together([*imports])
+def needs_layer(program: Program, machines: OpenMachines) -> bool:
+    """Return whether the program's packages have to be sent to these machines."""
+    if program.requirements is None:
+        return False
+    name, facts = program.unless_module, machines.facts
+    return name is None or any(name in facts[host.name].missing for host in machines.hosts)
 
 
 def layer(machines: OpenMachines, packages: Layer | None) -> list[Problem]:
@@ -195,42 +191,21 @@ def layer(machines: OpenMachines, packages: Layer | None) -> list[Problem]:
     return wrong
 
 
-def _classifier(name: str, host: Host, facts: NodeFacts) -> Iterator[Problem]:
-    known = facts.models
-    if known and name not in known:  # else there is no torchvision, or no answer in time
-        near = ", ".join(difflib.get_close_matches(name, known, 3) or known[:3])
-        own = {"name": host.name, "version": facts.versions.torchvision}
-        yield problem("model-unknown", model=name, near=near, **own)
-
-
-def _own(name: str, host: Host, facts: NodeFacts, sent: Sequence[str]) -> Iterator[Problem]:
-    """A file of any folder, or `package.module:function` in the checkout or in the machine's
-    environment. (Its functions were looked at before: models.by_path.)"""
-    module, _, function = name.rpartition(":")
-    if models.is_path(name):
-        if f"{OWN}/{Path(module).name}" not in sent:
-            yield problem("model-not-sent", model=name, file=module)
-        return
-    file = models.in_checkout(module)
-    if file and file not in sent:
-        yield problem("model-elsewhere", model=name, file=file, function=function)
-    elif not file and module.partition(".")[0] in facts.missing:
-        known = [f.removesuffix(".py").replace("/", ".") for f in sent if f.startswith("examples/")]
-        close = difflib.get_close_matches(module, known, 3)
-        near = f"; nearest: {', '.join(close)}" if close else ""
-        yield problem("model-nowhere", model=name, name=host.name, module=module, near=near)
-
-
 def lacking_imports(
-    machines: OpenMachines, packages: Sequence[str], code: str, **values: str
+    machines: OpenMachines, modules: Sequence[str], program: str
 ) -> Iterator[Problem]:
-    """Of each machine that lacks some of the packages."""
+    """A problem for each machine that seems to lack modules that the program imports. It never
+    blocks: the program was read here, not run, and may find them in another way."""
     for host in machines.hosts:
-        lacks = [name for name in packages if name in machines.facts[host.name].missing]
-        if lacks:
-            names, words = ", ".join(lacks), " ".join(lacks)
-            more = {**values, "python": host.env_python, "packages": words}
-            yield problem(code, host, missing=names, **more)
+        missing = [name for name in modules if name in machines.facts[host.name].missing]
+        if missing:
+            yield problem(
+                "imports",
+                host,
+                program=program,
+                missing=", ".join(missing),
+                python=host.env_python,
+            )
 
 
 # ---- machines beside each other ----
@@ -313,14 +288,3 @@ def unreachable_pairs(
         for far in answer:
             where = {"peer": names[far.address], "address": far.address, "port": far.port}
             yield problem("no-way", of=host.label(), why=far.why, **where)
-
-
-def batch(machines: OpenMachines, settings: TrainerOptions) -> list[Problem]:
-    """The first machine's data count: others that differ are a problem."""
-    nodes = len(machines.hosts)
-    first = machines.facts[machines.hosts[0].name] if nodes else None
-    listing = first.data.splits.get("train") if first else None
-    if listing is None:
-        return []
-    images, size = listing.images, settings.per_node_batch_size
-    return refusal("batch", lambda: refuse_batch(images, size, nodes))

@@ -19,17 +19,23 @@ from typing import TextIO
 from contract import seal
 from contract.errors import BAD_INPUT, UserError
 from contract.text import pluralize
-from launcher import folders, hours, look
+from launcher import collect, folders, hours, look, outputs
 from launcher.background import MIB
 from launcher.folders import relative
+from launcher.handover import find_checkpoint, place_checkpoints
 from launcher.look import OpenMachines
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Notify, of_run
 from launcher.participants import Moment, Participants, Waiter
 from launcher.plan.checks import ReadyRun, make_plan, new_id
+from launcher.plan.files import MOST_BYTES
 from launcher.plan.plan import Plan
+from launcher.plan.sending import deliveries, explain_missing_file
+from launcher.precheck import CheckFailed, run_check
 from launcher.problems import BUSY_REMEDY
+from launcher.program import Needs
+from launcher.site import RunSite, folders_of
 from launcher.terminal import Stopper, Terminal, waiting
 from launcher.watch import failures
 from launcher.watch.attempts import (
@@ -40,13 +46,13 @@ from launcher.watch.attempts import (
     exit_code,
     how_to_resume,
     leftovers,
+    not_copied,
     write_json,
 )
 from launcher.watch.failures import Failure, Restart
-from launcher.watch.guards import deliver, start_guards
+from launcher.watch.guards import deliver, lay_out, start_guards
 from launcher.watch.lines import RunLogs
 from launcher.watch.watch import Watch
-from launcher.workload import Requirements, RunSite
 
 LARGEST_DIVISOR = 64
 
@@ -69,7 +75,7 @@ class Run:
     def participants(self) -> Participants:
         return self.ready.participants
 
-    def site(self, machines: OpenMachines, needs: Requirements) -> RunSite:
+    def site(self, machines: OpenMachines, needs: Needs) -> RunSite:
         hosts = self.participants.hosts
         return RunSite(self.folder, needs, hosts, machines, self.attempts, self.terminal)
 
@@ -90,7 +96,7 @@ class Start:
     """An attempt that is about to be made. `checkpoint`: what it is told to go on from."""
 
     plan: Plan
-    needs: Requirements
+    needs: Needs
     machines: OpenMachines
     reason: str
     limits: Limits
@@ -107,8 +113,6 @@ def begin(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -
     try:
         folder = folders.begin(folders.RUNS, name or new_id(ready))
         plan = make_plan(ready, ready.machines, run=folder.name, bar=terminal.columns)
-        for warning in ready.workload.warnings(ready.machines.hosts):
-            terminal.say(warning)
         with folders.writing(folder / "plan.json"):
             # The plan holds the diff of the checkout and each machine's run_env, which are private.
             document = plan.document()
@@ -119,7 +123,8 @@ def begin(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -
         return carry_out(run, first_start(run, plan, "first attempt"))
     except BaseException as error:
         ready.machines.close()
-        if folder and (isinstance(error, Busy) or not (folder / "plan.json").exists()):
+        nothing_began = isinstance(error, (Busy, CheckFailed))
+        if folder and (nothing_began or not (folder / "plan.json").exists()):
             terminal.keep_no_more()
             folders.forget(folder, latest)
         raise
@@ -132,7 +137,7 @@ def go_on(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> 
     try:
         run = prepare(folder, ready, terminal)
         number = run.attempts.close_broken() + 1
-        checkpoint = ready.workload.find_checkpoint(run.site(ready.machines, ready.needs))
+        checkpoint = find_checkpoint(run.site(ready.machines, ready.needs))
         plan = make_plan(
             ready,
             ready.machines,
@@ -146,7 +151,7 @@ def go_on(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> 
         return carry_out(run, first_start(run, plan, "resumed by hand", checkpoint))
     except BaseException as error:
         ready.machines.close()
-        if run and isinstance(error, Busy):
+        if run and isinstance(error, (Busy, CheckFailed)):
             terminal.keep_no_more()
             run.lock.close()
         raise
@@ -154,7 +159,7 @@ def go_on(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> 
 
 def prepare(folder: Path, ready: ReadyRun, terminal: Terminal) -> Run:
     """From here on this process controls the run. Raises UserError where another one does."""
-    notify = Notify(ready.run_config.notify, terminal)
+    notify = Notify(ready.config.notify, terminal)
     lock, attempts = folders.lock(folder), Attempts(folder)
     before, count = attempts.status, len(attempts.list)
     return Run(folder, ready, terminal, notify, attempts, before, count, lock)
@@ -162,7 +167,7 @@ def prepare(folder: Path, ready: ReadyRun, terminal: Terminal) -> Run:
 
 def first_start(run: Run, plan: Plan, reason: str, checkpoint: str | None = None) -> Start:
     needs = dataclasses.replace(run.ready.needs, run=plan.run)
-    limits = Limits(run.ready.run_config.max_restarts)
+    limits = Limits(run.ready.config.max_restarts)
     return Start(plan, needs, run.ready.machines, reason, limits, checkpoint or None)
 
 
@@ -190,7 +195,7 @@ def run_attempts(run: Run, start: Start) -> tuple[Outcome, OpenMachines | None]:
     open then. Raises UserError where there was none."""
     with (
         Stopper().listening() as stopper,
-        hours.ending(run.ready.run_config.until, run.terminal),
+        hours.ending(run.ready.config.until, run.terminal),
         run.participants.looking(),
     ):
         while True:
@@ -205,7 +210,8 @@ def run_attempts(run: Run, start: Start) -> tuple[Outcome, OpenMachines | None]:
                 return Outcome("failed", None, 0.0, [], {}), start.machines
             refuse_if_busy(run, outcome)
             say_outcome(run, outcome)
-            decision = decide(outcome, start.limits, run.ready.workload.can_go_on)
+            can_resume = run.ready.program.resume is not None
+            decision = decide(outcome, start.limits, can_resume)
             if decision is None or stopper.asked:
                 return outcome, start.machines
             run.terminal.say(f"starting again: {decision[1]}")
@@ -235,7 +241,7 @@ def perform_attempt(run: Run, start: Start, stopper: Stopper) -> Outcome:
             run.attempts.begin(start.plan, start.reason, time.time())
     else:
         if cause := outcome.cause:
-            hint = start.needs.workload.hint(cause.evidence, cause.host)
+            hint = explain_missing_file(start.needs.program, cause.evidence, cause.host)
             cause = dataclasses.replace(cause, file_hint=hint)
             outcome = dataclasses.replace(outcome, cause=cause)
     run.attempts.end(outcome)
@@ -243,10 +249,15 @@ def perform_attempt(run: Run, start: Start, stopper: Stopper) -> Outcome:
 
 
 def send(run: Run, start: Start) -> None:
-    plan, workload = start.plan, start.needs.workload
+    plan, site = start.plan, run.site(start.machines, start.needs)
     with waiting(run.terminal, "sending the code"):
-        deliver(workload.deliveries(), start.machines, run.terminal.say)
-    workload.prepare_machines(run.site(start.machines, start.needs), plan)
+        deliver(deliveries(start.needs.program), start.machines, run.terminal.say)
+    place_checkpoints(site, plan)
+    if start.needs.program.runs_in_folder:
+        with waiting(run.terminal, "laying out the code"):
+            lay_out(plan, start.machines, start.needs.program.outputs, run.terminal.say)
+    if len(run.attempts.list) == run.count_before:  # a restart finds what the first start found
+        run_check(plan, start.machines, run.terminal)
     run.terminal.say(
         f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
         f"{pluralize(plan.world_size, 'process')}"
@@ -320,17 +331,14 @@ def next_start(run: Run, start: Start, limits: Limits, reason: str, stopper: Sto
     """The next attempt, on the machines that answer. Raises UserError; then no connection is
     open."""
     start.machines.close()
-    needs, config, terminal = start.needs, run.ready.run_config, run.terminal
-    saved = needs.workload.is_trainer and run.attempts.saved(run.folder)
+    terminal = run.terminal
+    needs = dataclasses.replace(start.needs, decided=run.attempts.decided())
+    saved = run.attempts.saved(run.folder)
     lead = "all is saved, and the run waits" if saved else "the run waits"
     waiter = Waiter(terminal, run.notify, stopper=stopper, lead=lead)
     machines = run.participants.gather(Moment.RESTART, needs, waiter, start.plan.run)
     try:
-        checkpoint = needs.workload.find_checkpoint(run.site(machines, needs))
-        if {host.name for host in machines.hosts} != set(run.attempts.list[-1]["nodes"]):
-            hosts = run.participants.hosts
-            workload = needs.workload.for_attempt(config, hosts, machines, terminal)
-            needs = dataclasses.replace(needs, workload=workload)
+        checkpoint = find_checkpoint(run.site(machines, needs))
         plan = make_plan(
             dataclasses.replace(run.ready, needs=needs),
             machines,
@@ -356,9 +364,9 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
     run.attempts.close(run.status_before if was_refused(run, outcome) else outcome.status)
     machines = reconnect(run, outcome, machines)
     try:
-        saved, is_whole = collect(run, machines)
-        can_go_on = run.ready.workload.can_go_on
-        how = how_to_resume(run.folder.name, saved, outcome.cause) if can_go_on else cannot_go_on()
+        saved, is_whole = collect_files(run, machines)
+        can_resume = run.ready.program.resume is not None
+        how = how_to_resume(run.folder.name, saved, outcome.cause) if can_resume else cannot_go_on()
         if outcome.status != "finished":
             run.attempts.say_how(how)
         is_whole = make_report(run.folder, run.terminal) and is_whole
@@ -402,18 +410,37 @@ def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> Open
     return machines
 
 
-def collect(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
+def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
     """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this
     machine has all that it should."""
-    site, config = run.site(machines, run.ready.needs), run.ready.run_config
-    took_part = run.participants.took_part
-    there = {name: folder for name, folder in site.folders.items() if name in took_part}
+    program, attempts, took_part = run.ready.program, run.attempts, run.participants.took_part
+    nodes, max_bytes = machines.nodes, run.ready.config.keep * MIB
+    run_folders = folders_of(machines, run.folder.name)
+    run_folders = {name: folder for name, folder in run_folders.items() if name in took_part}
+    lines: list[str] = []
+    held: dict[str, list[str]] = {}
+    is_whole = True
     with waiting(run.terminal, "copying records and checkpoints to this machine"):
-        collected = run.ready.workload.collect(site, there, config.keep * MIB)
-    run.attempts.read_resumed(run.folder)
-    for line in collected.said:
+        try:
+            lines += collect.bring(nodes, run_folders, attempts.list, run.folder, max_bytes)
+            if program.runs_in_folder:
+                limit = max_bytes if program.outputs else MOST_BYTES
+                lines += outputs.bring(nodes, run_folders, program.outputs, run.folder, limit)
+            if program.ranks_pass_on:  # so the newest checkpoint of one machine is that of all
+                held = collect.checkpoints(nodes, run_folders)
+                paths, problems = collect.best_and_last(held, nodes, run_folders, run.folder)
+                lines += [*problems, *(f"checkpoint {relative(path)}" for path in paths)]
+            if program.results and attempts.status == "finished":
+                first, names = attempts.list[-1]["nodes"][0], [*program.results]
+                came, is_whole = collect.bring_results(nodes, run_folders, first, names, run.folder)
+                lines += came
+        except collect.Unwritable as error:
+            lines, is_whole = [not_copied(run.folder, error)], False
+    attempts.read_starts()
+    for line in lines:
         run.terminal.say(line)
-    return collected.saved, collected.is_whole
+    has_saved = any(map(collect.newest, held.values())) or attempts.saved(run.folder)
+    return has_saved or not program.ranks_pass_on, is_whole
 
 
 REPORT = (sys.executable, "-m", "report")

@@ -4,14 +4,14 @@ what this one has for them. The answers are values of known types: judge.py says
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import structs
 
-from boundary.answers import DataSet, Listing, NodeFacts, Unreached
+from boundary.answers import MOST_PACKAGES, DataSet, Listing, NodeFacts, Unreached
 from boundary.schema import Invalid, convert, decode
 from contract import layout, precisions
 from contract.errors import UserError
@@ -32,6 +32,7 @@ from launcher.machines.engine import (
 )
 from launcher.node.machine import PULSE
 from launcher.problems import Problem, Refused, problem
+from launcher.program import Needs
 from launcher.remote import MARK, SECONDS, ask, marked, program
 
 FIRST_PORT, PORT_COUNT = 29500, 32
@@ -40,37 +41,6 @@ REACH_SECONDS = 15.0
 # With more machines than this each tries only its nearest neighbours and node 0, not all n * n
 # pairs.
 ALL_PAIRS = 16
-
-
-class Subject(Protocol):
-    """What is asked of a workload while machines are looked at (launcher/workload.py)."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def parallel(self) -> str: ...
-    @property
-    def packages(self) -> list[str]: ...
-    def question(self, is_first: bool) -> dict[str, Any]: ...
-    def of_checkout(self) -> tuple[tuple[str, ...], tuple[str, ...]]: ...
-    def problems(
-        self,
-        machines: OpenMachines,
-        parts: Mapping[str, Any],
-        control: Control,
-        others: Sequence[Problem],
-    ) -> list[Problem]: ...
-
-
-class Requirements(Protocol):
-    """What the machines must be able to do. `run` is the run to resume, None for a new one."""
-
-    @property
-    def run_config(self) -> Config: ...
-    @property
-    def workload(self) -> Subject: ...
-    @property
-    def run(self) -> str | None: ...
 
 
 @dataclass
@@ -108,22 +78,20 @@ class Source:
 
 @dataclass(frozen=True)
 class Control:
-    """What this machine knows itself: the bytes free for runs/, of a model the files that are sent
-    and what these import, and of machines by name what their data come from."""
+    """What this machine knows itself: the bytes free for runs/, and of machines by name what their
+    data come from."""
 
     disk_free: int
-    sent: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict)
 
 
-def control_machine_facts(needs: Requirements) -> Control:
+def control_machine_facts(needs: Needs) -> Control:
     """What this machine has for such a run."""
-    return Control(folders.disk_free(), *needs.workload.of_checkout())
+    return Control(folders.disk_free())
 
 
 def open_and_probe(
-    hosts: list[Host], needs: Requirements, *, without_missing: bool = False
+    hosts: list[Host], needs: Needs, *, without_missing: bool = False
 ) -> OpenMachines:
     """Connect to the machines and ask them. Raises UserError naming all that did not answer.
 
@@ -154,19 +122,19 @@ def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
     return [f"{', '.join(failures)}: {problem('examples').said}", next(iter(failures.values()))]
 
 
-def question(host: Host, hosts: Iterable[Host], needs: Requirements) -> dict[str, Any]:
+def question(host: Host, hosts: Iterable[Host], needs: Needs) -> dict[str, Any]:
     """What launcher/node/probe.py is asked on one of these machines."""
     hosts = list(hosts)
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
     return {
         "peers": list(dict.fromkeys(peers)),
-        "ports": candidate_ports(needs.run_config),
+        "ports": candidate_ports(needs.config),
         "node_dir": host.node_dir,
         "guard_python": host.engine.guard_python,
-        "packages": needs.workload.packages,
-        **needs.workload.question(host is hosts[0]),
+        "packages": needs.program.modules,
+        "distributions": MOST_PACKAGES if needs.program.requirements else 0,
         "toolkit": f"{host.cuda_home}/bin" if host.cuda_home else "/",
-        "data": host.data_path(needs.run_config.data),
+        "data": host.data_path(needs.config.data),
         "cpu_flags": precisions.BF16_FLAGS,
     }
 
@@ -242,20 +210,20 @@ def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
     )
 
 
-def data_sources(machines: OpenMachines, needs: Requirements) -> dict[str, Source]:
+def data_sources(machines: OpenMachines, needs: Needs) -> dict[str, Source]:
     """By machine, what its data come from, where that can be read. A server that takes part is
     compared as all machines are."""
     known: dict[str, Source | None] = {host.name: None for host in machines.hosts}
     sources = {}
     for host in machines.hosts:
-        folder = host.data_path(needs.run_config.data)
+        folder = host.data_path(needs.config.data)
         inside = folder.startswith(f"{host.data_root}/")
         copied = host.copied.get(folder[len(host.data_root) + 1 :])
         name = copied or host.data_server
         if not inside or not name:
             continue
         if name not in known:
-            known[name] = _read_copied(name) if copied else _read_shared(name, needs.run_config)
+            known[name] = _read_copied(name) if copied else _read_shared(name, needs.config)
         if source := known[name]:
             sources[host.name] = source
     return sources

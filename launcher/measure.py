@@ -15,26 +15,27 @@ from pathlib import Path
 from typing import Any
 
 from boundary.answers import NodeFacts
+from contract.decisions import OFF
 from contract.errors import UserError
-from contract.options import RESULTS, Config
+from contract.options import Config
 from contract.runs import MEASURED
 from contract.text import pluralize
-from launcher import collect, folders
+from launcher import build_trainer, collect, folders
 from launcher.background import MIB
 from launcher.errand import Errand
 from launcher.folders import relative
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
-from launcher.options import for_trainer, trainer_settings
 from launcher.participants import Waiter
-from launcher.plan.balance import OFF
+from launcher.plan import devices
 from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id
 from launcher.plan.plan import Plan, choose_port, interface
+from launcher.plan.sending import deliveries, with_layer
+from launcher.programs import build_program
 from launcher.run import in_turn
 from launcher.terminal import Terminal
 from launcher.watch.attempts import Attempts, not_copied
-from launcher.workloads.trainer import Trainer
 
 SECONDS = 15  # of steps
 LINKS = ("links.json",)
@@ -50,12 +51,13 @@ def plan(options: Config, words: list[str], anew: bool) -> int:
     """The prediction of such a run; `words` go to the report. Returns the exit code. Raises
     UserError."""
     terminal = Terminal()
-    settings = trainer_settings(options)
-    words = [*words, "--model", settings.model]
-    if settings.image_size is not None:
-        words += ["--image-size", str(settings.image_size)]
-    words += ["--warmup", str(settings.phases.warmup), "--optimizer", settings.optimizer]
-    words += ["--warmup-chosen"] if settings.phases.chosen else []
+    request = build_program(options).request
+    assert request
+    words = [*words, "--model", request.model]
+    if request.image_size is not None:
+        words += ["--image-size", str(request.image_size)]
+    words += ["--warmup", str(request.phases.warmup), "--optimizer", request.optimizer]
+    words += ["--warmup-chosen"] if request.phases.chosen else []
     hosts, problem = machines_of(options)
     count = options.nodes or len(hosts)
     words += ["--nodes", str(count)] if count else []
@@ -116,20 +118,19 @@ class Measurement:
     def __init__(self, checked: ReadyRun, terminal: Terminal):
         self.machines = checked.machines
         folder = folders.begin(folders.RUNS / MEASURED, new_id(checked))
-        # Steps take the same time with any weights, which are not sent. The options of the recipe
-        # are written out, since it might name some.
-        options = for_trainer(checked.run_config)
-        trainer = {key: options[key] for key in options if key not in ("weights", *RESULTS)}
-        trainer.update(config="{}", trial=SECONDS)
-        config = dataclasses.replace(checked.run_config, trainer=trainer)
-        workload = Trainer.read(config).for_machines(self.machines)
-        needs = dataclasses.replace(checked.needs, run_config=config, workload=workload)
+        # Each machine is a world of its own here, and would decide its precision by itself: all
+        # measure in the one that the ranks of a run would decide together.
+        level = devices.precision(checked.program, self.machines, None)
+        config = build_trainer.trial_of(checked.config, SECONDS, level.name if level else "auto")
+        program = with_layer(build_program(config), self.machines)
+        needs = dataclasses.replace(checked.needs, config=config, program=program)
         tables = timetables(self.machines.hosts, self.machines.facts)
         together = make_plan(
             dataclasses.replace(checked, needs=needs), self.machines, run=folder.name
         )
         plan = apart(together, self.machines.facts, tables)
-        self.errand = Errand(folder, plan, workload, self.machines, terminal, "measured", False)
+        sent = deliveries(program)
+        self.errand = Errand(folder, plan, sent, self.machines, terminal, "measured", False)
         self.linked = bool(tables)
 
     def carry_out(self) -> Path:
@@ -138,7 +139,7 @@ class Measurement:
         what = "the links between them, then " if self.linked else ""
         attempts = self.errand.perform(
             f"measuring {pluralize(len(plan.nodes), 'machine')}: {what}{SECONDS} s of "
-            f"{plan.model} on each by itself"
+            f"{plan.program.name} on each by itself"
         )
         self._collect(attempts)
         return self.errand.folder

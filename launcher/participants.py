@@ -28,9 +28,10 @@ from launcher.machines import engine
 from launcher.machines.engine import Host, Node, error_location
 from launcher.machines.owned import SIGNS
 from launcher.notify import Notify
+from launcher.plan.sending import with_layer
 from launcher.problems import ALWAYS, BUSY, NEVER, OWNER, SILENT, Problem, Refused, problem
+from launcher.program import Needs
 from launcher.terminal import Stopper, Terminal, WaitNotice, beside, waiting
-from launcher.workload import Requirements
 
 LOOK_SECONDS = 20.0  # between two looks at a machine that takes no part
 MIN_LOOKS = 4  # that have to find it free before it joins
@@ -234,7 +235,7 @@ class Participants(Known):
 
     def __init__(self, hosts: Sequence[Host], config: Config):
         super().__init__([*hosts], config, {host.name: Seen() for host in hosts})
-        self._training: tuple[OpenMachines, Requirements] | None = None
+        self._training: tuple[OpenMachines, Needs] | None = None
         self._connections: dict[str, Node] = {}  # to machines that take no part
 
     def select(
@@ -242,9 +243,7 @@ class Participants(Known):
     ) -> Selection:
         return select(moment, self, datetime.now(), time.monotonic(), found, waited)
 
-    def gather(
-        self, moment: Moment, needs: Requirements, waiter: Waiter, name: str
-    ) -> OpenMachines:
+    def gather(self, moment: Moment, needs: Needs, waiter: Waiter, name: str) -> OpenMachines:
         """Return connections to the machines that take part, once nothing keeps the run from
         starting on them. `name`: of the run, for people. Raises UserError."""
         terminal, remind, since = waiter.terminal, waiter.notify.wait(name), time.monotonic()
@@ -316,7 +315,7 @@ class Participants(Known):
         self._note({name: Problem("owner-there", SIGNS[sign], (name,)) if sign else None})
 
     @contextlib.contextmanager
-    def training(self, machines: OpenMachines, needs: Requirements) -> Iterator[None]:
+    def training(self, machines: OpenMachines, needs: Needs) -> Iterator[None]:
         """An attempt trains on these machines while the body runs."""
         self.inside, self.changed = [host.name for host in machines.hosts], time.monotonic()
         self.took_part.update(self.inside)
@@ -402,7 +401,7 @@ class Participants(Known):
 
 
 def find_problems(
-    machines: OpenMachines, needs: Requirements, moment: Moment, joins: bool
+    machines: OpenMachines, needs: Needs, moment: Moment, joins: bool
 ) -> list[Problem]:
     """Return everything that is wrong with machines for a run, each by itself and together.
     `joins`: some of them never took part."""
@@ -411,7 +410,7 @@ def find_problems(
     is_first = moment in (Moment.DRY_RUN, Moment.START)
     if is_first:
         try:
-            needs = replace(needs, workload=needs.workload.for_machines(machines))
+            needs = replace(needs, program=with_layer(needs.program, machines))
         except Refused as refused:
             found = refused.reasons
         control = replace(control, sources=look.data_sources(machines, needs))

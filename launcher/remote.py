@@ -66,11 +66,11 @@ def _path(name: str) -> Path:
     return CHECKOUT / f"{name.replace('.', '/')}.py"
 
 
-def ask(node: Node, module: str, call: str, kind: Any) -> Any:
+def ask(node: Node, module: str, call: str, kind: Any, seconds: float = SECONDS) -> Any:
     """What a function of launcher/node answers on a machine, by the guard's Python. Raises OSError,
     UserError and Invalid."""
     process = node.start([node.host.engine.guard_python, "-IB", "-"])
-    output, said, _ = talk(process, program(module, call).encode(), SECONDS, len(PULSE))
+    output, said, _ = talk(process, program(module, call).encode(), seconds, len(PULSE))
     line = marked(output)
     if line is None:
         raise UserError(f"it gave no answer{said and f': {said}'}")

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 from msgspec import defstruct
 
-from boundary.run_files import Attempts, Line
 from contract import seal
 from contract.errors import UserError
 from contract.options import DEFAULT_INVENTORY, Config, as_typed
@@ -17,12 +16,12 @@ from contract.text import clean
 from launcher import folders
 from launcher.machines.engine import Busy
 from launcher.notify import Facts, Notify
-from launcher.options import STORED, read
+from launcher.options import STORED, config_of, read
 from launcher.participants import Moment, Waiter
 from launcher.plan import plan as planning
 from launcher.plan.checks import check_machines, make_plan, new_id
+from launcher.programs import executes, resume_config
 from launcher.terminal import Terminal, keep_machines
-from launcher.workloads import kind_of
 
 T = TypeVar("T")
 
@@ -33,10 +32,8 @@ def dry_run(options: Config) -> int:
     try:
         name = new_id(checked)
         plan = make_plan(checked, checked.machines, run=name, bar=terminal.columns)
-        for warning in checked.workload.warnings(checked.machines.hosts):
-            terminal.say(warning)
         terminal.drain()
-        lines = [planning.render(plan)]
+        lines = [planning.render(plan, checked.machines)]
         left_out = checked.participants.select(Moment.START).left_out
         for host in checked.machines.hosts:
             if host.owner.signs:
@@ -82,10 +79,7 @@ def in_turn(options: Config, terminal: Terminal, once: Callable[[Waiter], T]) ->
 
 
 # What a run that goes on reads of its plan.json.
-PLANNED = defstruct(
-    "Planned",
-    [("options", STORED), *((name, Optional[Line], None) for name in ("precision", "sync"))],
-)
+PLANNED = defstruct("Planned", [("options", STORED)])
 
 
 def began_as(folder: Path, given: dict[str, Any], verb: str) -> Config:
@@ -104,16 +98,15 @@ def resume(name: str, given: dict[str, Any]) -> int:
     now. Returns the exit code."""
     folder = folders.find(name)
     began = began_as(folder, given, "RESUME")
-    attempts = []
-    if (folder / "attempts.json").exists():  # else its controller ended before the first attempt
-        attempts = folders.recorded(folder / "attempts.json", Attempts)["attempts"]
-    options = kind_of(began).resumed(folder / "plan.json", began, given)
+    from launcher.watch.attempts import Attempts  # which a new run needs only later
+
+    decided = Attempts(folder).decided()
+    options = resume_config(began, given)
     keep_machines(options.inventory)
     terminal = Terminal()
-    before = None if "balance" in given else weights_before(attempts)
 
     def once(waiter: Waiter) -> int:
-        ready = check_machines(options, terminal, waiter, folder.name, before)
+        ready = check_machines(options, terminal, waiter, folder.name, decided)
         from launcher import lifecycle
 
         return lifecycle.go_on(folder, ready, terminal, waiter)
@@ -124,7 +117,8 @@ def resume(name: str, given: dict[str, Any]) -> int:
 def _refuse_unnamed(name: str, began: Config, given: dict[str, Any], verb: str) -> None:
     """Raise UserError for what a plan.json that is not this user's own would have executed, here or
     on machines, unless it was typed."""
-    unnamed = kind_of(began).unnamed_code(began, given)
+    typed_now = {*given, *config_of(given).trainer}
+    unnamed = [text for key, text in executes(began).items() if key not in typed_now]
     if began.inventory != DEFAULT_INVENTORY and "inventory" not in given:
         unnamed.insert(0, as_typed("INVENTORY", began.inventory))
     if unnamed:
@@ -133,9 +127,3 @@ def _refuse_unnamed(name: str, began: Config, given: dict[str, Any], verb: str) 
             f"and to go on with it is to carry out what that says: {', '.join(unnamed)}. If that "
             f"is what you want, type it with {verb}."
         )
-
-
-def weights_before(attempts: list[dict[str, Any]]) -> dict[str, int]:
-    """The weights of the machines of the last attempt, equal ones for equal parts."""
-    last = attempts[-1] if attempts else {"nodes": [], "balance": {}}
-    return {name: last["balance"].get(name, 1) for name in last["nodes"]}

@@ -17,19 +17,17 @@ from typing import Any
 
 from contract.errors import UserError
 from contract.options import Config
-from contract.options import Options as TrainerOptions
 from contract.runs import RUNS, run_id
 from contract.text import write_whole
 from launcher import folders, judge, look, run, terminal
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT, JOB
-from launcher.options import document, read, trainer_settings
+from launcher.options import document, read
 from launcher.plan.checks import instruction_limits
-from launcher.plan.plan import check_batch
 from launcher.problems import Refused
-from launcher.workload import Requirements
-from launcher.workloads.trainer import Trainer
+from launcher.program import Needs, Program
+from launcher.programs import build_program
 
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.
@@ -47,11 +45,10 @@ exec {python} -m launcher slurm
 """
 
 
-def batch_script(config: Config, settings: TrainerOptions, host: Host, name: str) -> str:
+def batch_script(config: Config, host: Host, name: str) -> str:
     """The batch script. Python, data and GPUs are those of `host`: in Slurm all nodes are alike,
     and Slurm decides who has them. Raises UserError."""
     nodes = config.nodes or 1
-    check_batch(["each node"], [host.gpus or 1] * nodes, settings.per_node_batch_size)
     own = {**asdict(host), "connection": "slurm", "env": {**instruction_limits(), **host.env}}
     del own["owner"], own["route"]
     data = host.data_path(config.data) if "/" in config.data else config.data
@@ -75,9 +72,9 @@ def run_job(job: dict[str, Any]) -> int:
     return run.train(options, job["run"])
 
 
-def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) -> None:
+def refuse(host: Host, options: Config, program: Program, nodes: int) -> None:
     """Raise UserError for what the job would fail by, as far as this machine can know it: it has
-    the checkout, a torchvision and Slurm's own words, and the data if the inventory says so."""
+    the checkout, perhaps torch and Slurm's own tools, and the data if the inventory says so."""
     here = replace(
         host,
         connection="local",
@@ -87,20 +84,25 @@ def refuse(host: Host, options: Config, settings: TrainerOptions, nodes: int) ->
         gpus=0,
     )
     options = options if host.engine.is_local else replace(options, data="")
-    asked = Requirements(options, Trainer(settings))
-    machines = look.open_and_probe([here], asked)
+    needs = Needs(options, program)
+    machines = look.open_and_probe([here], needs)
     machines.close()
-    problems = [*judge.data(here, machines.facts[here.name], asked)]
+    if found := [*judge.data(here, machines.facts[here.name], needs)]:
+        raise Refused(found)
     if importlib.util.find_spec("torch"):
-        problems += judge.model(machines, settings.model, look.control_machine_facts(asked))
+        argv = [sys.executable, *program.check]
+        env = {**os.environ, "TANDEM_OUTPUT": "."}  # as in a run, it speaks of make's variables
+        done = subprocess.run(
+            argv, cwd=CHECKOUT, env=env, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise UserError(*done.stderr.strip().splitlines()[-1:])
     else:
-        said = "torch is not on this machine, so whether there is such a model was not checked"
-        terminal.show(f"MODEL={settings.model}: {said}", sys.stdout)
-    if problems:
-        raise Refused(problems)
-    there = machines_of_slurm()
-    if there is not None and nodes > there:
-        raise UserError(f"NODES={nodes}: Slurm's largest partition has {there} here (sinfo).")
+        said = "torch is not on this machine, so the program was not checked"
+        terminal.show(f"{program.typed}: {said}", sys.stdout)
+    available = machines_of_slurm()
+    if available is not None and nodes > available:
+        raise UserError(f"NODES={nodes}: Slurm's largest partition has {available} here (sinfo).")
 
 
 def machines_of_slurm() -> int | None:
@@ -120,15 +122,15 @@ def main(options: Config) -> int:
     UserError."""
     if JOB in os.environ:
         return run_job(json.loads(os.environ[JOB]))
-    settings = trainer_settings(options)
+    program = build_program(options)
     hosts = inventory.load(Path(options.inventory))
     # Slurm may have more machines than the inventory, whose first one stands for them all.
     wanted = options.nodes or len(hosts)
-    refuse(hosts[0], replace(options, nodes=None), settings, wanted)
+    refuse(hosts[0], replace(options, nodes=None), program, wanted)
     host, options = hosts[0], replace(options, nodes=wanted)
-    name = run_id(settings.model, wanted, time.time())
+    name = run_id(program.name, wanted, time.time())
     path = CHECKOUT / RUNS / f"{name}.sbatch"
-    text = batch_script(options, settings, host, name)
+    text = batch_script(options, host, name)
     with folders.writing(path):
         write_whole(path, text.encode(), mode=0o600)  # run_env may hold passwords
     wrote = path.relative_to(CHECKOUT)

@@ -55,7 +55,6 @@ def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
         plain = dataclasses.replace(progress, ruling=None, machines=[])
         told.update(dataclasses.asdict(plain), as_of_seconds_ago=age(progress))
         del told["ruling"]
-        told["script"] = not told.pop("is_trainer")
         told["bottleneck"] = progress.cause
         if not running:  # nothing is of now
             told.update(dict.fromkeys(("hang", "left", "recent_images_per_second")))

@@ -116,7 +116,7 @@ def advise(
     remedies += reading_advice(step, now, cause, start, evidence, small_copy)
     remedies += checkpoint_advice(step, now, start) + rank_work_advice(step, now)
     worthwhile = [remedy for remedy in remedies if remedy.predicted > WORTH * now.images_per_second]
-    if not step.is_trainer:
+    if not step.program.adjustable:
         worthwhile = [without_options(remedy) for remedy in worthwhile]
     ranked = sorted(worthwhile, key=lambda remedy: (remedy.money, -remedy.predicted))
     beside = {"saving": now.saving, "work between epochs": now.rank_work}
@@ -125,7 +125,7 @@ def advise(
 
 
 def without_options(remedy: Remedy) -> Remedy:
-    """The remedy without the trainer's options, which a script does not have; NODES is make's."""
+    """The remedy without options, for a program that has none of these; NODES is the launcher's."""
     words = {name: value for name, value in remedy.words.items() if name == "NODES"}
     return replace(remedy, words=words, args=())
 
@@ -188,8 +188,7 @@ def network_advice(step: Step, now: Situation, start: RankStart) -> list[Remedy]
         return []
     remedies: list[Remedy] = []
     if step.rate and not step.one_machine:
-        family = step.phases.family if step.is_trainer else None
-        remedies += strategy_advice(step, now, family)
+        remedies += strategy_advice(step, now, step.family)
         for mbit, name in LINKS:
             rate = formulas.goodput(mbit)
             if rate > 1.5 * step.rate:
@@ -197,7 +196,7 @@ def network_advice(step: Step, now: Situation, start: RankStart) -> list[Remedy]
                 change = f"network cards and switch of {name}"
                 remedies.append(propose(now, change, "network", becoming(network=wait), money=True))
     batch = round((start.global_batch or step.images) / step.nodes)
-    change = f"{step.ways.batch}: half as many exchanges"
+    change = f"{step.program.phrases.batch}: half as many exchanges"
     twice = twice_the_batch(step)
     remedies.append(propose(now, change, "batch", twice, words={"BATCH": 2 * batch}))
     return remedies
@@ -255,10 +254,10 @@ def strategy_advice(step: Step, now: Situation, family: str | None) -> list[Reme
     )
     if best == step.strategy:
         return []
-    how = step.ways.sync.format(best.spec)
+    how = step.program.phrases.sync.replace("{}", best.spec)
     args: tuple[str, ...] = ()
     if step.pending is not None and best.rule.warms:
-        how += f" {step.ways.warmed_up}"
+        how += f" {step.program.phrases.warmed_up}"
         args = ("--sync_warmup", "0")
     label = prices.label_of(best, family or prices.SGD)
     if not prices.is_acceptable(best, family or prices.SGD, step.length):
@@ -312,7 +311,7 @@ def balance_advice(step: Step, now: Situation, cause: str, balance: object) -> l
     speeds = own_speeds(step)
     passing = cause in ("cpu_contention", "rank_work") or cause.startswith("data")
     if (
-        not step.is_trainer
+        not step.program.adjustable
         or passing
         or not len(speeds) == step.nodes > 1
         or not weights_of(list(speeds.values()))
@@ -443,7 +442,7 @@ def loader_advice(
         return []
     typed = ("--workers", f"{2 * workers:.0f}") if workers else ()
     sure = "" if idle else ", if that many cores are idle"
-    return [propose(now, f"{step.ways.workers}{sure}", "data", loading(2), args=typed)]
+    return [propose(now, f"{step.program.phrases.workers}{sure}", "data", loading(2), args=typed)]
 
 
 def loading(factor: float) -> Changed:
@@ -463,14 +462,14 @@ def checkpoint_advice(step: Step, now: Situation, start: RankStart) -> list[Reme
         """The trainer writes a file while it trains, and waits for it as it begins the next: each
         stall is shorter by the steps that come between, too."""
         left = 1.0
-        if every and step.is_trainer:
+        if every and "checkpoint_every" in options:
             stall = every * now.saving
             own = min(stall, step.least_save)
             between = stall / then.saving * (then.seconds - then.saving)
             left = (own + max(0.0, stall - own - between)) / stall
         return replace(then, saving=then.saving * left / 2)
 
-    return [propose(now, step.ways.saving, "saving", half, args=args)]
+    return [propose(now, step.program.phrases.saving, "saving", half, args=args)]
 
 
 def rank_work_advice(step: Step, now: Situation) -> list[Remedy]:

@@ -75,7 +75,7 @@ def analyse(folder: Path) -> Analysis:
     advice = NONE if short else advise(step, cause, start, evidence, run.plan.options or {})
     remedies = filter(None, (*advice.remedies, advice.together))
     summary["advice"] = [remedy_entry(run, remedy) for remedy in remedies]
-    summary["predicted"] = plain(run.plan.predicted)  # by `make plan`, as the launcher recorded it
+    summary["predicted"] = plain(start.decided.predicted)  # by `make plan`
     joules, (images, _) = gpu_joules(run, uses.gpus), training_totals(run.ranks)
     summary["gpu_joules"] = None if joules is None else round(joules)
     per_image = joules / images if joules is not None and images else None
@@ -143,7 +143,7 @@ def summarise(run: Run, accounting: Accounting, step: Step | None, start: RankSt
         "wall_seconds": round(accounting.wall, 3),
         "seconds": {name: round(value, 4) for name, value in accounting.seconds.items()},
         "bytes_sent_per_step": None if bytes_sent is None else round(bytes_sent),
-        "sync": start.sync or run.plan.sync,
+        "sync": start.sync,
     }
 
 

@@ -143,7 +143,7 @@ def data_disk(disks: Sequence[DiskUsage], hosts: set[str] | None = None) -> Disk
 
 
 def straggler_cause(step: Step, evidence: ResourceUsage) -> str:
-    """Why one rank is slower than the others: other programs, its data, what a script does on this
+    """Why one rank is slower than the others: other programs, its data, what it does on this
     rank alone between two steps, or else itself."""
     last, others = slowest(step)
     waits, use = excess_queueing(step, evidence), evidence.machine(last.host)
@@ -153,7 +153,7 @@ def straggler_cause(step: Step, evidence: ResourceUsage) -> str:
     slow_at = slowest_by(step, last)
     if slow_at == "data":
         return data_cause(evidence, {last.host})
-    return "rank_work" if slow_at == "other" and not step.is_trainer else "straggler"
+    return "rank_work" if slow_at == "other" else "straggler"
 
 
 def excess_queueing(step: Step, evidence: ResourceUsage) -> float | None:

@@ -367,10 +367,11 @@ def step_section(comparison: Comparison) -> Section:
         )
         for side in sides
     ]
-    keys = [Key(name, PARTS[name].short) for name in used]
+    titles = {name: PARTS[name].short.format("data") for name in used}  # whatever each trains on
+    keys = [Key(name, title) for name, title in titles.items()]
     columns = [Column("", lambda side: side.label)]
     columns += [Column("step", lambda side: or_unknown(side.part("seconds"), seconds))]
-    columns += [Column(PARTS[name].short, partial(part_of, name)) for name in used]
+    columns += [Column(title, partial(part_of, name)) for name, title in titles.items()]
     return Section(
         "The mean step",
         [

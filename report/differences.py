@@ -46,13 +46,13 @@ def settings(analysis: Analysis) -> dict[str, str]:
     run, start = analysis.run, analysis.start
     options = start.options
     named: dict[str, object] = {
-        "model": start.model or run.plan.model,
+        "model": start.model or run.program.command,
         "data": run.plan.data or PurePath(str(options.get("data") or UNKNOWN)).name,
         "training images": start.train_images,
         "validation images": start.eval_images,
         "machines": len(last_hosts(run)),
         "ranks": world_size(run),
-        "epochs": start.epochs or run.plan.epochs,
+        "epochs": start.epochs,
         "batch of all ranks": start.global_batch,
         "image_size": start.image_size,
         **{name: getattr(start, name) for name in ("precision", "sync", "accumulate", "workers")},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import sub
 
-from boundary.run_files import RankStart
+from boundary.run_files import PlannedProgram, RankStart
 from contract.options import OPTIMIZERS
 from contract.strategies import EXACT, MIB, SGD, Payload, Phases, Strategy, parse
 from contract.text import link_speed, seconds, size
@@ -19,7 +19,6 @@ from report.figures import SENT
 from report.read import BETWEEN, RankRecord, Run
 from report.usage import NetworkUsage
 from report.wait_rules import OWN_WORK, WAIT
-from report.ways import SCRIPT, TRAINER, Phrasing
 
 # A verdict takes so many measured steps, whose halves agree: until then the device, caches and
 # connections may be warming up. In SETTLED_STEPS they weigh little, and steps that still change are
@@ -97,14 +96,13 @@ class Step:
     warm_seconds: float = 0.0  # a step of the warm-up, where others follow it
     phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
     length: float | None = None  # steps that the run was meant to have
-    is_trainer: bool = True  # else a script of the user's
-    sample: str = "image"  # the word for it
+    program: PlannedProgram = field(default_factory=PlannedProgram)
+    family: str | None = None  # of its optimizer, where that is known
     contradiction: str | None = None  # a figure that cannot be, and was left out
 
     @property
-    def ways(self) -> Phrasing:
-        """The words for advice: our trainer's options, or a script's."""
-        return TRAINER if self.is_trainer else SCRIPT
+    def sample(self) -> str:
+        return self.program.sample
 
     @property
     def samples(self) -> str:
@@ -177,7 +175,7 @@ def measure_step(run: Run, networks: list[NetworkUsage]) -> Step | None:
     records = longest_attempt(run.ranks)
     if not records:
         return None
-    step = step_of_ranks(records, run.sample)
+    step = step_of_ranks(records, run.program)
     hosts = {record.host for record in records}
     used = [use for use in networks if use.host in hosts and use.attempt == step.attempt]
     step = replace(
@@ -185,7 +183,6 @@ def measure_step(run: Run, networks: list[NetworkUsage]) -> Step | None:
         bytes_sent=mean_or_none([use.sent_per_step for use in used]),
         link_mbit=min((use.speed_mbit for use in used if use.speed_mbit), default=None),
         shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
-        is_trainer=run.is_trainer,
     )
     step = without_contradiction(step, statistics.fmean(r.clock / steps_of(r) for r in records))
     return replace(step, rate=real_rate(step, used))
@@ -209,7 +206,7 @@ def without_contradiction(step: Step, loop: float) -> Step:
     )
 
 
-def step_of_ranks(records: list[RankRecord], sample: str = "image") -> Step:
+def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
     """The mean step by the ranks' own records, without the network cards' counters."""
     later = has_later_steps(records)
     # What ranks wait for another's work between epochs is charged to that, and to no step.
@@ -268,7 +265,8 @@ def step_of_ranks(records: list[RankRecord], sample: str = "image") -> Step:
         warm_seconds=warm_step(records) if later else 0.0,
         phases=phases_of(start),
         length=length_of(start),
-        sample=sample,
+        program=program,
+        family=family_of(start),
     )
 
 
@@ -297,10 +295,15 @@ def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
     return [r for r in records if r.attempt == longest and len(r.steps) > 1]
 
 
+def family_of(start: RankStart) -> str | None:
+    """Of its optimizer, where a rank recorded which one it has."""
+    optimizer = OPTIMIZERS.get(str(start.options.get("optimizer")))
+    return optimizer.family if optimizer else None
+
+
 def phases_of(start: RankStart) -> Phases:
     """Of a run. A script chooses its exact steps itself, and its optimizer is not known."""
-    optimizer = OPTIMIZERS.get(str(start.options.get("optimizer")))
-    family = optimizer.family if optimizer else SGD
+    family = family_of(start) or SGD
     chosen = not start.options or start.options.get("sync_warmup") is not None
     return Phases(start.epochs or 1, start.warmup or 0, family, chosen)
 

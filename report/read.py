@@ -22,6 +22,7 @@ from boundary.run_files import (
     AttemptRecord,
     Evaluation,
     GuardEnd,
+    PlannedProgram,
     RankEnd,
     RankStart,
     RunEnd,
@@ -219,29 +220,22 @@ class Run:
     missing: list[str]  # sentences
 
     @property
-    def is_trainer(self) -> bool:
-        """Whether our trainer ran, which has make's variables; else a script of the user's."""
-        return not self.plan.script
+    def program(self) -> PlannedProgram:
+        return self.plan.program
 
     @property
     def sample(self) -> str:
         """What one of the things that it trains on is called in sentences about it."""
-        return "image" if self.is_trainer else "sample"
+        return self.program.sample
 
     @property
     def samples(self) -> str:
         return f"{self.sample}s"
 
     @property
-    def program(self) -> list[str]:
-        """The script and its arguments, as they were typed; [] of our trainer."""
-        script = self.plan.script
-        return [*script.words, *script.arguments] if script else []
-
-    @property
     def untimed(self) -> bool:
-        """Whether it is a script that timed no steps."""
-        return not self.is_trainer and not self.ranks
+        """Whether no step was timed, which is as it should be for this program."""
+        return not self.program.times_steps and not self.ranks
 
     @property
     def hosts(self) -> list[str]:
@@ -336,7 +330,7 @@ class Reader:
             machines=self._machines,
             missing=missing,
         )
-        if run.is_trainer and not run.ranks:
+        if run.program.times_steps and not run.ranks:
             missing.append(
                 "No rank wrote its timings (nodes/<host>/rank<k>.<attempt>.steps.jsonl)."
             )

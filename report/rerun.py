@@ -22,18 +22,18 @@ def train_line(
     run: Run, words: Mapping[str, object] | None = None, args: Sequence[str] | None = None
 ) -> str | None:
     """`make train ...` as it was typed, with other `words` in the place of its own; `args`: the
-    trainer's words, if not the run's own. None for a run that make did not start, and for a script
-    with words that are our trainer's."""
-    options, trainers = run.plan.options, set(words or ()) - {"NODES"}
-    if options is None or (trainers and not run.is_trainer):
+    trainer's words, if not the run's own. None for a run that make did not start, and where `words`
+    would not change the program."""
+    options, changes = run.plan.options, set(words or ()) - {"NODES"}
+    if options is None or (changes and not run.program.adjustable):
         return None
     # NODES as it was typed: a machine may have been away, and those that trained be others.
     nodes = natural_number(options.get("nodes")) or len(run.plan.nodes or run.hosts)
     typed: dict[str, object] = {"NODES": nodes}
     for name in verbs.VERBS["train"].variables:
         value = options.get(name.lower())
-        if name == "BALANCE" and not run.is_trainer:
-            continue  # of our trainer
+        if name == "BALANCE" and not run.program.adjustable:
+            continue
         if name not in OWN and value and value != DEFAULT_INVENTORY:
             typed[name] = 1 if value is True else value
     typed.update(words or {})
@@ -60,8 +60,6 @@ def too_short(run: Run, step: Step | None, epochs: int) -> TooShort | None:
 
 def longer(run: Run, epochs: int, measured_steps: int) -> str:
     """The command of the same run, long enough."""
-    if not run.is_trainer:
-        return "the same script, for longer by its own options (ARGS=)"
     parts = SETTLED_STEPS / max(1, measured_steps)
     epochs = max(epochs + 1, math.ceil(max(1, epochs) * parts))
-    return train_line(run, {"EPOCHS": epochs}) or f"python -m trainer ... --epochs {epochs}"
+    return train_line(run, {"EPOCHS": epochs}) or run.program.phrases.longer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Mapping
 
@@ -101,8 +100,8 @@ def setup(analysis: Analysis) -> list[str]:
         micro = f" in {micro_batches:.0f} micro-batches" if several else ""
         words.append(f"batch {start.global_batch}{micro}")
     words += [start.precision] if start.precision else []
-    if summary["sync"] or analysis.run.is_trainer:
-        words.append(f"sync {summary['sync'] or 'unknown'}")
+    if summary["sync"]:
+        words.append(f"sync {summary['sync']}")
     words += [start.device] if start.device else []
     words += [f"torch {start.torch}"] if start.torch else []
     # A CPU whose instructions the environment denies oneDNN is slower than it could be.
@@ -111,10 +110,8 @@ def setup(analysis: Analysis) -> list[str]:
 
 
 def program(analysis: Analysis) -> str:
-    """The model, or the script with its arguments."""
-    if not analysis.run.is_trainer:
-        return shlex.join(analysis.run.program)
-    return analysis.start.model or analysis.run.plan.model or "unknown model"
+    """The command of the program, or else the model that its ranks recorded."""
+    return analysis.run.program.command or analysis.start.model or "unknown program"
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str]]:
@@ -331,7 +328,7 @@ def evaluation_section(analysis: Analysis) -> Section:
         return Section("Evaluation", [])
     lines_of = {
         "in training": ("data", [(e.train_top1, e.train_loss) for e in epochs]),
-        "on validation images": ("forward", [(e.top1, e.loss) for e in epochs]),
+        "on validation data": ("forward", [(e.top1, e.loss) for e in epochs]),
     }
     scores: list[Line] = []
     losses: list[Line] = []
@@ -356,7 +353,7 @@ def evaluation_section(analysis: Analysis) -> Section:
         if epoch.part
     ]
     items: list[Item] = [Charts(drawn), rows, *partly[-1:]]
-    return Section("Evaluation", items, "exact, over the images of all ranks")
+    return Section("Evaluation", items, "exact, over the data of all ranks")
 
 
 def restarts(analysis: Analysis) -> tuple[Mark, ...]:
@@ -386,11 +383,12 @@ def run_section(analysis: Analysis) -> Section:
     """What identifies the run: its command, when, which code, and which machines."""
     run, plan = analysis.run, analysis.run.plan
     unix = plan.created_unix or analysis.start.unix
-    why, prediction = plan.precision_why, analysis.summary["predicted"]
+    start, prediction = analysis.start, analysis.summary["predicted"]
+    why = start.decided.precision_why
     rows = {
         "started": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(unix)) if unix else "",
         "revision": differences.code_of(plan) if plan.code_sha256 else "",
-        "precision": f"{plan.precision}: {why}" if why and why != "as asked" else "",
+        "precision": f"{start.precision}: {why}" if why and why != "as asked" else "",
         "make plan said": f"{prediction['images_per_second']:.1f} images/s" if prediction else "",
         **differences.machines(analysis),
     }

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from boundary.run_files import MachineLine, RankStart
+from boundary.run_files import MachineLine, PlannedProgram, RankStart
 from boundary.schema import convert_what_fits
 from contract.errors import UserError
 from contract.text import percent, seconds, three_digits
@@ -123,7 +123,6 @@ class Progress:
     finished: Sequence[tuple[str, int]] = ()  # ranks that ended with exit code 0
     leaving: bool = False  # a rank has ended its records
     unsummed: int = 0  # steps in a row whose gradients DDP did not sum, where they are many
-    is_trainer: bool = True  # else a script of the user's
     samples: str = "images"  # the word for them
 
     @property
@@ -187,9 +186,12 @@ class Follower:
         is_stuck = hang or finished or not stepped or not (is_current or is_long)
         ruling, missing = None, ""
         if complete:
-            ruling, missing = ruling_of(records, full, run.on_one_machine, run.sample)
+            ruling, missing = ruling_of(records, full, run.on_one_machine, run.program)
         if ruling and not is_current:
             ruling = replace(ruling, recent=False)
+        recent_speed = images_per_second(recent) if is_current else None
+        if hang:
+            recent_speed = 0.0
         return Progress(
             attempt=attempt,
             unix=run.unix or time.time(),
@@ -198,7 +200,7 @@ class Follower:
             step=step,
             steps=steps,
             images_per_second=images_per_second(run.ranks),
-            recent_images_per_second=images_per_second(recent) if is_current else None,
+            recent_images_per_second=recent_speed,
             left=None if hang or finished else time_left(stepped, step, steps),
             loss=mean_or_none([record.loss for record in records]),
             top1=mean_or_none([record.top1 for record in records]),
@@ -211,23 +213,22 @@ class Follower:
             finished=finished,
             leaving=any(record.end for record in records),
             unsummed=unsummed_steps(records),
-            is_trainer=run.is_trainer,
             samples=run.samples,
         )
 
 
 def ruling_of(
-    records: list[RankRecord], queued: float, one_pc: bool, sample: str
+    records: list[RankRecord], queued: float, one_pc: bool, program: PlannedProgram
 ) -> tuple[Ruling | None, str]:
     """The bottleneck, or else what is missing before the steps can be judged. `queued`: the share
     of time that threads wait where processors are oversubscribed, else 0; `one_pc`: all ranks are
-    on it; `sample`: the word for one."""
+    on it."""
     missing = ""
     recent = [record.last(RECENT, LEAST_STEPS) for record in records]
     for some in (recent, records):
         if not some or any(len(record.steps) < 2 for record in some):
             continue
-        step = step_of_ranks(some, sample)
+        step = step_of_ranks(some, program)
         missing = step.missing_for_verdict
         if missing:
             continue

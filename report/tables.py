@@ -97,7 +97,9 @@ MEMORY = (
     Column("device", lambda use: use.device),
     Column("processes", lambda use: str(use.ranks)),
     Column("peak memory", lambda use: or_unknown(use.peak_memory, size)),
-    Column("bad images", lambda use: or_unknown(use.bad_images, lambda count: f"{count:,.0f}")),
+    Column(
+        "unreadable files", lambda use: or_unknown(use.bad_images, lambda count: f"{count:,.0f}")
+    ),
 )
 
 
@@ -216,8 +218,8 @@ RESIDENT_NOTE = (
 
 def memory_section(analysis: Analysis) -> Section:
     """Peak memory and bad images, by machine."""
-    # No script says how many images it could not read.
-    columns = MEMORY if analysis.run.is_trainer else MEMORY[:-1]
+    # Most programs do not say how many images they could not read.
+    columns = MEMORY if any(use.bad_images is not None for use in analysis.memory) else MEMORY[:-1]
     rows = table("Memory of each machine", columns, analysis.memory)
     aside = "of the process that took most; on a GPU what torch allocated"
     return Section("Memory", [rows] if rows.rows else [], aside)

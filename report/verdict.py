@@ -105,7 +105,7 @@ def warm_up(step: Step) -> list[str]:
     if step.pending is not None:
         return [
             f"Every step was warm-up: {step.pending.spec} never began, and what is said here is of "
-            f"exact sums, as allreduce's are. It begins {step.ways.warmed_up}."
+            f"exact sums, as allreduce's are. It begins {step.program.phrases.warmed_up}."
         ]
     if not step.warm_steps or step.strategy is None or not step.warm_seconds:
         return []
@@ -378,8 +378,8 @@ def memory(step: Step, evidence: ResourceUsage) -> Finding:
         [
             f"Up to {first.words(MEMORY, MOST)} of its {first.words(MEMORY_TOTAL, MOST)} were "
             f"taken while training ran{pressed}.",
-            f"{step.ways.memory}, or an end of other programs there take less of it; more memory "
-            "costs money.",
+            f"{step.program.phrases.memory}, or an end of other programs there take less of it; "
+            "more memory costs money.",
         ],
     )
 

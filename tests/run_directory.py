@@ -15,13 +15,11 @@ TEXT = (str, NULL)
 
 FILES = {
     "plan.json": {
-        "run": str, "created_unix": NUMBER, "tandem": str, "model": TEXT, "data": str,
-        "epochs": (int, NULL), "sync": TEXT, "precision": TEXT, "precision_why": str,
-        "sync_why": str,
+        "run": str, "created_unix": NUMBER, "tandem": str, "data": str,
+        "program": dict, "measured": (dict, NULL), "check": list, "sent": list,
         "world_size": int,
         "master_addr": str, "master_port": int,
         "code_sha256": str, "git_revision": TEXT, "git_diff": str, "nodes": list,
-        "predicted": (dict, NULL), "script": (dict, NULL),
     },
     "plan.json nodes": {
         "host": str, "node_rank": int, "ranks": list, "connection": str, "address": TEXT,
@@ -30,7 +28,7 @@ FILES = {
     },
     "attempts.json": {"status": str, "attempts": list},
     "attempts.json attempts": {
-        "attempt": int, "nodes": list, "ranks": dict, "world_size": int, "balance": dict,
+        "attempt": int, "nodes": list, "ranks": dict, "world_size": int, "decided": (dict, NULL),
         "code_sha256": str, "master_port": int,
         "started_unix": NUMBER, "wall_seconds": MAYBE, "reason": str, "status": str,
         "resumed_samples": MAYBE, "first_cause": (dict, NULL), "to_resume": TEXT,
@@ -62,7 +60,7 @@ LINES = {
         "warmup": NUMBER,
         "precision": str, "sync": str, "image_size": int, "resumed_samples": int,
         "instructions": dict, "versions": dict, "cpu": str, "cores": int, "options": dict,
-        "workers": int,
+        "workers": int, "decided": dict,
     },
     "step": {
         "step": int, "steps": int, "epoch": int, "samples": int, "seconds": dict,
@@ -124,7 +122,7 @@ PARTS = {
 # Of a script of one's own nobody knows these, or not of each.
 TRAINERS = {
     "flops_per_image", "eval_images", "epochs", "warmup", "options", "train_images",
-    "steps_per_epoch", "bucket_mb",
+    "steps_per_epoch", "bucket_mb", "decided", "bad_images",
 }  # fmt: skip
 
 
@@ -133,7 +131,8 @@ def problems(folder):
     folder = Path(folder)
     found = []
     plan = folder / "plan.json"
-    own_script = plan.exists() and bool(json.loads(plan.read_text()).get("script"))
+    program = json.loads(plan.read_text())["program"] if plan.exists() else {}
+    own_script = not program.get("times_steps", True)
     for name in ("plan.json", "attempts.json", "summary.json"):
         if (folder / name).exists():
             found += document(folder / name)

@@ -7,10 +7,11 @@ import tempfile
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import List, NoReturn, Optional
+from typing import Any, Dict, List, Mapping, NoReturn, Optional
 
 from contract.command_line import parse
 from contract.errors import UserError
+from contract.options import RESULTS_FOLDER
 from tandem.coordinates import read_coordinates
 
 from .errors import report_error
@@ -23,17 +24,33 @@ COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 def main(argv: Optional[List[str]] = None) -> int:
     """One process of the run; the returned number is its exit code (docs/run-directory.md)."""
     try:
-        options = parse(sys.argv[1:] if argv is None else argv)
+        options = parse(sys.argv[1:] if argv is None else argv, from_launcher(os.environ))
         # After an out-of-memory exit, micro-batches are this part of their size.
         divisor = int(os.environ.get("TANDEM_MICRO_BATCH_DIVISOR", "1"))
         options = replace(options, accumulate=options.accumulate * divisor)
+        if "TANDEM_OUTPUT" in os.environ:  # from where a launcher brings results home
+            folder = Path(os.environ["TANDEM_OUTPUT"], RESULTS_FOLDER)
+            paths: Dict[str, Any] = {n: str(folder / f) for n, f in options.results.items()}
+            options = replace(options, **paths)
     except UserError as error:
         return report_error(error, read_coordinates(os.environ))
     keep_compiled_code()
+    if options.check:
+        from .check import check
+
+        return check(options)
     # Only now, since it imports torch, for seconds: --help and refused options do without.
     from .process import begin
 
     return begin(options) or 0  # (torch declares that `record` may swallow it)
+
+
+def from_launcher(environ: Mapping[str, str]) -> Dict[str, str]:
+    """Return the options that differ from machine to machine. A launcher of Tandem gives them in
+    the environment, so that the command is the same everywhere."""
+    differing = ("data", "output", "device", "weights")
+    values = {name: environ.get(f"TANDEM_{name.upper()}") for name in differing}
+    return {name: value for name, value in values.items() if value}
 
 
 def keep_compiled_code() -> None:

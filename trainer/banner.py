@@ -22,6 +22,7 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         **process_line(world, world.host, world.device, job.clock.started),
         "node_rank": world.node_rank,
         "options": dataclasses.asdict(options),
+        "decided": dict(world.decided),
         **{name: getattr(options, name) for name in ("model", "epochs", "precision", "sync")},
         "parameters": cost[0],
         **gradients_line(job.model),

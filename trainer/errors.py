@@ -1,8 +1,10 @@
 """Errors of a rank, and who prints them."""
 
+import os
 import sys
 
 from contract.errors import DATA_LOST, DIVERGED, RankError, UserError
+from contract.options import in_words_of_make
 from tandem.coordinates import ProcessCoordinates
 
 
@@ -18,10 +20,15 @@ class Diverged(UserError):
     code = DIVERGED
 
 
+def sentence_of(error: UserError) -> str:
+    """Return the error in the words that the user typed, which are make's under the launcher."""
+    return in_words_of_make(str(error)) if "TANDEM_OUTPUT" in os.environ else str(error)
+
+
 def report_error(error: UserError, coordinates: ProcessCoordinates) -> int:
     """Print the error, once per node if all ranks know it, and once per run if it concerns no
     machine; returns the exit code."""
     first = (coordinates.rank if isinstance(error, Diverged) else coordinates.local_rank) == 0
     if first or isinstance(error, RankError):
-        print(f"trainer: {error}", file=sys.stderr)
+        print(f"trainer: {sentence_of(error)}", file=sys.stderr)
     return error.code

@@ -13,7 +13,6 @@ import logging
 import os
 import pathlib
 import sys
-import traceback
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -24,11 +23,11 @@ import torchvision
 from torch import nn
 from torch.nn import functional
 
-from contract.errors import BAD_INPUT, TRIAL_SKIPPED, UserError
+from contract.errors import UserError
 from contract.options import TIMM
 
 from . import timm_models
-from .classifiers import names
+from .classifiers import classifier_names
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ def build(
 
 
 def _torchvision(name: str, num_classes: int, image_size: int, given: Dict[str, Any]) -> nn.Module:
-    known = names(torchvision.models)
+    known = classifier_names()
     if name not in known:
         near = difflib.get_close_matches(name, known, 3) or known[:3]
         raise UserError(
@@ -246,9 +245,9 @@ CLASSES = 10
 
 def try_out(
     name: str, image_size: Optional[int], unused_allowed: bool, given: Dict[str, Any]
-) -> List[str]:
-    """Build a model of one's own and compute one step's gradients; returns what is worth saying of
-    it. Raises UserError."""
+) -> Tuple[nn.Module, List[str]]:
+    """Build a model and compute one step's gradients; return it, and what is worth saying of it.
+    Raises UserError."""
     if image_size is None and name.startswith(TIMM):
         image_size = timm_models.inputs(name).size
     for size in (image_size,) if image_size else SIZES:
@@ -271,40 +270,11 @@ def try_out(
             "give --find_unused_parameters"
         )
     if not isinstance(model, WithHead):
-        return []
+        return model, []
     count, last = model.fc.in_features, last_linear(model.backbone)
     if not isinstance(last, nn.Linear) or last.out_features != count:
-        return []
-    return [
+        return model, []
+    return model, [
         f"--model {name}: a linear layer comes on top of its {count} outputs: if these are scores "
         "of classes already, let the function take num_classes"
     ]
-
-
-def main(argv: List[str]) -> int:
-    """`python -m trainer.models MODEL '{"image_size": null, ...}'`, by which the launcher tries out
-    a model on a machine of the run."""
-    name, settings = argv[1], json.loads(argv[2])
-    try:
-        unused, given = settings["find_unused_parameters"], settings["model_args"]
-        notes = try_out(name, settings["image_size"], unused, given)
-    except UserError as error:
-        missing = isinstance(error.__cause__, ModuleNotFoundError)
-        reason = f"{error}" if not missing else f"{error} So it is not tried out beforehand."
-        print(f"trainer: {reason}", file=sys.stderr)
-        return TRIAL_SKIPPED if missing else BAD_INPUT
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if "site-packages" not in frame.filename]
-        at = (own or frames)[-1]
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        place = f"{at.filename}, line {at.lineno}"
-        print(f"trainer: --model {name}: {reason} ({place})", file=sys.stderr)
-        return BAD_INPUT
-    for note in notes:
-        print(note)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv))

@@ -19,10 +19,10 @@ from contract.options import Options
 from tandem.coordinates import read_coordinates
 
 from .data.workers import end_with
+from .decide import decide
 from .errors import report_error
 from .memory import is_out_of_memory
 from .predict import infer
-from .resume import resolve_options
 from .screen import quiet_others
 from .train import Run, Trial, train
 from .world import start
@@ -47,7 +47,7 @@ def work(options: Options) -> int:
     try:
         world = start(options)
         quiet_others(world)
-        options = resolve_options(options, world)
+        options, world = decide(options, world)
         if options.results:
             code = infer(options, world)
         else:

@@ -10,22 +10,17 @@ from typing import (
     Any,
     Dict,
     FrozenSet,
-    Iterable,
     Iterator,
     List,
     NamedTuple,
     Optional,
-    Sequence,
     Tuple,
 )
 
-import torch
-
 from contract.errors import RankError, UserError
-from contract.options import ENTRIES, TIMM, Options
-from contract.precisions import BITS, Device, resolve
+from contract.layout import printable
+from contract.options import Options
 
-from . import timm_models
 from .build import Job
 from .checkpoint import Position, class_changes, complete, decisive, load
 from .data.folder import ImageFolder
@@ -83,8 +78,8 @@ def _find(
         raise UserError(f"--resume {options.resume}: no complete checkpoint on any node.")
     if train_set and best.other_options:
         raise UserError(
-            f"the checkpoint was made with another {', '.join(best.other_options)}: give the same, "
-            "or start a new run."
+            f"the run continues as it began: leave out {', '.join(best.other_options)}, or start a "
+            "new run."
         )
     if world.exchange is not None:
         content = world.exchange.bytes_from(source, content)
@@ -116,28 +111,28 @@ def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Snapshot]]:
             yield content, snapshot_in(str(file), state)
 
 
-def _newest_options(
-    options: Options, names: Sequence[str]
-) -> Optional[Tuple[str, int, Dict[str, str]]]:
-    """The run, the samples seen and the options called `names` of the newest checkpoint on this
-    machine; None where there is none. Values that an option cannot have are left out."""
-    entries = {name: entry for name, entry in ENTRIES.items() if name in names}
-    candidates = []
-    for _, state in _allowed_here(options):
-        own = {
-            name: value
-            for name, entry in entries.items()
-            for value in entry.choices or (True, False)
-            if repr(value) == state["options"].get(name)
-        }
-        candidates.append((state["run"], state["samples"], {k: str(v) for k, v in own.items()}))
-    return max(candidates, key=lambda candidate: candidate[:2], default=None)
+def options_of_newest(options: Options, world: World) -> Dict[str, str]:
+    """The options of the newest checkpoint that this run would resume from, by their repr; {} if
+    there is none. Collective."""
+    if options.resume == "none" or options.results:
+        return {}
+    newest = None
+    with world.raise_on_all_ranks():
+        if world.local_rank == 0:
+            states = ((s["run"], s["samples"], s["options"]) for _, s in _allowed_here(options))
+            newest = max(states, key=lambda state: state[:2], default=None)
+    candidates = [candidate for candidate in world.gather(newest) if candidate]
+    return max(candidates, key=lambda candidate: candidate[:2])[2] if candidates else {}
 
 
 def differing(state: Snapshot, options: Options, train_set: ImageFolder) -> List[str]:
-    """The names of what was different in the run that made this checkpoint."""
+    """Return what was different in the run that made this checkpoint, with its values."""
     then = state["options"]
-    names = [name for name, value in decisive(options).items() if then.get(name) != value]
+    names = [
+        f"--{name} {getattr(options, name)} (it has {printable(then.get(name, 'none'))[:80]})"
+        for name, value in decisive(options).items()
+        if then.get(name) != value
+    ]
     # Class numbers follow the names: where a folder has another one, all may mean something else.
     if changes := class_changes(state["classes"], train_set.classes):
         return [*names, f"data set ({changes})"]
@@ -227,69 +222,3 @@ def _complete_steps(job: Job) -> FrozenSet[Tuple[str, int]]:
         here = [key for key, _ in _own_files(job)]
     keys = job.world.gather(here)
     return frozenset.intersection(*(frozenset(map(tuple, theirs)) for theirs in keys))
-
-
-# Options for which None is resolved here, and which a resumed run keeps.
-OPEN = ("channels_last", "jpeg_scaling")
-
-
-def resolve_options(options: Options, world: World) -> Options:
-    """The options with the settings that all ranks use. A resumed run keeps its own. Collective.
-    Raises UserError."""
-    stored = _from_checkpoint(options, world)
-    options = _resolve_precision(options, world, stored.get("precision", ""))
-    fast = _for_tensor_cores(options, world.devices)
-    usual = {"channels_last": fast, "jpeg_scaling": True}
-    chosen: Dict[str, Any] = {
-        name: stored.get(name, repr(usual[name])) == "True"
-        for name in OPEN
-        if getattr(options, name) is None
-    }
-    if fast:
-        # Which cuDNN algorithm is fastest may differ from start to start, and so may the last bits.
-        torch.backends.cudnn.benchmark = True
-    with world.raise_on_all_ranks():
-        options = _sized(options)
-    return dataclasses.replace(options, **chosen)
-
-
-def _sized(options: Options) -> Options:
-    """With the sizes that a model of timm's is made for, where no others are asked for. Raises
-    UserError."""
-    if not options.model.startswith(TIMM):
-        return options
-    made_for = timm_models.inputs(options.model)
-    train = options.image_size or made_for.size
-    resize = options.eval_resize or round((options.eval_size or train) / made_for.crop)
-    return dataclasses.replace(options, image_size=train, eval_resize=resize)
-
-
-def _resolve_precision(options: Options, world: World, stored: str) -> Options:
-    """The options with the level that all ranks compute in. `stored`: that of the checkpoint to
-    resume from, or empty. Raises UserError."""
-    before = stored if options.precision == "auto" else ""
-    level = resolve(before or options.precision, world.devices, options.emulate, bool(before))
-    if (level.name, level.why) != (options.precision, "as asked"):
-        why = "as this run began" if before and level.why == "as asked" else level.why
-        log.info(f"precision {level.name}: {why}")
-    return dataclasses.replace(options, precision=level.name)
-
-
-def _for_tensor_cores(options: Options, devices: Iterable[Device]) -> bool:
-    """Whether to choose settings for tensor cores, which compute in 16 bits; results may then
-    differ in the last bits from start to start."""
-    few_bits = BITS[options.precision] <= 16 and not options.deterministic
-    return few_bits and all(device.kind == "cuda" for device in devices)
-
-
-def _from_checkpoint(options: Options, world: World) -> Dict[str, str]:
-    """The options resolved here, as stored in the newest checkpoint that the run would resume from;
-    {} where there is none."""
-    if options.resume == "none" or options.results:
-        return {}
-    mine = None
-    with world.raise_on_all_ranks():
-        if world.local_rank == 0:
-            mine = _newest_options(options, ("precision", *OPEN))
-    candidates = [candidate for candidate in world.gather(mine) if candidate]
-    return max(candidates, key=lambda candidate: candidate[:2])[2] if candidates else {}

@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 from datetime import timedelta
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from contract.errors import RankError, UserError
 from contract.interface import interface_towards
 from contract.options import Options
 from contract.precisions import Device, cpu_has_bf16, refuse_mixture
-from contract.split import SMALLEST, rank_batches, split_batch
+from contract.split import SMALLEST, split_batch
 from tandem.compat import bound_to, nccl_settings
 from tandem.coordinates import ProcessCoordinates, host_name, numbered, read_coordinates
 from tandem.exchange import Exchange
@@ -35,6 +35,7 @@ class World(ProcessCoordinates):
     host: str = "localhost"
     device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
     batches: Tuple[int, ...] = (1,)
+    decided: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # trainer/decide.py
     devices: Tuple[Device, ...] = ()  # of each rank, for the choice of the precision
     store: Optional[dist.Store] = None
     exchange: Optional[Exchange] = None  # None in a world of one
@@ -105,7 +106,6 @@ def start(options: Options) -> World:
         node_rank=nodes[process.rank],
         nodes=nodes,
         local_size=nodes.count(nodes[process.rank]),
-        batches=rank_batches(options.per_node_batch_size, places, options.balance),
     )
 
 

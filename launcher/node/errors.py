@@ -51,7 +51,7 @@ def lines_of(pieces):
         ended += [(line, came) for line in whole]
     lines = []
     for line, time in [*ended, (rest, came)][-MOST_LINES:]:
-        *_, visible = [b"", *filter(None, line.split(b"\r"))]  # what a progress bar left
+        visible = ([b""] + [part for part in line.split(b"\r") if part])[-1]  # of a progress bar
         text = HIDDEN.sub("", visible[:LONGEST].decode(errors="replace")).rstrip()
         prefix = PREFIX.match(text)
         text = text[prefix.end() :] if prefix else text

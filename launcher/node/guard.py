@@ -4,6 +4,7 @@ Single-threaded on purpose: a child gets its death signal when the thread that f
 """
 
 import enum
+import json
 import os
 import pathlib
 import selectors
@@ -193,6 +194,11 @@ class Guard:
             self.output = Output(self.workers, self.link, self.selector, self.worker_ended)
             self.make_folder()
             self.scratch = tempfile.mkdtemp(prefix="tandem-")
+            if self.task.measured:
+                # Rank 0 reads the file and tells the others, so that all decide by the same facts.
+                file = pathlib.Path(self.scratch, "measured.json")
+                file.write_text(json.dumps(self.task.measured), encoding="utf-8")
+                self.task.env["TANDEM_MEASURED"] = str(file)
             self.launch = start_launch(self.task, self.workers, self.mono_start, self.scratch)
             self.start_recorder()  # takes a moment, in which launch starts already
             self.watch_owner()

@@ -38,6 +38,7 @@ FIELDS = {
     # seconds of a rank's silence, after which it is asked for its stack
     "ask_after": (float, 20.0),
     "owner_signs": (list, []),  # of somebody's use of the machine (SIGNS in machines/owned.py)
+    "measured": (dict, {}),  # what the ranks decide by when they start; {}: nothing
     "away_dir": (str, ""),  # any file there is an owner's no (docs/office.md)
 }
 

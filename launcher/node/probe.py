@@ -1,5 +1,5 @@
 """What the launcher wants to know about a machine before it starts a run there. It writes nothing
-but caches: the data's listing, and which models there are. Standard library only.
+but a cache, the data's listing. Standard library only.
 """
 
 import hashlib
@@ -27,15 +27,14 @@ SECONDS = 20  # for one command: the control machine waits 30 in all
 
 def main(question, mark):
     """Print one line of JSON after the mark: the facts that `question` asks for."""
-    found, folder = versions(), question["node_dir"]
+    folder = question["node_dir"]
     facts = {
         "unix": time.time(),
         "home": str(pathlib.Path.home()),
         "cores": len(os.sched_getaffinity(0)),
         "cpu_flags": cpu_flags(question["cpu_flags"]),
         "machine": machine_id(),
-        "versions": found,
-        "models": models(question["models"], folder, found["torchvision"]),
+        "versions": versions(),
         "missing": [name for name in question["packages"] if not has_package(name)],
         "distributions": distributions(question["distributions"]),
         "glibc": glibc(),
@@ -117,30 +116,6 @@ def torch_cuda():
             match = re.search(r"^cuda[^=]*= *'([^']+)'", path.read_text(), re.MULTILINE)
             return match.group(1) if match else None
     return None
-
-
-def models(rule, node_dir, version):
-    """The classifiers of this torchvision, by the trainer's rule (its source, or None: not asked).
-
-    Importing torchvision takes seconds, so the answer is kept. Empty where none came in time.
-    """
-    if rule is None or version is None:
-        return []
-    cache = pathlib.Path(node_dir, "manifests", "models.json")
-    key = [version, sys.prefix, rule]
-    try:
-        cached = json.loads(cache.read_text())
-        if cached["key"] == key:
-            return cached["names"]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    ask = "\nimport json, torchvision.models\nprint(json.dumps(names(torchvision.models)))"
-    said = output([sys.executable, "-IB", "-c", rule + ask])
-    if said is None:
-        return []
-    found = json.loads(said.splitlines()[-1])
-    layout.keep({"key": key, "names": found}, cache)
-    return found
 
 
 def has_package(name):

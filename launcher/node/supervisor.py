@@ -83,7 +83,7 @@ def main():
     local_rank = int(os.environ["LOCAL_RANK"])
     python = os.environ.pop("TANDEM_WORKER_PYTHON")
     option = os.environ.pop("TANDEM_LOCAL_RANK", None)
-    port = os.environ.pop("TANDEM_SCRIPT_PORT", None)
+    port = os.environ.pop("TANDEM_RANK_PORT", None)
     if port:
         # With launch's store a script that names a port of its own waits there for nobody.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)

@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from contract.decisions import read_balance
 from contract.errors import UserError
 from contract.options import Config
 from contract.runs import run_id, slug
@@ -22,11 +23,13 @@ from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Notify
 from launcher.participants import Moment, Participants, Waiter
-from launcher.plan import plan
+from launcher.plan import devices, plan
+from launcher.plan.measured import collect_measurements
 from launcher.plan.plan import Plan
+from launcher.plan.sending import current_code, fetch_files, file_codes, with_layer
+from launcher.program import Needs, Program
+from launcher.programs import build_program
 from launcher.terminal import Terminal
-from launcher.workload import Requirements, Workload
-from launcher.workloads import kind_of
 
 # Where they are set, oneDNN and torch's own kernels use no newer instructions than they say. A
 # rank's environment is made from scratch, so it has them only through the plan.
@@ -47,17 +50,17 @@ class ReadyRun:
     """Everything that was asked and found out before anything is started: `machines` take part at
     the start, `participants` knows all of the run."""
 
-    needs: Requirements
+    needs: Needs
     machines: OpenMachines
     participants: Participants
 
     @property
-    def run_config(self) -> Config:
-        return self.needs.run_config
+    def config(self) -> Config:
+        return self.needs.config
 
     @property
-    def workload(self) -> Workload:
-        return self.needs.workload
+    def program(self) -> Program:
+        return self.needs.program
 
 
 def check_machines(
@@ -65,29 +68,30 @@ def check_machines(
     terminal: Terminal,
     waiter: Waiter | None = None,
     run: str | None = None,
-    before: Mapping[str, int] | None = None,
+    decided: Mapping[str, Any] | None = None,
 ) -> ReadyRun:
     """Check everything and change nothing. Without a `waiter` nothing starts: machines that others
-    use are checked, too. `run` is the run to continue, and `before` the weights of the machines
-    that it had last, unless others are asked for. Raises UserError."""
-    workload = kind_of(config).read(config, run)
-    hosts = inventory.hosts_of(config)
-    for text in workload.check(config, hosts):
-        terminal.say(text)
+    use are checked, too. `run` is the run to continue, and `decided` what its ranks decided. Raises
+    UserError."""
+    program, hosts = build_program(config), inventory.hosts_of(config)
+    read_balance(config.balance, [host.name for host in hosts])
+    for note in program.notes:
+        terminal.say(note)
     add_torch(hosts, terminal)
     participants = Participants(hosts, config)
     moment = Moment.START if waiter else Moment.DRY_RUN
     waiter = waiter or Waiter(terminal, Notify(config.notify, terminal))
-    name = f"{slug(workload.name)} on {pluralize(len(hosts), 'machine')}"
+    name = f"{slug(program.name)} on {pluralize(len(hosts), 'machine')}"
     if hours.wait(config.at, terminal):
         waiter.waited = name
-    machines = participants.gather(moment, Requirements(config, workload, run), waiter, name)
+    needs = Needs(config, program, run, decided or {})
+    machines = participants.gather(moment, needs, waiter, name)
     try:
-        config, workload = workload.decide(config, hosts, machines, before or {}, terminal)
+        program = fetch_files(with_layer(program, machines), terminal)
     except BaseException:
         machines.close()
         raise
-    return ReadyRun(Requirements(config, workload, run), machines, participants)
+    return ReadyRun(replace(needs, program=program), machines, participants)
 
 
 def add_torch(hosts: Sequence[Host], terminal: Terminal) -> None:
@@ -108,20 +112,28 @@ def add_torch(hosts: Sequence[Host], terminal: Terminal) -> None:
         )
 
 
-def make_plan(checked: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
-    """The plan of an attempt on these machines; `details` are plan.Request's. Raises UserError."""
-    workload = checked.workload
-    env = {**instruction_limits(), **details.pop("extra_env", {})}
+def make_plan(ready: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
+    """Return the plan of an attempt on these machines; `details` are plan.Request's. Raises
+    UserError."""
+    needs, program, config = ready.needs, ready.program, ready.config
+    measured = None
+    if program.request:
+        level = devices.precision(program, machines, needs.decided.get("precision"))
+        expected = replace(program.request, precision=level.name if level else "auto")
+        all_hosts = ready.participants.hosts
+        measured = collect_measurements(config, expected, all_hosts, machines, needs.decided)
     request = plan.Request(
         unix=time.time(),
-        options=checked.run_config,
-        workload=workload,
-        code=workload.code(),
-        extra_env=env,
+        options=config,
+        program=program,
+        code=current_code(program),
+        files=file_codes(program),
+        extra_env={**instruction_limits(), **details.pop("extra_env", {})},
+        measured=measured,
         **details,
     )
     return plan.build(machines.hosts, machines.facts, request)
 
 
-def new_id(checked: ReadyRun) -> str:
-    return run_id(checked.workload.name, len(checked.machines.hosts), time.time())
+def new_id(ready: ReadyRun) -> str:
+    return run_id(ready.program.name, len(ready.machines.hosts), time.time())

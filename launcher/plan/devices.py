@@ -10,29 +10,19 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
 from boundary.answers import Gpu, NodeFacts
 from contract import precisions
 from contract.errors import UserError
-from contract.options import Options as TrainerOptions
 from contract.precisions import Device, Level
 from launcher.look import OpenMachines
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.problems import Problem, Refused, problem
+from launcher.program import Program
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIMIT = "ONEDNN_MAX_CPU_ISA"
-
-
-class OnDevices(Protocol):
-    """What is asked of a workload here (launcher/workload.py)."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def parallel(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -62,11 +52,11 @@ def wants_gpus(host: Host, device: str) -> bool:
 
 
 def assign(
-    hosts: list[Host], facts: Mapping[str, NodeFacts], workload: OnDevices
+    hosts: list[Host], facts: Mapping[str, NodeFacts], program: Program
 ) -> dict[str, NodeDevices]:
     """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
     GPUs, all of them compute on the CPU. Raises Refused."""
-    device = workload.device
+    device = program.device
     machines: dict[tuple[str, ...], list[Host]] = {}
     for host in hosts:
         # Containers on one machine may each have their own GPUs.
@@ -89,7 +79,7 @@ def assign(
     if problems:
         raise Refused(problems)
     return {
-        host.name: _part(host, facts[host.name], visible[host.name], workload.parallel)
+        host.name: _part(host, facts[host.name], visible[host.name], program.parallel)
         for host in hosts
     }
 
@@ -220,17 +210,18 @@ def _generations() -> list[tuple[int, int, int]]:
     return [(row["first"], row["last"], row["sm"]) for row in rows]
 
 
-def precision(
-    parts: Mapping[str, NodeDevices],
-    machines: OpenMachines,
-    settings: TrainerOptions,
-    keeps_precision: bool,
-) -> Level:
-    """The level of a run that begins, or began, with that of its settings. Raises UserError."""
-    hosts = machines.hosts
+def precision(program: Program, machines: OpenMachines, kept: str | None) -> Level | None:
+    """Return the precision that the ranks will decide, None for a program whose ranks decide
+    nothing. `kept`: what an earlier attempt decided, which every machine must have. Raises
+    UserError."""
+    if program.request is None:
+        return None
+    hosts, request = machines.hosts, program.request
+    parts = assign(hosts, machines.facts, program)
     devices = [device for part in parts.values() for device in part.devices]
     try:
-        return precisions.resolve(settings.precision, devices, settings.emulate, keeps_precision)
+        asked = kept or request.precision
+        return precisions.resolve(asked, devices, request.emulate, bool(kept))
     except UserError as error:
         on_cpu = [host for host in hosts if parts[host.name].kind == "cpu"]
         mixed = on_cpu if len(on_cpu) < len(hosts) else []

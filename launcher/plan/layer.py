@@ -26,9 +26,7 @@ import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import structs
 
@@ -42,10 +40,6 @@ from launcher.node.machine import tree_sha256
 from launcher.plan.code import Code
 from launcher.plan.pip_settings import pip_options, read_pip_settings, uv_settings
 from launcher.plan.requirements import OWN_WHEEL, Package, RequirementsFile, read_requirements
-from launcher.problems import Refused, problem
-
-if TYPE_CHECKING:
-    from launcher.look import OpenMachines
 
 CACHE, BUNDLE = CHECKOUT / ".tandem/layers", CHECKOUT / "bundle/layers"
 FOLDER = "layers"  # below node_dir
@@ -141,32 +135,9 @@ def layer_key(requirements: RequirementsFile, environment: Environment) -> str:
     stack = [package for package in environment.packages if STACKS.fullmatch(package[0])]
     packages = [[package.line() for package in requirements.packages]]
     packages += [[package.line() for package in requirements.constraints]]
-    asked = [packages, requirements.options, environment.python, environment.glibc]
-    asked += [environment.architecture, stack]
+    machine = [environment.python, environment.glibc, environment.architecture]
+    asked = [packages, requirements.options, *machine, stack]
     return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-
-
-def environment_of(machines: OpenMachines) -> Environment:
-    """Return what packages have to fit, on machines that have the same Python."""
-    facts = [machines.facts[host.name] for host in machines.hosts]
-    glibc = min(answer.glibc for answer in facts)
-    first = facts[0]
-    python = str(first.versions.python)
-    return Environment.from_facts(python, glibc, first.distributions, first.architecture)
-
-
-def layer_for_machines(requirements: RequirementsFile, machines: OpenMachines) -> Layer:
-    """Return the layer for machines that have the same Python. Raises Refused."""
-    try:
-        return _build_layer_once(requirements, environment_of(machines))
-    except UserError as error:
-        raise Refused([problem("script-packages", said=t) for t in error.problems]) from None
-
-
-@lru_cache(maxsize=1)
-def _build_layer_once(requirements: RequirementsFile, environment: Environment) -> Layer:
-    """Cached: a run that waits asks again and again. Raises UserError."""
-    return build_layer(requirements, environment)
 
 
 def bundle_layer(requirements: RequirementsFile, environment: Environment) -> Path:

@@ -9,36 +9,33 @@ from __future__ import annotations
 import os
 import shlex
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import structs
 
 from boundary.answers import NodeFacts
-from contract import split
+from contract.decisions import Measurements, decide
 from contract.options import Config
 from contract.runs import folder_on_machine
 from contract.text import pluralize
 from launcher import judge
-from launcher.look import FIRST_PORT, PORT_COUNT
+from launcher.look import FIRST_PORT, PORT_COUNT, OpenMachines
 from launcher.machines import engine
 from launcher.machines.engine import Host
 from launcher.node.machine import PATH
 from launcher.options import document
 from launcher.plan import devices
-from launcher.plan.balance import Balance
-from launcher.plan.code import Code
-from launcher.plan.devices import NodeDevices
+from launcher.plan.code import LIBRARY, WORK, Code
 from launcher.problems import Refused, problem
+from launcher.program import LAST, Program
 from tandem import __version__
-
-AS_ASKED = "as asked"  # why a precision or a strategy was taken
 
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One machine's part: what its guard is told to run."""
+    """One machine's part: what its guard is told to run, and where its code is."""
 
     host: str
     node_rank: int
@@ -50,6 +47,7 @@ class NodePlan:
     interface: str | None
     argv: tuple[str, ...]
     env: dict[str, str]
+    code: str
     cwd: str
     output: str
     data: str
@@ -58,66 +56,16 @@ class NodePlan:
     away_dir: str = ""
 
 
-@dataclass(frozen=True)
-class NodePart:
-    """One machine's part in a plan, as far as it is known before its command. Paths are absolute
-    ones there, but for `code`, which lies below `node_dir`."""
-
-    host: Host
-    device: str
-    node_dir: str
-    code: str
-    output: str
-    data: str
-    env: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Command:
-    """What a guard starts: `before` precedes the Python that runs torch's launcher, `program`
-    follows that launcher's own arguments, and `env` is added to the environment."""
-
-    program: Sequence[str]
-    before: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-
-
-class Planned(Protocol):
-    """What a plan and its guards ask of a workload (launcher/workload.py)."""
-
-    is_trainer: bool
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def parallel(self) -> str: ...
-    def plan_fields(
-        self,
-        config: Config,
-        hosts: Sequence[Host],
-        counts: Sequence[int],
-        first: NodeFacts,
-        used_ports: Collection[int],
-    ) -> dict[str, Any]: ...
-    def plan_lines(self, plan: Plan) -> list[str]: ...
-    def command(self, plan: Plan, part: NodePart, last: str | None) -> Command: ...
-    def when_stopped(self, seconds: int) -> str: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One attempt of a run, or of a measurement (measure.py). What only its workload knows has
-    defaults: `balance` is each machine's weight, where a step's images are not divided equally."""
+    """One attempt of a run, or of a measurement (measure.py). `measured`: what the ranks decide by
+    when they start. `check`: the command that runs on node 0 before any rank starts."""
 
     run: str
     attempt: int
     created_unix: float
     tandem: str
-    model: str | None = None
     data: str
-    epochs: int | None = None
-    sync: str | None = None
-    precision: str | None = None
     world_size: int
     master_addr: str
     master_port: int
@@ -126,19 +74,20 @@ class Plan:
     git_diff: str
     options: Config
     nodes: tuple[NodePlan, ...]
-    workload: Planned
-    precision_why: str = AS_ASKED
-    sync_why: str = AS_ASKED
-    balance: dict[str, int] = field(default_factory=dict)
-    balance_why: str = Balance.why
-    predicted: dict[str, Any] | None = None
-    script: dict[str, Any] | None = None
+    program: Program
+    measured: Measurements | None = None
+    check: tuple[str, ...] = ()
+    sent: tuple[str, ...] = ()  # sentences on the files of the user's folder
 
     def document(self) -> dict[str, Any]:
-        """As plan.json has it: the values, without the workload that they come from."""
-        values = {name: value for name, value in vars(self).items() if name != "workload"}
-        nodes = [asdict(node) for node in self.nodes]
-        return {**values, "nodes": nodes, "options": document(self.options)}
+        """As plan.json has it."""
+        return {
+            **vars(self),
+            "nodes": [asdict(node) for node in self.nodes],
+            "options": document(self.options),
+            "program": self.program.facts(),
+            "measured": self.measured.document() if self.measured else None,
+        }
 
     @property
     def unit(self) -> str:
@@ -146,14 +95,14 @@ class Plan:
         return f"{self.run}-{self.attempt}"
 
 
-def render(plan: Plan) -> str:
+def render(plan: Plan, machines: OpenMachines) -> str:
     """The plan as shell lines, one block per node, exactly as it is sent."""
     lines = [
         f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
         f"{pluralize(plan.world_size, 'process')}, "
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
-        *plan.workload.plan_lines(plan),
+        *program_lines(plan, machines),
     ]
     for node in plan.nodes:
         where = (
@@ -170,6 +119,32 @@ def render(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def program_lines(plan: Plan, machines: OpenMachines) -> list[str]:
+    """What is sent, what comes back, and what the ranks will decide when they start."""
+    program, lines = plan.program, []
+    if program.folder:
+        lines += [f"folder {program.folder}", *plan.sent]
+    if program.layer:
+        packages = ", ".join(f"{name} {v}" for name, v in program.layer.packages.items())
+        lines.append(f"packages: {packages or 'those of the environment'}")
+    if program.runs_in_folder:
+        back = ", ".join(program.outputs)
+        lines.append(
+            f"comes back: {back or 'what it writes beside its code (OUTPUT= names folders)'}"
+        )
+    if program.request and plan.measured:
+        parts = devices.assign(machines.hosts, machines.facts, program).values()
+        found = [device for part in parts for device in part.devices]
+        decided = decide(program.request, found, plan.measured, {})
+        weights = ":".join(map(str, decided.balance.weights.values())) or "equal"
+        lines += [
+            f"precision {decided.precision.name}: {decided.precision.why}",
+            f"sync {decided.sync.sync}: {decided.sync.why}",
+            f"balance {weights}: {decided.balance.why}",
+        ]
+    return lines
+
+
 def shell_line(node: NodePlan) -> str:
     """`cd CWD && env NAME=value ... argv`, quoted for a POSIX shell."""
     variables = [f"{name}={value}" for name, value in sorted(node.env.items())]
@@ -178,27 +153,29 @@ def shell_line(node: NodePlan) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan is for. `workload`: with all that is decided. `last`: the checkpoint that was
-    found for this attempt (Workload.find_checkpoint). `bar` is the width of the control terminal, 0
-    where there is none; `extra_env` goes into each rank's environment."""
+    """What a plan is for. `last`: the name of the checkpoint that the attempt continues from; "" if
+    the program finds it by itself, None for a new beginning. `bar` is the width of the control
+    terminal, 0 if there is none; `extra_env` goes into each rank's environment."""
 
     run: str
     unix: float
     options: Config
-    workload: Planned
+    program: Program
     code: Code
     attempt: int = 1
     used_ports: frozenset[int] = frozenset()
     bar: int = 0
     extra_env: dict[str, str] = field(default_factory=dict)
+    measured: Measurements | None = None
+    files: tuple[Code, ...] = ()  # those of the program, once they are here
     last: str | None = None
 
 
 def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> Plan:
     """The plan of one attempt. Raises Refused."""
-    options, workload, code = request.options, request.workload, request.code
+    options, program, code = request.options, request.program, request.code
     first, used = facts[hosts[0].name], request.used_ports
-    parts = devices.assign(hosts, facts, workload)
+    parts = devices.assign(hosts, facts, program)
     counts = [parts[host.name].processes for host in hosts]
     if wrong := judge.master(hosts):
         raise Refused(wrong)
@@ -216,72 +193,66 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         git_diff=code.git_diff,
         options=options,
         nodes=(),
-        workload=workload,
-        **workload.plan_fields(options, hosts, counts, first, used),
+        program=program,
+        measured=request.measured,
+        sent=tuple(code.files.lines()) if program.folder else (),
     )
-    return replace(plan, nodes=tuple(_nodes(hosts, facts, plan, request, parts)))
-
-
-def _nodes(
-    hosts: list[Host],
-    facts: dict[str, NodeFacts],
-    plan: Plan,
-    request: Request,
-    parts: dict[str, NodeDevices],
-) -> Iterator[NodePlan]:
-    """The machines' parts of a plan."""
+    port = str(rank_port(first, options.port, used)) if program.needs_port else ""
     on_machine: Counter[str] = Counter()  # several nodes may share a machine, and so its cores
     for host in hosts:
         on_machine[facts[host.name].machine] += parts[host.name].processes
-    first = 0
+    nodes: list[NodePlan] = []
     for rank, host in enumerate(hosts):
-        own, part = facts[host.name], parts[host.name]
+        known, part = facts[host.name], parts[host.name]
+        folder = known.absolute(host.node_dir)
+        code_folder, output = f"{folder}/{code.folder}", folder_on_machine(folder, plan.run)
+        data = host.data_path(plan.data)
+        threads = max(1, known.cores // on_machine[known.machine])
+        env = _environment(host, interface(host, known), threads)
+        env.update({**request.extra_env, **host.env, **part.environment(host.env)})
+        # What differs from machine to machine, for every program.
+        env.update(TANDEM_OUTPUT=output, TANDEM_DEVICE=part.kind)
+        env.update({"TANDEM_DATA": data} if data else {})
+        env.update({"TANDEM_RANK_PORT": port} if port else {})
+        for file, sent in zip(program.files, request.files):
+            env[file.variable] = f"{folder}/{sent.folder}/{sent.names[0]}"
+        env.update(program.env)
+        cwd = f"{output}/{WORK}/{host.name}" if program.runs_in_folder else code_folder
+        paths = [cwd, f"{code_folder}/{LIBRARY}"] if program.runs_in_folder else []
+        if program.layer:
+            paths.append(f"{folder}/{program.layer.folder}")
+        if paths:
+            env["PYTHONPATH"] = ":".join([*paths, *filter(None, [env.get("PYTHONPATH")])])
+        if request.bar and rank == 0:
+            env.update(_bar(request.bar, f"[{host.name} {plan.world_size - 1}] "))
+        resume = () if request.last is None else program.resume or ()
+        words = [word.replace(LAST, request.last or "") for word in resume]
         place = (len(hosts), rank, part.processes, plan.master_addr, plan.master_port)
-        threads = max(1, own.cores // on_machine[own.machine])
-        env = _environment(host, interface(host, own), threads)
-        yield _node(host, own, part, plan, request, rank, first, place, env)
-        first += part.processes
-
-
-def _node(
-    host: Host,
-    own: NodeFacts,
-    part: NodeDevices,
-    plan: Plan,
-    request: Request,
-    rank: int,
-    first: int,
-    place: tuple[int, int, int, str, int],
-    env: dict[str, str],
-) -> NodePlan:
-    """One node's part; `first` is its first rank, `place` launch's arguments."""
-    folder, code = own.absolute(host.node_dir), request.code.folder
-    output, data = folder_on_machine(folder, plan.run), host.data_path(plan.data)
-    env.update({**request.extra_env, **host.env, **part.environment(host.env)})
-    known = NodePart(host, part.kind, folder, code, output, data, env)
-    command = plan.workload.command(plan, known, request.last)
-    env.update(command.env)
-    if request.bar and rank == 0:
-        env.update(_bar(request.bar, f"[{host.name} {plan.world_size - 1}] "))
-    launcher = [host.env_python, *launch(*place, plan.unit)]
-    return NodePlan(
-        host=host.name,
-        node_rank=rank,
-        ranks=tuple(range(first, first + part.processes)),
-        connection=host.connection,
-        address=host.address,
-        port=host.port,
-        user=host.user,
-        interface=interface(host, own),
-        argv=(*command.before, *launcher, *command.program),
-        env=env,
-        cwd=f"{folder}/{code}",
-        output=output,
-        data=data,
-        versions=structs.asdict(own.versions),
-        owner_signs=host.owner.signs,
-        away_dir=host.owner.away_dir if host.owner.signs else "",
-    )
+        first_rank = sum(len(node.ranks) for node in nodes)
+        nodes.append(
+            NodePlan(
+                host=host.name,
+                node_rank=rank,
+                ranks=tuple(range(first_rank, first_rank + part.processes)),
+                connection=host.connection,
+                address=host.address,
+                port=host.port,
+                user=host.user,
+                interface=interface(host, known),
+                argv=(host.env_python, *launch(*place, plan.unit), *program.words, *words),
+                env=env,
+                code=code_folder,
+                cwd=cwd,
+                output=output,
+                data=data,
+                versions=structs.asdict(known.versions),
+                owner_signs=host.owner.signs,
+                away_dir=host.owner.away_dir if host.owner.signs else "",
+            )
+        )
+        if rank == 0 and program.check:
+            plan = replace(plan, check=(host.env_python, *program.check))
+    return replace(plan, nodes=tuple(nodes))
 
 
 def _bar(columns: int, label: str) -> dict[str, str]:
@@ -321,16 +292,6 @@ def _environment(host: Host, card: str | None, threads: int) -> dict[str, str]:
     if card:
         env.update(GLOO_SOCKET_IFNAME=card, NCCL_SOCKET_IFNAME=f"={card}")
     return env
-
-
-def check_batch(names: Sequence[str], counts: Sequence[int], per_node: int) -> None:
-    """Raises Refused for a batch that the trainer could not split over `counts` ranks a node."""
-    least = split.least_batch(counts)
-    if per_node < least:
-        name, count = max(zip(names, counts), key=lambda pair: pair[1])
-        processes = f"{count} processes" if count > 1 else "one process"
-        about = {"batch": per_node, "least": least, "smallest": split.SMALLEST}
-        raise Refused([problem("batch-small", name=name, processes=processes, **about)])
 
 
 def choose_port(facts: NodeFacts, wanted: int | None, avoid: Collection[int]) -> int:

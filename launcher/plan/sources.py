@@ -19,17 +19,16 @@ MOST_SOURCE = 1 << 18  # bytes of a file that is parsed, in up to a thousand tim
 @dataclass(frozen=True)
 class Loaded:
     """`packages`: their names, without the standard library; `sources`: the statements of the file
-    and of its modules; `broken`: why the file itself is no Python, a clause."""
+    and of its modules."""
 
     packages: set[str]
     sources: list[list[ast.stmt]]
-    broken: str | None
 
 
 def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
     """What `file` imports as it is loaded, and the modules below `roots` in their turn."""
     waiting, seen = [file], set[Path]()
-    packages, sources, broken = set[str](), list[list[ast.stmt]](), None
+    packages, sources = set[str](), list[list[ast.stmt]]()
     while waiting:
         path = waiting.pop()
         if path in seen or not path.is_file():
@@ -37,11 +36,7 @@ def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
         seen.add(path)
         try:
             sources.append(parsed(path))
-        except SyntaxError as error:
-            if path == file:  # of several others of one name another may be the right one
-                broken = f"{path.name}, line {error.lineno}: {error.msg}"
-            continue
-        except (OSError, ValueError):
+        except (OSError, SyntaxError, ValueError):  # its own Python says what is wrong with it
             continue
         for module in _imported(sources[-1]):
             for root in roots:
@@ -50,12 +45,7 @@ def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
             top = module.partition(".")[0]
             if not any((root / top).is_dir() or (root / f"{top}.py").is_file() for root in roots):
                 packages.add(top)
-    return Loaded(packages - sys.stdlib_module_names, sources, broken)
-
-
-def first_line(file: Path) -> str:
-    with file.open("rb") as start:
-        return start.readline(200).decode(errors="replace").strip()
+    return Loaded(packages - sys.stdlib_module_names, sources)
 
 
 def parsed(file: Path) -> list[ast.stmt]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from boundary import run_files
 from boundary.frames import Exit, Process
@@ -72,7 +72,6 @@ class Attempts:
                 "nodes": [node.host for node in plan.nodes],
                 "ranks": {node.host: list(node.ranks) for node in plan.nodes},
                 "world_size": plan.world_size,
-                "balance": plan.balance,
                 "code_sha256": plan.code_sha256,
                 "master_port": plan.master_port,
                 "started_unix": unix,
@@ -80,6 +79,7 @@ class Attempts:
                 "reason": reason,
                 "status": "running",
                 "resumed_samples": 0,
+                "decided": None,
                 "first_cause": None,
                 "silent_ranks": [],
                 "to_resume": None,
@@ -106,17 +106,24 @@ class Attempts:
                 attempt["wall_seconds"] = attempt["wall_seconds"] or 0.0
         return max((attempt["attempt"] for attempt in self.list), default=0)
 
-    def read_resumed(self, folder: Path) -> None:
-        """Where each attempt resumed, from what its ranks wrote when they began. One rank's line
-        for each attempt is enough, so a file is read no further than the last of them."""
+    def read_starts(self) -> None:
+        """Copy from the ranks' first lines where each attempt resumed and what its ranks decided.
+        One rank's line for each attempt is enough, so a file is read no further than the last of
+        them."""
         unknown = {attempt["attempt"]: attempt for attempt in self.list}
-        paths = folder.glob("nodes/*/rank*.steps.jsonl")
+        paths = self.path.parent.glob("nodes/*/rank*.steps.jsonl")
         for start in (line for path in paths for line in lines_of(path, run_files.Start)):
             if attempt := unknown.pop(start.attempt, None):
                 attempt["resumed_samples"] = start.resumed_samples
+                attempt["decided"] = to_builtins(start.decided)
             if not unknown:
                 break
         self._write(self.status)
+
+    def decided(self) -> dict[str, Any]:
+        """Return what the ranks of the newest attempt decided that came so far; {} if none did."""
+        self.read_starts()
+        return next((a["decided"] for a in reversed(self.list) if a.get("decided")), {})
 
     def say_how(self, to_resume: str) -> None:
         """What to type now, for the report."""

@@ -55,8 +55,8 @@ class Failure:
     machine), left (a rank ended with 0, and the others lost it or it printed an exception), idle (a
     rank does nothing after another ended with 0), paused (the control machine did not run, so the
     lease ended), hung (a rank for which the others waited until they gave up), alone (all ranks
-    returned 0, and some have met no other). `is_trainer`: else the ranks run a
-    script of the user's, whose exit codes and options are others.
+    returned 0, and some have met no other). `has_exit_codes`: the program's exit codes are those of
+    contract/errors.py, and it takes the trainer's options.
     """
 
     host: str
@@ -72,7 +72,7 @@ class Failure:
     message: str | None = None
     last_lines: tuple[str, ...] = ()
     first_on_node: bool = True
-    is_trainer: bool = True
+    has_exit_codes: bool = True
     file_hint: str | None = None  # on a file that the error names and that is here
 
     @cached_property
@@ -167,7 +167,7 @@ class FailureKind:
     priority: CausePriority | None = None
     sentence: str | None = None
     remedy: str | None = None  # goes with the sentence
-    remedy_without_trainer: str | None = None  # in a script of the user's, where it is another
+    general_remedy: str | None = None  # for a program with options of its own
     restart: Restart | None = None
     reason: str | None = None  # why there is another attempt
     exit_code: int | None = None  # of the run; where no kind says, it is the process's own
@@ -184,7 +184,7 @@ def _exits(code: int, source: str | None = None) -> Callable[[Failure], bool]:
     """Whether it is this exit code of the trainer."""
 
     def fits(failure: Failure) -> bool:
-        own = failure.exit_code == code and failure.is_trainer
+        own = failure.exit_code == code and failure.has_exit_codes
         return own and source in (None, failure.source)
 
     return fits
@@ -208,7 +208,7 @@ def _lost_its_peer(failure: Failure) -> bool:
     aborted = failure.signal == "SIGABRT"
     if failure.source != "worker" and not (failure.source == "left" and failure.exception):
         return False
-    if failure.exit_code == STOPPED and failure.is_trainer:
+    if failure.exit_code == STOPPED and failure.has_exit_codes:
         return True
     lines = [line[:JUDGED] for line in failure.last_lines]
     if failure.signal is None or aborted:
@@ -250,7 +250,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         known="its disk is full",
         remedy="make room where node_dir lies (old runs: <node_dir>/runs), then continue with "
         "`make train RESUME=latest`",
-        remedy_without_trainer="make room where node_dir lies (old runs: <node_dir>/runs), then "
+        general_remedy="make room where node_dir lies (old runs: <node_dir>/runs), then "
         "start it again",
         restart=Restart.HELPS,
     ),
@@ -259,7 +259,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
             _says(one.pattern),
             sentence=f"{{who}}: {one.meaning}",
             remedy=one.remedy,
-            remedy_without_trainer=one.remedy_without_trainer,
+            general_remedy=one.general_remedy,
             known=one.meaning,
         )
         for one in KNOWN_ERRORS
@@ -271,7 +271,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         remedy=READ_BELOW,
     ),
     FailureKind(
-        lambda failure: failure.source == "worker" and not failure.is_trainer,
+        lambda failure: failure.source == "worker" and not failure.has_exit_codes,
         sentence="{who}: {exception}{and_last_line}",
         remedy=READ_BELOW,
         reason="{who} failed: {exception}",
@@ -291,7 +291,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="{message}, so {host} heard nothing from it and stopped its part",
         remedy="do not stop or suspend the control machine during a run (with DETACH=1 it needs no "
         "terminal); `make train RESUME=latest` continues the run",
-        remedy_without_trainer="do not stop or suspend the control machine during a run (with "
+        general_remedy="do not stop or suspend the control machine during a run (with "
         "DETACH=1 it needs no terminal)",
         reason="{message}",
     ),
@@ -300,7 +300,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         sentence="{who} held the others up until they gave up: {message}",
         remedy="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); MAX_RESTARTS=3 "
         "starts the run again",
-        remedy_without_trainer="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); "
+        general_remedy="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); "
         "with RESUME_ARGS= and MAX_RESTARTS=3 a run starts again",
         reason="{who} hung",
     ),
@@ -336,7 +336,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         _from("gone"),
         sentence="{host} is gone{and_message}",
         remedy="check that it is switched on and plugged in; MAX_RESTARTS=3 continues without it",
-        remedy_without_trainer="check that it is switched on and plugged in; with RESUME_ARGS= and "
+        general_remedy="check that it is switched on and plugged in; with RESUME_ARGS= and "
         "MAX_RESTARTS=3 a run goes on without it",
         reason="{host} gone: {message}",
     ),
@@ -345,7 +345,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         priority=CausePriority.GUARD,
         sentence="{host} lost its guard{and_message}",
         remedy="find out who killed or changed it; MAX_RESTARTS=3 starts the run again",
-        remedy_without_trainer="find out who killed or changed it; with RESUME_ARGS= and "
+        general_remedy="find out who killed or changed it; with RESUME_ARGS= and "
         "MAX_RESTARTS=3 a run starts again",
     ),
     FailureKind(_from("launch"), sentence=LAUNCHED, remedy=READ_BELOW),
@@ -424,7 +424,7 @@ def explained(failure: Failure) -> tuple[str, str]:
     of machines, for the report prints them, too."""
     words = failure.words()
     told = [kind for kind in FAILURE_KINDS if kind.sentence is not None and kind.fits(failure)]
-    hints = [kind for kind in told if kind.known and not failure.is_trainer]
+    hints = [kind for kind in told if kind.known and not failure.has_exit_codes]
     for kind in told:
         if kind not in hints:
             with contextlib.suppress(KeyError):  # a word that is not known
@@ -437,7 +437,7 @@ def explained(failure: Failure) -> tuple[str, str]:
 
 
 def _remedy(kind: FailureKind, failure: Failure) -> str:
-    own = None if failure.is_trainer else kind.remedy_without_trainer
+    own = None if failure.has_exit_codes else kind.general_remedy
     return own or kind.remedy or READ_BELOW
 
 

@@ -96,7 +96,7 @@ def lay_out(
     make the folders `outputs` there. Raises MachineError."""
 
     def lay_out_on(node: NodePlan) -> str | None:
-        sent, work = f"{node.cwd}/{code.OWN}", f"{node.output}/{code.WORK}/{node.host}"
+        sent, work = f"{node.code}/{code.OWN}", f"{node.output}/{code.WORK}/{node.host}"
         call = f"lay_out({remote.MARK!r}, {sent!a}, {work!a}, {[*outputs]!a})"
         try:
             answer = remote.ask(machines.nodes[node.host], "launcher.node.work", call, LaidOut)
@@ -119,7 +119,7 @@ def start_guards(plan: Plan, machines: OpenMachines) -> dict[str, Process]:
 
     def one(node: NodePlan) -> Process:
         python = engine.of(node.connection).guard_python
-        argv = [python, "-IB", f"{node.cwd}/launcher/node", plan.unit]
+        argv = [python, "-IB", f"{node.code}/launcher/node", plan.unit]
         return machines.nodes[node.host].start(argv)
 
     return dict(zip([node.host for node in plan.nodes], engine.of_each(one, plan.nodes)))
@@ -145,12 +145,13 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "peers": peers_of(plan, node),
         "owner_signs": list(node.owner_signs),
         "away_dir": node.away_dir,
+        "measured": plan.measured.document() if plan.measured else {},
     }
 
 
 def peers_of(plan: Plan, node: NodePlan) -> list[str]:
     """Where ranks are found of which nobody knows whether they make a process group."""
-    if plan.workload.is_trainer or plan.world_size == 1:
+    if plan.world_size == 1:
         return []
     near = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
     return [*{other.address: None for other in plan.nodes}, *near]

@@ -13,7 +13,7 @@ class KnownError(NamedTuple):
     pattern: str
     meaning: str
     remedy: str
-    remedy_without_trainer: str | None = None  # in a script of the user's
+    general_remedy: str | None = None  # for a program with options of its own
 
 
 _TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")

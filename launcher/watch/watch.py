@@ -318,7 +318,7 @@ class Watch:
             source=source,
             order=len(self._failures),
             seconds=self._seconds(),
-            is_trainer=self._plan.workload.is_trainer,
+            has_exit_codes=self._plan.program.has_exit_codes,
             **fields,
         )
 
@@ -408,7 +408,7 @@ class Watch:
         self._stage, self._since = stage, now
         if stage is Stage.STOPPING:
             self._ruling.note_stop()
-            what = self._plan.workload.when_stopped(STOP_GRACE)
+            what = self._plan.program.when_stopped.format(seconds=STOP_GRACE)
             why = "stopping" if self._stopper.asked else self._regroup
             again = " (press again to kill them at once)" if self._stopper.asked else ""
             self._say(f"{why}: the workers {what}{again}")

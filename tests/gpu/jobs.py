@@ -2,11 +2,13 @@
 
 import contextlib
 import warnings
+from dataclasses import replace
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from contract.options import Options
+from contract.split import rank_batches
 from tandem.timings import Clock
 from trainer.build import build_job, build_materials
 from trainer.data.loader import TrainBatches
@@ -46,6 +48,8 @@ def prepared(images, device, world=None, **given):
     options = options_of(images, device, **given)
     if world is None:
         world = start(options)
+        places = [(0, rank) for rank in range(world.size)]
+        world = replace(world, batches=rank_batches(options.per_node_batch_size, places))
     return build_job(options, world, build_materials(options, world), Clock(world.device))
 
 

@@ -17,6 +17,8 @@ import time
 import types
 
 IMAGES, RANK_BATCH = 97, 4
+if "--check" in sys.argv:  # before any rank starts
+    sys.exit()
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 HOST, ATTEMPT = os.environ["TANDEM_NODE"], int(os.environ["TANDEM_ATTEMPT"])
 
@@ -158,7 +160,10 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: STOP.append(1))
     # A loader with a session of its own, as some make: the run's end must find it, too.
     loader = subprocess.Popen(["sleep", "7777"], start_new_session=True)
-    defaults = {"output": "", "resume": "none", "epochs": 1, "checkpoint_every": 5}
-    asked = types.SimpleNamespace(**{**defaults, **json.loads(sys.argv[-1])})  # --config JSON
-    train(asked, Group(), Files(asked.output))
+    defaults = {"resume": "none", "epochs": 1, "checkpoint_every": 5}
+    config, *words = sys.argv[sys.argv.index("--config") + 1 :]
+    asked = types.SimpleNamespace(**{**defaults, **json.loads(config)})
+    if words[:1] == ["--resume"]:
+        asked.resume = words[1]
+    train(asked, Group(), Files(os.environ["TANDEM_OUTPUT"]))
     loader.kill()

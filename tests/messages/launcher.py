@@ -16,17 +16,15 @@ from launcher.watch import attempts
 from launcher.watch.attempts import Outcome
 from launcher.watch.failures import Failure, exit_code, explained, reason, restart
 from launcher.watch.known_errors import KNOWN_ERRORS, SIGNALS
-from launcher.workload import Requirements
-from launcher.workloads.trainer import Trainer
 from report.wait_rules import WORDS
 from tests.unit.launcher.launcher_values import (
     DATA,
     LISTING,
-    SETTINGS,
     VERSIONS,
     facts,
     gpus,
     host,
+    needs,
     problems,
 )
 
@@ -58,12 +56,14 @@ FAILURES = {
     "paused": machine("paused", message="the control machine did not run for 40 s"),
     "gone": machine("gone", message="no heartbeat for 15 s"),
     "hung": worker(source="hung", message="no step for 120 s: its process is stopped"),
-    "alone": machine("alone", message="rank 1 met no other in 60 s: no group", is_trainer=False),
+    "alone": machine(
+        "alone", message="rank 1 met no other in 60 s: no group", has_exit_codes=False
+    ),
     "left": worker(source="left", message="node2, rank 1", seconds=9.0),
     "left after an exception": worker(source="left", exception="ValueError: x", message="then y"),
     "idle": worker(source="idle", message="has done nothing for 10 min"),
-    "last words": worker(exit_code=2, last_line="train.py: error: no --x", is_trainer=False),
-    "more words": worker(exit_code=1, exception="KeyError: 1", last_line="x", is_trainer=False),
+    "last words": worker(exit_code=2, last_line="train.py: error: no --x", has_exit_codes=False),
+    "more words": worker(exit_code=1, exception="KeyError: 1", last_line="x", has_exit_codes=False),
     "guard": machine("guard", exit_code=9, message="it was killed after 7 s"),
     "diverged": worker(exit_code=errors.DIVERGED, last_lines=("trainer: the loss is NaN",)),
     "diverged without a word": worker(exit_code=errors.DIVERGED),
@@ -108,7 +108,7 @@ def of_failures():
         message, remedy = explained(failure)
         then = f"exit code {exit_code(failure)}, another attempt: {restart(failure).name}"
         yield f"failure: {code}", f"{message}: {remedy}\n{then}: {reason(failure, 2)}"
-        own = explained(replace(failure, is_trainer=False))
+        own = explained(replace(failure, has_exit_codes=False))
         if own != (message, remedy):
             yield f"failure: {code}, in a script", ": ".join(own)
     shown = [explained(failure)[0] for failure in FAILURES.values()]
@@ -170,11 +170,10 @@ OF_ONE = {
     "gpus-missing": {"listed": "gpus=4", "count": 1},
     "gpus-unusable": {"gpus": 2, "why": "its torch is built without CUDA: run `make provision`."},
     "no-gpu": {"why": "it has no GPU."},
-    "model-imports": {
-        **{"model": "/m/net.py:body", "missing": "timm, numpy", "packages": "timm numpy"},
+    "imports": {
+        **{"program": "SCRIPT=train.py", "missing": "pandas"},
         "python": "/opt/tandem/env/bin/python",
     },
-    "script-imports": {"script": "train.py", "missing": "pandas"},
     "script-stack": {"lacks": "numpy 2.1"},
     "ways-unknown": {"why": "no answer within 15 s"},
     "owner-there": {"sign": owned.SIGNS["seat"]},
@@ -199,19 +198,12 @@ OF_ALL = {
     "control-disk-full": {"free": 90},
     "control-disk-low": {"free": 900},
     "gpu-named-twice": {"names": "node1, node2"},
-    "model-unknown": {"model": "resnet19", "version": "0.29.2", "near": "resnet18"},
-    "model-not-sent": {"model": "/m/net.py:body", "file": "/m/net.py"},
-    "model-elsewhere": {"model": "report.x:f", "file": "report/x.py", "function": "f"},
-    "model-nowhere": {"model": "nets:f", "module": "nets", "near": "; nearest: examples.nets"},
-    "script-broken": {"script": "train.py", "why": "helpers.py, line 2: invalid syntax"},
     "script-packages": {"said": "requirements.txt cannot be gathered: ..."},
     "python-differs": {"values": "3.11 (node1), 3.12 (node2)"},
     "no-way": {
         **{"of": "node1 (192.0.2.1)", "peer": "node2", "address": "192.0.2.2", "port": 29531},
         "why": "No route to host",
     },
-    "batch": {"said": "BATCH=32 on 2 machines is 64 images a step, and train/ has 60: ..."},
-    "batch-small": {"batch": 2, "processes": "4 processes", "smallest": 2, "least": 8},
     "master-loopback": {"address": "127.0.1.1"},
     "port-taken": {"port": 22},
     "no-port": {"first": 29500, "last": 29531},
@@ -226,8 +218,7 @@ def of_machines():
     for name, changes in MACHINES.items():
         alike = "gpus" in changes and name != "driver fails"
         known = [facts(1, gpus=gpus(1)) if alike else facts(1), facts(2, **changes)]
-        settings = replace(SETTINGS, model="resnet18")
-        asked = Requirements(Config(data=FOLDERS.get(name, "/d")), Trainer(settings))
+        asked = needs(Config(data=FOLDERS.get(name, "/d")), model="resnet18")
         found = problems(hosts, known, asked)
         shown.update(one.code for one in found)
         yield f"machine: {name}", "\n".join(map(kind_of, found))
@@ -290,5 +281,5 @@ def render():
         **dict(of_ssh()),
         **dict(of_ends()),
         **{f"owner: {name}": text for name, text in owned.SIGNS.items()},
-        **{f"wait: {name}": text for name, text in WORDS.items()},
+        **{f"wait: {name}": text.format("images") for name, text in WORDS.items()},
     }

@@ -12,9 +12,15 @@ from report.analysis import analyse
 from report.links import Links, Pair, links_sentences
 from report.run_view import unequal_parts
 from report.verdict import headline_of
-from tests.unit.report.report_runs import BOTTLENECKS, WARMED, RunBuilder, change, text_of
+from tests.unit.report.report_runs import (
+    BOTTLENECKS,
+    SCRIPT,
+    WARMED,
+    RunBuilder,
+    change,
+    text_of,
+)
 
-SCRIPT = {"words": ["train.py"], "arguments": ["--lr=1"], "folder": "/p", "outputs": []}
 OPTIONS = {"batch": 32, "model": "resnet50", "data": "imagenet", "trainer": ["--lr=1"]}
 OF_SCRIPT = {"inventory": "own.ini", "script": "/p/train.py", "nodes": 4, "trainer": ["--lr=1"]}
 LOCAL = {"connection": "local"}
@@ -117,11 +123,13 @@ def sentences(place):
     """(code, lines), without those that another run said before."""
     before = set()
     for name, settings in {**BOTTLENECKS, **OTHERS}.items():
-        plan = RunBuilder(place / name, **settings).write() / "plan.json"
+        known = {"options": {"optimizer": "sgd"}, **settings}
+        plan = RunBuilder(place / name, **known).write() / "plan.json"
         change(plan, options=OPTIONS)
         lines = [*lines_of(plan.parent)]
         if name in BOTTLENECKS or settings.get("exact") == 240:
-            change(plan, options=OF_SCRIPT, script=SCRIPT)
+            plan = RunBuilder(place / f"{name} in a script", **settings).write() / "plan.json"
+            change(plan, options=OF_SCRIPT, program=SCRIPT)
             lines += [f"In a script: {one}" for one in lines_of(plan.parent) if one not in lines]
         yield name, [line for line in lines if line not in before]
         before.update(lines)

@@ -8,6 +8,7 @@ from tandem.timings import Clock
 from tests.trainer_ranks import make_images, run_ranks
 from trainer.build import build_job, build_materials
 from trainer.data.loader import TrainBatches
+from trainer.decide import decide
 from trainer.process import start
 from trainer.step import rebuild_buckets, train_step
 
@@ -26,7 +27,7 @@ def compiled_for(root):
         data=str(root), model="tests.trainer_models:plain", workers=0, compile=True,
         per_node_batch_size=8, accumulate=2, bucket_mb=999,
     )  # fmt: skip
-    world = start(options)
+    options, world = decide(options, start(options))
     ours = build_job(options, world, build_materials(options, world), Clock(world.device))
     rebuild_buckets(ours)
     settled = list(sizes)

@@ -109,7 +109,7 @@ READS = {
         launcher/machines/inventory.py launcher/node/owner.py launcher/node/pairprobe.py
         launcher/node/machine_lock.py launcher/node/probe.py launcher/outputs.py
         launcher/plan/code.py launcher/plan/files.py launcher/plan/layer.py
-        launcher/plan/models.py launcher/plan/requirements.py launcher/plan/sources.py
+        launcher/build_script.py launcher/plan/requirements.py launcher/plan/sources.py
         launcher/status.py launcher/top.py launcher/watch/attempts.py launcher/watch/guards.py
         report/evaluation.py report/files.py tandem/compat.py
         tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py
@@ -118,10 +118,11 @@ READS = {
         ansible/bundling/debs.py ansible/bundling/table.py ansible/planning/offline.py
         ansible/stacks_page.py contract/prices.py contract/seal.py launcher/plan/devices.py
         launcher/problems.py launcher/remote.py launcher/watch/known_errors.py
-        tandem/standalone.py tools/all_tests.py""",
+        tandem/standalone.py tools/all_tests.py trainer/classifiers.py""",
     "the kernel's files": """
         contract/interface.py launcher/node/processes.py launcher/node/records.py
-        launcher/node/sockets.py launcher/node/stacks.py tandem/timings.py""",
+        launcher/node/idle.py launcher/node/sockets.py launcher/node/stacks.py
+        tandem/timings.py""",
     "files that are copied or hashed, and not taken apart": """
         launcher/node/machine.py launcher/plan/pretrained.py""",
     "what it has written itself, or its like": """
@@ -133,8 +134,8 @@ READS = {
         trainer/export.py
         ansible/roles/cuda/files/relocate.py""",
     "what the control machine sends to its own programs": """
-        contract/options.py launcher/machines/slurm.py launcher/node/link.py launcher/slurm.py
-        trainer/models.py
+        contract/decisions.py contract/options.py contract/result_lines.py
+        launcher/machines/slurm.py launcher/node/link.py launcher/slurm.py
         ansible/planning/network.py ansible/module_utils/commands.py""",
     "what a machine finds on itself, which is checked here (boundary/facts.py)": """
         ansible/library/driver_facts.py ansible/library/machine_facts.py

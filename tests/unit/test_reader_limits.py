@@ -60,7 +60,7 @@ def prediction(path):
     asked = runs.Setting("resnet50", 32, 224, "fp32")
     made = runs.prediction_path(path.parent, asked.model, 2)
     made.write_bytes(path.read_bytes())
-    assert runs.read_prediction(path.parent, asked, 2) is None
+    assert runs.prediction_in(runs.read_prediction(made), asked, 2) is None
 
 
 def sweep_file(path):
@@ -226,8 +226,8 @@ def a_checkpoint(folder, count):
 
 
 def a_listing(folder, count):
-    files = [(f"out/{n}.pt", 1, n) for n in range(count)]
-    return lambda: outputs.check_listing(WorkFiles(files, count, {}), ("out",))
+    answer = WorkFiles([(f"out/{number}.pt", 1, 5) for number in range(count)], count, {})
+    return lambda: outputs.check_listing(answer, ("out",))
 
 
 def what_programs_print(folder, count):

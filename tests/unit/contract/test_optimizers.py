@@ -1,20 +1,19 @@
 """What is known of a strategy with SGD does not count for a run with Adam, wherever it is asked."""
 
 import subprocess
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from boundary.run_files import RankStart
-from contract import prices, strategies
+from contract import prices, runs, strategies
+from contract.decisions import choose_sync
 from contract.options import Options
 from launcher import cli, measure
-from launcher.plan import predictions
 from report.advice import advise
 from report.analysis import analyse
 from report.usage import ResourceUsage
-from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
+from tests.unit.report.report_runs import BOTTLENECKS, SCRIPT, RunBuilder, change
 from trainer import banner
 
 # Of which one strategy is safe, with SGD alone.
@@ -27,14 +26,15 @@ def test_auto_takes_what_is_safe_with_the_run_s_optimizer(monkeypatch, optimizer
     monkeypatch.setattr(prices, "read", lambda: TABLE)
     speeds = {("allreduce", 4): 100.0, ("bf16", 4): 150.0}
     family = Options(optimizer=optimizer).family
-    assert predictions.choose_sync(speeds, 4, "", family).sync == taken
+    assert choose_sync(runs.Prediction(1.0, speeds), 4, family, "").sync == taken
 
 
 def test_beside_advice_for_a_script_stands_the_loss_with_adam(tmp_path, monkeypatch):
     """Whose optimizer nobody knows."""
     monkeypatch.setattr(prices, "read", lambda: TABLE)
-    step = analyse(RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()).step
-    own = replace(step, is_trainer=False)
+    folder = RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()
+    change(folder / "plan.json", program=SCRIPT)
+    own = analyse(folder).step
     told = [one.change for one in advise(own, "network", RankStart(), ResourceUsage()).remedies]
     (sync,) = [change for change in told if "tandem.sync.attach" in change]
     assert prices.with_adam(strategies.parse("bf16")) in sync

@@ -19,16 +19,16 @@ from launcher.node import counters, records, sockets
 from launcher.node.link import FIELDS, read_task
 from launcher.options import document
 from launcher.plan import plan as planning
+from launcher.programs import build_program
 from launcher.watch import attempts, guards
 from launcher.watch.attempts import Attempts, Outcome, write_json
 from launcher.watch.failures import Failure
-from launcher.workloads.trainer import Trainer
 from report import read
 from report.files import time_of
 from tests import run_directory
 from tests.trainer_ranks import make_images
 from tests.unit.launcher.guard_client import Client, workers
-from tests.unit.launcher.launcher_values import CODE, SETTINGS, build, facts, host
+from tests.unit.launcher.launcher_values import CODE, build, facts, host
 
 ROOT = Path(__file__).parents[3]
 MODEL = f"{ROOT}/tests/tiny.py:tiny"
@@ -126,11 +126,8 @@ def brought(made):
 
 def plan_written(made):
     options = Config(nodes=2, trainer={"model": "resnet50", "per_node_batch_size": 64, "lr": 0.1})
-    said = {"images_per_second": 9.0, "made_unix": 1.0}
     code = dataclasses.replace(CODE, git_revision="abc", git_diff="x")
-    asked = planning.Request(
-        made.scratch.name, 1.0, options, Trainer(SETTINGS, predicted=said), code
-    )
+    asked = planning.Request(made.scratch.name, 1.0, options, build_program(options), code)
     one = planning.build([host(1), host(2)], {"node1": facts(1), "node2": facts(2)}, asked)
     write_json(made.scratch / "plan.json", one.document())
     return one

@@ -8,32 +8,35 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given
 
+from contract.decisions import Measurements, choose_sync, find_prediction, warn_if_slower
 from contract.errors import UserError
-from contract.options import Options as TrainerOptions
-from contract.runs import Setting, may_be_of, prediction_path, prediction_text, run_id
-from launcher import folders
-from launcher.plan import predictions
+from contract.prices import SGD
+from contract.runs import (
+    Setting,
+    may_be_of,
+    prediction_path,
+    prediction_text,
+    read_prediction,
+    run_id,
+)
+from contract.strategies import Phases
 from report.__main__ import main
 from tests import fuzz
-from tests.unit.launcher.launcher_values import host
 from tests.unit.report.report_runs import RunBuilder
 
-HOSTS = [host(1), host(2)]
-ASKED = TrainerOptions(
-    model="resnet50",
-    per_node_batch_size=32,
-    precision="fp32",
-    sync="allreduce",
-    epochs=90,
-    warmup_epochs=1.0,
-    sync_warmup=0.0,
-)
+ASKED = Setting("resnet50", 32, 224, "fp32", ("node1", "node2"))
+PHASES = Phases(epochs=90, warmup=0.0)
+
+
+def predicted(folder, asked=ASKED):
+    """What a rank is told of such a run by the file in this folder of runs."""
+    document = read_prediction(prediction_path(folder, asked.model, len(asked.machines)))
+    return find_prediction(Measurements(prediction=document), asked, PHASES)
 
 
 @pytest.fixture
-def runs(tmp_path, monkeypatch):
+def runs(tmp_path):
     """A folder of runs with one run of ResNet-50 on four machines."""
-    monkeypatch.setattr(folders, "RUNS", tmp_path)
     RunBuilder(tmp_path / run_id("resnet50", 4, 1.7e9), nodes=4).write()
     return tmp_path
 
@@ -44,20 +47,20 @@ def plan(runs, *words):
 
 def test_what_the_report_wrote_is_what_a_run_is_told(runs, capsys):
     assert plan(runs) == 0
-    told = predictions.predicted(ASKED, HOSTS)
+    told = predicted(runs)
     rows = json.loads(prediction_path(runs, "resnet50", 2).read_text())["rows"]
     (row,) = (row for row in rows if (row["nodes"], row["sync"]) == (2, "allreduce"))
-    assert told["images_per_second"] == pytest.approx(row["images_per_second"], abs=0.01)
+    assert told.speed("allreduce", 2) == pytest.approx(row["images_per_second"], abs=0.01)
 
 
 @pytest.mark.parametrize(
     "other",
-    [{"model": "x:resnet50"}, {"per_node_batch_size": 64}, {"image_size": 32}, {"precision": "O1"}],
+    [{"model": "x:resnet50"}, {"batch": 64}, {"image_size": 32}, {"precision": "O1"}],
 )
 def test_it_is_no_prediction_of_another_run(runs, capsys, other):
     plan(runs)
-    assert predictions.prediction(ASKED, HOSTS) is not None
-    assert predictions.prediction(replace(ASKED, **other), HOSTS) is None
+    assert predicted(runs) is not None
+    assert predicted(runs, replace(ASKED, **other)) is None
 
 
 def test_what_was_measured_of_machines_by_themselves_holds_for_them_and_for_a_week(runs):
@@ -65,14 +68,14 @@ def test_what_was_measured_of_machines_by_themselves_holds_for_them_and_for_a_we
     rows = [{"nodes": 1, "sync": "allreduce", "images_per_second": 9.0}]
     path = prediction_path(runs, "resnet50", 2)
 
-    def read(unix, hosts):
+    def read(unix, asked):
         path.write_text(prediction_text(measured, 2, unix, rows))
-        return predictions.prediction(ASKED, hosts)
+        return predicted(runs, asked)
 
     now = time.time()
-    assert read(now, HOSTS).speed("ef:15", 1) == 9.0
-    assert read(now, [host(2), host(1)]) is None
-    assert read(now - 8 * 86400, HOSTS) is None
+    assert read(now, ASKED).speed("ef:15", 1) == 9.0
+    assert read(now, replace(ASKED, machines=("node2", "node1"))) is None
+    assert read(now - 8 * 86400, ASKED) is None
 
 
 def test_a_question_about_another_network_is_answered_and_not_kept(runs, capsys):
@@ -81,23 +84,22 @@ def test_a_question_about_another_network_is_answered_and_not_kept(runs, capsys)
     plan(runs, "--link", "100mbit")
     plan(runs)
     kept = prediction_path(runs, "resnet50", 2).read_text()
-    warned = predictions.slower_than_one(ASKED, HOSTS)
+    warned = warn_if_slower(predicted(runs), 2, "allreduce", SGD)
     capsys.readouterr()
     assert plan(runs, "--link", "10gbit") == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "Over a link of 10 Gbit/s" in told and "Not kept for the next run's report" in told
     assert prediction_path(runs, "resnet50", 2).read_text() == kept
-    assert predictions.slower_than_one(ASKED, HOSTS) == warned
+    assert warn_if_slower(predicted(runs), 2, "allreduce", SGD) == warned
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "null", '{"rows": []}', "[" * 100_000, '{"measured_unix": 1e999}'],
 )
-def test_a_damaged_file_predicts_nothing(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(folders, "RUNS", tmp_path)
+def test_a_damaged_file_predicts_nothing(tmp_path, text):
     prediction_path(tmp_path, "resnet50", 2).write_text(text)
-    assert predictions.prediction(ASKED, HOSTS) is None
+    assert predicted(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -130,12 +132,7 @@ DOCUMENT = json.loads(prediction_text(MEASURED, 2, time.time(), [SLOW, FAST]))
 def test_an_odd_file_is_a_prediction_or_none(tmp_path_factory, document):
     runs = tmp_path_factory.getbasetemp()
     prediction_path(runs, "resnet50", 2).write_text(json.dumps(document))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folders, "RUNS", runs)
-        found = predictions.prediction(ASKED, HOSTS)
-        if found is None:
-            return
-        json.dumps(predictions.predicted(ASKED, HOSTS), allow_nan=False)
+    if (found := predicted(runs)) is not None:
         with contextlib.suppress(UserError):
-            predictions.slower_than_one(ASKED, HOSTS)
-            predictions.choose_sync(found.speeds, 2, "make plan")
+            warn_if_slower(found, 2, "allreduce", SGD)
+            choose_sync(found, 2, SGD, "make plan")

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from dataclasses import replace
 
 import pytest
 from msgspec import structs
@@ -10,20 +9,17 @@ from msgspec import structs
 from boundary.answers import NodeFacts
 from boundary.schema import convert
 from contract.options import Config
-from contract.options import Options as TrainerOptions
 from launcher import judge
 from launcher.look import Control, OpenMachines
 from launcher.machines.engine import Host
 from launcher.options import config_of, document, with_trainer
-from launcher.plan import devices
 from launcher.plan import plan as making
 from launcher.plan.code import Code
 from launcher.problems import Refused
-from launcher.workload import Requirements
-from launcher.workloads.trainer import Trainer
+from launcher.program import Needs
+from launcher.programs import build_program
 
-SETTINGS = TrainerOptions(epochs=3)
-DECIDED = ("sync_why", "balance", "predicted")
+OPTIONS = {"epochs": 3}
 VERSIONS = {
     **{"python": "3.11.2", "torch": "2.15.0", "torchvision": "0.29.2", "cuda": "13.2"},
     "nccl": None,
@@ -59,7 +55,6 @@ ANSWER = {
     "cores": 8,
     "cpu_flags": [],
     "versions": VERSIONS,
-    "models": ["resnet18", "resnet34", "resnet50", "vgg11"],
     "missing": [],
     "distributions": {"torch": "2.15.0"},
     "glibc": 36,
@@ -86,8 +81,15 @@ def facts(number, skew=0.0, **changes):
 def problems(hosts, found, asked=None, control=None):
     """What is wrong with these machines, of whose answers and control machine all else is well."""
     machines = OpenMachines(hosts, {}, {one.host: one for one in found})
-    asked = asked or Requirements(Config(), Trainer(replace(SETTINGS, model="resnet18")))
+    asked = asked or needs(model="resnet18")
     return judge.problems(machines, asked, control or Control(1 << 40))
+
+
+def needs(config=None, decided=None, **options):
+    """What a run of the trainer with these options needs of its machines."""
+    config = config or Config()
+    config = with_trainer(config, **{**OPTIONS, **config.trainer, **options})
+    return Needs(config, build_program(config), decided=decided or {})
 
 
 def codes(problems):
@@ -113,23 +115,16 @@ def gpus(count, **changes):
 
 
 def build(hosts, found, options=None, settings=None, **details):
-    """The plan of an attempt whose precision is decided here."""
-    named, wanted = {one.host: one for one in found}, replace(SETTINGS, **(settings or {}))
-    parts, machines = devices.assign(hosts, named, Trainer(wanted)), OpenMachines(hosts, {}, named)
-    level = devices.precision(parts, machines, wanted, details.get("attempt", 1) > 1)
-    decided = {name: details.pop(name) for name in DECIDED if name in details}
-    settings = replace(wanted, precision=level.name)
-    chosen = {
-        "options": with_trainer(options or Config(), precision=level.name),
-        "workload": Trainer(settings, precision_why=level.why, **decided),
-    }
+    """The plan of an attempt; all that is `auto` is left to the ranks."""
+    asked = needs(options, **(settings or {}))
+    chosen = {"options": asked.config, "program": asked.program}
     known = {"run": "r", "unix": 0.0, "code": CODE, **chosen, **details}
-    return making.build(hosts, named, making.Request(**known))
+    return making.build(hosts, {one.host: one for one in found}, making.Request(**known))
 
 
-def planned(precision="fp32", sync="allreduce", **options):
+def planned(**options):
     """What RESUME reads of plan.json."""
-    return {"options": document(config_of(options)), "precision": precision, "sync": sync}
+    return {"options": document(config_of(options))}
 
 
 def sent_to_trainer(node):

@@ -20,11 +20,11 @@ def ended(status="failed", **cause):
     return Outcome(status, failure if status == "failed" else None, 1.0, [], {})
 
 
-@pytest.mark.parametrize("is_trainer", [True, False])
-def test_a_failed_run_uses_up_what_was_allowed(is_trainer):
-    limits, reason = decide(ended(signal="SIGKILL", is_trainer=is_trainer), Limits(1))
+@pytest.mark.parametrize("has_exit_codes", [True, False])
+def test_a_failed_run_uses_up_what_was_allowed(has_exit_codes):
+    limits, reason = decide(ended(signal="SIGKILL", has_exit_codes=has_exit_codes), Limits(1))
     assert (limits.restarts, reason) == (0, "node3, rank 2 failed: SIGKILL")
-    assert decide(ended(signal="SIGKILL", is_trainer=is_trainer), limits) is None
+    assert decide(ended(signal="SIGKILL", has_exit_codes=has_exit_codes), limits) is None
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import io
 import sys
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,8 +16,7 @@ from launcher.options import config_of
 from launcher.participants import Waiter
 from launcher.plan import checks
 from launcher.terminal import Terminal
-from launcher.workloads import trainer
-from tests.unit.launcher.launcher_values import SETTINGS, facts, gpus, host
+from tests.unit.launcher.launcher_values import facts, gpus, host
 
 BUSY = gpus(1, processes=[{"pid": 7, "user": "ann", "command": "python x"}])
 
@@ -37,16 +35,12 @@ def ready(monkeypatch, tmp_path):
                 {"node1": facts(1, gpus=gpus(1)), "node2": facts(2, **next(found))},
             )
 
-        def settings_of(options):
-            return replace(SETTINGS, weights=options.trainer.get("weights"))
-
         monkeypatch.setattr(inventory, "load", lambda _path: [host(1), host(2)])
         monkeypatch.setattr(look, "open_and_probe", answers)
         monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
-        monkeypatch.setattr(trainer, "trainer_settings", settings_of)
         monkeypatch.setattr(folders, "RUNS", tmp_path)
         monkeypatch.setattr(participants.time, "sleep", slept.append)
-        config = replace(config_of(options), until=until)
+        config = replace(config_of({"model": "resnet18", **options}), until=until)
         terminal = Terminal(said)
         waiter = Waiter(terminal, Notify(config.notify, terminal), until) if starts else None
         return checks.check_machines(config, terminal, waiter)
@@ -80,19 +74,6 @@ def test_busy_machines_are_not_waited_for_beyond_the_end(ready):
     with pytest.raises(UserError, match=r"\(UNTIL\) and the run has not begun.*ann") as caught:
         ready({"gpus": BUSY}, {"gpus": BUSY}, queue=True, until=int(begun) - 1)
     assert ready.slept == [] and "Traceback" not in str(caught.value)
-
-
-def test_a_model_of_one_s_own_is_built_on_a_machine_of_the_run(ready, monkeypatch):
-    class Trial:
-        def on(self, node, below, packages):
-            raise UserError(f"MODEL=net.py:body: tried out in {below} by {node}")
-
-    monkeypatch.setattr(trainer.models.Trial, "of", lambda *_, **__: Trial())
-    ready.nodes["node1"] = SimpleNamespace(close=lambda: closed.append(1))
-    closed = []
-    with pytest.raises(UserError, match="tried out in /home/tandem/tandem by namespace"):
-        ready({"gpus": gpus(1)})
-    assert closed == [1]
 
 
 def test_who_waits_for_an_hour_is_told_of_once(ready, monkeypatch, tmp_path):

@@ -1,7 +1,6 @@
 """Which GPUs a node's processes get, what decides that, and the precision for all."""
 
 import io
-from dataclasses import replace
 
 import pytest
 
@@ -10,14 +9,10 @@ from contract.options import Config
 from launcher import look
 from launcher.look import OpenMachines
 from launcher.node import probe as cards_of
-from launcher.plan import checks, devices
+from launcher.plan import checks, devices, plan
 from launcher.terminal import Terminal
-from launcher.workload import Requirements
-from launcher.workloads import trainer
-from launcher.workloads.trainer import Trainer
 from tests.unit.launcher import launcher_values
 from tests.unit.launcher.launcher_values import (
-    SETTINGS,
     VERSIONS,
     build,
     card,
@@ -25,8 +20,8 @@ from tests.unit.launcher.launcher_values import (
     facts,
     gpus,
     host,
+    needs,
     refused,
-    sent_to_trainer,
 )
 
 OWN = "CUDA_VISIBLE_DEVICES"
@@ -57,9 +52,7 @@ def given(nodes, count, machine="one", **changes):
         for number, _ in enumerate(nodes, 1)
     ]
     made = build(hosts, found, settings={"per_node_batch_size": 64})
-    return [
-        (sent_to_trainer(node)["device"], node.env[OWN], len(node.ranks)) for node in made.nodes
-    ]
+    return [(node.env["TANDEM_DEVICE"], node.env[OWN], len(node.ranks)) for node in made.nodes]
 
 
 CPU = ("cpu", "", 1)
@@ -123,7 +116,7 @@ def test_the_device_that_was_asked_for_is_said_once():
     settings = {"device": "cpu", "per_node_batch_size": 64}
     options = Config(trainer={"device": "cpu", "seed": 3})
     (node,) = build([host(1)], [facts(1, gpus=gpus(2))], options, settings=settings).nodes
-    assert sent_to_trainer(node)["device"] == "cpu"
+    assert node.env["TANDEM_DEVICE"] == "cpu"
     assert node.env[OWN] == ""
 
 
@@ -146,8 +139,8 @@ def test_gpus_that_are_not_there_are_refused(nodes, count, code):
 
 
 def problems(hosts, found, begun=False, **settings):
-    asked = Requirements(Config(), Trainer(replace(SETTINGS, **settings), keeps_precision=begun))
-    return launcher_values.problems(hosts, found, asked)
+    decided = {"precision": settings.pop("precision")} if begun else {}
+    return launcher_values.problems(hosts, found, needs(decided=decided, **settings))
 
 
 def test_a_broken_driver_is_no_matter_to_who_computes_on_the_cpu():
@@ -173,14 +166,15 @@ def test_a_driver_that_does_not_tell_the_capability_is_asked_for_the_card():
     """440.33 has no compute_cap: the PCI device number is looked up in ansible/stacks.yml."""
     cards = [card(0, **{**CARDS["1080 Ti"], "sm": None}), card(1, sm=None)]
     found = facts(1, gpus=gpus(0, cards=cards))
-    part = devices.assign([host(1)], {"node1": found}, SETTINGS)["node1"]
+    part = devices.assign([host(1)], {"node1": found}, needs().program)["node1"]
     assert [device.sm for device in part.devices] == [61, 75]
 
 
 @pytest.mark.parametrize("pci", [None, "ffff", "0x1b06"])
 def test_a_card_of_no_known_number_counts_as_old(pci):
     found = facts(1, gpus=gpus(0, cards=[card(0, sm=None, pci=pci)]))
-    assert build([host(1)], [found]).precision == "fp32"
+    machines = OpenMachines([host(1)], {}, {"node1": found})
+    assert devices.precision(needs().program, machines, None).name == "fp32"
 
 
 def test_emulated_bf16_for_who_means_it():
@@ -205,32 +199,23 @@ def test_a_run_that_goes_on_keeps_its_level_and_names_who_lacks_it():
     (one,) = problems([host(1)], [old], begun=True, **settings)
     assert "NVIDIA GeForce RTX 2080 Ti (node1)" in one.text and "leave node1 out" in one.text
     assert codes(problems([host(1)], [facts(1)], begun=True, **settings)) == ["no-gpu"]
-    later = build([host(2)], [new], settings={**settings, "precision": "fp32"}, attempt=2)
-    assert later.precision == "fp32"
 
 
-def test_what_is_decided_is_said_and_holds_for_every_attempt(monkeypatch):
-    monkeypatch.setattr(trainer, "trainer_settings", lambda _options: SETTINGS)
+def test_a_dry_run_shows_what_the_ranks_will_decide_and_a_resumed_run_keeps_it(monkeypatch):
     monkeypatch.setattr(checks.inventory, "load", lambda _path: [host(1), host(2)])
     cards = {f"node{n}": facts(n, gpus=having(name)) for n, name in ((1, "3090"), (2, "2080 Ti"))}
     machines = OpenMachines([host(1), host(2)], {}, cards)
     monkeypatch.setattr(look, "open_and_probe", lambda *_, **__: machines)
-    said = io.StringIO()
-    found = checks.check_machines(Config(), Terminal(said))
-    assert "in NVIDIA GeForce RTX 2080 Ti (node2)" in said.getvalue()
-    decided = found.workload
-    assert (decided.settings.precision, decided.settings.device) == ("O1", "cuda")
-    assert decided.keeps_precision
-    # The machine that decided is gone: the level stays.
-    left = OpenMachines([host(1)], {}, {"node1": cards["node1"]})
-    later = checks.make_plan(found, left, run="r", attempt=2)
-    assert (later.precision, later.precision_why) == ("O1", decided.precision_why)
-    assert sent_to_trainer(later.nodes[0])["precision"] == "O1"
-    # A run that goes on keeps its own, which node2 lacks.
-    began = replace(SETTINGS, precision="bf16")
-    monkeypatch.setattr(trainer, "trainer_settings", lambda _options: began)
+    terminal = Terminal(io.StringIO())
+    ready = checks.check_machines(Config(), terminal)
+    made = checks.make_plan(ready, ready.machines, run="r")
+    assert "precision O1: " in plan.render(made, machines)
+    assert {node.env["TANDEM_DEVICE"] for node in made.nodes} == {"cuda"}
+    # The ranks are told what an earlier attempt decided. node2 lacks bf16, so it stays out.
     with pytest.raises(UserError, match=r"2080 Ti \(node2\).* began with: leave node2 out"):
-        checks.check_machines(Config(), Terminal(said), run="r")
+        checks.check_machines(Config(), terminal, run="r", decided={"precision": "bf16"})
+    again = checks.check_machines(Config(), terminal, run="r", decided={"precision": "O1"})
+    assert checks.make_plan(again, machines, run="r").measured.decided == {"precision": "O1"}
 
 
 # What the machines are asked

@@ -13,8 +13,8 @@ from launcher.look import OpenMachines
 from launcher.options import document
 from launcher.participants import Participants
 from launcher.plan.checks import ReadyRun
-from launcher.workload import Requirements
-from launcher.workloads.trainer import Trainer
+from launcher.program import Needs
+from launcher.programs import build_program
 from report.__main__ import main as report_main
 from tests.unit.launcher.launcher_values import facts
 from tests.unit.report.report_runs import RunBuilder
@@ -29,8 +29,10 @@ import json, os, sys
 given = json.loads(sys.argv[-1])
 document = {document!r}
 if os.environ["RANK"] == "0":
-    os.makedirs(os.path.dirname(given["evaluate"]))
-    with open(given["evaluate"], "w") as file:
+    folder = os.environ["TANDEM_OUTPUT"] + "/results"
+    os.makedirs(folder)
+    given.update(weights=os.environ["TANDEM_WEIGHTS"], data=os.environ["TANDEM_DATA"])
+    with open(folder + "/" + given["evaluate"], "w") as file:
         json.dump({{**document, "model": json.dumps(given)}}, file)
 """
 WRITTEN = {
@@ -55,8 +57,8 @@ def run(tmp_path, monkeypatch, local_hosts):
 
         def check(config, terminal, waiter):
             nodes = {one.name: one.engine.node(one) for one in hosts}
-            needs = Requirements(config, Trainer.read(config))
-            return ReadyRun(needs, OpenMachines(hosts, nodes, known), Participants(hosts, config))
+            asked = Needs(config, build_program(config))
+            return ReadyRun(asked, OpenMachines(hosts, nodes, known), Participants(hosts, config))
 
         monkeypatch.setattr(evaluate, "check_machines", check)
         folder = RunBuilder(tmp_path / "runs" / RUN, nodes=2, steps=2, epochs=1).write()

@@ -19,23 +19,21 @@ from launcher.look import (
 )
 from launcher.machines import inventory
 from launcher.problems import ALWAYS, NEVER, Refused, problem, refuse_or_warn
-from launcher.workload import Requirements
-from launcher.workloads.trainer import Trainer
 from tests.unit.launcher import launcher_values
 from tests.unit.launcher.launcher_values import (
     DATA,
     LISTING,
-    SETTINGS,
     codes,
     facts,
     gpus,
     host,
+    needs,
 )
 
 
 def problems(*found, model="resnet18", run=None):
     hosts = [host(int(one.host[4:])) for one in found]
-    asked = Requirements(Config(), Trainer(replace(SETTINGS, model=model)), run)
+    asked = replace(needs(model=model), run=run)
     return launcher_values.problems(hosts, found, asked)
 
 
@@ -46,22 +44,6 @@ def test_a_clock_is_wrong_for_a_run_where_it_is_wrong_for_make_check(off, wrong)
     behind = skew(100.0 - CLOCK_TOLERANCE - off, 100.0, 100.1)
     found = problems(facts(1, skew=behind), facts(2, skew=ahead))
     assert codes(found) == ["clock"] * 2 * wrong
-
-
-@pytest.mark.parametrize(
-    ("images", "remedy"),
-    [
-        (64, None),
-        (63, "give 31 or less."),
-        (4, "give 2 or less."),
-        (3, "add images, or take fewer machines."),  # a rank's batch has two at least
-    ],
-)
-def test_a_batch_larger_than_the_data_is_refused(images, remedy):
-    data = {**DATA, "splits": {"train": {**LISTING, "images": images}, "val": LISTING}}
-    found = problems(facts(1, data=data), facts(2, data=data))
-    said = f"BATCH=32 on 2 machines is 64 images a step, and train/ has {images}: {remedy}"
-    assert [(one.code, one.text) for one in found] == ([("batch", said)] if remedy else [])
 
 
 def splits(images, classes=10, **more):
@@ -101,9 +83,7 @@ def test_the_source_of_a_copy_is_the_folder_here_and_only_of_what_is_copied(tmp_
     hosts = [host(1, copied=copied), host(2)]
 
     def sources(data):
-        return data_sources(
-            OpenMachines(hosts, {}, {}), Requirements(Config(data=data), Trainer(SETTINGS))
-        )
+        return data_sources(OpenMachines(hosts, {}, {}), needs(Config(data=data)))
 
     for data in ("set", "/srv/tandem/data/set"):
         assert {name: one.splits["train"].images for name, one in sources(data).items()} == {
@@ -125,7 +105,7 @@ def test_the_source_of_a_share_is_its_server_if_that_takes_no_part(tmp_path):
     options = Config(inventory=str(machines), data="set")
 
     def sources(hosts):
-        return data_sources(OpenMachines(hosts, {}, {}), Requirements(options, Trainer(SETTINGS)))
+        return data_sources(OpenMachines(hosts, {}, {}), needs(options))
 
     assert {name: (one.name, one.is_copied) for name, one in sources(hosts[1:]).items()} == {
         "pc2": ("pc1", False)

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -27,9 +26,9 @@ from launcher.plan import layer
 from launcher.plan.code import Delivery
 from launcher.plan.layer import Environment
 from launcher.plan.requirements import read_requirements
+from launcher.plan.sending import with_layer
+from launcher.program import Needs, Program
 from launcher.watch import guards
-from launcher.workload import Requirements
-from launcher.workloads.script import Script
 from tests.unit.launcher.launcher_values import VERSIONS, codes, facts, host
 
 THERE = {"torch": "2.15.0", "nvidia-cublas": "13.2", "base": "1.0"}
@@ -150,11 +149,10 @@ def test_a_newer_package_lies_above_the_environments_and_a_wheel_for_a_newer_sys
 
 
 def test_packages_are_those_of_the_machines_processor(index, asks):
-    by_x86 = layer.build_layer(asks("native"), ENVIRONMENT).packages
-    by_arm = layer.build_layer(
-        asks("native"), replace(ENVIRONMENT, architecture="aarch64")
-    ).packages
-    assert (by_x86, by_arm) == ({"native": "1.0"}, {"native": "1.5"})
+    on_x86 = layer.build_layer(asks("native"), ENVIRONMENT).packages
+    arm = replace(ENVIRONMENT, architecture="aarch64")
+    on_arm = layer.build_layer(asks("native"), arm).packages
+    assert (on_x86, on_arm) == ({"native": "1.0"}, {"native": "1.5"})
 
 
 def sha256_of(path):
@@ -221,21 +219,21 @@ def test_machines_get_the_same_files_once(index, asks, tmp_path):
     assert said[1:] == ["packages tool 1.0, part 0.5 go to node1"]
 
 
-def judged(script, *environments):
+def judged(program, *environments):
     known = {f"node{n}": facts(n, **one) for n, one in enumerate(environments, 1)}
     machines = OpenMachines([host(n) for n, _ in enumerate(known, 1)], {}, known)
-    asked = Requirements(Config(data=""), script.for_machines(machines))
+    asked = Needs(Config(data=""), with_layer(program, machines))
     with mock.patch.object(
         layer, "build_layer", side_effect=AssertionError("a look makes no layer")
     ):
         for _ in range(2):
-            script.for_machines(machines)
+            with_layer(program, machines)
             wrong = judge.problems(machines, asked, look.control_machine_facts(asked))
     return wrong
 
 
 def test_environments_that_differ_get_no_layer(index, asks):
-    script = Script(("train.py",), Path(), (), (), (), None, None, ("tool",), None, asks("tool"))
+    script = Program("train", "SCRIPT=train.py", (), modules=("tool",), requirements=asks("tool"))
     same = {"distributions": THERE}
     assert judged(script, same, same) == []
     lacks = {"distributions": {**THERE, "base": "1.1"}}

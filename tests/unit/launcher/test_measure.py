@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import replace
 
 import pytest
 
@@ -18,17 +17,15 @@ from launcher.participants import Participants
 from launcher.plan.checks import ReadyRun
 from launcher.watch.attempts import Outcome
 from launcher.watch.failures import Failure
-from launcher.workload import Requirements
-from launcher.workloads.trainer import Trainer
 from report.__main__ import main as report_main
-from tests.unit.launcher.launcher_values import SETTINGS, facts
+from tests.unit.launcher.launcher_values import facts, needs
 from tests.unit.report.report_runs import RunBuilder
 
 pytestmark = pytest.mark.usefixtures("settles_soon")
 # A rank of the trainer, whose records are in this folder.
 RECORDED = """
 import json, os, shutil, sys
-out, name = json.loads(sys.argv[-1])["output"], os.environ["TANDEM_NODE"]
+out, name = os.environ["TANDEM_OUTPUT"], os.environ["TANDEM_NODE"]
 shutil.copytree({folder!r} + name, out, dirs_exist_ok=True)
 """
 
@@ -64,9 +61,7 @@ def cluster(tmp_path, monkeypatch, local_hosts):
             taken.append(options)
             nodes = {one.name: one.engine.node(one) for one in hosts}
             machines = OpenMachines(hosts, nodes, found)
-            settings = replace(SETTINGS, model=options.trainer["model"])
-            asked = Requirements(options, Trainer(settings))
-            return ReadyRun(asked, machines, Participants(hosts, options))
+            return ReadyRun(needs(options), machines, Participants(hosts, options))
 
         monkeypatch.setattr(measure.inventory, "load", lambda _: hosts)
         monkeypatch.setattr(measure, "check_machines", check)

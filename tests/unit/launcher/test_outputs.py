@@ -105,7 +105,7 @@ def laid_out(sent, there, version="v1", outputs=()):
         (own / name).write_text(text)
         (own / name).chmod(0o444)
     machines = SimpleNamespace(nodes={one.name: LocalNode(one) for one in HOSTS.values()})
-    parts = [SimpleNamespace(host=h, cwd=str(own.parent), output=there[h]) for h in there]
+    parts = [SimpleNamespace(host=h, code=str(own.parent), output=there[h]) for h in there]
     guards.lay_out(SimpleNamespace(nodes=parts), machines, outputs, said.append)
     return said
 

@@ -18,9 +18,8 @@ from launcher.notify import Notify
 from launcher.participants import Known, Moment, Participants, Seen, Waiter, select
 from launcher.problems import Problem, problem
 from launcher.terminal import Stopper, Terminal
-from launcher.workload import Requirements
-from launcher.workloads.trainer import Trainer
-from tests.unit.launcher.launcher_values import SETTINGS, VERSIONS, facts, host
+from tests.unit.launcher import launcher_values
+from tests.unit.launcher.launcher_values import VERSIONS, facts, host
 from tests.unit.launcher.test_inventory import document
 
 MONDAY = datetime(2026, 11, 23, 20, 0)
@@ -225,7 +224,7 @@ def begin(found, config=None, moment=Moment.START, waiter=None):
     """The machines that a run has, and what was said."""
     terminal = Terminal(said := io.StringIO())
     waiter = waiter or Waiter(terminal, Notify(None, terminal))
-    needs = Requirements(config or Config(), Trainer(replace(SETTINGS, model="resnet18")), "r")
+    needs = replace(launcher_values.needs(config, model="resnet18"), run="r")
     these = found.gather(moment, needs, waiter, "r")
     terminal.drain()
     return these, needs, said.getvalue()

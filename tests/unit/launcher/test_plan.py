@@ -1,12 +1,12 @@
 """The plan: who gets which ranks, command, environment; what cannot be planned."""
 
-import contextlib
 import shlex
 
 import pytest
 
 from contract.errors import UserError
 from contract.options import Config
+from launcher.look import OpenMachines
 from launcher.plan import plan
 from launcher.plan import plan as making
 from launcher.watch.guards import task
@@ -63,22 +63,13 @@ def test_the_folder_of_one_s_own_model_is_told_to_the_trainer():
     assert "TANDEM_MODEL_FOLDER" not in build([host(1)], [facts(1)]).nodes[0].env
 
 
-@pytest.mark.parametrize(("counts", "least"), [((1,), 1), ((4,), 8), ((1, 1), 2), ((2, 4), 8)])
-def test_a_batch_that_the_trainer_could_not_split_is_refused(counts, least):
-    hosts = [host(number) for number, _ in enumerate(counts, 1)]
-    found = [facts(number, gpus=gpus(count)) for number, count in enumerate(counts, 1)]
-    build(hosts, found, settings={"per_node_batch_size": least})
-    with refused("batch-small") if least > 1 else contextlib.nullcontext():
-        build(hosts, found, settings={"per_node_batch_size": max(1, least - 1)})
-
-
 def test_ports_are_free_and_never_used_twice():
     assert build([host(1)], [facts(1)]).master_port == 29500
-    later = build([host(1)], [facts(1)], used_ports=frozenset({29500}), attempt=2)
+    later = build([host(1)], [facts(1)], used_ports=frozenset({29500}), attempt=2, last="")
     assert later.master_port == 29501
     assert "--rdzv_id=r-2" in later.nodes[0].argv
-    assert sent_to_trainer(later.nodes[0])["resume"] == "auto"
-    assert "resume" not in sent_to_trainer(build([host(1)], [facts(1)]).nodes[0])
+    assert later.nodes[0].argv[-2:] == ("--resume", "auto")
+    assert "--resume" not in build([host(1)], [facts(1)]).nodes[0].argv
 
 
 def test_a_port_in_use_is_refused():
@@ -98,7 +89,7 @@ def test_paths_lie_below_the_home_of_the_run_user():
         "/home/tandem/tandem/code/c0dec0dec0de",
         "/home/tandem/tandem/runs/r",
     )
-    assert sent_to_trainer(node)["data"] == "/srv/tandem/data/digits"
+    assert node.env["TANDEM_DATA"] == "/srv/tandem/data/digits"
     given = build([host(1)], [facts(1)], Config(data="/mnt/imagenet")).nodes[0]
     assert given.data == "/mnt/imagenet"
     with pytest.raises(UserError, match="a path from /"):
@@ -123,8 +114,11 @@ def test_a_chosen_toolkit_is_told_and_no_library_path_ever():
 
 
 def test_dry_run_shows_the_very_bytes_that_are_sent():
-    made = build([host(1), host(2)], [facts(1), facts(2)], Config(trainer={"weights": "0.1 x"}))
-    shown = [line for line in plan.render(made).splitlines() if line.startswith("cd ")]
+    options = Config(trainer={"model_args": '{"x": "0.1 x"}'})
+    hosts, found = [host(1), host(2)], [facts(1), facts(2)]
+    made = build(hosts, found, options)
+    machines = OpenMachines(hosts, {}, {one.host: one for one in found})
+    shown = [line for line in plan.render(made, machines).splitlines() if line.startswith("cd ")]
     for node, line in zip(made.nodes, shown):
         sent = task(made, node)
         words = shlex.split(line)

@@ -3,21 +3,22 @@ where a machine lacks it."""
 
 import hashlib
 import http.server
+import io
 import threading
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torchvision
 
 from contract.errors import UserError
-from contract.options import Config, Options
+from contract.options import Config
 from launcher.look import OpenMachines
-from launcher.plan import layer, models, plan, pretrained
+from launcher.plan import layer, plan, pretrained
 from launcher.plan.layer import Layer
-from launcher.workloads import trainer
+from launcher.plan.sending import deliveries, fetch_files, with_layer
+from launcher.programs import build_program
+from launcher.terminal import Terminal
 from tests.unit.launcher.launcher_values import CODE, facts, host
-from trainer.classifiers import names
+from trainer.classifiers import classifier_names
 
 BYTES = b"the weights of a net" * 999
 SHA256 = hashlib.sha256(BYTES).hexdigest()
@@ -72,25 +73,23 @@ def store(monkeypatch, tmp_path):
         monkeypatch.setattr(pretrained, "_rows", lambda _: iter([("V1", file)]))
         named = {"model": "net", "weights": "torchvision:V1"}
         hub = {"model": "timm:net", "weights": "timm:a1"}
-        settings = Options(**(named if file else hub))
-        return trainer.weights_by_name(settings, SimpleNamespace(**TERMINAL))
+        program = build_program(Config(trainer=named if file else hub))
+        (sent,) = fetch_files(program, Terminal(io.StringIO())).files
+        return sent.path
 
     yield fetch
     server.shutdown()
     server.server_close()
 
 
-TERMINAL = {"doing": lambda *_: None, "say": lambda *_: None}
-
-
 @pytest.mark.parametrize("file", [f"net-{SHA256[:8]}.pth", None])
 def test_a_file_is_fetched_once_and_again_only_where_it_was_damaged(store, tmp_path, file):
-    path = Path(store(file))
+    path = store(file)
     assert path.read_bytes() == BYTES
     asked = len(Server.asked)
-    assert store(file) == str(path) and len(Server.asked) == asked
+    assert store(file) == path and len(Server.asked) == asked
     path.write_bytes(BYTES[:-1])
-    assert store(file) == str(path) and len(Server.asked) == 2 * asked
+    assert store(file) == path and len(Server.asked) == 2 * asked
     assert list((tmp_path / "cache").iterdir()) == [path]
 
 
@@ -98,7 +97,7 @@ def test_one_of_the_bundle_needs_no_server(store, monkeypatch, tmp_path):
     store(None)
     (tmp_path / "cache").rename(tmp_path / "bundle")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    assert str(tmp_path / "bundle") in store(None)
+    assert store(None).parent == tmp_path / "bundle"
 
 
 @pytest.mark.parametrize(
@@ -140,43 +139,33 @@ def test_where_nothing_can_be_reached_that_is_said_with_what_to_do(store, monkey
 )
 def test_names_that_are_none_are_refused_before_any_machine_is_asked(model, weights, said):
     with pytest.raises(UserError, match=said):
-        trainer.Trainer.read(Config(trainer={"model": model, "weights": weights}))
+        build_program(Config(trainer={"model": model, "weights": weights}))
 
 
 def test_timm_goes_to_machines_that_lack_it_and_their_ranks_find_it(monkeypatch, tmp_path):
-    """The model is tried out with it, too; where all have it, nothing is sent."""
+    """If all have it, nothing is sent."""
     (tmp_path / "timm").mkdir()
     (tmp_path / "timm/__init__.py").write_text("")
     sent = Layer(tmp_path, "ab" * 32, {"timm": "1.0"}, {})
-    monkeypatch.setattr(layer, "for_machines", lambda *_: sent)
-    tried = []
-    monkeypatch.setattr(
-        models.Trial, "on", lambda _, node, below, packages: tried.append(packages) or []
-    )
-    monkeypatch.setattr(trainer.predictions, "predicted", lambda *_: None)
+    monkeypatch.setattr(layer, "build_layer", lambda *_: sent)
     config = Config(trainer={"model": "timm:net", "per_node_batch_size": 8})
-    hosts, envs = [host(1), host(2)], []
+    hosts, paths = [host(1), host(2)], []
     for missing in (["timm"], []):
-        own = {h.name: facts(n, missing=missing) for n, h in enumerate(hosts, 1)}
-        machines = OpenMachines(hosts, dict.fromkeys(own), own)
-        monkeypatch.setattr(trainer, "_try_out", lambda t, m, p, _: t.on(None, "", p))
-        asked = trainer.Trainer.read(config)
-        assert not asked.problems(machines, {}, SimpleNamespace(imports=(), sent=()), [])[:0]
-        _, decided = asked.decide(config, hosts, machines, {}, SimpleNamespace(**TERMINAL))
-        request = plan.Request(run="r", unix=0.0, options=config, workload=decided, code=CODE)
-        made = plan.build(hosts, own, request)
-        envs.append([node.env.get("PYTHONPATH") for node in made.nodes])
-        code = [one.code for one in decided.deliveries() if one.code.kind == layer.FOLDER]
-        assert len(code) == len(missing)
-    assert all(path.endswith(sent.folder) for path in envs[0]) and envs[1] == [None, None]
-    assert tried == [sent, None]
+        known = {h.name: facts(n, missing=missing) for n, h in enumerate(hosts, 1)}
+        program = with_layer(build_program(config), OpenMachines(hosts, {}, known))
+        request = plan.Request(run="r", unix=0.0, options=config, program=program, code=CODE)
+        made = plan.build(hosts, known, request)
+        paths.append([node.env.get("PYTHONPATH") for node in made.nodes])
+        codes = [one.code for one in deliveries(program) if one.code.kind == layer.FOLDER]
+        assert len(codes) == len(missing)
+    assert all(path.endswith(sent.folder) for path in paths[0]) and paths[1] == [None, None]
 
 
 def test_the_table_of_torchvision_s_weights_is_its_own():
     rows = [line.split() for line in pretrained.TABLE.read_text().splitlines() if line[0] != "#"]
     own = {
         (name, weights.name): weights
-        for name in names(torchvision.models)
+        for name in classifier_names()
         for weights in torchvision.models.get_model_weights(name)
     }
     ours = {

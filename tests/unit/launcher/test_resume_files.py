@@ -12,17 +12,15 @@ from launcher import folders, run
 from launcher.plan.checks import check_machines
 from launcher.watch.attempts import Attempts
 from tests import fuzz
-from tests.unit.launcher.launcher_values import build, facts, host, planned
+from tests.unit.launcher.launcher_values import planned
 
+# What a resumed run is begun from, of all that its plan has.
 PLAN = json.loads(
     json.dumps(
-        {
-            **build([host(1)], [facts(1)]).document(),
-            **planned(
-                **{"sync": "ef:15", "nodes": 2, "model": "resnet18", "port": 29500, "epochs": 1},
-                **{"batch": 32, "keep": 4, "args": ["--lr", "0.1"]},
-            ),
-        }
+        planned(
+            **{"sync": "ef:15", "nodes": 2, "model": "resnet18", "port": 29500, "epochs": 1},
+            **{"batch": 32, "keep": 4, "args": ["--lr", "0.1"]},
+        )
     )
 )
 ATTEMPTS = {
@@ -30,7 +28,6 @@ ATTEMPTS = {
     "attempts": [
         {
             **{"attempt": 1, "nodes": ["node1"], "ranks": {"node1": [0, 1]}, "world_size": 2},
-            "balance": {},
             **{"code_sha256": "a", "master_port": 29500, "started_unix": 1.5},
             **{"wall_seconds": None, "reason": "first attempt", "status": "running"},
             **{"resumed_samples": 0, "first_cause": {"message": "it fell"}},
@@ -97,10 +94,7 @@ def test_a_run_goes_on_with_the_options_of_its_plan(resumed):
     """It began before there was a variable BATCH."""
     older = {name: value for name, value in PLAN["options"].items() if name != "batch"}
     options = resumed(written({**FILES, "plan.json": {**PLAN, "options": older}}))
-    assert options.trainer == {
-        **{"model": "resnet18", "sync": "ef:15", "precision": "fp32"},
-        **{"epochs": 1, "lr": 0.1},
-    }
+    assert options.trainer == {"model": "resnet18", "sync": "auto", "epochs": 1, "lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -108,7 +102,6 @@ def test_a_run_goes_on_with_the_options_of_its_plan(resumed):
     [
         ("plan.json", {"options": True}, "plan.json is damaged (its options: "),
         ("plan.json", {"options": {**PLAN["options"], "sync": "\x1b]0;x\x07"}}, "options.sync: "),
-        ("plan.json", {"precision": None}, "its precision: "),
         ("attempts.json", {"attempts": {}}, "attempts.json is damaged (its attempts: "),
         ("attempts.json", {"attempts": [{"attempt": 1}]}, "attempts[0]: "),
     ],
@@ -120,7 +113,7 @@ def test_a_field_that_is_not_what_it_should_be_is_named(resumed, name, change, s
 
 def test_no_file_is_sent_that_another_s_run_names(resumed):
     words = {"args": ["--weights", "/root/secret"]}
-    foreign = {**PLAN, **planned("fp32", **words), "seal": "0" * 64}
+    foreign = {**PLAN, **planned(**words), "seal": "0" * 64}
     assert "WEIGHTS=/root/secret" in resumed(written({**FILES, "plan.json": foreign}))
     assert not isinstance(resumed(written({**FILES, "plan.json": foreign}), **words), str)
 
@@ -145,7 +138,7 @@ def test_what_another_s_run_would_have_executed_is_asked_for_by_name(
     program.chmod(0o755)
     (tmp_path / "recipe.yaml").write_text(f"model: {tmp_path}/net.py:net\n")
     words = json.loads(json.dumps(words).replace("RUN", str(tmp_path)))
-    foreign = {**PLAN, **planned("fp32", **words), "seal": "0" * 64}
+    foreign = {**PLAN, **planned(**words), "seal": "0" * 64}
     if "inventory" in words:
         monkeypatch.setattr(run, "check_machines", check_machines)
     said = resumed(written({**FILES, "plan.json": foreign}))

@@ -13,18 +13,17 @@ import pytest
 from boundary.run_files import RunPlan
 from contract.errors import OUT_OF_MEMORY, STOPPED, UserError
 from contract.options import Config
-from launcher import cli, look, options
+from launcher import build_script, cli, look, options
 from launcher.look import OpenMachines
 from launcher.machines import inventory
 from launcher.node import supervisor
-from launcher.plan import checks, code, plan, sources
+from launcher.plan import checks, code, plan, sending, sources
 from launcher.problems import refuse_or_warn
+from launcher.program import Needs
 from launcher.terminal import Terminal
 from launcher.watch import failures
-from launcher.workload import Requirements
-from launcher.workloads import script
 from report.rerun import train_line
-from tests.unit.launcher.launcher_values import CODE, VERSIONS, codes, facts, gpus, host, problems
+from tests.unit.launcher.launcher_values import CODE, facts, gpus, host, problems
 
 SOURCE = """
 import argparse, os
@@ -57,12 +56,12 @@ def project(tmp_path):
 
 def asked(folder, name="train.py", **more):
     typed = name if name.startswith("-m") else str(folder / name)
-    own, sent = options.script_by_path(typed, str(folder))
+    own, sent = build_script.script_by_path(typed, str(folder))
     return Config(script=own, folder=sent, data="", **more)
 
 
 def read(folder, name="train.py", **more):
-    return script.read(asked(folder, name, **more))
+    return build_script.build(asked(folder, name, **more))
 
 
 def planned(found, hosts=None, cards=0, **request):
@@ -76,14 +75,14 @@ def test_its_folder_is_its_git_checkout_else_the_one_it_lies_in(project):
     tool = project / "my tools/train it.py"
     tool.parent.mkdir()
     tool.write_text("")
-    assert options.script_by_path(str(tool), None) == (str(tool), str(tool.parent))
+    assert build_script.script_by_path(str(tool), None) == (str(tool), str(tool.parent))
     subprocess.run(["git", "init", "-q"], cwd=project, check=True)
-    assert options.script_by_path(str(tool), None) == (str(tool), str(project))
-    assert options.script_by_path(str(tool), str(tool.parent)) == (str(tool), str(tool.parent))
+    assert build_script.script_by_path(str(tool), None) == (str(tool), str(project))
+    assert build_script.script_by_path(str(tool), str(tool.parent)) == (str(tool), str(tool.parent))
     ours = inventory.CHECKOUT / "examples/own_script/train.py"
-    assert options.script_by_path(str(ours), None)[1] == str(ours.parent)  # not all of Tandem
+    assert build_script.script_by_path(str(ours), None)[1] == str(ours.parent)  # not all of Tandem
     module = ("-m package.train", str(project))
-    assert options.script_by_path(*module) == module
+    assert build_script.script_by_path(*module) == module
 
 
 def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):
@@ -98,9 +97,9 @@ def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):
         code.current.cache_clear()
         found = read(folder, name)
         beside = {"helpers.py", ".gitignore", "package/parts.py"} if folder == project else set()
-        assert beside | {name, name.replace("try", "net")} <= {*found.files.sent}
-        assert {*found.code().files.sent} == {*found.files.sent}
-        assert not any(".bin" in name for name in found.files.sent)
+        sent = {*sending.current_code(found).files.sent}
+        assert beside | {name, name.replace("try", "net")} <= sent
+        assert not any(".bin" in name for name in sent)
     code.current.cache_clear()
     with pytest.raises(UserError, match=r"x\.local\.py is not sent \(ignored by git"):
         read(project, "x.local.py")
@@ -113,9 +112,12 @@ def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):
         (["--script", "~nosuch/train.py"], "SCRIPT=~nosuch/train.py is no path"),
         (["--script", "train.py --lr 0.1"], 'its options are ARGS="--lr 0.1"'),
         (["--script", "train.py", "--folder", "package"], "SCRIPT=train.py is not in it"),
-        (["--script", "train.py", "--model", "resnet50", "--batch", "32"], "MODEL, BATCH: of our"),
-        (["--script", "train.py", "--data", "digits"], "DATA: of our trainer"),
-        (["--output", "out"], "OUTPUT: it concerns a script of yours"),
+        (
+            ["--script", "train.py", "--model", "resnet50", "--batch", "32"],
+            "MODEL, BATCH: an option",
+        ),
+        (["--script", "train.py", "--data", "digits"], "DATA: an option of our trainer"),
+        (["--output", "out"], "OUTPUT: it belongs to your own script"),
         (["--script=-m package.train", "--folder", "package"], "has no such module: name the fold"),
         (["--script", "train.py", "--output", "../other"], "is not below the folder"),
         (["--script", "train.py", "--resume-args", "--r {last}"], "give OUTPUT="),
@@ -153,21 +155,22 @@ def test_what_cannot_be_meant_is_refused_before_any_machine_is_asked(
 def test_the_processes_are_started_as_torchrun_starts_them(project):
     found = read(project, words=("--lr", "0.1 2"))
     made = planned(found, cards=2)
-    assert (made.world_size, made.model, made.sync, made.precision) == (4, None, None, None)
+    assert made.world_size == 4
     node = made.nodes[1]
     work = f"{node.output}/work/node2"
-    assert node.argv[:4] == (node.argv[0], "-c", script.IN_FOLDER, work)
+    assert node.cwd == work
     assert node.argv[-5:] == ("--use_env", "--", "train.py", "--lr", "0.1 2")
     assert "--nproc_per_node=2" in node.argv
     assert "--master_addr=192.0.2.1" in node.argv
-    assert node.env["PYTHONPATH"] == f"{work}:{node.cwd}/library"
+    assert node.env["PYTHONPATH"] == f"{work}:{node.code}/library"
     assert "TANDEM_LOCAL_RANK" not in node.env
-    assert node.env["TANDEM_SCRIPT_PORT"] not in ("", str(made.master_port))
+    assert node.env["TANDEM_RANK_PORT"] not in ("", str(made.master_port))
     other = planned(found, (host(1, env={"PYTHONPATH": "/opt/more"}),)).nodes[0]
     assert other.env["PYTHONPATH"].endswith("/library:/opt/more")
-    told = plan.render(made)
-    assert f"script train.py, with {project}" in told
-    assert "precision" not in told
+    hosts = [host(1), host(2)]
+    machines = OpenMachines(hosts, {}, {one.name: facts(n) for n, one in enumerate(hosts, 1)})
+    shown = plan.render(made, machines)
+    assert f"folder {project}" in shown and "precision" not in shown
 
 
 def test_each_attempt_has_two_ports_that_no_other_had():
@@ -182,7 +185,7 @@ def test_each_attempt_has_two_ports_that_no_other_had():
 def test_a_module_starts_as_a_module(project):
     found = read(project, "-m package.train")
     assert planned(found).nodes[0].argv[-4:] == ("--use_env", "-m", "--", "package.train")
-    assert found.imports == ("scipy", "torch")
+    assert found.modules == ("scipy", "torch")
     assert found.name == "train"
 
 
@@ -195,9 +198,8 @@ def test_a_source_is_read_in_its_own_encoding(project, encoding, first):
     text = first + "# 训练\nimport argparse, pandas\np.add_argument('--local_rank')\n"
     (project / "train.py").write_bytes(text.encode(encoding))
     found = read(project)
-    assert found.broken is None
     known = () if "pyxl" in first else ("pandas",)
-    assert (found.imports, bool(found.local_rank)) == (known, bool(known))
+    assert (found.modules, bool(found.env)) == (known, bool(known))
 
 
 @pytest.mark.parametrize("spelled", ["--local_rank", "--local-rank"])
@@ -245,7 +247,7 @@ if __name__ == "__main__":
 def test_the_local_rank_is_given_to_no_other_program_s_parser(project, own, helpers, wants):
     (project / "train.py").write_text(own)
     (project / "helpers.py").write_text(helpers)
-    assert (read(project).local_rank == "--local_rank") == wants
+    assert ("TANDEM_LOCAL_RANK" in read(project).env) == wants
 
 
 def test_options_are_looked_for_in_each_of_many_modules_once(project, monkeypatch):
@@ -256,30 +258,28 @@ def test_options_are_looked_for_in_each_of_many_modules_once(project, monkeypatc
         (project / f"m{number}.py").write_text(own)
     walk, nodes = sources.ast.walk, []
     monkeypatch.setattr(sources.ast, "walk", lambda node: nodes.append(1) or walk(node))
-    assert read(project).local_rank is None
+    assert not read(project).env
     assert len(nodes) < 40 * 60
 
 
 def test_what_it_imports_is_asked_of_every_machine_and_named(project):
     found = read(project)
-    assert found.imports == ("pandas", "torch", "yaml")  # neither its own modules nor wandb
+    assert found.modules == ("pandas", "torch", "yaml")  # neither its own modules nor wandb
     hosts = [host(1), host(2)]
-    needs = Requirements(asked(project), found)
-    assert look.question(hosts[0], hosts, needs)["packages"] == ["pandas", "torch", "yaml"]
+    needs = Needs(asked(project), found)
+    assert look.question(hosts[0], hosts, needs)["packages"] == ("pandas", "torch", "yaml")
     (problem,) = problems(hosts, [facts(1), facts(2, missing=["pandas"])], needs)
-    assert (problem.code, problem.labels) == ("script-imports", ("node2 (192.0.2.2)",))
+    assert (problem.code, problem.labels) == ("imports", ("node2 (192.0.2.2)",))
     assert refuse_or_warn([problem], force=False) == [problem.text]  # it may find them all the same
 
 
-def test_what_no_machine_can_read_is_named_before_the_run(project):
-    """A machine whose Python is newer may know what ours does not."""
+def test_the_machine_s_python_decides_whether_it_is_python(project):
     (project / "train.py").write_text("import yaml\ndef f(:\n")
-    found, hosts = read(project), [host(1), host(2)]
-    for ours, wrong in (("9.9.1", 0), ("3.9.2", 1)):
-        there = [facts(1, versions={**VERSIONS, "python": "9.9.1"})]
-        there += [facts(2, versions={**VERSIONS, "python": ours})]
-        told = problems(hosts, there, Requirements(asked(project), found))
-        assert codes(told) == ["script-broken"] * wrong
+    check = planned(read(project)).check
+    done = subprocess.run([sys.executable, *check[1:]], cwd=project, capture_output=True, text=True)
+    assert done.returncode == 1 and "train.py" in done.stderr and "SyntaxError" in done.stderr
+    (project / "train.py").write_bytes(b"# coding: gbk\nprint('\xc4\xe3')\n")
+    assert subprocess.run([sys.executable, *check[1:]], cwd=project).returncode == 0
 
 
 def test_a_later_attempt_goes_on_by_the_scripts_own_way(project):
@@ -293,16 +293,16 @@ def test_a_later_attempt_goes_on_by_the_scripts_own_way(project):
 
 def test_a_run_that_goes_on_is_the_same_script(project):
     began = asked(project, output="out", resume_args="--resume {last}")
-    assert options.script_resumed(began, {"nodes": 1}).nodes == 1
-    tonight = options.script_resumed(began, {"at": "19:00", "until": "07:00"})
+    assert build_script.resume_config(began, {"nodes": 1}).nodes == 1
+    tonight = build_script.resume_config(began, {"at": "19:00", "until": "07:00"})
     assert tonight.at and tonight.until > tonight.at
     for changes, name in (({"args": ["--lr"]}, "ARGS"), ({"script": "b.py"}, "SCRIPT")):
         with pytest.raises(UserError, match=f"leave out {name}"):
-            options.script_resumed(began, changes)
+            build_script.resume_config(began, changes)
     without = replace(began, resume_args=None)
     with pytest.raises(UserError, match="give RESUME_ARGS="):
-        options.script_resumed(without, {})
-    assert options.script_resumed(without, {"resume_args": "--again"}).resume_args == "--again"
+        build_script.resume_config(without, {})
+    assert build_script.resume_config(without, {"resume_args": "--again"}).resume_args == "--again"
     assert options.read(options.document(began)) == began
 
 
@@ -322,7 +322,7 @@ def failed(**fields):
 
 def test_exit_codes_of_a_script_are_not_the_trainers():
     for number in (OUT_OF_MEMORY, STOPPED):
-        own = failed(exit_code=number, is_trainer=False)
+        own = failed(exit_code=number, has_exit_codes=False)
         assert failures.restart(own) is failures.Restart.HELPS
         assert not own.peer_lost
         assert failures.exit_code(own) == number
@@ -340,8 +340,8 @@ def test_the_machines_are_checked_and_nothing_is_said_of_precision(project, monk
     assert "precision" not in said.getvalue()
     assert checks.new_id(ready).endswith("Z-train-2n")
     made = checks.make_plan(ready, ready.machines, run="r")
-    assert ready.workload.code().tree and ready.workload.folder == project
-    assert json.loads(json.dumps(made.document()))["script"]["words"] == ["train.py"]
+    assert ready.program.folder == project
+    assert json.loads(json.dumps(made.document()))["program"]["typed"] == "SCRIPT=train.py"
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_a_secret_in_args_is_said_to_be_readable_before_any_machine_is_asked(
 
 def test_its_command_can_be_typed_again(project):
     plan = RunPlan(options=options.document(asked(project, words=("--lr", "1"))))
-    run = SimpleNamespace(plan=plan, hosts=["node1"], is_trainer=False)
+    run = SimpleNamespace(plan=plan, hosts=["node1"], program=plan.program)
     typed = shlex.split(train_line(run))
     assert {f"SCRIPT={project}/train.py", "ARGS=--lr 1"} < {*typed}
     assert not [word for word in typed if word.startswith(("MODEL", "DATA"))]

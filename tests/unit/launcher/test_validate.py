@@ -7,7 +7,6 @@ import json
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
@@ -19,7 +18,6 @@ from boundary.answers import MOST_PACKAGES, Unreached
 from boundary.frames import KINDS, LARGEST, Frames
 from boundary.schema import Invalid
 from contract.errors import UserError
-from contract.options import Config
 from contract.text import clean
 from launcher import judge, look, measure
 from launcher.look import Control, OpenMachines
@@ -27,11 +25,9 @@ from launcher.machines import ssh
 from launcher.terminal import Terminal
 from launcher.watch import attempts
 from launcher.watch.lines import RunLogs
-from launcher.workload import Requirements
-from launcher.workloads.trainer import Trainer
 from tests import fuzz
 from tests.unit.launcher.launcher_values import ANSWER as TOLD
-from tests.unit.launcher.launcher_values import SETTINGS, build, card, facts, gpus, host
+from tests.unit.launcher.launcher_values import build, card, facts, gpus, host, needs
 
 RANKS = (2, 3)
 many = fuzz.many(100)
@@ -244,7 +240,7 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
     env = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
     hosts = [host(1, env=env, cuda_home="/usr/local/cuda"), host(2)]
     chosen = {"device": device, "output": "."}
-    asked = Requirements(Config(), Trainer(replace(SETTINGS, **chosen)))
+    asked = needs(**chosen)
     with contextlib.suppress(UserError):
         for some in (hosts[:1], hosts):
             judge.problems(OpenMachines(some, {}, known), asked, Control(1 << 40))

@@ -5,7 +5,24 @@ import json
 from pathlib import Path
 
 from contract.runs import RECORD
+from launcher import build_script, build_trainer
 from report.figures import RANK_TIMES
+
+# What plan.json says of a program: of our trainer, and of a script of the user's.
+TRAINER = {
+    "command": "",
+    "sample": "image",
+    "times_steps": True,
+    "adjustable": True,
+    "phrases": build_trainer.PHRASES,
+}
+SCRIPT = {
+    "command": "train.py --lr=1",
+    "sample": "sample",
+    "times_steps": False,
+    "adjustable": False,
+    "phrases": build_script.PHRASES,
+}
 
 GRADIENTS = 4 * 25_557_032  # ResNet-50 in fp32
 STEP = {
@@ -117,13 +134,7 @@ class RunBuilder:
                 "run": self.folder.name,
                 "created_unix": 1.7e9,
                 "tandem": "0.1.0",
-                "model": self.model,
                 "data": self.data,
-                "epochs": self.epochs,
-                "sync": self.sync,
-                "precision": "fp32",
-                "precision_why": "as asked",
-                "sync_why": "as asked",
                 "world_size": len(self.hosts),
                 "master_addr": "192.168.56.111",
                 "master_port": 29500,
@@ -131,15 +142,17 @@ class RunBuilder:
                 "git_revision": None,
                 "git_diff": "",
                 "nodes": self.plan_nodes(),
-                "predicted": None,
-                "script": None,
+                "measured": None,
+                "program": TRAINER,
+                "check": [],
+                "sent": [],
             },
         )
         entry = {
             "attempt": 1,
             "nodes": self.hosts,
             "ranks": {host: [rank] for rank, host in enumerate(self.hosts)},
-            "balance": {},
+            "decided": None,
             "code_sha256": "0" * 64,
             "world_size": len(self.hosts),
             "master_port": 29500,
@@ -179,6 +192,7 @@ class RunBuilder:
             "versions": {"torchvision": "0.29.2", "kernel": "6.1.0", **self.versions},
             "cpu": self.cpu,
             "cores": 8,
+            "decided": {"precision": "fp32", "sync": self.sync, "balance": {}},
             "options": {"sync_bn": False, "step_epochs": [30, 60], "output": host, **self.options},
             "workers": 4,
             "model": self.model,

@@ -51,7 +51,9 @@ def test_a_run_that_had_asked_for_parts_by_speed_did_not_know_these_speeds(tmp_p
 def test_saving_half_as_often_leaves_more_steps_in_which_a_file_is_written(tmp_path):
     """Each save but the first waited 12 s for the file before, beside which 60 steps had been made:
     after twice as many it waits for what is left of 12 s after 60 more."""
-    folder = RunBuilder(tmp_path / "run", steps=240, epochs=4, checkpoint=12.0).write()
+    folder = RunBuilder(
+        tmp_path / "run", steps=240, epochs=4, checkpoint=12.0, options={"checkpoint_every": 60}
+    ).write()
 
     def save_first(line):
         first = line["kind"] == "checkpoint" and line["step"] == 60

@@ -15,6 +15,7 @@ from report.rerun import train_line
 from report.status import Follower
 from tests.unit.report.report_runs import (
     BOTTLENECKS,
+    SCRIPT,
     STEP,
     WARMED,
     RunBuilder,
@@ -160,8 +161,7 @@ def test_a_script_of_ones_own_is_told_nothing_of_our_trainers_options(tmp_path, 
     settings = {"all warm-up": {**WARMED, "exact": 240}, "too short": {"steps": 20}}
     made = RunBuilder(tmp_path / "run", **{**BOTTLENECKS, **settings}[name]).write()
     options = {"inventory": "own.ini", "script": "/p/train.py", "nodes": 4, "trainer": ["--lr=1"]}
-    script = {"words": ["train.py"], "arguments": ["--lr=1"], "folder": "/p", "outputs": []}
-    change(made / "plan.json", options={**options, "balance": "auto"}, script=script)
+    change(made / "plan.json", options={**options, "balance": "auto"}, program=SCRIPT)
     analysis = analyse(made)
     if name == "too short":
         assert analysis.too_short.command.startswith("the same script")

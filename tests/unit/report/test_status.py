@@ -13,6 +13,7 @@ from report import status
 from report.figures import CPU, QUEUED, SENT, TEMPERATURE
 from report.status import Follower
 from report.text import section_lines
+from tests.unit.report.report_runs import SCRIPT, TRAINER
 
 RUN = "20260101T000000Z-resnet18-2n"
 HOSTS = ("node1", "node2")
@@ -70,9 +71,9 @@ def test_a_run_is_told_from_its_last_lines(folder):
     assert status.verdict(found) == "now, from memory: network: 0.30 s of 0.50 s a step (60 %)"
 
 
-@pytest.mark.parametrize("words", [["train.py"], None])
-def test_a_script_has_samples_and_who_met_no_other_is_named(folder, words):
-    (folder / "plan.json").write_text(json.dumps({"script": words and {"words": words}}))
+@pytest.mark.parametrize("program", [TRAINER, SCRIPT])
+def test_the_programs_word_for_samples_is_used_and_who_met_no_other_is_named(folder, program):
+    (folder / "plan.json").write_text(json.dumps({"program": program}))
     train(folder, 0, [(0.5, 0.0)] * 99)
     write(
         folder,
@@ -82,7 +83,8 @@ def test_a_script_has_samples_and_who_met_no_other_is_named(folder, words):
     )
     found = Follower(folder).look()
     said = " ".join(section_lines(status.section_of(found, True)))
-    assert [word in said for word in ("samples/s", "images/s")] == [bool(words), not words]
+    words = ("image", "sample")
+    assert [f"{word}s/s" in said for word in words] == [word == program["sample"] for word in words]
     assert "node1: ranks 0, 7 met no other" in said
     assert "node1: its ranks received 4.19 MB of the others, and sent them no gradients" in said
 

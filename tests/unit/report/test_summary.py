@@ -12,6 +12,7 @@ from report.analysis import analyse
 from report.verdict import UNTIMED
 from tests.unit.report.report_runs import (
     GUARD,
+    SCRIPT,
     START,
     RunBuilder,
     change,
@@ -59,10 +60,12 @@ def test_what_the_cards_took_is_told_a_run_and_an_image(tmp_path):
     assert analyse(folder).summary["gpu_joules"] is None
 
 
-def test_why_the_precision_was_chosen_is_said_where_the_launcher_chose_it(tmp_path):
+def test_the_report_says_why_the_ranks_chose_the_precision(tmp_path):
     folder = RunBuilder(tmp_path / "run").write()
     assert "\n  precision" not in text_of(analyse(folder))
-    change(folder / "plan.json", precision_why="node2's card has no bf16")
+    decided = {"precision_why": "node2's card has no bf16"}
+    for path in folder.glob("nodes/*/*.steps.jsonl"):
+        change_lines(path, lambda line: line["kind"] == "start" and {**line, "decided": decided})
     assert re.search(r"\n  precision +fp32: node2's card has no bf16\n", text_of(analyse(folder)))
 
 
@@ -205,9 +208,7 @@ def test_a_script_that_timed_no_steps_has_its_machines_and_a_sentence(tmp_path):
     run = RunBuilder(tmp_path / "run", gpu=True, mounts=1.0).write()
     for path in run.glob("nodes/*/*.steps.jsonl"):
         path.unlink()
-    script = {"words": ["train.py"], "arguments": ["--lr", "0.1 2"], "folder": "/p", "outputs": []}
-    none = dict.fromkeys(("model", "epochs", "sync", "precision"))
-    change(run / "plan.json", **none, script=script)
+    change(run / "plan.json", program={**SCRIPT, "command": "train.py --lr '0.1 2'"})
     analysis = analyse(run)
     assert {use.host for use in analysis.uses.networks} == {use.host for use in analysis.uses.disks}
     assert len(analysis.uses.networks) == len(analysis.memory) == 4
@@ -223,17 +224,14 @@ def test_a_script_that_timed_no_steps_has_its_machines_and_a_sentence(tmp_path):
     assert analyse(run).memory == []
 
 
-SCRIPT = {"words": ["train.py"], "arguments": [], "folder": "/p", "outputs": []}
-
-
 def validated_on_rank_0(folder, seconds, category):
     """A script's run of four epochs: rank 0 works so long before each but the first, and the other
     rank waits for it in the first sum."""
     run = RunBuilder(folder, nodes=2, epochs=4)
     run.write()
-    change(folder / "plan.json", script=SCRIPT)
+    change(folder / "plan.json", program=SCRIPT)
     run.write_control(wall_seconds=run.wall + 3 * seconds)
-    change(folder / "plan.json", script=SCRIPT)
+    change(folder / "plan.json", program=SCRIPT)
     for rank, host, spent in ((0, "node1", category), (1, "node2", "sync_exposed")):
 
         def delay(line, spent=spent):
@@ -283,7 +281,7 @@ def test_what_a_program_calls_its_samples_changes_no_path_and_no_message(tmp_pat
     run.write()
     cause = {"host": "node1", "rank": 0, "message": "no file /data/images/cat/1.png in image.tar"}
     run.write_control(status="failed", first_cause=cause)
-    change(tmp_path / "run/plan.json", script=SCRIPT)
+    change(tmp_path / "run/plan.json", program=SCRIPT)
     analysis = analyse(tmp_path / "run")
     for text in (text_of(analysis), page_of(analysis)):
         assert "no file /data/images/cat/1.png in image.tar" in " ".join(text.split())

@@ -71,7 +71,8 @@ def loops(output):
                     if by == "timed":
                         timings.step()
             if by == "timed":
-                timings.TIMED[ddp]._end(os.getpid())
+                timings._current._end()
+                timings._current = None  # the next loop has a folder of its own
             everywhere = [None] * world
             dist.all_gather_object(everywhere, ddp.module.weight.sum().item())
             results[by, forward.__name__] = said.getvalue(), len(set(everywhere)) == 1

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 # Speed by --sync; O1 is refused; the run whose number is in `wait` lasts until a signal.
 LAUNCHER = """
 import json, pathlib, signal, sys, time
+sys.path.pop(0), sys.modules.pop("launcher")  # what is imported now needs the real one
 from contract.result_lines import result_line
 from tests.unit.report.report_runs import RunBuilder
 with open("calls", "a") as file:

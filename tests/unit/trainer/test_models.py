@@ -1,6 +1,5 @@
 """Models by name, and what they cost."""
 
-import json
 import logging
 import sys
 import types
@@ -10,14 +9,16 @@ import torch
 import torchvision
 from torch import nn
 
-from contract.errors import BAD_INPUT, TRIAL_SKIPPED, UserError
+from contract.errors import BAD_INPUT, UserError
+from contract.options import Options
 from trainer import models
-from trainer.classifiers import names
+from trainer.check import check
+from trainer.classifiers import classifier_names
 from trainer.models import WithHead, build, describe
 
 
 def test_all_of_torchvisions_classifiers_are_known():
-    known = names(torchvision.models)
+    known = classifier_names()
     assert {"resnet50", "vit_b_16", "googlenet", "convnext_tiny", "squeezenet1_0"} <= set(known)
     assert not {"get_weight", "get_model", "list_models", "fasterrcnn_resnet50_fpn"} & set(known)
     if hasattr(torchvision.models, "list_models"):
@@ -182,11 +183,10 @@ def mine(tmp_path, monkeypatch):
         sys.modules.pop(name, None)
 
 
-def tried(name, capsys, **asked):
-    """(exit code, what is said) of the trial that the launcher makes."""
-    asked = {"find_unused_parameters": False, **asked}
-    asked = {"image_size": None, "model_args": {}, **asked}
-    code = models.main(["", name, json.dumps(asked)])
+def checked(name, capsys, monkeypatch, ranks=2, **options):
+    """(exit code, what is printed) of the check that runs before any rank starts."""
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    code = check(Options(model=name, check=True, **options))
     captured = capsys.readouterr()
     return code, (captured.out + captured.err).strip()
 
@@ -202,20 +202,27 @@ def tried(name, capsys, **asked):
         ("wrong", BAD_INPUT, "TypeError: body() got an unexpected keyword argument 'depth' ("),
     ],
 )
-def test_one_s_own_model_is_tried_out_before_any_machine_is_asked(
-    mine, capsys, function, code, said
+def test_a_model_of_the_user_s_is_tried_before_any_rank_starts(
+    mine, capsys, monkeypatch, function, code, said
 ):
-    ended, told = tried(f"{mine}:{function}", capsys)
-    assert (ended, said in told) == (code, True), told
-    assert bool(told) == bool(said)
-    assert len(told.splitlines()) <= 1
+    ended, printed = checked(f"{mine}:{function}", capsys, monkeypatch)
+    assert (ended, said in printed) == (code, True), printed
+    assert bool(printed) == bool(said)
+    assert len(printed.splitlines()) <= 1
     if function == "unused":
-        assert tried(f"{mine}:unused", capsys, find_unused_parameters=True) == (0, "")
+        name = f"{mine}:unused"
+        assert checked(name, capsys, monkeypatch, find_unused_parameters=True) == (0, "")
+        assert checked(name, capsys, monkeypatch, ranks=1) == (0, "")
 
 
-def test_a_package_that_is_missing_here_may_be_on_the_machines(tmp_path, capsys):
-    (tmp_path / "needs.py").write_text("import no_such_package\n")
-    assert tried(f"{tmp_path}/needs.py:net", capsys)[0] == TRIAL_SKIPPED
+def test_the_check_finds_an_unknown_name_and_weights_of_another_net(tmp_path, capsys, monkeypatch):
+    code, printed = checked("resnet9", capsys, monkeypatch)
+    assert code == BAD_INPUT and "resnet18" in printed
+    torch.save(build("resnet18", 10, 32).state_dict(), tmp_path / "net.pt")
+    weights = str(tmp_path / "net.pt")
+    assert checked("resnet18", capsys, monkeypatch, weights=weights)[0] == 0
+    assert checked("vgg11", capsys, monkeypatch, weights=weights)[0] == BAD_INPUT
+    assert checked("resnet18", capsys, monkeypatch, weights="/nowhere")[0] == BAD_INPUT
 
 
 def test_a_folder_that_was_sent_takes_the_place_of_the_path(mine, monkeypatch, tmp_path):

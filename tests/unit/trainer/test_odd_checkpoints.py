@@ -92,7 +92,7 @@ def tried(request, images, tmp_path_factory):
 def test_a_run_goes_on_with_its_own_strategy_alone(tried):
     then = {**tried.good["options"], "sync": repr("ef:5")}
     writer.write_whole({**tried.good, "options": then}, tried.path)
-    with pytest.raises(UserError, match="with another sync: give the same, or start a new run"):
+    with pytest.raises(UserError, match="leave out --sync allreduce"):
         tried.resumed()
     writer.write_whole(tried.good, tried.path)
     assert tried.resumed()

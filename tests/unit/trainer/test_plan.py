@@ -62,7 +62,11 @@ def test_only_what_changes_learning_must_be_equal_to_resume():
     same = Options(output="x", workers=3, accumulate=4, balance=(2, 1))
     assert differing(state, same, images) == []
     fewer = TrainSet(range(8), ["ant", "bee"])
-    assert differing(state, Options(lr=0.2, seed=1), fewer) == ["seed", "lr", "data set"]
+    assert differing(state, Options(lr=0.2, seed=1), fewer) == [
+        "--seed 1 (it has 0)",
+        "--lr 0.2 (it has 0.1)",
+        "data set",
+    ]
     (renamed,) = differing(state, same, TrainSet(range(9), ["ant", "wasp"]))
     assert "bee is not in --data" in renamed and "wasp is new" in renamed
 
@@ -110,7 +114,7 @@ def test_machines_are_told_apart_by_their_names_where_no_launcher_numbers_them(m
     for name, value in numbered("OMPI_COMM_WORLD_", RANK=3, SIZE=4, LOCAL_RANK=2).items():
         monkeypatch.setenv(name, value)
     ours = world.start(Options(per_node_batch_size=9))
-    assert (ours.node_rank, ours.local_size, ours.batches) == (0, 3, (3, 9, 3, 3))
+    assert (ours.node_rank, ours.local_size, ours.nodes) == (0, 3, (0, 1, 0, 0))
 
 
 @pytest.mark.parametrize(

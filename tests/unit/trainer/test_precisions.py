@@ -10,7 +10,7 @@ from contract.options import Options
 from contract.precisions import Device, resolve
 from tests.trainer_ranks import lines, run_ranks, said, snapshot, trainer
 from trainer.checkpoint import decisive
-from trainer.resume import resolve_options
+from trainer.decide import decide
 from trainer.world import World, own_device
 from trainer.writer import write_whole
 
@@ -80,7 +80,7 @@ def test_a_cpu_s_bf16_is_what_onednn_may_use(monkeypatch, flags, limit, has):
 
 def settled(devices, name="precision", **settings):
     """What a rank makes of its options when the ranks have these devices."""
-    return getattr(resolve_options(Options(**settings), World(devices=tuple(devices))), name)
+    return getattr(decide(Options(**settings), World(devices=tuple(devices)))[0], name)
 
 
 def run(images, output, *more):

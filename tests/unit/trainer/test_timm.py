@@ -9,10 +9,13 @@ import pytest
 import torch
 
 from contract.options import Options
+from contract.precisions import Device
 from tests.trainer_models import normed
 from tests.trainer_ranks import newest_checkpoint, run_ranks, said, trainer
-from trainer import build, resume
+from trainer import build
 from trainer.data.batch import Normalise
+from trainer.decide import decide
+from trainer.world import World
 
 SIZE = 16
 
@@ -54,9 +57,10 @@ def with_standin(call, *argv):
 
 def test_inputs_are_as_timm_says_unless_others_are_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", STANDIN)
-    options = resume._sized(Options(model="timm:tiny"))
+    options, _ = decide(Options(model="timm:tiny"), World(devices=(Device("node1", "cpu", ""),)))
     assert (options.image_size, options.eval_size, options.eval_resize) == (16, None, 20)
-    other = resume._sized(Options(model="timm:tiny", image_size=32))
+    larger = Options(model="timm:tiny", image_size=32)
+    other, _ = decide(larger, World(devices=(Device("node1", "cpu", ""),)))
     assert (other.image_size, other.eval_resize) == (32, 40)
     shape = torch.device("cpu"), torch.float32, torch.contiguous_format
     white = Normalise(*shape, *build._colours(options))(torch.full((1, 3, 1, 1), 255).byte())

@@ -1,0 +1,279 @@
+"""Builds the Program of a script of the user's from SCRIPT= and the options that belong to it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from contract import git
+from contract.errors import UserError
+from contract.options import RUN_OPTIONS, Config, as_typed, path_of
+from launcher.machines.inventory import CHECKOUT
+from launcher.options import VARIABLES, config_of
+from launcher.program import LAST, Program
+
+# Variables that only the trainer has, and those that mean something only with SCRIPT=.
+TRAINER_VARIABLES = (*VARIABLES, "balance")
+COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements")
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+
+def read_paths(typed: dict[str, Any]) -> None:
+    """Replace SCRIPT= and FOLDER= by absolute paths. Raises UserError, also for variables that have
+    no meaning together."""
+    names = {name for name, value in typed.items() if value not in (None, [], ())}
+    if "script" in names:
+        refused = [name.upper() for name in TRAINER_VARIABLES if name in names]
+        if refused:
+            raise UserError(
+                f"{', '.join(refused)}: an option of our trainer, and SCRIPT= starts your own "
+                "program: give its options as ARGS=."
+            )
+        typed["script"], typed["folder"] = script_by_path(typed["script"], typed.get("folder"))
+    elif "resume" not in names:
+        refused = [name.upper() for name in COMPANIONS if name in names]
+        if refused:
+            raise UserError(f"{refused[0]}: it belongs to your own script: give SCRIPT=, too.")
+
+
+def script_by_path(script: str, folder: str | None) -> tuple[str, str]:
+    """Return SCRIPT and FOLDER as a run records them, with absolute paths. Raises UserError."""
+    words = script_words(script)
+    if len(words) == 2:
+        root = path_of("FOLDER", folder or ".")
+        return f"-m {words[1]}", str(root if folder else _checkout_of(root) or root)
+    file = path_of("SCRIPT", script, words[0])
+    if not file.is_file():
+        raise UserError(f"SCRIPT={script}: there is no file {file}.")
+    root = _checkout_of(file.parent) or file.parent
+    root = path_of("FOLDER", folder) if folder else root
+    if not file.is_relative_to(root):
+        raise UserError(f"FOLDER={folder}: SCRIPT={script} is not in it.")
+    return str(file), str(root)
+
+
+def script_words(script: str) -> list[str]:
+    """Return one file, or -m and a module. Raises UserError."""
+    try:
+        # Quotes around a name with spaces would have to come through two shells.
+        words = [script] if path_of("SCRIPT", script).is_file() else shlex.split(script)
+    except ValueError:
+        words = []
+    if len(words) == 2 and words[0] == "-m" and MODULE.fullmatch(words[1]):
+        return words
+    if len(words) != 1 or words[0].startswith("-"):
+        raise UserError(
+            f'SCRIPT={script}: give one file, like SCRIPT=path/train.py, or SCRIPT="-m '
+            'package.train"; its options are ARGS="--lr 0.1".'
+        )
+    return words
+
+
+def _checkout_of(folder: Path) -> Path | None:
+    """Return the git checkout that a folder is in, unless it is Tandem's own."""
+    root = git.root_of(folder)
+    return None if root in (None, CHECKOUT) else root
+
+
+def resume_config(began: Config, given: Mapping[str, Any]) -> Config:
+    """Return the options of a run that continues. Raises UserError for an option that a run keeps,
+    and if nobody said how the script continues."""
+    refused = [
+        name
+        for name, value in given.items()
+        if name not in ("resume", "detach")
+        and (
+            name not in RUN_OPTIONS
+            or name == "balance"
+            or (not RUN_OPTIONS[name].changeable_on_resume and value != getattr(began, name))
+        )
+    ]
+    if refused:
+        raise UserError(
+            f"the run continues as it began: leave out {refused[0].upper()}, or start a new run."
+        )
+    config = config_of(given, began)
+    if not config.resume_args:
+        raise UserError(
+            "nobody said how the script continues: give RESUME_ARGS=, like RESUME_ARGS='--resume "
+            "{last}' (docs/own-script.md)."
+        )
+    return config
+
+
+PLACEHOLDER = re.compile(r"\{\w+\}")  # meant for a value, as {latest}
+SHELLS = (".sh", ".bash", ".zsh")
+# --hf_token X, --api-key=X, wandb.password=X; but neither --max_tokens 512 nor --mask_token [MASK].
+SECRET = re.compile(
+    r"((?:.*[-_.])?(?:token|secret|password|passwd|(?:api[-_]?)key|credentials?))(?:=(.*))?", re.I
+)
+SECRET_VALUE = re.compile(r"(?!-)(?=.*\d)(?=.*[^\d.])[^\s/]{8,}")
+LOCAL_RANK = ("--local_rank", "--local-rank")  # by which torch.distributed.launch gave it
+
+# How advice is given to somebody who trains by a script; `{}` is the strategy.
+PHRASES = {
+    "sync": 'tandem.sync.attach(model, "{}", optimizer=optimizer) in the script',
+    "warmed_up": "with more steps, or with attach's warmup_steps=0",
+    "batch": "twice the batch of each rank, by the script's own option",
+    "workers": "twice the loader processes (its DataLoader's num_workers)",
+    "saving": "save half as often",
+    "memory": "Fewer loader processes (its DataLoader's num_workers), a smaller batch",
+    "longer": "the same script, for longer by its own options (ARGS=)",
+}
+
+
+def build(config: Config) -> Program:
+    """Return the Program for these options. The files to send are copied at the same time. Raises
+    UserError."""
+    from launcher.plan import code
+    from launcher.plan.requirements import find_requirements, read_requirements
+    from launcher.plan.sources import declares, loaded_by
+
+    assert config.script is not None and config.folder is not None
+    root, typed = Path(config.folder), script_words(config.script)
+    if not root.is_dir():
+        raise UserError(f"FOLDER={root}: there is no such folder.")
+    file = _file_of(root, typed)
+    if file.suffix == ".ipynb":
+        raise UserError(
+            f"SCRIPT={config.script}: it is a notebook, and torch's launcher starts Python: "
+            f"`jupyter nbconvert --to script {file.name}` makes {file.stem}.py of it."
+        )
+    script_folder = str(file.parent.relative_to(root))
+    # A large folder is rejected before any file is parsed.
+    files = code.current(root, script_folder).files
+    inside = file.relative_to(root).as_posix()
+    if inside not in files.sent:
+        raise UserError(
+            f"SCRIPT={config.script}: {inside} is not sent ({files.why_not(inside)}): give one "
+            "that is, or another FOLDER=."
+        )
+    with file.open("rb") as start:
+        first = start.readline(200).decode(errors="replace").strip()
+    shebang = first[2:].strip() if first.startswith("#!") and "python" not in first else ""
+    if shell := shebang or ("a shell" if file.suffix in SHELLS else ""):
+        raise UserError(
+            f"SCRIPT={config.script}: it is a program of {shell}, and torch's launcher starts "
+            "Python: give the file that it starts, as SCRIPT=train.py, and its options as ARGS=."
+        )
+    requirements = find_requirements(dict.fromkeys((file.parent, root)), config.requirements)
+    outputs, resume = _read_outputs(config.output), _split("RESUME_ARGS", config.resume_args)
+    _check_resume(config, outputs, resume)
+    loaded = loaded_by(file, [file.parent, root] if len(typed) == 1 else [root])
+    words = (inside,) if len(typed) == 1 else tuple(typed)
+    *module, name = words
+    env = {}
+    if local_rank := declares(loaded.sources, LOCAL_RANK):
+        env["TANDEM_LOCAL_RANK"] = local_rank  # launcher/node/supervisor.py gives it as this option
+    return Program(
+        # train for tools/train.py and for package.train
+        name=name.rpartition(".")[2] if module else PurePosixPath(name).stem,
+        typed=f"SCRIPT={name}",
+        # Without --, launch takes --d for the beginning of an option of its own.
+        words=("--use_env", *module, "--", name, *config.words),
+        env=env,
+        resume=resume or None,
+        needs_port=True,
+        check=() if module else ("-c", COMPILE, inside),
+        folder=root,
+        script_folder=script_folder,
+        runs_in_folder=True,
+        requirements=read_requirements(requirements) if requirements else None,
+        modules=tuple(sorted(loaded.packages - {"tandem"} - files.modules())),
+        outputs=outputs,
+        resumes_own=bool(config.resume_from),
+        command=shlex.join([*typed, *config.words]),
+        phrases=PHRASES,
+        notes=_notes_on_secrets(config.words),
+    )
+
+
+def executes(config: Config) -> dict[str, str]:
+    """Return what these options would execute or send, as it is typed, by the option's name."""
+    values = {name: getattr(config, name) for name in ("script", "folder", "requirements")}
+    return {name: as_typed(name.upper(), value) for name, value in values.items() if value}
+
+
+# The machine's Python decides whether the script is Python: it may be newer than ours.
+COMPILE = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
+
+
+def _check_resume(config: Config, outputs: tuple[str, ...], resume: tuple[str, ...]) -> None:
+    """Raise UserError for RESUME_ARGS= and its companions if they contradict each other."""
+    found = (match[0] for word in resume for match in PLACEHOLDER.finditer(word))
+    if other := next((name for name in found if name != LAST), None):
+        raise UserError(
+            f"RESUME_ARGS={config.resume_args}: {other} would reach the script as it stands: "
+            f"{LAST} is the newest checkpoint in OUTPUT."
+        )
+    wants_last = any(LAST in word for word in resume)
+    if wants_last and not outputs:
+        raise UserError(
+            f"RESUME_ARGS={config.resume_args}: {LAST} is the newest checkpoint in OUTPUT: give "
+            "OUTPUT=, the folder that the script saves in."
+        )
+    if config.resume_from and not wants_last:
+        raise UserError(
+            f"RESUME_FROM=self: it says which file {LAST} is: give RESUME_ARGS=, like "
+            f"RESUME_ARGS='--resume {LAST}'."
+        )
+    if config.max_restarts and not resume:
+        raise UserError(
+            f"MAX_RESTARTS={config.max_restarts}: another attempt would begin again, because "
+            "nobody said how the script continues: give RESUME_ARGS=, like "
+            f"RESUME_ARGS='--resume {LAST}' (docs/own-script.md)."
+        )
+
+
+def _notes_on_secrets(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return a sentence on arguments that look like a password, if there are any."""
+    names = [
+        match[1]
+        for word, following in zip(words, (*words[1:], ""))
+        if (match := SECRET.fullmatch(word)) and SECRET_VALUE.fullmatch(match[2] or following)
+    ]
+    if not names:
+        return ()
+    return (
+        f"{', '.join(names)}: everybody on the machines can read what is in ARGS, and so can "
+        "everybody who reads report.html. If it is secret, give it in run_env of the inventory, or "
+        "in a file.",
+    )
+
+
+def _file_of(root: Path, typed: list[str]) -> Path:
+    """Return the file that is run. Raises UserError."""
+    if len(typed) == 1:
+        return Path(typed[0])
+    stem = root / typed[1].replace(".", "/")
+    file = next((f for f in (stem.with_suffix(".py"), stem / "__main__.py") if f.is_file()), None)
+    if file is None:
+        raise UserError(
+            f'SCRIPT="-m {typed[1]}": {root} has no such module: name the folder that '
+            f"{typed[1].partition('.')[0]} is in by FOLDER=."
+        )
+    return file
+
+
+def _split(name: str, text: str | None) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text or ""))
+    except ValueError:
+        raise UserError(f"{name}={text}: a quote is not closed.") from None
+
+
+def _read_outputs(text: str | None) -> tuple[str, ...]:
+    """Return folders below the one that the script runs in. Raises UserError."""
+    folders = []
+    for word in _split("OUTPUT", text):
+        path = PurePosixPath(word)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise UserError(
+                f"OUTPUT={text}: {word} is not below the folder that the script runs in: let it "
+                "write there, and give the folder's name, like OUTPUT=checkpoints."
+            )
+        folders.append(str(path))
+    return tuple(folders)

@@ -1,0 +1,223 @@
+"""Builds the Program of our trainer from MODEL=, DATA= and the other options of the trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from contract.decisions import OFF
+from contract.errors import UserError
+from contract.options import (
+    DEFAULT_MODEL,
+    ENTRIES,
+    MODEL_OF_DATA,
+    RESULTS,
+    RESULTS_FOLDER,
+    TIMM,
+    Config,
+    as_typed,
+    in_words_of_make,
+    path_of,
+)
+from contract.options import Options as TrainerOptions
+from contract.runs import short_name
+from contract.strategies import EXACT
+from launcher.machines.inventory import CHECKOUT
+from launcher.options import config_of
+from launcher.program import Program, SentFile
+
+TIMM_PACKAGES = CHECKOUT / "requirements/timm.txt"
+NAMED = ("torchvision:", TIMM)  # before the name of weights that are fetched
+OURS = {"trainer", "tandem", "contract", "examples"}  # modules that are sent in any case
+
+
+def build(config: Config) -> Program:
+    """Return the Program for these options. Raises UserError."""
+    settings = settings_of(config)
+    given = given_to_trainer(config)
+    model = settings.model
+    folder, file = folder_of(model), settings.weights
+    files: list[SentFile] = []
+    if file and file.startswith(NAMED):
+        from launcher.plan import pretrained  # which needs what speaks HTTP
+
+        wanted = pretrained.of(settings)
+        files.append(SentFile("TANDEM_WEIGHTS", f"weights {file}", pretrained=wanted))
+    elif file and (path := path_of("WEIGHTS", file)).is_file():
+        files.append(SentFile("TANDEM_WEIGHTS", f"weights {file}", path))
+    elif file and not Path(file).is_absolute():
+        # On other machines only a path from / leads anywhere.
+        raise UserError(
+            f"WEIGHTS={file}: there is no such file here: correct the path, or give one from / "
+            "that leads to the file on every machine."
+        )
+    timm = None
+    if model.startswith(TIMM):
+        from launcher.plan.requirements import read_requirements
+
+        timm = read_requirements(TIMM_PACKAGES)
+    # What differs from machine to machine comes in the environment.
+    if files:
+        given.pop("weights")
+    words = ("-m", "trainer", "--config", json.dumps(given))
+    return Program(
+        name=model,
+        typed=f"MODEL={model}",
+        words=words,
+        env={"TANDEM_MODEL_FOLDER": "own"} if folder else {},
+        resume=("--resume", "auto"),
+        device=settings.device,
+        parallel=settings.parallel,
+        check=(*words, "--check"),
+        request=settings.request,
+        folder=folder,
+        files=tuple(files),
+        requirements=timm,
+        unless_module="timm",
+        modules=imported_by(model),
+        results=tuple(f"{RESULTS_FOLDER}/{given[name]}" for name in RESULTS if given.get(name)),
+        ranks_pass_on=True,
+        has_exit_codes=True,
+        sample="image",
+        times_steps=True,
+        adjustable=True,
+        when_stopped="save and exit",
+        phrases=PHRASES,
+    )
+
+
+def executes(config: Config) -> dict[str, str]:
+    """Return what these options would execute or send, as it is typed, by the option's name. Raises
+    UserError."""
+    given = given_to_trainer(config)
+    model, file = str(given["model"]), given.get("weights")
+    named = {"model": as_typed("MODEL", model)} if ":" in model and model != DEFAULT_MODEL else {}
+    return {**named, **({"weights": as_typed("WEIGHTS", file)} if file else {})}
+
+
+# How advice is given to somebody who trains by the trainer's variables; `{}` is the strategy.
+PHRASES = {
+    "sync": "SYNC={}",
+    "warmed_up": "with more EPOCHS, or with ARGS='--sync_warmup 0'",
+    "batch": "twice the BATCH per node (--accumulate 2 if memory is short)",
+    "workers": "twice the loader processes (--workers)",
+    "saving": "save half as often (--checkpoint_every)",
+    "memory": "Fewer loader processes (ARGS='--workers 1'), a smaller BATCH",
+    "longer": "more EPOCHS",
+}
+
+
+def given_to_trainer(config: Config) -> dict[str, Any]:
+    """Return the options that the trainer is given, the same on each machine: those of a file,
+    which may be the recipe for this model and data, and over them those that were typed. Raises
+    UserError."""
+    from contract.command_line import read_config
+
+    typed = dict(config.trainer)
+    file, model = typed.pop("config", None), typed.get("model", MODEL_OF_DATA)
+    recipe = CHECKOUT / f"recipes/{short_name(model)}-{config.data}.yaml"
+    if file is None and "/" not in config.data and recipe.exists():
+        file = str(recipe)
+    return {"model": model, **typed} if file is None else {**read_config(file), **typed}
+
+
+def settings_of(config: Config) -> TrainerOptions:
+    """Return every option of the trainer as its ranks will read it. Raises UserError."""
+    # Some options need a folder to write to: each machine has one of its own.
+    given = {"output": ".", **given_to_trainer(config)}
+    for name in RESULTS:
+        file = given.get(name)
+        if file and (file == ".." or Path(file).name != file):
+            raise UserError(
+                f"ARGS='--{name} {file}': the file comes into runs/<run>/{RESULTS_FOLDER}: give a "
+                f"name without a folder, like {Path(file).name or name}."
+            )
+    try:
+        return TrainerOptions(**given)
+    except UserError as error:
+        raise UserError(in_words_of_make(str(error))) from None
+
+
+def evaluation_of(config: Config, weights: Path, image_size: int, file: str) -> Config:
+    """Return options that evaluate a model as it was trained, whatever the recipe for other images
+    says. Raises UserError."""
+    settings = settings_of(config)
+    left_out = {"data", "output", "config", "resume", "trial", "sync", "freeze", "head_lr"}
+    options = {
+        name: value
+        for name, row in ENTRIES.items()
+        if name not in {*left_out, *RESULTS} and (value := getattr(settings, name)) != row.default
+    }
+    options.update(config="{}", sync=EXACT, weights=str(weights), evaluate=file)
+    options.update({"image_size": image_size} if image_size else {})
+    return dataclasses.replace(config, trainer=options, balance=OFF, min_nodes=None)
+
+
+def trial_of(config: Config, seconds: int, precision: str) -> Config:
+    """Return options that only time steps, as `make plan` measures them. Raises UserError."""
+    # Steps take the same time with any weights, which are not sent. The options of the recipe are
+    # written out, since it might name some.
+    given = given_to_trainer(config)
+    options = {key: value for key, value in given.items() if key not in ("weights", *RESULTS)}
+    options.update(config="{}", trial=seconds, precision=precision)
+    return dataclasses.replace(config, trainer=options)
+
+
+# ---- MODEL= ----
+
+
+def is_path(model: str) -> bool:
+    """Return whether a model is given as path/file.py:function."""
+    return ":" in model and model.rpartition(":")[0].endswith(".py")
+
+
+def folder_of(model: str) -> Path | None:
+    """Return the folder to send for a model that is given by its path; None for others."""
+    return Path(model.rpartition(":")[0]).parent if is_path(model) else None
+
+
+def read_paths(typed: dict[str, Any]) -> None:
+    """Replace MODEL= by what the trainer reads: a file of examples/, which is sent in any case, by
+    its module; another file by its absolute path. Raises UserError."""
+    model = typed.get("model", "")
+    path, function = model.rsplit(":", 1) if ":" in model else (model, "")
+    if not path.endswith(".py"):
+        return
+    file = path_of("MODEL", model, path)
+    if not file.is_file():
+        raise UserError(f"MODEL={model}: there is no file {file}.")
+    if not function:
+        raise UserError(
+            f"MODEL={model}: name the function that returns the model, like MODEL={path}:build."
+        )
+    if file.is_relative_to(CHECKOUT / "examples"):
+        module = file.relative_to(CHECKOUT).with_suffix("")
+        typed["model"] = f"{'.'.join(module.parts)}:{function}"
+    else:
+        typed["model"] = f"{file}:{function}"
+
+
+def imported_by(model: str) -> tuple[str, ...]:
+    """Return the packages that the files of a model of the user's import, without the standard
+    library and what is sent with them."""
+    if ":" not in model:
+        return ()
+    if model.startswith(TIMM):
+        return ("timm",)
+    from launcher.plan.sources import loaded_by
+
+    path, _, _ = model.rpartition(":")
+    root = folder_of(model) or CHECKOUT
+    file = root / (Path(path).name if is_path(model) else f"{path.replace('.', '/')}.py")
+    names = loaded_by(file, [root]).packages
+    names |= set() if is_path(model) or file.is_file() else {path.partition(".")[0]}
+    return tuple(sorted(names - OURS))
+
+
+def resume_config(began: Config, given: Mapping[str, Any]) -> Config:
+    """Return the options of a run that continues. The ranks compare them with those of its newest
+    checkpoint, and refuse those that a run keeps (trainer/resume.py)."""
+    return config_of(given, began)

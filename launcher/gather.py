@@ -1,0 +1,49 @@
+"""`make bundle SCRIPT=` and `MODEL=`: gathers what a program needs from the internet into bundle/,
+for a day without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contract.errors import UserError
+from contract.options import Config
+from contract.text import pluralize
+from launcher import judge, look
+from launcher.machines import inventory
+from launcher.plan.sending import environment_of
+from launcher.problems import Refused
+from launcher.program import Needs
+from launcher.programs import build_program
+from launcher.terminal import Terminal, waiting
+
+
+def gather_files(config: Config, terminal: Terminal) -> list[Path]:
+    """Gather the program's packages, and files that it fetches by name; return where they are.
+    Raises UserError."""
+    program, hosts, gathered = build_program(config), inventory.hosts_of(config), list[Path]()
+    for file in program.files:
+        if file.pretrained:
+            from launcher.plan import pretrained
+
+            with waiting(terminal, f"fetching {file.pretrained.address}"):
+                gathered.append(pretrained.fetch(file.pretrained, pretrained.BUNDLE))
+    if program.requirements:
+        from launcher.plan import layer
+
+        with waiting(terminal, f"asking {pluralize(len(hosts), 'machine')} what is there"):
+            machines = look.open_and_probe(hosts, Needs(config, program))
+        try:
+            if differing := judge.python(machines):
+                raise Refused(differing)
+            with waiting(terminal, f"gathering the packages of {program.typed}"):
+                environment = environment_of(machines)
+                gathered.append(layer.bundle_layer(program.requirements, environment))
+        finally:
+            machines.close()
+    if not gathered:
+        raise UserError(
+            f"{program.typed} needs nothing from the internet: there is no requirements.txt beside "
+            "a script (REQUIREMENTS= names another file), and neither MODEL=timm:NAME nor WEIGHTS= "
+            "with a name was given."
+        )
+    return gathered

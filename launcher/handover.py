@@ -1,0 +1,86 @@
+"""Brings the newest checkpoint to the machines that need it before an attempt begins.
+
+If a program's ranks pass their checkpoint on themselves, one machine that has it is enough: files
+go through this machine only if none of the last attempt's machines takes part. For other programs
+every machine gets the newest complete checkpoint (checkpoints.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contract.errors import UserError
+from launcher import collect, look
+from launcher.machines.engine import MachineError, talk
+from launcher.outputs import put
+from launcher.plan.plan import Plan
+from launcher.program import LAST
+from launcher.site import RunSite, folders_of
+from launcher.terminal import waiting
+from launcher.watch.attempts import not_copied
+
+
+def find_checkpoint(site: RunSite) -> str | None:
+    """Return the checkpoint that the next attempt is told to continue from, which all of its
+    machines have then; "" if the program finds it by itself, None if the program begins again.
+    Raises UserError."""
+    program = site.needs.program
+    if program.resume is None:
+        return None
+    if program.ranks_pass_on:
+        return ""
+    if not program.outputs:
+        site.terminal.say("OUTPUT= is not given, so no checkpoint is copied between machines")
+        return ""
+    from launcher import checkpoints
+
+    is_told = any(LAST in word for word in program.resume)
+    name = checkpoints.hand_over(site, program.outputs, is_told, program.resumes_own)
+    return name if is_told else ""
+
+
+def place_checkpoints(site: RunSite, plan: Plan) -> None:
+    """See that the ranks of an attempt find the newest checkpoint, and no stale one, if they look
+    for it themselves. Raises UserError."""
+    if not site.needs.program.ranks_pass_on or not site.attempts.list:
+        return
+    before = site.attempts.list[-1]["nodes"]
+    connected = {host.name for host in site.machines.hosts}
+    if connected & set(before):
+        # What machines that come back hold may be newer than the checkpoint from which the others
+        # went on without them: resuming from it would skip images that those have trained on.
+        set_aside(site, plan, [host for host in connected if host not in before])
+        return
+    # None of the last attempt's machines goes on. Their owners use them, but they still answer.
+    left_hosts = [host for host in site.hosts if host.name in before]
+    if not any(host.owner.signs for host in left_hosts):
+        return
+    first = plan.nodes[0]
+
+    def give(file: Path, size: int, name: str) -> None:
+        set_aside(site, plan, [*connected])
+        folder = f"{first.output}/checkpoints/{first.host}"
+        put(site.machines.nodes[first.host], file, size, folder, name)
+
+    with waiting(site.terminal, f"giving the newest checkpoint to {first.host}"):
+        left = look.open_and_probe(left_hosts, site.needs, without_missing=True)
+        try:
+            collect.hand_on(left.nodes, folders_of(left, site.folder.name), site.folder, give)
+        except collect.Unwritable as error:
+            raise UserError(not_copied(site.folder, error)) from None
+        finally:
+            left.close()
+
+
+def set_aside(site: RunSite, plan: Plan, names: list[str]) -> None:
+    """Move the checkpoints of these machines to where ranks do not look. Raises MachineError."""
+    move = 'test ! -e "$1" || { mkdir -p "$2" && mv "$1" "$2/before-attempt-$3"; }'
+    for host in site.machines.hosts:
+        if host.name in names:
+            output = site.folders[host.name]
+            held, aside = f"{output}/checkpoints/{host.name}", f"{output}/abandoned/{host.name}"
+            argv = ["sh", "-c", move, "sh", held, aside, str(plan.attempt)]
+            _, stderr, status = talk(site.machines.nodes[host.name].start(argv), b"", 20.0)
+            if status != 0:
+                message = f"{host.label()}: {held} could not be moved to {aside}: {stderr}"
+                raise MachineError([host.name], message)

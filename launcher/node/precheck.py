@@ -1,0 +1,45 @@
+"""Runs a program's check on the machine of node 0, before any rank starts: in the folder and the
+environment of a rank."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+
+from launcher.node.machine import PATH, who
+
+KEPT_BYTES = 8192  # of what it prints, the end
+
+
+def main(mark, task):
+    """Run `task`, and print one line of JSON after the mark: the exit code, None if the check did
+    not end in time, and its last lines."""
+    name, home = who()
+    env = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", home)}
+    env.update(task["env"], USER=name, LOGNAME=name)
+    process = subprocess.Popen(
+        task["argv"],
+        cwd=task["cwd"],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    ended = []
+
+    def end_group():
+        ended.append(True)
+        os.killpg(process.pid, signal.SIGKILL)
+
+    timer = threading.Timer(task["seconds"], end_group)
+    timer.start()
+    tail, piece = b"", b"-"
+    while piece:
+        piece = os.read(process.stdout.fileno(), 1 << 16)
+        tail = (tail + piece)[-KEPT_BYTES:]
+    code = process.wait()
+    timer.cancel()
+    lines = [line for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
+    print(mark + json.dumps({"code": None if ended else code, "lines": lines}))

@@ -1,0 +1,84 @@
+"""What the launcher knows of a run's machines before the run starts: their speeds and what `make
+plan` predicted. The ranks get it as one file and decide by it (contract/decisions.py)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from contract import runs, verbs
+from contract.decisions import Measurements, Request, find_prediction, read_balance
+from contract.options import Config
+from contract.strategies import AUTO
+from launcher import folders
+from launcher.look import OpenMachines
+from launcher.machines import inventory
+from launcher.machines.engine import Host
+
+
+def collect_measurements(
+    config: Config,
+    request: Request,
+    all_hosts: Sequence[Host],
+    machines: OpenMachines,
+    decided: Mapping[str, Any],
+) -> Measurements:
+    """Return what is known for an attempt on these machines, of `all_hosts` that the run may use.
+    `request.precision`: what the ranks will probably decide. Raises UserError."""
+    balance = read_balance(config.balance, [host.name for host in all_hosts])
+    hosts = machines.hosts
+    setting = request.setting([host.name for host in hosts], request.precision)
+    path = runs.prediction_path(folders.RUNS, request.model, len(hosts))
+    measured = Measurements(
+        hosts={host.name: machines.facts[host.name].machine for host in hosts},
+        prediction=runs.read_prediction(path),
+        measure=_measure_command(setting),
+        balance=balance,
+        decided=decided,
+    )
+    asks = len(hosts) > 1 and request.sync == AUTO
+    if asks and find_prediction(measured, setting, request.phases) is None:
+        _predict(setting)
+        measured = replace(measured, prediction=runs.read_prediction(path))
+    if len(hosts) > 1 and balance == AUTO:
+        from report import measurements  # which no run with equal batches needs
+
+        speeds = measurements.newest_speeds(folders.RUNS, setting)
+        measured = replace(measured, speeds=speeds)
+    return measured
+
+
+def _measure_command(setting: runs.Setting) -> str:
+    command = verbs.line(
+        "plan",
+        NODES=len(setting.machines),
+        MODEL=setting.model,
+        BATCH=setting.batch,
+        PRECISION=setting.precision,
+        ARGS=f"--image_size {setting.image_size}" if setting.image_size else None,
+    )
+    return verbs.with_inventory(f"`{command}` makes one")
+
+
+def _predict(setting: runs.Setting) -> None:
+    """Let the report predict such a run from an earlier run of the model, or from what `make plan`
+    measured. If there is neither, nothing is predicted."""
+    asked = {
+        "--nodes": len(setting.machines),
+        "--model": setting.model,
+        "--batch": setting.batch,
+        "--precision": setting.precision,
+        "--image-size": setting.image_size,
+        "--machines": ",".join(setting.machines),
+        "--runs": folders.RUNS,
+    }
+    words = [f"{name}={value}" for name, value in asked.items() if value is not None]
+    subprocess.run(
+        [sys.executable, "-m", "report", "plan", *words],
+        cwd=inventory.CHECKOUT,
+        capture_output=True,
+        check=False,
+    )

@@ -1,0 +1,129 @@
+"""What a run starts on each machine: a Program, the same value for our trainer and for a script of
+the user's. launcher/programs.py builds it; everything after that reads its fields and never asks
+who built it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from contract.decisions import Request
+from contract.options import Config
+
+if TYPE_CHECKING:  # a mistake that is found before any machine is asked need not wait for these
+    from launcher.plan.layer import Layer
+    from launcher.plan.pretrained import Pretrained
+    from launcher.plan.requirements import RequirementsFile
+
+LAST = "{last}"  # in `resume`: the name of the newest checkpoint
+
+
+@dataclass(frozen=True)
+class SentFile:
+    """A file that every machine gets, or weights that are fetched first (`pretrained`). The
+    environment of the ranks has its path there as `variable`; `label` is for people."""
+
+    variable: str
+    label: str
+    path: Path | None = None
+    pretrained: Pretrained | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a run starts, sends, brings home and asks of machines.
+
+    What is started:
+    `name`: in the names of runs. `typed`: how the user named the program, for messages.
+    `words`: what torch.distributed.launch starts. Each rank's environment also has TANDEM_DATA,
+    TANDEM_OUTPUT and TANDEM_DEVICE, which differ from machine to machine, and `env`.
+    `resume`: words that follow in an attempt that continues; None if the program cannot continue.
+    `device`: auto, cuda or cpu. `parallel`: ddp starts a process for each device, others start one
+    for each machine. `needs_port`: its ranks meet at a port of their own.
+    `check`: words for Python that find out whether the program would fail, on the machine of node 0
+    and before any rank starts; empty for none.
+    `request`: what its ranks decide together when they start; None if they decide nothing.
+
+    What is sent:
+    `folder`: the user's folder, besides our own code, and `script_folder` below it, which is sent
+    even if git ignores it. `runs_in_folder`: the ranks run in a copy of `folder`, in which they may
+    write. `files`: single files. `requirements`: its packages, which are not sent if every machine
+    has the module `unless_module`. `layer`: those packages, once the machines are known. `modules`:
+    what it seems to import.
+
+    What it writes:
+    `outputs`: folders of the copy, which come home; empty for all that it writes there.
+    `results`: files of the run's folder on node 0, which come home when the run has finished.
+    `ranks_pass_on`: the ranks find the newest checkpoint of their machines in the run's
+    checkpoints/<machine>/ and pass it on; otherwise checkpoints are in `outputs`.
+    `resumes_own`: each machine continues from a checkpoint of its own.
+    `has_exit_codes`: its exit codes are those of contract/errors.py.
+
+    For people:
+    `command`: what the report calls it, if not by its model. `sample`: what one thing that it
+    trains on is called. `times_steps`: each of its ranks writes timings. `adjustable`: make's
+    BATCH, SYNC, EPOCHS and BALANCE and the trainer's options change it. `when_stopped`: what its
+    processes do after they are told to stop.
+    `phrases`: how advice is given to its user.
+    `notes`: what is worth saying before any machine is asked.
+    """
+
+    name: str
+    typed: str
+    words: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    resume: tuple[str, ...] | None = None
+    device: str = "auto"
+    parallel: str = "ddp"
+    needs_port: bool = False
+    check: tuple[str, ...] = ()
+    request: Request | None = None
+    folder: Path | None = None
+    script_folder: str = "."
+    runs_in_folder: bool = False
+    files: tuple[SentFile, ...] = ()
+    requirements: RequirementsFile | None = None
+    unless_module: str | None = None
+    layer: Layer | None = None
+    modules: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
+    ranks_pass_on: bool = False
+    resumes_own: bool = False
+    has_exit_codes: bool = False
+    command: str = ""
+    sample: str = "sample"
+    times_steps: bool = False
+    adjustable: bool = False
+    when_stopped: str = "have {seconds} s to end"
+    phrases: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, object]:
+        """Return what plan.json keeps of it for the report."""
+        return {
+            "name": self.name,
+            "typed": self.typed,
+            "folder": str(self.folder) if self.folder else None,
+            "outputs": list(self.outputs),
+            "packages": self.layer.packages if self.layer else {},
+            "command": self.command,
+            "sample": self.sample,
+            "times_steps": self.times_steps,
+            "adjustable": self.adjustable,
+            "phrases": dict(self.phrases),
+        }
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What the machines of a run must be able to do. `run` is the run to resume, None for a new
+    one; `decided`: what the ranks of an earlier attempt decided, which all machines must have."""
+
+    config: Config
+    program: Program
+    run: str | None = None
+    decided: Mapping[str, Any] = field(default_factory=dict)
