@@ -104,9 +104,10 @@ def provisioning(copying, tmp_path):
     and a way to type there as each of the two."""
     lab, words = copying
     (tmp_path / "play.yml").write_text(PROVISION)
-    variables = "ansible_host=192.168.56.111 ansible_user=tandem-admin run_user=tandem"
+    variables = "ansible_host=192.168.56.111 ansible_user=tandem-admin"
     hosts = write_inventory(tmp_path, {"node1": variables})
-    settings = json.loads(words[-1]) | {"data_root": "/srv/of/data"}
+    users = {"login_user": "tandem-admin", "run_user": "tandem"}
+    settings = json.loads(words[-1]) | users | {"data_root": "/srv/of/data"}
 
     def admin(line):
         return lab.control("ssh", "tandem-admin@192.168.56.111", f"sudo sh -c '{line}'").stdout

@@ -286,3 +286,18 @@ def test_what_a_program_calls_its_samples_changes_no_path_and_no_message(tmp_pat
     for text in (text_of(analysis), page_of(analysis)):
         assert "no file /data/images/cat/1.png in image.tar" in " ".join(text.split())
         assert "waiting for samples" in text and "waiting for images" not in text
+
+
+def test_steps_of_an_unknown_number_of_samples_give_no_speed(tmp_path):
+    folder = RunBuilder(tmp_path / "run", nodes=1).write()
+    change_lines(folder / "nodes/node1/rank0.1.steps.jsonl", lambda line: {**line, "samples": None})
+    analysis = analyse(folder)
+    assert analysis.summary["steps"] == 240 and analysis.summary["images_per_second"] is None
+    assert "timings.step(samples=N)" in " ".join(text_of(analysis).split())
+
+
+def test_an_evaluation_of_some_of_the_images_says_of_how_many(tmp_path):
+    folder = RunBuilder(tmp_path / "run", nodes=1).write()
+    path = folder / "nodes/node1/rank0.1.steps.jsonl"
+    change_lines(path, lambda line: {**line, "samples": 400} if "top1" in line else line)
+    assert "over 400 of 1000 images" in " ".join(text_of(analyse(folder)).split())
