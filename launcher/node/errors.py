@@ -23,9 +23,9 @@ FOLLOWS = re.compile(
 # What libraries print around an error or as a process ends: no sign that the script went on.
 FAREWELL = re.compile(
     r"\[?[IWE]\d{4} \d\d:|.{0,60}torch\.distributed\.elastic|(wandb|COMET \w+):|frame #\d+: |"
-    r"\S+:\d+: \w*Warning: |  warnings\.warn|.{0,200}\d%\|.*\||Exception in thread |Process \S+:$|"
-    r".{0,60}Child process with PID \d+ terminated|.{0,200}Exception ignored |During handling|"
-    r'The above exception|Set the environment variable HYDRA_FULL_ERROR|[\s─│╭╮╰╯"]*$'
+    r"\S+:\d+: \w*Warning: |.{0,200}\d%\|.*\||Exception in thread |Process \S+:$|"
+    r".{0,60}(NCCL INFO |Child process with PID \d+ terminated)|.{0,200}Exception ignored |"
+    r'During handling|The above exception|Set the environment variable HYDRA|[\s─│╭╮╰╯"]*$'
 )
 RECORD = re.compile(r".{0,80}?\b(?:DEBUG|INFO|WARNING|(ERROR|FATAL|CRITICAL|[Ee]rror:))(?:\W|$)")
 # Launchers begin lines with the rank; torch with `[rank0]: ` those of the error that ends one.
@@ -92,7 +92,9 @@ def find_errors(lines):
     while place < len(lines):
         begin, header, match, width = place, HEADER.search(lines[place].text), None, 0
         place += 1
-        if not header and not FAREWELL.match(lines[begin].text):
+        text, text_before = lines[begin].text, lines[begin - 1].text if begin else ""
+        is_source = text.startswith("  ") and "Warning: " in text_before
+        if not header and not is_source and not FAREWELL.match(text):
             plain.append(begin)
         # Find the exception: the first line that is not indented, or the one below a box.
         while header and not match and place < len(lines):
@@ -113,7 +115,7 @@ def find_errors(lines):
         place = error.end
         if plain[-1:] == [begin - 1]:
             plain.pop()  # a record that announces it
-        if begin and "Exception ignored " in lines[begin - 1].text:
+        if "Exception ignored " in text_before:
             continue
         before = errors[-1] if errors and errors[-1].end > max([-1, *plain[-1:]]) else None
         if before and FOLLOWS.match(error.quote) and not FOLLOWS.match(before.quote):

@@ -135,7 +135,7 @@ def test_what_follows_an_error_or_stands_alone(stdout, stderr, failed, quote, la
     assert (exception, last) == (quote, last_line)
 
 
-@pytest.mark.parametrize("size", [1, 64])
+@pytest.mark.parametrize("size", [1, 1000])
 def test_of_endless_output_little_is_kept(size):
     stream = workers.Stream(0, "stderr")
     for _ in range(9000):

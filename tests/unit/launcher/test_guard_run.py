@@ -106,6 +106,11 @@ def test_a_signal_and_the_exception_of_a_traceback_are_named(guards, tmp_path):
     guard.start(tmp_path, workers("import os; os.killpg(0, 11)"), attempt=2)
     end = guard.wait_for("exit")["workers"]["0"]
     assert end == {"exit_code": None, "signal": "SIGSEGV", "exception": None}
+    guard = guards()
+    script = "import traceback\ntry: 1 / 0\nexcept ArithmeticError: traceback.print_exc()"
+    guard.start(tmp_path, workers(script), attempt=3)
+    end = guard.wait_for("exit")["workers"]["0"]
+    assert (end["exit_code"], end["exception"]) == (0, "ZeroDivisionError: division by zero")
 
 
 def test_the_environment_is_the_task_s_and_no_other(guards, tmp_path, monkeypatch):
