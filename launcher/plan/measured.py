@@ -43,7 +43,8 @@ def collect_measurements(
     if asks and find_prediction(measured, setting, request.phases) is None:
         _predict(setting)
         measured = replace(measured, prediction=runs.read_prediction(path))
-    if len(hosts) > 1 and balance == AUTO:
+    # Nodes of one machine share its speed, and get equal batches whatever was measured.
+    if 1 < len(hosts) == len(set(measured.hosts.values())) and balance == AUTO:
         from report import measurements  # which no run with equal batches needs
 
         speeds = measurements.newest_speeds(folders.RUNS, setting)
