@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import house
+from tests.unit import house
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {"contract", "boundary", "tandem", "trainer", "launcher", "report", "lab"}

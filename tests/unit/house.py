@@ -1,5 +1,5 @@
 """Which modules of ours import one another, wherever in a module an import stands: `python -m
-bench.house` prints the rooms that import rooms, and every circle of modules (there is none:
+tests.unit.house` prints the rooms that import rooms, and every circle of modules (there is none:
 tests/unit/test_architecture.py).
 """
 
@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ROOMS = (
     "contract",
     "boundary",
