@@ -1,6 +1,6 @@
 """Where packages come from, by pip's own settings, for uv, which reads neither pip's files nor its
-variables. Needs only the standard library, so that it runs before any package is installed:
-`python3 -m launcher.plan.pip_settings` prints a uv.toml, one setting a line.
+variables. Needs only the standard library, so that tools/venv.sh runs it before any package is
+installed: `python3 -m launcher.plan.pip_settings FOLDER uv ...` runs uv with these settings.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import configparser
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -75,5 +76,28 @@ def uv_settings(options: Iterable[tuple[str, str]]) -> str:
     return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in settings.items())
 
 
+# Variables of uv and of its library for TLS, and the settings of pip that say the same.
+VARIABLES = {
+    "SSL_CERT_FILE": "cert",
+    "SSL_CLIENT_CERT": "client-cert",
+    "ALL_PROXY": "proxy",
+    "UV_HTTP_TIMEOUT": "default-timeout",
+}
+
+
+def run_uv(folder: Path, words: list[str]) -> int:
+    """Run uv with pip's settings, in a file of `folder`, and return its exit code. Raises
+    UserError, and OSError if uv cannot be started."""
+    settings = read_pip_settings()
+    config = folder / "uv.toml"
+    config.write_text(uv_settings(pip_options(settings)), encoding="utf-8")
+    variables = {name: settings[key] for name, key in VARIABLES.items() if key in settings}
+    env = {**os.environ, **variables, "UV_CONFIG_FILE": str(config)}
+    return subprocess.run(words, env=env, check=False).returncode
+
+
 if __name__ == "__main__":
-    print(uv_settings(pip_options(read_pip_settings())), end="")
+    try:
+        sys.exit(run_uv(Path(sys.argv[1]), sys.argv[2:]))
+    except (UserError, OSError) as error:
+        sys.exit(f"tandem: {error}")

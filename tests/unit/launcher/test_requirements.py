@@ -240,7 +240,7 @@ def test_the_file_beside_the_script_is_found_and_another_can_be_named(tmp_path):
         find_requirements([inner], str(tmp_path / "none.txt"))
 
 
-def test_pip_s_settings_are_read_without_any_package(tmp_path):
+def test_uv_gets_the_settings_of_pip_before_any_package_is_there(tmp_path):
     """Of several places the last counts, in pip's order; another index replaces those before."""
     for folder, text in (
         ("etc/pip", "[global]\nindex-url = https://a/\ntrusted_host = a\n  b:8080\n"),
@@ -251,8 +251,11 @@ def test_pip_s_settings_are_read_without_any_package(tmp_path):
         (tmp_path / folder / "pip.conf").write_text(text)
     variables = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "etc")}
     variables["PIP_EXTRA_INDEX_URL"] = "https://c/ https://d/"
-    argv = [sys.executable, "-S", "-m", "launcher.plan.pip_settings"]
+    variables |= {"PIP_CERT": "/etc/lab.pem", "PIP_DEFAULT_TIMEOUT": "180"}
+    uv = ["/bin/sh", "-c", 'echo "#" $SSL_CERT_FILE $UV_HTTP_TIMEOUT; cat "$UV_CONFIG_FILE"']
+    argv = [sys.executable, "-S", "-m", "launcher.plan.pip_settings", tmp_path, *uv]
     printed = subprocess.run(argv, env=variables, capture_output=True, text=True, check=True).stdout
+    assert printed.startswith("# /etc/lab.pem 180\n")
     found = tomllib.loads(printed)
     assert (found["index-url"], found["no-index"]) == ("https://a/", False)
     assert found["extra-index-url"] == ["https://c/", "https://d/"]

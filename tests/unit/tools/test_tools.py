@@ -26,18 +26,19 @@ def run_venv(checkout, environment="control", **env):
     return subprocess.run(argv, env=env, capture_output=True, text=True)
 
 
-def stand_in(checkout, pip):
-    """A stand-in for Python, whose venv has this pip."""
+def stand_in(checkout, install):
+    """A stand-in for Python, whose venv has stand-ins for uv and pip that do this."""
     for name in ("date", "du", "rm", "mkdir", "touch", "sed", "grep", "sleep"):
         (checkout / "bin" / name).symlink_to(shutil.which(name))
     python = checkout / "bin" / "python3"
     python.write_text(
         "#!/bin/sh\n"
-        '[ "$2" = venv ] || exit 0\n'
-        "mkdir -p $3/bin\n"
-        f"cat > $3/bin/pip <<'END'\n#!/bin/sh\n{pip}END\n"
+        "case $2 in\n"
+        f"launcher.plan.pip_settings)\n{install};;\n"
+        "venv)\nmkdir -p $3/bin\n"
+        f"cat > $3/bin/pip <<'END'\n#!/bin/sh\n{install}END\n"
         f"cp {python} $3/bin/python\n"
-        f"{shutil.which('chmod')} +x $3/bin/pip\n"
+        f"{shutil.which('chmod')} +x $3/bin/pip;;\nesac\n"
     )
     (checkout / "bin/cp").symlink_to(shutil.which("cp"))
     python.chmod(0o755)
@@ -57,7 +58,7 @@ def test_without_a_python_that_is_new_enough_it_says_how_to_get_one(checkout_wit
 
 
 def test_installing_says_how_far_it_is_and_leaves_nothing(checkout_without_python):
-    """A stand-in for Python and pip: pip ends when two lines on the way were printed."""
+    """The stand-in for pip ends when two lines on the way were printed."""
     checkout = checkout_without_python
     stand_in(
         checkout,
@@ -78,32 +79,47 @@ def test_installing_says_how_far_it_is_and_leaves_nothing(checkout_without_pytho
     first, *others = done.stdout.splitlines()
     assert "installing requirements/control.txt" in first
     assert len(others) >= 2
-    assert all(len(line) <= 80 and "MB downloaded" in line for line in others)
+    assert all(len(line) <= 80 and "MB on the disk" in line for line in others)
     assert not (checkout / ".venv" / ".installing").exists()
 
 
 @pytest.fixture
 def installed(checkout_without_python):
-    """installed(layer, ...) -> what it said, and the lists that pip has had so far, from where."""
+    """installed(layer, ...) -> what it said, and the lists that uv and pip have had so far, each
+    with its installer and its index. uv fails where the checkout has a file `no-uv`."""
     checkout = checkout_without_python
-    stand_in(checkout, f'for word; do :; done; echo "$word" "$PIP_INDEX_URL" >>{checkout}/had\n')
+    stand_in(
+        checkout,
+        f"for word; do :; done; echo ${{0##*/}} ${{word##*/}} $PIP_INDEX_URL >>{checkout}/had\n"
+        f'[ "${{0##*/}}" = pip ] || [ ! -e {checkout}/no-uv ]\n',
+    )
 
     def installed(layer, **env):
         done = run_venv(checkout, layer, **env)
         assert done.returncode == 0, done.stderr
         had = (checkout / "had").read_text().splitlines()
-        return done.stdout, [line.removeprefix("requirements/").split(" ") for line in had]
+        return done.stdout, [line.split() for line in had]
 
     installed.checkout = checkout
     return installed
 
 
+UV = ["pip", "uv.txt"]  # pip installs uv first
+
+
 def test_torch_is_a_layer_of_its_own_which_comes_once_and_says_its_size_before(installed):
     said, had = installed("control")
-    assert had == [["control.txt", ""]] and "about 400 MB" in said
+    assert had == [UV, ["python", "control.txt"]] and "about 400 MB" in said
     said, had = installed("torch")
-    assert had[1:] == [["torch.txt", ""]] and "about 5600 MB, two minutes" in said
+    assert had[2:] == [UV, ["python", "torch.txt"]] and "about 5600 MB, two minutes" in said
     assert installed("torch") == ("", had)
+
+
+def test_pip_installs_what_uv_could_not(installed):
+    (installed.checkout / "no-uv").touch()
+    said, had = installed("control")
+    assert had == [UV, ["python", "control.txt"], ["pip", "control.txt"]]
+    assert "uv could not install requirements/control.txt" in said
 
 
 @pytest.mark.parametrize("own", ["", "https://pypi.example.org/simple"])
@@ -111,5 +127,6 @@ def test_a_mirror_counts_from_the_first_command_on(installed, own):
     settings = installed.checkout / "group_vars/all.yml"
     settings.write_text(settings.read_text().replace("\nmirror: world", "\nmirror: china"))
     said, had = installed("control", PIP_INDEX_URL=own)
-    assert had == [["control.txt", own or "https://pypi.tuna.tsinghua.edu.cn/simple"]]
-    assert f"from {had[0][1]}\n" in said
+    index = own or "https://pypi.tuna.tsinghua.edu.cn/simple"
+    assert had == [[*UV, index], ["python", "control.txt", index]]
+    assert f"from {index}\n" in said
