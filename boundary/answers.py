@@ -62,12 +62,14 @@ class Claim(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True):
-    """One split of a data set; `sha256` is of its names and sizes, `note` what is not read."""
+    """One split of a data set, or all files of a folder, whose number is `images`. `sha256` is of
+    its names and sizes, `note` what is not read."""
 
     classes: Count
     images: Count
     sha256: Sha256
     note: Annotated[str, matching(rf"[^\x00-\x1f]{{0,{layout.NOTE}}}")]
+    bytes: Count = 0  # of all files; 0 if they are images
 
 
 class DataSet(Struct, frozen=True):

@@ -1,4 +1,5 @@
-"""What a data set is: ROOT/{train,val}/<class>/<image>, by the names of files and folders alone.
+"""What a data set is, by the names of files and folders alone: ROOT/{train,val}/<class>/<image>, or
+any folder that is not empty (the kind `files`).
 
 The layout is defined only here. The trainer lists its images with this module; launcher/remote.py
 and the role share_client send its source to machines that have neither the code nor any package
@@ -15,9 +16,10 @@ import shlex
 import stat
 import unicodedata
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 SPLITS = ("train", "val")
+IMAGES, FILES = KINDS = ("images", "files")  # kinds of data sets
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"),
     *(".ppm", ".pgm"),
@@ -234,6 +236,41 @@ def read_class(root: Path, split: str, name: str) -> Split:
     return read
 
 
+@readable()
+def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any], Split]:
+    """Return the listing of all files below a folder, hidden ones and those that links lead to
+    included, and the folders and broken links that were met. Raises LayoutError if there is no
+    file.
+
+    Only the names of one folder are kept at a time, since there may be millions.
+    """
+    read, total, files, size = Split(), hashlib.sha256(), 0, 0
+    begin = len(str(root)) + 1
+    folders = [str(root)]
+    while folders:
+        folder = folders.pop()
+        read.folders[folder] = Path(folder).stat().st_mtime_ns
+        with os.scandir(folder) as scan:
+            entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
+        for entry in entries:
+            if entry.is_symlink() and not _leads_on(entry):
+                read.broken_links.append(entry.path)
+            elif entry.is_dir():
+                folders.append(entry.path)
+            elif entry.is_file():
+                files, bytes_of_file = files + 1, entry.stat().st_size
+                size += bytes_of_file
+                total.update(os.fsencode(f"{entry.path[begin:]}\0{bytes_of_file}\n"))
+            else:
+                read.leave_out("that are no files")  # sockets and named pipes
+        progress()
+    if not files:
+        there = read.left_out() and f", but {read.left_out()}"
+        raise LayoutError(f"{root} has no files{there}.")
+    listing = {"classes": 0, "images": files, "bytes": size, "sha256": total.hexdigest()}
+    return {**listing, "note": read.note("the folder")}, read
+
+
 def _kind(name: str) -> str:
     """Of a file that is no image."""
     if name[0] == ".":
@@ -319,7 +356,24 @@ def _quoted(name: str) -> str:
     return "$'{}'".format("".join(octets))
 
 
-# ---- data sets that are compared ----
+# ---- data sets that are copied and compared ----
+
+
+def read_data_sets(entries: List[Any]) -> List[Dict[str, str]]:
+    """Return name and kind of each entry of the setting data_sets: a name alone (image classes), or
+    {name: coco, kind: files}. Raises LayoutError."""
+    sets = []
+    for entry in entries:
+        row = entry if isinstance(entry, dict) else {"name": entry, "kind": IMAGES}
+        name, kind = row.get("name"), row.get("kind")
+        if set(row) != {"name", "kind"} or kind not in KINDS or not isinstance(name, str):
+            raise LayoutError(
+                f"data_sets: {entry} is neither a name nor like {{name: coco, kind: {FILES}}}."
+            )
+        if not name or "/" in name or name in (".", "..") or not name.isprintable():
+            raise LayoutError(f"data_sets: {name!a} is no name of a folder in data/.")
+        sets.append({"name": name, "kind": str(kind)})
+    return sets
 
 
 def data_sets(folder: Path) -> List[str]:
@@ -340,13 +394,15 @@ def print_listings(folder: Path, node_dir: Path) -> None:
 
 @readable()
 def listings(
-    root: Path, node_dir: Path, progress: Callable[[], None] = lambda: None
+    root: Path, node_dir: Path, progress: Callable[[], None] = lambda: None, kind: str = IMAGES
 ) -> Dict[str, Dict[str, Any]]:
-    """Classes, images and a hash of names and sizes of each split, made again only when one of its
-    folders has changed. `progress` is called after each class. Raises LayoutError."""
+    """Return classes, images and a hash of names and sizes of each split, and of a data set of the
+    kind `files` those of all its files, as the split FILES. They are made again only when one of
+    the folders has changed. `progress` is called after each class or folder. Raises LayoutError.
+    """
     real = root.resolve()
     cache = node_dir / "manifests" / hashlib.sha256(os.fsencode(str(real))).hexdigest()[:16]
-    key = [str(real), *SUFFIXES, *SYSTEM_FOLDERS]
+    key = [kind, str(real), *SUFFIXES, *SYSTEM_FOLDERS]
     try:
         cached = json.loads(cache.read_text())
         known = cached["folders"]
@@ -354,9 +410,13 @@ def listings(
             return dict(cached["splits"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    read = {name: read_split(real, name, progress) for name in SPLITS}
-    made = {name: _listing(real, name, split, progress) for name, split in read.items()}
-    folders = {path: time for split in read.values() for path, time in split.folders.items()}
+    if kind == FILES:
+        listing, tree = list_files(real, progress)
+        made, folders = {FILES: listing}, tree.folders
+    else:
+        read = {name: read_split(real, name, progress) for name in SPLITS}
+        made = {name: _listing(real, name, split, progress) for name, split in read.items()}
+        folders = {path: time for split in read.values() for path, time in split.folders.items()}
     keep({"key": key, "folders": folders, "splits": made}, cache)
     return made
 

@@ -485,6 +485,8 @@ class Config:
         "what is sent of it (default: its checkout, or folder)", type=Path)
     requirements: Optional[str] = option(None,
         "its packages (default: requirements.txt beside it)", type=Path)
+    precheck: Optional[str] = changeable(None,
+        "a command that runs on node 0 before the ranks start; if it fails, nothing starts")
     output: Optional[str] = changeable(None,
         "folders that it writes, which are brought here at the end")
     resume_args: Optional[str] = changeable(None, "how it goes on, like '--resume {last}'")

@@ -64,7 +64,7 @@ START = "MAX_RESTARTS MIN_NODES BALANCE DETACH NOTIFY PORT QUEUE FORCE KEEP"
 # A script of one's own, in the place of the trainer (docs/own-script.md).
 PACKAGES = "SCRIPT FOLDER REQUIREMENTS"
 PRETRAINED = "MODEL WEIGHTS"  # of timm or torchvision, by their names
-SCRIPT = f"{PACKAGES} OUTPUT RESUME_ARGS RESUME_FROM"
+SCRIPT = f"{PACKAGES} PRECHECK OUTPUT RESUME_ARGS RESUME_FROM"
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,15 @@ from typing import Any
 
 from contract import git
 from contract.errors import UserError
+from contract.layout import FILES
 from contract.options import RUN_OPTIONS, Config, as_typed, path_of
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import VARIABLES, config_of
 from launcher.program import LAST, Program
 
 # Variables that only the trainer has, and those that mean something only with SCRIPT=.
-TRAINER_VARIABLES = (*VARIABLES, "balance")
-COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements")
+TRAINER_VARIABLES = (*(name for name in VARIABLES if name != "data"), "balance")
+COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements", "precheck")
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
@@ -84,7 +85,7 @@ def resume_config(began: Config, given: Mapping[str, Any]) -> Config:
     refused = [
         name
         for name, value in given.items()
-        if name not in ("resume", "detach")
+        if name not in ("resume", "detach", "data")
         and (
             name not in RUN_OPTIONS
             or name == "balance"
@@ -165,6 +166,7 @@ def build(config: Config) -> Program:
     loaded = loaded_by(file, [file.parent, root] if len(typed) == 1 else [root])
     words = (inside,) if len(typed) == 1 else tuple(typed)
     *module, name = words
+    checks = not module or config.precheck
     env = {}
     if local_rank := declares(loaded.sources, LOCAL_RANK):
         env["TANDEM_LOCAL_RANK"] = local_rank  # launcher/node/supervisor.py gives it as this option
@@ -177,12 +179,14 @@ def build(config: Config) -> Program:
         env=env,
         resume=resume or None,
         needs_port=True,
-        check=() if module else ("-c", COMPILE, inside),
+        # Of a module only PRECHECK is tried; what is not is an empty word.
+        check=("-c", CHECK, "" if module else inside, config.precheck or "") if checks else (),
         folder=root,
         script_folder=script_folder,
         runs_in_folder=True,
         requirements=read_requirements(requirements) if requirements else None,
         modules=tuple(sorted(loaded.packages - {"tandem"} - files.modules())),
+        data_kind=FILES,
         outputs=outputs,
         resumes_own=bool(config.resume_from),
         command=shlex.join([*typed, *config.words]),
@@ -193,12 +197,24 @@ def build(config: Config) -> Program:
 
 def executes(config: Config) -> dict[str, str]:
     """Return what these options would execute or send, as it is typed, by the option's name."""
-    values = {name: getattr(config, name) for name in ("script", "folder", "requirements")}
+    names = ("script", "folder", "requirements", "precheck")
+    values = {name: getattr(config, name) for name in names}
     return {name: as_typed(name.upper(), value) for name, value in values.items() if value}
 
 
-# The machine's Python decides whether the script is Python: it may be newer than ours.
-COMPILE = "import sys; compile(open(sys.argv[1], 'rb').read(), sys.argv[1], 'exec')"
+# The machine's Python decides whether the script is Python: it may be newer than ours. PRECHECK's
+# `python` is that of the ranks.
+CHECK = """
+import os, subprocess, sys
+file, command = sys.argv[1:]
+if file:
+    compile(open(file, "rb").read(), file, "exec")
+os.environ["PATH"] = os.path.dirname(sys.executable) + ":" + os.environ["PATH"]
+code = command and subprocess.call(command, shell=True)
+if code:
+    print(f"PRECHECK={command} ended with exit code {code}.", flush=True)
+sys.exit(bool(code))
+"""
 
 
 def _check_resume(config: Config, outputs: tuple[str, ...], resume: tuple[str, ...]) -> None:

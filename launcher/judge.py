@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from contract import layout
 from contract.errors import UserError
 from contract.machines import CLOCK_TOLERANCE
 from contract.options import in_words_of_make
@@ -120,7 +121,7 @@ def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
     if folder and not seen.exists:
         names, be = ", ".join(seen.others), "is" if len(seen.others) == 1 else "are"
         others = f"; there {be} {names}" if names else ""
-        remedy = _data_remedy(host, Path(folder).name)
+        remedy = _data_remedy(host, Path(folder).name, needs.program.data_kind)
         yield problem("data-missing", host, folder=folder, others=others, remedy=remedy)
     elif folder and seen.problem:
         yield problem("data-unfit", host, folder=folder, why=seen.problem)
@@ -129,7 +130,11 @@ def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
             yield problem("data-note", host, note=listing.note)
 
 
-def _data_remedy(host: Host, name: str) -> str:
+def _data_remedy(host: Host, name: str, kind: str) -> str:
+    if kind == layout.FILES:
+        entry = f"`data_sets: [{{name: {name}, kind: files}}]`"
+        brings = f": {entry} in group_vars/all.yml brings data/{name} there"
+        return f"correct DATA, or copy the folder{'' if host.engine.is_local else brings}"
     if name == "digits":
         return host.engine.data_hint
     if name == "imagenet":
@@ -245,18 +250,26 @@ def python(machines: OpenMachines) -> list[Problem]:
 
 def same_data(machines: OpenMachines) -> list[Problem]:
     wrong = []
-    for split in ("train", "val"):
+    for split in (*layout.SPLITS, layout.FILES):
         values = {}
         for host in machines.hosts:
             if listing := machines.facts[host.name].data.splits.get(split):
                 values[host.name] = f"{_size(listing)}, {listing.sha256[:8]}"
         if differing := _differing(values):
-            wrong.append(problem("data-differs", split=split, values=differing))
+            # A script may want other files on each machine, such as shards.
+            code = "files-differ" if split == layout.FILES else "data-differs"
+            wrong.append(problem(code, what=_name(split), values=differing))
     return wrong
 
 
+def _name(split: str) -> str:
+    return "the data folder" if split == layout.FILES else f"{split}/ of the data"
+
+
 def _size(listing: Listing) -> str:
-    return f"{pluralize(listing.images, 'image')} in {pluralize(listing.classes, 'class')}"
+    if listing.classes:
+        return f"{pluralize(listing.images, 'image')} in {pluralize(listing.classes, 'class')}"
+    return f"{pluralize(listing.images, 'file')} of {listing.bytes:,} bytes"
 
 
 def missing_data(machines: OpenMachines, sources: Mapping[str, Source]) -> Iterator[Problem]:
@@ -267,12 +280,15 @@ def missing_data(machines: OpenMachines, sources: Mapping[str, Source]) -> Itera
         for split, whole in source.splits.items():
             # It has none where it is no data set, which is a problem of its own.
             own = machines.facts[host.name].data.splits.get(split, whole)
-            less = own.images < whole.images or own.classes < whole.classes
+            # Of a folder of any files, also less in its files.
+            less = any(
+                getattr(own, name) < getattr(whole, name) for name in ("images", "classes", "bytes")
+            )
             if less or own.sha256 != whole.sha256:
                 kind = "copy" if source.is_copied else "share"
                 values = {"own": _size(own), "whole": _size(whole), "source": source.name}
                 code = f"{kind}-lacks" if less else f"{kind}-differs"
-                yield problem(code, host, split=split, **values)
+                yield problem(code, host, what=_name(split), **values)
 
 
 def unreachable_pairs(

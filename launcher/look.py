@@ -135,6 +135,7 @@ def question(host: Host, hosts: Iterable[Host], needs: Needs) -> dict[str, Any]:
         "distributions": MOST_PACKAGES if needs.program.requirements else 0,
         "toolkit": f"{host.cuda_home}/bin" if host.cuda_home else "/",
         "data": host.data_path(needs.config.data),
+        "data_kind": needs.program.data_kind,
         "cpu_flags": precisions.BF16_FLAGS,
     }
 
@@ -223,28 +224,30 @@ def data_sources(machines: OpenMachines, needs: Needs) -> dict[str, Source]:
         if not inside or not name:
             continue
         if name not in known:
-            known[name] = _read_copied(name) if copied else _read_shared(name, needs.config)
+            known[name] = _read_copied(name, needs) if copied else _read_shared(name, needs)
         if source := known[name]:
             sources[host.name] = source
     return sources
 
 
-def _read_copied(folder: str) -> Source | None:
+def _read_copied(folder: str, needs: Needs) -> Source | None:
     try:
-        splits = layout.listings(Path(folder), inventory.CHECKOUT / ".tandem")
+        cache, kind = inventory.CHECKOUT / ".tandem", needs.program.data_kind
+        splits = layout.listings(Path(folder), cache, kind=kind)
     except layout.LayoutError:  # it may be gone since; the copies are still good
         return None
     return Source(f"{folder} here", True, convert(splits, dict[str, Listing], "listing"))
 
 
-def _read_shared(name: str, options: Config) -> Source | None:
+def _read_shared(name: str, needs: Needs) -> Source | None:
     """From a machine of the inventory that takes no part."""
+    options, kind = needs.config, needs.program.data_kind
     servers = [host for host in inventory.load(Path(options.inventory)) if host.name == name]
     nodes, _ = engine.open_all(servers)
     try:
         for host in servers:
             folder = host.data_path(options.data)
-            call = f"show_data({folder!r}, {host.node_dir!r}, {MARK!r})"
+            call = f"show_data({folder!r}, {kind!r}, {host.node_dir!r}, {MARK!r})"
             answer: DataSet = ask(nodes[name], "launcher.node.probe", call, DataSet)
             return Source(name, False, answer.splits) if answer.splits else None
     except (KeyError, OSError, UserError, Invalid):  # the machines of the run read it nevertheless

@@ -35,7 +35,8 @@ def config_of(given: Mapping[str, Any], began: Config | None = None) -> Config:
     values.update(moments(given.get("at"), given.get("until")))
     words = given.get("args", ())
     if given.get("script") or began.script:
-        return dataclasses.replace(began, **values, data="", words=(*began.words, *words))
+        data = given.get("data", began.data if began.script else "")
+        return dataclasses.replace(began, **values, data=data, words=(*began.words, *words))
     trainer = {name: given[key] for key, name in VARIABLES.items() if key in given}
     data = trainer.pop("data", began.data)
     trainer = {**began.trainer, **trainer, **trainer_words(words)}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.decisions import Request
+from contract.layout import IMAGES
 from contract.options import Config
 
 if TYPE_CHECKING:  # a mistake that is found before any machine is asked need not wait for these
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # a mistake that is found before any machine is asked need no
     from launcher.plan.requirements import RequirementsFile
 
 LAST = "{last}"  # in `resume`: the name of the newest checkpoint
+DATA = "{data}"  # in `words` and `check` of a program with data: their folder on that machine
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Program:
     even if git ignores it. `runs_in_folder`: the ranks run in a copy of `folder`, in which they may
     write. `files`: single files. `requirements`: its packages, which are not sent if every machine
     has the module `unless_module`. `layer`: those packages, once the machines are known. `modules`:
-    what it seems to import.
+    what it seems to import. `data_kind`: what its data have to be (contract/layout.py).
 
     What it writes:
     `outputs`: folders of the copy, which come home; empty for all that it writes there.
@@ -89,6 +91,7 @@ class Program:
     unless_module: str | None = None
     layer: Layer | None = None
     modules: tuple[str, ...] = ()
+    data_kind: str = IMAGES
     outputs: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
     ranks_pass_on: bool = False

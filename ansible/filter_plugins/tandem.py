@@ -20,6 +20,7 @@ sys.path += map(str, Path(__file__).resolve().parents[1:3])
 from msgspec import to_builtins
 
 from boundary.facts import Printed, Reader, Smi
+from contract import layout
 from contract.machines import CLOCK_TOLERANCE
 from planning import (
     PlanError,
@@ -81,6 +82,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
         reading.proven,
         *(clock.clock_server, clock.clock_servers_fault),
         data.copy_failure,
+        data.data_lack,
         data.data_refusal,
         *(driver.driver_plan, driver.driver_wanted),
         *(driver_result.driver_hold, driver_result.driver_outcome, driver_result.kernel_packages),
@@ -113,6 +115,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 } | {
     "cards": cards,
     "cluster_findings": network_faults.cluster,
+    "data_sets": layout.read_data_sets,
     "driver_facts": reading.driver,
     "driver_reboot_refused": driver_result.reboot_refused,
     "driver_upgrade": driver.upgrade_plan,
@@ -132,6 +135,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 SHAPES = {
     "interface_facts": {0: Printed},
     "connection_end": {0: Printed},
+    "data_lack": {1: list[Printed]},
     "cut_off": {0: Printed},
     "driver_outcome": {1: Printed, 2: Smi},
     "former_hosts_file": {0: Printed},
@@ -158,7 +162,8 @@ SHAPES = {
 
 
 def _for_ansible(name, function):
-    """PlanError becomes AnsibleFilterError, so that the message alone is shown."""
+    """Raise AnsibleFilterError for what is wrong with the arguments, so that only the message is
+    shown."""
 
     @functools.wraps(function)
     def filtered(*arguments):
@@ -168,7 +173,7 @@ def _for_ansible(name, function):
                 known = reading.read(checked[place], kind, name.replace("_", " "))
                 checked[place] = to_builtins(known)
             return function(*checked)
-        except PlanError as error:
+        except (PlanError, layout.LayoutError) as error:
             raise AnsibleFilterError(str(error)) from error
 
     return filtered

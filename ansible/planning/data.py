@@ -25,6 +25,25 @@ def data_refusal(name, changes, there, allowed):
     )
 
 
+def data_lack(measured, rooms, root):
+    """Say what a disk lacks for the data sets that differ; "" if nothing.
+
+    measured: what `du` printed on the control machine, for each data set, "" if nothing is to be
+    copied; rooms: what the machine printed, the bytes that are there, if any, and those free.
+    """
+    needed = free = 0
+    for here, there in zip(measured, rooms):
+        if here:
+            *present, free = map(int, re.findall(r"^[0-9]{1,18}$", there, re.MULTILINE)) or [0]
+            needed += max(0, int(here.split()[0]) - sum(present))
+    if needed <= free:
+        return ""
+    return (
+        f"the data sets need {needed / 1e9:.1f} GB more, and the disk of {root} has "
+        f"{free / 1e9:.1f} GB free. Nothing was copied: make room there, or mount a larger disk."
+    )
+
+
 def copy_failure(host, said, trace):
     """Say why rsync could not compare a data set.
 

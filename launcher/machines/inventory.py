@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contract import machines
+from contract import layout, machines
 from contract.errors import UserError
 from contract.machines import GROUP
 from contract.options import Config
@@ -267,7 +267,11 @@ class Variables:
         names, folder = self.values.get("data_sets"), self.values.get("data_source")
         if not isinstance(names, list) or self.connection() != "ssh" or self.is_shared():
             return {}
-        return {str(name): f"{folder or CHECKOUT / 'data'}/{name}" for name in names}
+        try:
+            names = [entry["name"] for entry in layout.read_data_sets(names)]
+        except layout.LayoutError as error:
+            raise UserError(f"{self.name}: in {self.inventory} {error}") from None
+        return {name: f"{folder or CHECKOUT / 'data'}/{name}" for name in names}
 
     def is_shared(self) -> bool:
         """Whether its data sets are, or may be, on a share."""

@@ -44,7 +44,7 @@ def main(question, mark):
         "toolkit": pathlib.Path(question["toolkit"]).exists(),
         "interfaces": {peer: route(peer)["interface"] for peer in question["peers"]},
         "free_ports": free_ports(question["ports"]),
-        "data": data(question["data"], folder),
+        "data": data(question["data"], question["data_kind"], folder),
         "disk_free": disk_free(nearest(folder)),
         "writable": os.access(nearest(folder), os.W_OK),
         "guard_python": os.access(question["guard_python"], os.X_OK),
@@ -234,8 +234,9 @@ def run_error(argv):
         return str(error)
 
 
-def data(folder, node_dir):
-    """Classes and number of images of train/ and val/, or what keeps them from being a data set."""
+def data(folder, kind, node_dir):
+    """The listings of a data set of this kind (contract/layout.py), or what keeps the folder from
+    being one."""
     root = pathlib.Path(folder)
     there = bool(folder) and root.is_dir()
     found = {"exists": there, "problem": None, "splits": {}, "others": []}
@@ -243,15 +244,15 @@ def data(folder, node_dir):
         found["others"] = others(root.parent)
     if there:
         try:
-            found["splits"] = layout.listings(root, pathlib.Path(node_dir), Pulse().beat)
+            found["splits"] = layout.listings(root, pathlib.Path(node_dir), Pulse().beat, kind)
         except layout.LayoutError as error:
             found["problem"] = str(error)
     return found
 
 
-def show_data(folder, node_dir, mark):
+def show_data(folder, kind, node_dir, mark):
     """Print after the mark what `data` says."""
-    print(mark + json.dumps(data(folder, node_dir)))
+    print(mark + json.dumps(data(folder, kind, node_dir)))
 
 
 def others(folder):

@@ -29,7 +29,7 @@ from launcher.options import document
 from launcher.plan import devices
 from launcher.plan.code import LIBRARY, WORK, Code
 from launcher.problems import Refused, problem
-from launcher.program import LAST, Program
+from launcher.program import DATA, LAST, Program
 from tandem import __version__
 
 
@@ -226,7 +226,8 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         if request.bar and rank == 0:
             env.update(_bar(request.bar, f"[{host.name} {plan.world_size - 1}] "))
         resume = () if request.last is None else program.resume or ()
-        words = [word.replace(LAST, request.last or "") for word in resume]
+        words = [*program.words, *(word.replace(LAST, request.last or "") for word in resume)]
+        words = [word.replace(DATA, data) if data else word for word in words]
         place = (len(hosts), rank, part.processes, plan.master_addr, plan.master_port)
         first_rank = sum(len(node.ranks) for node in nodes)
         nodes.append(
@@ -239,7 +240,7 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
                 port=host.port,
                 user=host.user,
                 interface=interface(host, known),
-                argv=(host.env_python, *launch(*place, plan.unit), *program.words, *words),
+                argv=(host.env_python, *launch(*place, plan.unit), *words),
                 env=env,
                 code=code_folder,
                 cwd=cwd,
@@ -251,7 +252,8 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
             )
         )
         if rank == 0 and program.check:
-            plan = replace(plan, check=(host.env_python, *program.check))
+            check = [word.replace(DATA, data) if data else word for word in program.check]
+            plan = replace(plan, check=(host.env_python, *check))
     return replace(plan, nodes=tuple(nodes))
 
 

@@ -349,7 +349,8 @@ OTHERS = {
     "offline, no release": error(offline.bundle_order, HOSTS, ["new"], "cpu"),
     "offline, other release": error(offline.bundle_needed, HOSTS, ["desk"], SAID, "cpu"),
     "data, deletions": partial(data.data_refusal, "imagenet", DELETIONS, 400, False),
-    "data, no folder": lambda: data_set.examine(Path("/nowhere"))[0],
+    "data, no folder": lambda: data_set.examine(Path("/nowhere"), "images")[0],
+    "data, no room": partial(data.data_lack, [f"{10**11}\t/d"], [f"{10**10}\n"], "/srv/data"),
     "data, a shell that prints": partial(
         data.copy_failure,
         "node1",

@@ -187,13 +187,17 @@ OF_ALL = {
     "examples": {},
     **{
         f"{kind}-{code}": {
-            "split": "train",
+            "what": "train/ of the data",
             "source": source,
             "own": "30 images in 3 classes",
             "whole": "50 images in 5 classes",
         }
         for kind, source in (("copy", "/home/ann/tandem/data/set here"), ("share", "node1"))
         for code in ("lacks", "differs")
+    },
+    "files-differ": {
+        "what": "the data folder",
+        "values": "20000 files of 9 bytes, 1234abcd (node1), 19999 files of 9 bytes, 5678abcd (node2)",
     },
     "control-disk-full": {"free": 90},
     "control-disk-low": {"free": 900},

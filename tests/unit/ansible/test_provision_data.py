@@ -2,7 +2,8 @@
 
 import pytest
 
-from planning.data import copy_failure, data_refusal
+from contract.layout import FILES, IMAGES, LayoutError, read_data_sets
+from planning.data import copy_failure, data_lack, data_refusal
 from tests.unit.ansible.provision_machines import load
 
 data_set = load("ansible/data_set.py")
@@ -23,8 +24,8 @@ def test_more_than_a_hundred_files_and_five_percent_are_not_deleted(count, there
 
 
 def test_a_source_without_images_in_train_and_val_is_named(tmp_path):
-    assert "there is no such folder" in data_set.examine(tmp_path / "away")[0]
-    assert "it is an empty folder" in data_set.examine(tmp_path)[0]
+    assert "there is no such folder" in data_set.examine(tmp_path / "away", IMAGES)[0]
+    assert "it is an empty folder" in data_set.examine(tmp_path, IMAGES)[0]
     for images, said in (
         (["val/"], "it has no folder train, but val"),
         (["train/"], "train is empty"),
@@ -35,7 +36,7 @@ def test_a_source_without_images_in_train_and_val_is_named(tmp_path):
         for name in images:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).mkdir() if name[-1] == "/" else (tmp_path / name).write_bytes(b"x")
-        found, _ = data_set.examine(tmp_path)
+        found, _ = data_set.examine(tmp_path, IMAGES)
         assert said in found and bool(said) == bool(found)
 
 
@@ -43,11 +44,53 @@ def test_a_source_says_what_is_not_read_and_is_refused_for_links_that_lead_nowhe
     for name in ("train/cat/0.jpg", "train/dog/0.jpg", "train/dog/1.avif", "val/cat/0.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert data_set.examine(tmp_path) == ("", "not read in train: 1 .avif")
+    assert data_set.examine(tmp_path, IMAGES) == ("", "not read in train: 1 .avif")
     for number in range(3):
         (tmp_path / f"val/cat/{number}.png").symlink_to(f"../../full/{number}.png")
-    problem, _ = data_set.examine(tmp_path)
+    problem, _ = data_set.examine(tmp_path, IMAGES)
     assert "val/cat/0.png is a link" in problem and "the first of 3" in problem
+
+
+def test_any_folder_with_files_can_be_copied(tmp_path):
+    assert "has no files" in data_set.examine(tmp_path, FILES)[0]
+    (tmp_path / "a.h5").touch()
+    assert data_set.examine(tmp_path, FILES) == ("", "")
+    assert (
+        f"write it as {{name: {tmp_path.name}, kind: files}}"
+        in data_set.examine(tmp_path, IMAGES)[0]
+    )
+    (tmp_path / "gone").symlink_to("nowhere")
+    assert "gone is a link" in data_set.examine(tmp_path, FILES)[0]
+
+
+@pytest.mark.parametrize(
+    ("entry", "read"),
+    [
+        ("digits", {"name": "digits", "kind": IMAGES}),
+        ({"name": "coco", "kind": "files"}, {"name": "coco", "kind": FILES}),
+        *((wrong, None) for wrong in ("../b", "", 7, {"name": "coco"}, {"name": "c", "kind": "x"})),
+    ],
+)
+def test_a_data_set_is_a_name_or_a_name_with_a_kind(entry, read):
+    if read:
+        assert read_data_sets([entry]) == [read]
+    else:
+        with pytest.raises(LayoutError, match="data_sets: "):
+            read_data_sets([entry])
+
+
+@pytest.mark.parametrize(
+    ("rooms", "lacks"),
+    [
+        (["50\n49\n", ""], True),
+        (["50\n50\n", ""], False),
+        (["99\n", ""], True),
+        (["100\n", ""], False),
+    ],
+)
+def test_a_disk_has_room_for_what_is_not_there_yet(rooms, lacks):
+    """Of two data sets, of which the second is there: 100 bytes are needed."""
+    assert bool(data_lack(["100\t/d/coco", ""], rooms, "/srv/data")) == lacks
 
 
 CLEAN = "rsync: protocol version mismatch -- is your shell clean?"

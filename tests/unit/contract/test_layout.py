@@ -102,3 +102,26 @@ def test_names_that_are_quoted_are_read_by_bash(tmp_path):
         assert printed == os.fsencode(name)
         assert layout._quoted(name).isprintable()
     assert shlex.split(layout._quoted("a b")) == ["a b"]
+
+
+def test_all_files_of_a_folder_are_listed_and_again_when_a_folder_has_changed(tmp_path):
+    root, cache = tmp_path / "set", tmp_path / "cache"
+    write(root, "a/1.txt", ".hidden", os.fsdecode(b"a/not \xff utf-8"))
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/far.bin").write_bytes(bytes(7))
+    (root / "link").symlink_to(tmp_path / "shared")
+    (root / "gone").symlink_to("nowhere")
+    os.mkfifo(root / "pipe")
+    with (root / "holes").open("wb") as file:
+        file.truncate(1 << 40)
+
+    def read():
+        return layout.listings(root, cache, kind=layout.FILES)[layout.FILES]
+
+    first = read()
+    sizes = 7 + (1 << 40) + sum((root / name).stat().st_size for name in ("a/1.txt", ".hidden"))
+    assert first["images"] == 5 and first["bytes"] >= sizes
+    assert "1 that are no files" in first["note"] and "1 links" in first["note"]
+    assert read() == first
+    (root / "a/1.txt").rename(root / "a/2.txt")
+    assert read()["sha256"] != first["sha256"]

@@ -74,6 +74,26 @@ def test_less_than_its_source_has_is_refused_and_other_is_said(own, code, is_cop
     assert all(len(one.labels) == 2 for one in found)
 
 
+def test_a_folder_of_any_files_may_differ_but_not_lack_what_its_source_has():
+    whole = {**LISTING, "classes": 0, "images": 20_000, "bytes": 10**9}
+    for changed, wrong in (
+        ({}, []),
+        ({"sha256": "cd" * 32}, ["copy-differs", "files-differ"]),
+        ({"images": 19_999}, ["copy-lacks", "files-differ"]),
+        ({"bytes": 10**9 - 1}, ["copy-lacks", "files-differ"]),
+    ):
+        own = [{**DATA, "splits": {"files": one}} for one in (whole, {**whole, **changed})]
+        found = [facts(number, data=data) for number, data in enumerate(own, 1)]
+        source = Source("/d here", True, convert({"files": whole}, dict[str, Listing], "listing"))
+        control = Control(1 << 40, sources={"node2": source})
+        said = launcher_values.problems([host(1), host(2)], found, control=control)
+        assert sorted(codes(said)) == wrong
+        if "copy-lacks" in wrong:
+            lack = next(one for one in said if one.code == "copy-lacks")
+            assert f"{own[1]['splits']['files']['images']} files" in lack.said.replace(",", "")
+            assert "20000 files" in lack.said.replace(",", "")
+
+
 def test_the_source_of_a_copy_is_the_folder_here_and_only_of_what_is_copied(tmp_path, monkeypatch):
     for split, name in product(("train", "val"), ("ant", "cat")):
         (tmp_path / "set" / split / name).mkdir(parents=True)

@@ -15,6 +15,7 @@ import pytest
 
 from contract import layout
 from contract.errors import UserError
+from contract.layout import IMAGES
 from contract.options import Options
 from launcher import look, remote
 from launcher.machines import engine
@@ -25,7 +26,7 @@ from trainer.data.folder import ImageFolder
 ASKED = {
     **{name: [] for name in ("peers", "ports", "packages", "cpu_flags")},
     **{"distributions": 0, "models": None, "guard_python": "/usr/bin/python3"},
-    **{"toolkit": "/", "data": "", "node_dir": "/nowhere"},
+    **{"toolkit": "/", "data": "", "data_kind": IMAGES, "node_dir": "/nowhere"},
 }
 
 
@@ -122,11 +123,11 @@ def test_while_a_data_set_is_read_there_are_signs_of_life(tmp_path, monkeypatch,
     root = write(tmp_path / "data", *USUAL)
     clock = itertools.count(0, 0.6)
     monkeypatch.setattr(probe.time, "monotonic", lambda: next(clock))
-    assert probe.data(root, tmp_path / "node")["splits"]["train"]["classes"] == 2
+    assert probe.data(root, IMAGES, tmp_path / "node")["splits"]["train"]["classes"] == 2
     passed = 2 * 2 * len(layout.SPLITS)  # each class is listed, and its files are measured
     printed = capsys.readouterr().out
     assert 0 < printed.count(machine.PULSE) <= passed / 2 and len(machine.PULSE) >= 64
-    assert probe.data(root, tmp_path / "node")["splits"] and not capsys.readouterr().out
+    assert probe.data(root, IMAGES, tmp_path / "node")["splits"] and not capsys.readouterr().out
 
 
 def test_what_is_sent_needs_nothing_that_a_bare_python_lacks():

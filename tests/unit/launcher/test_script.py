@@ -64,10 +64,10 @@ def read(folder, name="train.py", **more):
     return build_script.build(asked(folder, name, **more))
 
 
-def planned(found, hosts=None, cards=0, **request):
+def planned(found, hosts=None, cards=0, data="", **request):
     hosts = hosts or (host(1), host(2))
     known = {one.name: facts(n, gpus=gpus(cards)) for n, one in enumerate(hosts, 1)}
-    made = plan.Request("r", 0.0, Config(data=""), found, CODE, **request)
+    made = plan.Request("r", 0.0, Config(data=data), found, CODE, **request)
     return plan.build(list(hosts), known, made)
 
 
@@ -116,7 +116,6 @@ def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):
             ["--script", "train.py", "--model", "resnet50", "--batch", "32"],
             "MODEL, BATCH: an option",
         ),
-        (["--script", "train.py", "--data", "digits"], "DATA: an option of our trainer"),
         (["--output", "out"], "OUTPUT: it belongs to your own script"),
         (["--script=-m package.train", "--folder", "package"], "has no such module: name the fold"),
         (["--script", "train.py", "--output", "../other"], "is not below the folder"),
@@ -280,6 +279,30 @@ def test_the_machine_s_python_decides_whether_it_is_python(project):
     assert done.returncode == 1 and "train.py" in done.stderr and "SyntaxError" in done.stderr
     (project / "train.py").write_bytes(b"# coding: gbk\nprint('\xc4\xe3')\n")
     assert subprocess.run([sys.executable, *check[1:]], cwd=project).returncode == 0
+
+
+def test_precheck_is_a_command_of_the_shell_with_the_python_of_the_ranks(project):
+    command = 'python -c "import sys; print(sys.executable)"; ls {data}; exit $CODE'
+    made = planned(read(project, precheck=command), data="/")
+    for ended in ("3", "0"):
+        argv, env = [sys.executable, *made.check[1:]], {"PATH": "/usr/bin:/bin", "CODE": ended}
+        done = subprocess.run(argv, cwd=project, env=env, capture_output=True, text=True)
+        printed = done.stdout.splitlines()
+        assert printed[0] == sys.executable and "usr" in printed
+        assert bool(done.returncode) == (ended == "3") == ("exit code 3" in printed[-1])
+    assert build_script.executes(asked(project, precheck="x"))["precheck"] == "PRECHECK=x"
+
+
+def test_the_path_of_the_data_takes_the_place_of_braces_if_there_are_data(project):
+    found = read(project, words=("--root={data}/coco", "{data}"))
+    hosts = (host(1, data_root="/a"), host(2, data_root="/b"))
+    nodes = planned(found, hosts, data="coco").nodes
+    assert [node.argv[-2:] for node in nodes] == [
+        ("--root=/a/coco/coco", "/a/coco"),
+        ("--root=/b/coco/coco", "/b/coco"),
+    ]
+    assert nodes[1].env["TANDEM_DATA"] == "/b/coco"
+    assert planned(found).nodes[0].argv[-1] == "{data}"
 
 
 def test_a_later_attempt_goes_on_by_the_scripts_own_way(project):
