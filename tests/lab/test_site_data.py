@@ -33,8 +33,13 @@ def test_links_arrive_as_what_they_lead_to_and_a_shell_that_prints_is_named(pair
     root = tmp_path / "data/small"
     links_into(tmp_path / "full", root)
     hosts = write_inventory(tmp_path, {"node1": "ansible_host=192.168.56.111"})
-    given = {"data_root": "/srv/tandem/data", "data_sets": ["small"], "run_user": "tandem"}
+    sets = ["small", {"name": "texts", "kind": "files"}]
+    given = {"data_root": "/srv/tandem/data", "data_sets": sets, "run_user": "tandem"}
     given["data_source"] = str(root.parent)
+    (tmp_path / "data/texts/deep").mkdir(parents=True)
+    (tmp_path / "data/texts/deep/.a b.txt").write_text("a")
+    with (tmp_path / "data/texts/holes.h5").open("wb") as file:
+        file.truncate(1 << 28)
     words = ["--inventory", hosts, "-e", json.dumps(given)]
     book = write_play(tmp_path, ["data"])
     play(pair, book, *words)
@@ -43,6 +48,8 @@ def test_links_arrive_as_what_they_lead_to_and_a_shell_that_prints_is_named(pair
     )
     assert listed.split() == ["40", "0"]
     assert pair.ssh(1, "cat /srv/tandem/data/small/train/n2/3.jpg") == "train n2 3"
+    texts = pair.ssh(1, "cd /srv/tandem/data/texts; cat deep/.a*; stat -c ' %s %b' holes.h5")
+    assert texts == f"a {1 << 28} 0\n"
     assert changes(play(pair, book, *words)) == {"node1": 0}
     assert complaint(pair, tmp_path, "data", *words) == ""
     (tmp_path / "full/train/n1/0.jpg").unlink()

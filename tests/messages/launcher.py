@@ -197,7 +197,7 @@ OF_ALL = {
     },
     "files-differ": {
         "what": "the data folder",
-        "values": "20000 files of 9 bytes, 1234abcd (node1), 19999 files of 9 bytes, 5678abcd (node2)",
+        "values": "20000 files of 9 bytes, 1234abcd (node1), 5 files of 9 bytes, 5678abcd (node2)",
     },
     "control-disk-full": {"free": 90},
     "control-disk-low": {"free": 900},
