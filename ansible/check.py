@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import textwrap
 import threading
 import time
@@ -21,6 +20,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # where launcher/ is
 
 from contract import interrupts
 from contract.errors import UserError
+from contract.scratch import scratch_folder
 from planning import preflight
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,8 +36,8 @@ LOCAL = (
 def inspect(inventory, extra):
     """{"findings": as planning/preflight.py has them, in the order of the inventory, "local": nodes
     of this machine}. Raises UserError with Ansible's reason."""
-    with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
-        output = Path(folder) / "findings.json"
+    with scratch_folder() as folder:
+        output = folder / "findings.json"
         argv = [
             str(Path(sys.executable).parent / "ansible-playbook"),
             str(PLAYBOOK),

@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union
@@ -27,6 +26,7 @@ from boundary.facts import DRIVER, PlanFacts, ShellFacts
 from boundary.schema import Integer, Text
 from contract import interrupts
 from contract.errors import UserError
+from contract.scratch import scratch_folder
 from contract.text import read_text
 from planning import PlanError, driver, looks, preflight, reading, stacks, toolkit
 
@@ -321,8 +321,8 @@ def settings():
 
 def inspect(inventory, extra):
     """[{"facts", "settings"}] of the machines that answer. Raises UserError."""
-    with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
-        output = Path(folder) / "facts.json"
+    with scratch_folder() as folder:
+        output = folder / "facts.json"
         argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(PLAYBOOK)]
         of_driver = [setting.name for setting in driver.SETTINGS.values()]
         named = {"facts_output": str(output), "facts_names": [*of_driver, *SETTINGS]}

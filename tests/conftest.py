@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from contract import interrupts
+from contract import interrupts, scratch
 
 # One thread a process: test machines have few cores, and thread counts change the bits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,6 +38,11 @@ def pytest_collection_modifyitems(items):
             here, remedy = NEEDS[name]
             if not here and (name == "root" or not installed):
                 item.add_marker(pytest.mark.skip(reason=f"need {name}: {remedy}"))
+
+
+def pytest_sessionfinish():
+    """Remove the temporary folders of programs that tests have killed."""
+    scratch.remove_abandoned()
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -1,9 +1,9 @@
 """python -m trainer: train, predict or extract, under any launcher or none."""
 
+import atexit
 import os
 import stat
 import sys
-import tempfile
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Mapping, NoReturn, Optional
 from contract.command_line import parse
 from contract.errors import UserError
 from contract.options import RESULTS_FOLDER
+from contract.scratch import make_scratch, remove_scratch
 from tandem.coordinates import read_coordinates
 
 from .errors import report_error
@@ -76,7 +77,9 @@ def private(folder: Path) -> str:
             return str(folder)
     except (OSError, RuntimeError):  # no home, or none that may be written to
         pass
-    return tempfile.mkdtemp(prefix="tandem-")
+    scratch, lock = make_scratch()
+    atexit.register(remove_scratch, scratch, lock)
+    return scratch
 
 
 def run() -> NoReturn:

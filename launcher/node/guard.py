@@ -8,12 +8,11 @@ import json
 import os
 import pathlib
 import selectors
-import shutil
 import signal
-import tempfile
 import time
 
 from contract import records
+from contract.scratch import make_scratch, remove_scratch
 from launcher.node import machine_lock, owner, sockets
 from launcher.node.idle import Idleness
 from launcher.node.link import BEAT, BadTask, Link, read_task
@@ -49,7 +48,7 @@ class Guard:
         self.output, self.tail, self.stacks, self.marks = None, None, None, []
         self.owner, self.present, self.idleness = None, "", None
         self.launch_status, self.reason, self.message = None, None, None
-        self.folder, self.scratch = None, None
+        self.folder, self.scratch, self.scratch_lock = None, None, None
         self.troubles, self.signals = set(), set()
         self.mono_start = time.monotonic()
         self.stage, self.kill_at = Stage.WAITING, None
@@ -193,7 +192,7 @@ class Guard:
             self.workers = Workers(self.task.ranks)
             self.output = Output(self.workers, self.link, self.selector, self.worker_ended)
             self.make_folder()
-            self.scratch = tempfile.mkdtemp(prefix="tandem-")
+            self.scratch, self.scratch_lock = make_scratch()
             if self.task.measured:
                 # Rank 0 reads the file and tells the others, so that all decide by the same facts.
                 file = pathlib.Path(self.scratch, "measured.json")
@@ -407,7 +406,7 @@ class Guard:
         )
         self.link.drain()
         if self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            remove_scratch(self.scratch, self.scratch_lock)
 
 
 def serve(supervision, fallback_reason):

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from contract import git
 from contract.errors import UserError
+from contract.scratch import make_scratch, remove_scratch
 from launcher.machines.engine import MachineError, Node, talk
 from launcher.machines.inventory import CHECKOUT
 from launcher.node.machine import tree_sha256
@@ -124,9 +125,9 @@ def current(own: Path | None = None, script_folder: str = ".") -> Code:
 def _snapshot(sources: list[Source]) -> Code:
     """A copy, as long as this process exists, of files that did not change meanwhile. Raises
     UserError, OSError."""
-    scratch = tempfile.TemporaryDirectory(prefix="tandem-code-")
-    atexit.register(scratch.cleanup)
-    tree = Path(scratch.name) / "code"
+    folder, lock = make_scratch()
+    atexit.register(remove_scratch, folder, lock)
+    tree = Path(folder) / "code"
     for _ in range(TRIES):
         listed = [source.files() for source in sources]  # all, before any file is read
         if not all(source.copy(files.sent, tree) for source, files in zip(sources, listed)):

@@ -1,0 +1,66 @@
+"""Temporary folders that nobody has to clean up: each time a program makes one, it first removes
+those of its user whose maker was killed. Standard library, as on machines without packages.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Iterator, Tuple
+
+PREFIX = "tandem-"
+# The maker of a folder keeps this file in it locked; the kernel unlocks it however the maker ends.
+LOCK = ".maker"
+
+
+def make_scratch() -> Tuple[str, int]:
+    """Make a folder among the temporary files, and return its path and its lock, a file
+    descriptor that stays open as long as the folder is needed. Raises OSError."""
+    remove_abandoned()
+    while True:
+        folder = tempfile.mkdtemp(prefix=PREFIX)
+        lock = os.open(f"{folder}/{LOCK}", os.O_WRONLY | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        # Another process may have taken the folder for an abandoned one before it was locked.
+        if Path(folder, LOCK).exists():
+            return folder, lock
+        os.close(lock)
+
+
+def remove_abandoned() -> None:
+    """Remove this user's folders whose makers no longer run, as far as that is possible."""
+    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as scan:
+        for entry in scan:
+            if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
+                with contextlib.suppress(OSError):
+                    _remove_if_abandoned(entry)
+
+
+def _remove_if_abandoned(folder: "os.DirEntry[str]") -> None:
+    """Raises OSError if the folder is somebody else's, has no lock file, or its maker runs."""
+    if folder.stat(follow_symlinks=False).st_uid != os.getuid():
+        return
+    descriptor = os.open(f"{folder.path}/{LOCK}", os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder.path, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def remove_scratch(folder: str, lock: int) -> None:
+    """Remove a folder that make_scratch made."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A temporary folder within a block. Raises OSError."""
+    folder, lock = make_scratch()
+    try:
+        yield Path(folder)
+    finally:
+        remove_scratch(folder, lock)
