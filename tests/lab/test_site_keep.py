@@ -71,3 +71,16 @@ def test_a_second_run_changes_nothing_and_verify_is_content(kept):
     assert changes(again) == {"node1": 0, "node2": 0}, changed_tasks(again)
     play(lab, "ansible/playbooks/verify.yml", *words)
     assert {node: lab.ssh(node, STATE) for node in (1, 2)} == before
+
+
+def test_they_train(kept):
+    lab, words, _ = kept
+    argv = ["python", "-m", "launcher", "train", "--inventory", words[1], "--nodes", "2"]
+    lab.control(*argv, "--model", "resnet18", "--epochs", "1", "--", "--device", "cpu")
+
+
+def test_uninstall_leaves_driver_and_ban_of_nouveau(kept):
+    lab, words, before = kept
+    play(lab, "ansible/playbooks/uninstall.yml", *words)
+    assert {node: lab.ssh(node, STATE) for node in (1, 2)} == before
+    assert lab.ssh(2, f"cat {BAN}") == "blacklist nouveau\n"
