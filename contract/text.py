@@ -10,12 +10,15 @@ import stat
 from pathlib import Path
 from typing import Any, TextIO
 
-# C0, DEL, C1, halves of surrogates, and the marks that turn the direction of text.
-_BAD = (
-    "\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u200e\u200f\u061c"
-    "\u202a-\u202e\u2066-\u2069"
-)
+# C0, DEL, C1, and the marks that turn the direction of text.
+_CONTROL = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069"
+_BAD = _CONTROL + "\ud800-\udfff"
 _SUSPECT = re.compile(f"[{_BAD}]")
+# The halves U+DC80 to U+DCFF are bytes of a file name that is no UTF-8.
+_UNSAFE_IN_CSV = re.compile(f"[\t\n{_CONTROL}\ud800-\udc7f\udd00-\udfff]")
+# Where the list separator is a semicolon, a spreadsheet starts a cell at each one.
+_FORMULA = re.compile(r"(?:^|(?<=;))(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
+_NUMBER = re.compile(r"[+-]?\d*\.?\d+(?:[eE][+-]?\d+)?", re.ASCII)
 _COLOUR = r"\x1b\[[0-9;:]{0,40}m"
 _SEQUENCE = re.compile(
     rf"(?P<colour>{_COLOUR})"
@@ -96,6 +99,19 @@ def clean(text: str) -> str:
 def _line(text: str) -> str:
     kept = _SEQUENCE.sub(lambda match: match["colour"] or "", text)
     return kept + RESET if "\x1b" in kept and not kept.endswith(RESET) else kept
+
+
+def drop_controls(text: str) -> str:
+    """The text without control characters, colours included; tabs and newlines stay."""
+    return _SUSPECT.sub("", text)
+
+
+def csv_cell(name: str) -> str:
+    """A name for a cell of a CSV table. What a spreadsheet would take for a formula gets an
+    apostrophe before it, but a plain number stays; a control character is written as `\\x1b`, and
+    bytes that are no UTF-8 stay as they are."""
+    shown = _UNSAFE_IN_CSV.sub(lambda match: ascii(match[0])[1:-1], name)
+    return shown if _NUMBER.fullmatch(shown) else _FORMULA.sub("'", shown)
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:

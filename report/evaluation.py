@@ -11,7 +11,7 @@ from pathlib import Path
 from boundary.run_files import EvaluationFile
 from boundary.schema import Invalid, decode
 from contract.errors import UserError
-from contract.text import pluralize, read_text
+from contract.text import csv_cell, pluralize, read_text
 from report.cli import write
 from report.page import render_page
 from report.text import printed, render_text
@@ -41,9 +41,13 @@ def evaluation_main(argv: list[str]) -> int:
     evaluation = read(file)
     title = argv[1] if len(argv) > 1 else file.name
     page = file.with_name("evaluation.html")
-    figures = [[row.name, row.images, row.top1, row.top5, row.loss] for row in evaluation.classes]
+    figures = [
+        [csv_cell(row.name), row.images, row.top1, row.top5, row.loss] for row in evaluation.classes
+    ]
     write(file.with_name("classes.csv"), as_csv("class images top1 top5 loss", figures))
-    pairs = [[row.name, row.predicted, row.images] for row in evaluation.confused]
+    pairs = [
+        [csv_cell(row.name), csv_cell(row.predicted), row.images] for row in evaluation.confused
+    ]
     write(file.with_name("confused.csv"), as_csv("class predicted images", pairs))
     write(page, render_page(view_of(evaluation, title, len(evaluation.classes))))
     print(render_text(view_of(evaluation, title, WEAKEST)), end="")

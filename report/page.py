@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from contract.records import CATEGORIES, DERIVED
-from contract.text import three_digits
+from contract.text import drop_controls, three_digits
 from report.view import Bars, Curve, Line, View, time_unit
 from report.windows import Points, thin
 
@@ -29,9 +29,10 @@ def render_page(view: View) -> str:
     environment.filters.update(
         prose=prose, kind=lambda item: type(item).__name__, bars=bars, curve=curve
     )
-    return environment.get_template("page.html.j2").render(
-        view=view, categories={**CATEGORIES, **DERIVED}
-    )
+    template = environment.get_template("page.html.j2")
+    page = template.render(view=view, categories={**CATEGORIES, **DERIVED})
+    # Names and words in a view may be a stranger's, and a page turns the direction of its text too.
+    return drop_controls(page)
 
 
 CODE = Markup("<code>{}</code>")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from contract.text import seconds
+from contract.text import csv_cell, seconds
 from report.analysis import Analysis
 from report.figures import DISK, FIGURES, GPU, INTERFACE, MACHINE
 from report.hang import SHORTEST
@@ -118,8 +118,9 @@ def as_csv(analysis: Analysis) -> str:
     write(("what", "of", "seconds", "value", "unit"))
     for curve in charts_of(analysis):
         for name, _, points in curve.lines:
+            names = csv_cell(curve.title), csv_cell(name)
             for at, value in points:
-                write((curve.title, name, f"{at:.3f}", f"{value:.6g}", curve.unit))
+                write((*names, f"{at:.3f}", f"{value:.6g}", curve.unit))
     for step, (at, loss) in losses(analysis).items():
         write(("loss", f"step {step}", f"{at:.3f}", f"{loss:.6g}", ""))
     for epoch in analysis.curve:

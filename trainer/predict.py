@@ -14,7 +14,7 @@ import torch
 
 from contract.errors import RankError, UserError
 from contract.options import Options
-from contract.text import pluralize
+from contract.text import csv_cell, pluralize
 from tandem.timings import Clock
 
 from . import checkpoint, resume
@@ -176,7 +176,8 @@ def _predictions(classes: List[str], job: Job, columns: Columns, file: BinaryIO)
     table.writerow(["path", "class", "probability"])
     shown = (columns[name].tolist() for name in ("index", "label", "probability"))
     for index, label, probability in zip(*shown):
-        table.writerow([job.eval_set.paths[index], classes[label], f"{probability:.6f}"])
+        path, name = csv_cell(job.eval_set.paths[index]), csv_cell(classes[label])
+        table.writerow([path, name, f"{probability:.6f}"])
     text.detach()  # flushes the text and leaves the file open for its owner to close
 
 

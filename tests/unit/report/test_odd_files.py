@@ -2,10 +2,12 @@
 and memory, and nothing of them reaches the terminal but printable text."""
 
 import contextlib
+import csv
 import io
 import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +28,7 @@ from report.figures import MOST_THINGS
 from report.status import Follower, machine_document, section_of
 from report.text import section_lines
 from tests.fuzz import PLAIN, WHOLE, damaged, many, odd
-from tests.unit.report.report_runs import RunBuilder, change, change_lines
+from tests.unit.report.report_runs import TRAINER, RunBuilder, change, change_lines
 
 ROOT = Path(__file__).parents[3]
 FILES = (
@@ -427,3 +429,34 @@ def test_a_plan_that_gives_a_machine_no_ranks_has_a_report(whole, tmp_path):
     plan = json.loads((run / "plan.json").read_text())
     change(run / "plan.json", nodes=[{"host": node["host"]} for node in plan["nodes"]])
     reported(run)
+
+
+def test_tables_and_pages_hold_neither_formulas_nor_control_characters(tmp_path):
+    """A class is a folder of a stranger's data set, and a host a folder of a stranger's run."""
+    shown = {
+        "=1+1": "'=1+1", "@a": "'@a", " -2+3": "' -2+3", "a;=1": "a;'=1",
+        "\t=1": r"\t=1", "\x1b]0;x\x07": r"\x1b]0;x\x07", "a\u202egpj": r"a\u202egpj",
+        "-1": "-1", "+2.5e-3": "+2.5e-3", "it's": "it's", "é\u00a0日": "é\u00a0日",
+    }  # fmt: skip
+    scores = {"images": 2, "top1": 0.5, "top5": 1.0, "loss": 0.1}
+    confused = [{"name": name, "predicted": name, "images": 1} for name in shown]
+    document = {
+        "model": "m\u202e", "data": "d\x1b[2J", "precision": "fp32", "image_size": 32,
+        "unreadable": 0, **scores, "classes": [{"name": name, **scores} for name in shown],
+        "confused": confused,
+    }  # fmt: skip
+    file = tmp_path / "evaluation.json"
+    file.write_text(json.dumps(document))
+    assert main(["evaluation", str(file)]) == 0
+    for table in ("classes.csv", "confused.csv"):
+        with (tmp_path / table).open(newline="") as lines:
+            assert [row["class"] for row in csv.DictReader(lines)] == [*shown.values()]
+    builder = RunBuilder(tmp_path / "run", model="m\x1b[2J\u202e")
+    builder.hosts = ["=1", *builder.hosts[1:]]
+    change(builder.write() / "plan.json", program={**TRAINER, "sample": "=1;"})
+    assert main([str(tmp_path / "run")]) == 0
+    with (tmp_path / "run/series.csv").open(newline="") as lines:
+        begins = {cell[:3] for row in csv.DictReader(lines) for cell in (row["what"], row["of"])}
+    assert {"'=1"} <= begins and "=1" not in {begin[:2] for begin in begins}
+    for page in (tmp_path / "evaluation.html", tmp_path / "run/report.html"):
+        assert not re.search("[\x1b\x9b\u202e]", page.read_text())

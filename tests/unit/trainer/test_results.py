@@ -20,7 +20,7 @@ from contract.options import Options
 from tandem.compat import load_tensors
 from tests.trainer_models import normed
 from tests.trainer_ranks import lines, run_ranks, said, snapshot, trainer
-from trainer import checkpoint
+from trainer import checkpoint, predict
 from trainer.data.batch import Batch
 from trainer.evaluate import evaluate
 from trainer.export import best
@@ -107,6 +107,20 @@ def test_predictions_are_in_order_and_agree_for_one_and_three_ranks(images, trai
     argv = ["--data", tmp_path / "images", *MODEL, "--weights", average, "--predict", same]
     assert run_ranks([1], trainer, *argv) == [0]
     assert same.read_bytes() == (tmp_path / "1.csv").read_bytes()
+
+
+def test_a_predicted_class_cannot_be_a_formula(tmp_path):
+    """A checkpoint names its classes; only the path finds a file, so its bytes stay."""
+    paths = ["val/=1/caf\udce9.png", "val/a/\x1b[2J.png"]
+    job = SimpleNamespace(eval_set=SimpleNamespace(paths=paths))
+    values = {"index": [0, 1], "label": [1, 0], "probability": [0.5, 0.5]}
+    with (tmp_path / "out.csv").open("wb") as file:
+        columns = {name: torch.tensor(value) for name, value in values.items()}
+        predict._predictions(["=1", "-1\ud800"], job, columns, file)
+    rows = (tmp_path / "out.csv").read_bytes().splitlines()[1:]
+    assert rows == [
+        b"val/=1/caf\xe9.png,'-1\\ud800,0.500000", rb"val/a/\x1b[2J.png,'=1,0.500000",
+    ]  # fmt: skip
 
 
 def newest(output):
