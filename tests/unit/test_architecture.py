@@ -120,7 +120,7 @@ READS = {
         launcher/problems.py launcher/remote.py launcher/watch/known_errors.py
         tandem/standalone.py tools/all_tests.py trainer/classifiers.py""",
     "the kernel's files": """
-        contract/interface.py launcher/node/processes.py launcher/node/records.py
+        contract/git.py contract/interface.py launcher/node/processes.py launcher/node/records.py
         launcher/node/idle.py launcher/node/sockets.py launcher/node/stacks.py
         tandem/timings.py""",
     "files that are copied or hashed, and not taken apart": """

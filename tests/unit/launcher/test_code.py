@@ -2,16 +2,21 @@
 
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from contract import git
 from contract.errors import UserError
 from launcher.machines.local import LocalNode
 from launcher.plan import code, files
 from launcher.watch import guards
 from tests.unit.launcher.launcher_values import host
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -270,3 +275,50 @@ def test_no_program_that_a_repository_names_is_run(checkout, repository, tmp_pat
     code.current.cache_clear()
     code.current(repository)
     assert not ran.exists(), ran.read_text()
+
+
+@pytest.mark.parametrize("place", [".gitignore", ".git/HEAD", ".git/config", "net/named"])
+def test_a_named_pipe_that_git_waits_for_is_named(repository, monkeypatch, place):
+    monkeypatch.setattr(git, "IDLE_SECONDS", 0.2)
+    (repository / "net").mkdir()
+    subprocess.run(
+        ["git", "config", "include.path", str(repository / "net/named")], cwd=repository, check=True
+    )
+    (repository / place).unlink(missing_ok=True)
+    os.mkfifo(repository / place)
+    with pytest.raises(UserError, match=f"named pipe {repository / place}"):
+        code.current(repository)
+
+
+def test_patterns_and_files_without_end_are_an_error(repository, monkeypatch):
+    monkeypatch.setattr(git, "CPU_SECONDS", 1)
+    monkeypatch.setattr(git, "MEMORY_KIB", 256 << 10)
+    with (repository / ".gitignore").open("r+b") as file:
+        file.truncate(512 << 20)
+    with pytest.raises(UserError, match=r"git says: .*memory"):
+        code.current(repository)
+    (repository / ".gitignore").write_text("**/a/" * 12 + "b\n")
+    (repository / ("a/" * 40)).mkdir(parents=True)
+    (repository / ("a/" * 40) / "c").touch()
+    with pytest.raises(UserError, match="computed for 1 s"):
+        code.current(repository)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_neither_copies_nor_git(repository, tmp_path, number):
+    (repository / ".git/HEAD").unlink()
+    os.mkfifo(repository / ".git/HEAD")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    argv = [sys.executable, "-m", "launcher", "dry-run", f"SCRIPT={repository / 'net.py'}"]
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    with (
+        subprocess.Popen(argv, cwd=ROOT, env=environment, stderr=subprocess.PIPE) as process,
+        (repository / ".git/HEAD").open("wb", buffering=0) as pipe,  # as soon as git waits
+    ):
+        assert [*scratch.iterdir()]
+        process.send_signal(number)
+        assert process.wait() == 128 + number
+        with pytest.raises(BrokenPipeError):  # nobody reads it any more
+            pipe.write(b"ref: refs/heads/main\n")
+    assert [*scratch.iterdir()] == []
