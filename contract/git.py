@@ -20,7 +20,7 @@ OFFLINE = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTO
 
 # To list 200,000 files takes git 0.2 s of a processor and 13 MB.
 CPU_SECONDS, MEMORY_KIB = 60, 4 << 20
-LIMITED = 'ulimit -S -t "$1"; ulimit -S -v "$2"; shift 2; exec "$@"'
+LIMITED = 'ulimit -S -t "$1"; ulimit -S -v "$2" 2>/dev/null; shift 2; exec "$@"'
 MISSING = "git is missing on this machine: sudo apt install git"
 IDLE_SECONDS = 15.0  # a disk that has to start up takes less
 

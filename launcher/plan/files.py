@@ -3,6 +3,7 @@ ignores is git's own word, of each repository in the folder by its own rules."""
 
 from __future__ import annotations
 
+import bisect
 import os
 import re
 from collections import Counter
@@ -16,7 +17,8 @@ from contract.errors import UserError
 from contract.text import pluralize, size
 from launcher.machines.inventory import CHECKOUT
 
-MOST_FILES, MOST_BYTES = 50_000, 1 << 30
+MOST_FILES, MOST_BYTES, MOST_LEVELS = 50_000, 1 << 30, 100
+TOO_DEEP = f"in more than {MOST_LEVELS} folders within one another"
 # By these names a file is never sent, tracked or not. (id_rsa is one, id_mapping.py is none.)
 SECRETS = re.compile(
     r"\.env.*|.*\.(pem|key|p12|pfx|ppk|jks|kdbx|ovpn)|id_\w+|[._]netrc|\.\w+_history|\.pgpass"
@@ -85,16 +87,28 @@ def list_files(root: Path, parts: tuple[str, ...] = (".",), script_folder: str =
             sent[name] = path.stat().st_size
         elif os.path.lexists(path):  # git lists what was removed, too
             unsent[name] = "not to be read"
+    ordered = sorted(sent)
     # The deepest first, for a link may lead to a folder with others in it.
     for name in sorted(links, key=lambda name: -name.count("/")):
         target = _target_of(root, name)
-        leads = {one: count for one, count in sent.items() if target and _is_in(one, target)}
         if target is None:
             unsent[name] = "links that lead out"
-        elif not leads or _is_in(name, target):
+            continue
+        leads = []
+        if not _is_in(name, target):
+            # What is below a folder stands together, behind the folder's name and a slash.
+            begin = end = bisect.bisect_left(ordered, f"{target}/")
+            while end < len(ordered) and ordered[end].startswith(f"{target}/"):
+                end += 1
+            leads = [*ordered[begin:end], *([target] if target in sent else [])]
+        if not leads:
             unsent[name] = "links to what is not sent, or to where they are"
-        else:
-            sent.update({name + one[len(target) :]: count for one, count in leads.items()})
+        for one in leads:
+            copy = name + one[len(target) :]
+            sent[copy] = sent[one]
+            bisect.insort(ordered, copy)
+        if len(sent) > MOST_FILES:  # a few links that lead to one another double it each time
+            break
     if len(sent) > MOST_FILES or sum(sent.values()) > MOST_BYTES:
         raise _too_much(root, sent)
     printable = {os.fsencode(n).decode(errors="backslashreplace"): w for n, w in unsent.items()}
@@ -107,6 +121,9 @@ def _candidates(
     """The files in a folder below the root, and whether git tracks them. What is in none of its
     repositories, or ignored in one, goes to `unsent`. Raises UserError."""
     folder = root / below
+    if below.count("/") > MOST_LEVELS:
+        unsent[below] = TOO_DEEP
+        return
     if not has_repository(folder):
         for part in parts:
             yield from _walk(root, below + part, unsent)
@@ -186,6 +203,9 @@ def _walk(root: Path, part: str, unsent: dict[str, str]) -> Iterator[tuple[str, 
         unsent[f"{name_of(error.filename)}/"] = "not to be read"
 
     for place, inner, names in os.walk(root / part, onerror=keep):
+        if name_of(place).count("/") >= MOST_LEVELS:  # what copies and removes them would recurse
+            unsent[f"{name_of(place)}/"], inner[:] = TOO_DEEP, []
+            continue
         paths = [Path(place) / name for name in sorted(inner)]
         links = [path for path in paths if path.is_symlink()]
         repositories = [path for path in paths if os.path.lexists(path / ".git")]
@@ -206,6 +226,8 @@ def _holds_home(folder: Path) -> bool:
 def _stays(name: str, tracked: bool, environments: set[str]) -> tuple[str, str] | None:
     """Why a file stays here, by its name and those of its folders, and which of them it is."""
     path = PurePosixPath(name)
+    if name.count("/") > MOST_LEVELS:
+        return name, TOO_DEEP
     for folder in list(map(str, path.parents))[-2::-1]:
         last = PurePosixPath(folder).name
         if last in CACHES:

@@ -27,7 +27,7 @@ class Loaded:
 
 def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
     """What `file` imports as it is loaded, and the modules below `roots` in their turn."""
-    waiting, seen = [file], set[Path]()
+    waiting, seen, modules = [file], set[Path](), set[str]()
     packages, sources = set[str](), list[list[ast.stmt]]()
     while waiting:
         path = waiting.pop()
@@ -38,7 +38,10 @@ def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
             sources.append(parsed(path))
         except (OSError, SyntaxError, ValueError):  # its own Python says what is wrong with it
             continue
-        for module in _imported(sources[-1]):
+        # Each is looked for once, however many files import it.
+        imported = [m for m in dict.fromkeys(_imported(sources[-1])) if m not in modules]
+        modules.update(imported)
+        for module in imported:
             for root in roots:
                 stem = root / module.replace(".", "/")
                 waiting += [stem.with_suffix(".py"), stem / "__init__.py"]
@@ -77,12 +80,13 @@ def declares(sources: Sequence[list[ast.stmt]], options: Sequence[str]) -> str |
     """Which of these options a parser of the first source has. One in another source counts where
     it is made on import, or by what the others name of it: it may be another program's."""
     candidates = [number for number, body in enumerate(sources) if _option_of(body, options)]
-    # Of hundreds of modules each is walked once, not once for each of the others.
-    uses = [_foreign_names(body) for body in sources] if any(candidates) else []
+    # All names that a source takes from elsewhere. None of them is its own, so what a candidate
+    # defines stands here only where another source names it.
+    taken = set().union(*map(_foreign_names, sources)) if any(candidates) else set[str]()
     for number in candidates:
         body = sources[number]
         if number:
-            body = _reached(body, set().union(*uses[:number], *uses[number + 1 :]))
+            body = _reached(body, taken)
         if option := _option_of(body, options):
             return option
     return None
@@ -109,11 +113,12 @@ def _reached(body: list[ast.stmt], named: set[str]) -> list[ast.stmt]:
     """The statements that run where others import this source, and use these names of it."""
     own = {node.name: node for node in body if isinstance(node, DEFINITIONS)}
     reached = [node for node in body if not isinstance(node, DEFINITIONS) and not _is_main(node)]
-    left = named.union(name for statement in reached for name in _names(statement))
-    while names := left & {*own}:
-        nodes = [own.pop(name) for name in names]
-        reached += nodes
-        left |= {name for node in nodes for name in _names(node)}
+    waiting = [name for name in own if name in named]
+    waiting += [name for statement in reached for name in _names(statement)]
+    while waiting:
+        if node := own.pop(waiting.pop(), None):
+            reached.append(node)
+            waiting += _names(node)
     return reached
 
 

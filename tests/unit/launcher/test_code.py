@@ -1,6 +1,7 @@
 """What is recorded is what ran: one copy of the code, hashed and sent."""
 
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -319,6 +320,27 @@ def test_a_signal_leaves_neither_copies_nor_git(repository, tmp_path, number):
         assert [*scratch.iterdir()]
         process.send_signal(number)
         assert process.wait() == 128 + number
-        with pytest.raises(BrokenPipeError):  # nobody reads it any more
-            pipe.write(b"ref: refs/heads/main\n")
+        poll = select.poll()
+        poll.register(pipe, 0)
+        assert poll.poll(10_000) == [(pipe.fileno(), select.POLLERR)]  # nobody reads it any more
     assert [*scratch.iterdir()] == []
+
+
+def test_links_that_lead_to_one_another_and_deep_folders_are_cut_off(checkout, mine, monkeypatch):
+    """Thirty folders with two links each stand for a thousand million files."""
+    (mine / ("a/" * 150)).mkdir(parents=True)
+    assert files.TOO_DEEP in [why for _, why in files.list_files(mine).unsent]
+    calls = []
+    is_in = files._is_in
+    monkeypatch.setattr(files, "_is_in", lambda *words: calls.append(words) or is_in(*words))
+    for number in range(100):
+        (mine / f"{number}").touch()
+        (mine / f"link{number}").symlink_to(f"{number}")
+    assert len(files.list_files(mine).sent) > 200 and len(calls) < 1000
+    for number in range(30):
+        (mine / f"d{number:02}").mkdir()
+        (mine / f"d{number:02}/file").touch()
+        for link in "ab" if number else "":
+            (mine / f"d{number:02}" / link).symlink_to(f"../d{number - 1:02}")
+    with pytest.raises(UserError, match="50000 files"):
+        files.list_files(mine)
