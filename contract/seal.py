@@ -8,6 +8,7 @@ import hmac
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,29 @@ BYTES = 32
 def seal(words: Any) -> str:
     """That of plain values; "" where no key can be kept here, which then holds for nothing."""
     path = KEYS / f"seal-{os.getuid()}"  # other users of the checkout have theirs
-    with contextlib.suppress(OSError):
-        if not path.exists():
+    key = _read_key(path)
+    if not key:
+        with contextlib.suppress(OSError):
             write_whole(path, secrets.token_bytes(BYTES), 0o600)
-        key = path.read_bytes()
-        if len(key) == BYTES:
-            return hmac.new(key, json.dumps(words, sort_keys=True).encode(), "sha256").hexdigest()
-    return ""
+        key = _read_key(path)
+    return (
+        hmac.new(key, json.dumps(words, sort_keys=True).encode(), "sha256").hexdigest()
+        if key
+        else ""
+    )
+
+
+def _read_key(path: Path) -> bytes:
+    """The key that this user wrote and nobody else can read; b"" for anything else, since another
+    user who can write here may have put a key of theirs, or a link, in its place."""
+    with contextlib.suppress(OSError):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            status = os.fstat(file.fileno())
+            is_ours = status.st_uid == os.getuid() and stat.S_IMODE(status.st_mode) == 0o600
+            if stat.S_ISREG(status.st_mode) and is_ours and status.st_size == BYTES:
+                return file.read(BYTES)
+    return b""
 
 
 def holds(words: Any, sealed: Any) -> bool:

@@ -26,7 +26,8 @@ def gather_files(config: Config, terminal: Terminal) -> list[Path]:
             from launcher.plan import pretrained
 
             with waiting(terminal, f"fetching {file.pretrained.address}"):
-                gathered.append(pretrained.fetch(file.pretrained, pretrained.BUNDLE))
+                path = pretrained.fetch(file.pretrained, terminal.say, pretrained.BUNDLE)
+            gathered.append(path)
     if program.requirements:
         from launcher.plan import layer
 

@@ -13,7 +13,7 @@ import re
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -32,13 +32,14 @@ TORCH = "https://download.pytorch.org/models"
 HUB = "https://huggingface.co"  # or HF_ENDPOINT, by which its users name a mirror
 SECONDS = 60.0  # without a byte
 PIECE = 1 << 20
-SHORT = 8  # digits of a hash in the name of a file
+SHORT = 8  # digits of a hash in a message
+MOST_BYTES = 8 << 30  # of a file; the largest of torchvision's has 2.6 GB
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """`stem` and `suffix` of the file that is kept, with the first digits of its SHA-256 between;
-    `sha256`: as far as it is known beforehand."""
+    """`stem` and `suffix` of the file that is kept, with its SHA-256 between, or the first digits
+    of it that the publisher states; `sha256`: as far as it is known beforehand."""
 
     typed: str
     model: str
@@ -94,8 +95,8 @@ def _rows(model: str) -> Iterator[tuple[str, str]]:
             yield rest[0], rest[1]
 
 
-def fetch(wanted: Pretrained, into: Path | None = None) -> Path:
-    """The file, whole and checked, in a folder (the cache). Raises UserError."""
+def fetch(wanted: Pretrained, say: Callable[[str], None], into: Path | None = None) -> Path:
+    """The file, whole and checked, in a folder (the cache). Says its checksum. Raises UserError."""
     folder = into or CACHE
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -109,9 +110,12 @@ def fetch(wanted: Pretrained, into: Path | None = None) -> Path:
                     f"promised: its SHA-256 begins with {seen[:SHORT]}, not {sha256[:SHORT]}. Try "
                     "again, or give the weights as a file."
                 )
-            digits = wanted.sha256 or seen[:SHORT]
-            target = folder / f"{wanted.stem}-{digits}{wanted.suffix}"
+            target = folder / f"{wanted.stem}-{wanted.sha256 or seen}{wanted.suffix}"
             fresh.replace(target)
+            compare = (
+                "" if sha256 else "; its server states none: compare it with one that you trust"
+            )
+            say(f"WEIGHTS={wanted.typed}: SHA-256 {seen}{compare}")
             return target
     except urllib.error.HTTPError as error:
         why = f"there is no such file ({error.code} {error.reason})"
@@ -155,14 +159,16 @@ def _promised(address: str) -> str:
 
 def _download(address: str, path: Path) -> str:
     """Write what is there into a file; returns its SHA-256. Raises what urllib raises, ValueError
-    for less than was told."""
+    for another size than was told and for more than MOST_BYTES."""
     _refuse_other(address)
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file, urllib.request.urlopen(address, timeout=SECONDS) as answer:  # noqa: S310
         while piece := _piece(answer):
+            size += len(piece)
+            if size > MOST_BYTES:
+                raise ValueError(f"it has more than {MOST_BYTES >> 30} GiB")
             file.write(piece)
             digest.update(piece)
-            size += len(piece)
         told = answer.headers.get("Content-Length")
     if told is not None and size != int(told):
         raise ValueError(f"{size} of {told} bytes came")

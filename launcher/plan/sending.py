@@ -37,7 +37,7 @@ def fetch_files(program: Program, terminal: Terminal) -> Program:
             path = wanted.kept()
             if path is None:
                 with waiting(terminal, f"fetching {wanted.address}"):
-                    path = pretrained.fetch(wanted)
+                    path = pretrained.fetch(wanted, terminal.say)
             file = replace(file, path=path)
         files.append(file)
     return replace(program, files=tuple(files))

@@ -93,6 +93,24 @@ def test_a_file_is_fetched_once_and_again_only_where_it_was_damaged(store, tmp_p
     assert list((tmp_path / "cache").iterdir()) == [path]
 
 
+def test_a_file_without_end_is_cut_off(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "MOST_BYTES", len(BYTES) - 1)
+    with pytest.raises(UserError, match="more than"):
+        store(None)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+@pytest.mark.parametrize("promised", [SHA256, ""])
+def test_a_checksum_is_kept_and_said_and_a_mirror_without_one_is_named(
+    store, monkeypatch, promised
+):
+    said = []
+    monkeypatch.setattr(Terminal, "say", lambda _, text: said.append(text))
+    Server.promised = promised
+    assert store(None).name == f"net.a1-{SHA256}.safetensors"
+    assert SHA256 in said[-1] and ("states none" in said[-1]) == (not promised)
+
+
 def test_one_of_the_bundle_needs_no_server(store, monkeypatch, tmp_path):
     store(None)
     (tmp_path / "cache").rename(tmp_path / "bundle")
