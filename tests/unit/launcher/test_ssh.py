@@ -35,6 +35,13 @@ Host *
     Tunnel yes
     PermitLocalCommand yes
     LocalCommand touch /tmp/owned
+    KnownHostsCommand /bin/true
+    VerifyHostKeyDNS yes
+    NoHostAuthenticationForLocalhost yes
+    GSSAPIDelegateCredentials yes
+    ControlPath /tmp/of-the-user
+IgnoreUnknown Of*
+OfAnotherSsh yes
 """
 ADDRESS = "192.0.2.7"
 
@@ -83,6 +90,9 @@ def test_ssh_takes_nothing_along(config, calling):
     assert {name: chosen[name] for name in names} == dict.fromkeys(names, "no")
     assert (chosen["tunnel"], chosen["clearallforwardings"]) == ("false", "yes")
     assert chosen["stricthostkeychecking"] in ("true", "yes")
+    names = ("verifyhostkeydns", "nohostauthenticationforlocalhost", "gssapidelegatecredentials")
+    assert {chosen[name] for name in names} <= {"no", "false"}
+    assert {chosen.get(name, "none") for name in ("knownhostscommand", "controlpath")} == {"none"}
 
 
 def test_fabric_forwards_no_agent_and_reads_no_configuration(monkeypatch):
@@ -348,6 +358,7 @@ Host inner
 Host gate inner
     HostName 127.0.0.1
     StrictHostKeyChecking no
+    KnownHostsCommand {file}.sh
 Host *
     UserKnownHostsFile {file}
 """
@@ -360,6 +371,10 @@ def way(config, sshds, keys, tmp_path):
     def make(jumps, known=(0, 1, 2), **variables):
         ports, file = sshds(3), tmp_path / "confirmed"
         file.write_bytes(b"".join(line(keys[n], f"[127.0.0.1]:{ports[n]}") for n in known))
+        vouch = file.with_name("confirmed.sh")  # for every key, as a user may for one hop
+        lines = "".join(line(keys[n], f"[127.0.0.1]:{ports[n]}").decode() for n in range(3))
+        vouch.write_text(f"#!/bin/sh\ncat <<END\n{lines}END\n")
+        vouch.chmod(0o700)
         config(CONFIG.format(*ports, jumps=jumps, file=file))
         return inventory.parse(listed("pc1", **variables), Path("machines.ini"))[0]
 
