@@ -39,6 +39,8 @@ def run(folder: Path, *words: str, online: bool = False) -> str:
         # Where git takes this .git for none, it would go on to a repository above with other rules.
         environment["GIT_CEILING_DIRECTORIES"] = str(root.parent)
         environment["GIT_DISCOVERY_ACROSS_FILESYSTEM"] = "1"
+        if not online:  # core.worktree may name a home, whose files and rules would be taken
+            environment["GIT_WORK_TREE"] = str(root)
     argv = ["git", *SETTINGS, *words]
     if not online:
         argv = ["sh", "-c", LIMITED, "sh", str(CPU_SECONDS), str(MEMORY_KIB), *argv]
