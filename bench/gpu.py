@@ -23,7 +23,7 @@ from PIL import Image
 from bench import gpu_codec
 from bench.gpu_peers import AUTOCAST, Setting, Tandem, contenders
 from contract.options import Options
-from tandem.timings import peak
+from tandem.process_facts import peak_memory_bytes
 from trainer import checkpoint
 from trainer.data.folder import ImageFolder
 from trainer.data.loader import TrainBatches
@@ -78,7 +78,7 @@ def beside(setting, scale):
             contender.step()
         wait(setting.device)
         made.append(contender)
-        peaks.append(peak(setting.device) - before)
+        peaks.append(peak_memory_bytes(setting.device) - before)
     rates = [[] for _ in made]
     for number in range(scale.rounds):
         for place in range(len(made)):

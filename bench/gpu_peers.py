@@ -11,7 +11,7 @@ import torchvision
 from torch import nn
 
 from contract.options import Options
-from tandem.timings import Clock
+from tandem.clock import Clock
 from trainer.build import build_job, build_materials
 from trainer.data.batch import MEAN, STD, Batch
 from trainer.decide import decide

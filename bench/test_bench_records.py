@@ -15,7 +15,7 @@ from launcher.node.records import Recorder, Sampler, Tail
 from launcher.watch.guards import Records
 from report.status import Follower, section_of
 from report.text import section_lines
-from tandem.timings import Block
+from tandem.step_lines import Block
 
 RUN, SECONDS = "20260101T000000Z-resnet50-64n", 60
 SPENT = {"data": 0.0123, "h2d": 0.0012, "forward": 0.1123, "backward": 0.2234, "other": 0.0005}

@@ -6,8 +6,8 @@ from typing import Any, Dict, Optional, Tuple
 from contract import prices
 from contract.strategies import parse
 from contract.text import pluralize
+from tandem.process_facts import describe_gradients, describe_process
 from tandem.sync import effective_spec
-from tandem.timings import gradients_line, process_line
 
 from .build import Job
 from .data.workers import worker_count
@@ -19,13 +19,13 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
     """The fields of the `start` line, described in docs/run-directory.md."""
     world, options = job.world, job.options
     return {
-        **process_line(world, world.host, world.device, job.clock.started),
+        **describe_process(world, world.host, world.device, job.clock.started),
         "node_rank": world.node_rank,
         "options": dataclasses.asdict(options),
         "decided": dict(world.decided),
         **{name: getattr(options, name) for name in ("model", "epochs", "precision", "sync")},
         "parameters": cost[0],
-        **gradients_line(job.model),
+        **describe_gradients(job.model),
         "bucket_mb": options.bucket_size,
         "flops_per_image": cost[1],
         "global_batch": world.global_batch,

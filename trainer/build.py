@@ -14,8 +14,8 @@ from contract.errors import UserError
 from contract.layout import SPLITS
 from contract.options import TIMM, Options
 from contract.split import micro_batches, steps_per_epoch
+from tandem.clock import Clock
 from tandem.sync import Attached, Sync
-from tandem.timings import Clock
 
 from . import parallel, precision, syncbn, timm_models
 from .apex_amp import choose

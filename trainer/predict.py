@@ -15,7 +15,7 @@ import torch
 from contract.errors import RankError, UserError
 from contract.options import Options
 from contract.text import csv_cell, pluralize
-from tandem.timings import Clock
+from tandem.clock import Clock
 
 from . import checkpoint, resume
 from .build import Job, build_job, build_materials

@@ -10,7 +10,7 @@ from typing import Any, List, Optional
 from tqdm import tqdm
 
 from contract.options import Options
-from tandem.timings import Lines
+from tandem.step_lines import Lines
 
 from .world import World
 
@@ -131,7 +131,7 @@ class Screen:
         if not self._lines.steps or self._steps < 2:
             return []
         images = (self._images - self._first) / (self._steps - 1)
-        return [f"{images * self._lines.steps / self._lines.spent:.0f} images/s"]
+        return [f"{images * self._lines.steps / self._lines.step_seconds:.0f} images/s"]
 
     def evaluation(self, epoch: int, loss: float, top1: float, result: Any, images: int) -> None:
         """`loss` and `top1` are those of the epoch's steps; `images`: how many there are in val."""

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from tandem.timings import Clock
+from tandem.clock import Clock
 
 
 def convert(model: nn.Module, device: torch.device, clock: Clock, timeout: int) -> nn.Module:

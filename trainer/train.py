@@ -12,7 +12,9 @@ import torch
 from contract.errors import STOPPED, UserError
 from contract.options import Options
 from contract.split import rank_slice
-from tandem.timings import Clock, Lines, peak
+from tandem.clock import Clock
+from tandem.process_facts import peak_memory_bytes
+from tandem.step_lines import Lines
 
 from . import checkpoint, finite, parallel, resume, weights
 from .banner import describe_run, start_line
@@ -320,7 +322,7 @@ class Run:
         self.screen.end()
         self.lines.end(
             status=status,
-            peak_memory_bytes=peak(self.world.device),
+            peak_memory_bytes=peak_memory_bytes(self.world.device),
             bad_images=len(self.job.train_set.quarantine) + len(self.job.eval_set.quarantine),
         )
 

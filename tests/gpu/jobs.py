@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from contract.options import Options
 from contract.split import rank_batches
-from tandem.timings import Clock
+from tandem.clock import Clock
 from trainer.build import build_job, build_materials
 from trainer.data.loader import TrainBatches
 from trainer.step import train_step

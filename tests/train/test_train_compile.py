@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from contract.options import Options
-from tandem.timings import Clock
+from tandem.clock import Clock
 from tests.trainer_ranks import make_images, run_ranks
 from trainer.build import build_job, build_materials
 from trainer.data.loader import TrainBatches

@@ -122,12 +122,12 @@ READS = {
     "the kernel's files": """
         contract/git.py contract/interface.py launcher/node/processes.py launcher/node/records.py
         launcher/node/idle.py launcher/node/sockets.py launcher/node/stacks.py
-        tandem/timings.py""",
+        tandem/process_facts.py""",
     "files that are copied or hashed, and not taken apart": """
         launcher/node/machine.py launcher/plan/pretrained.py""",
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py contract/interrupts.py
-        contract/scratch.py launcher/background.py launcher/evaluate.py launcher/node/supervisor.py
+        contract/scratch.py tandem/step_lines.py launcher/background.py launcher/evaluate.py launcher/node/supervisor.py
         launcher/node/work.py
         launcher/node/startup/sitecustomize.py
         report/cli.py report/measurements.py tools/shrink.py tools/tensorboard.py

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from contract.errors import RankError
 from contract.options import Options
 from contract.split import rank_slice, step_size
-from tandem.timings import attempt, opened
+from tandem.step_lines import attempt_number, open_output
 
 from ..world import World
 from .augment import Evaluate, Train
@@ -324,10 +324,10 @@ class SampleLog:
     written once the rank has trained on it."""
 
     def __init__(self, options: Options, world: World) -> None:
-        name = f"samples/rank{world.rank}.{attempt()}.csv"
+        name = f"samples/rank{world.rank}.{attempt_number()}.csv"
         self._file = None
         if options.sample_log and options.output:
-            self._file = opened(options.output, name, "w")
+            self._file = open_output(options.output, name, "w")
             self._file.write("epoch,position,index\n")
 
     def add(self, epoch: int, begin: int, indices: List[int]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tandem.timings import Block
+from tandem.step_lines import Block
 
 
 def lines_of(lengths, epochs=None):

@@ -5,8 +5,8 @@ import types
 
 import pytest
 
-from tandem import timings
-from tandem.timings import Lap
+from tandem import step_lines
+from tandem.clock import Lap
 
 
 class Device:
@@ -21,7 +21,7 @@ class Device:
         return Lap(["forward"], [self.laps])
 
     def passed(self, lap):
-        return lap.marks[0] <= self.done
+        return lap.moments[0] <= self.done
 
     def read(self, lap, patience=None):
         self.waits += not self.passed(lap)
@@ -31,10 +31,10 @@ class Device:
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     now = types.SimpleNamespace(seconds=50.0)
-    monkeypatch.setattr(timings.time, "monotonic", lambda: now.seconds)
+    monkeypatch.setattr(step_lines.time, "monotonic", lambda: now.seconds)
     monkeypatch.setenv("TANDEM_NODE", "node1")
     device = Device()
-    lines = timings.Lines(str(tmp_path), "node1", 0, device)
+    lines = step_lines.Lines(str(tmp_path), "node1", 0, device)
 
     def written():
         text = (tmp_path / "nodes/node1/rank0.1.steps.jsonl").read_text()
@@ -67,10 +67,10 @@ def test_a_rank_that_stalls_says_where_once_a_category(made, tmp_path):
     for category in ("forward", "sync_exposed", "sync_exposed"):
         device.category = category
         now.seconds += 4.0
-        lines.look()
-        lines.look()
+        lines.report_stall()
+        lines.report_stall()
     lines.add("step", step=8, samples=4)
-    lines.look()
+    lines.report_stall()
     lines.flush()
     text = (tmp_path / "nodes/node1/rank0.1.steps.jsonl").read_text()
     told = [json.loads(line) for line in text.splitlines()]

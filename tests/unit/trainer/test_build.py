@@ -7,8 +7,8 @@ import torch
 
 from contract.errors import UserError
 from contract.options import Options
+from tandem.clock import Clock
 from tandem.compat import ddp_buffers
-from tandem.timings import Clock
 from trainer import parallel
 from trainer.build import build_job, build_materials
 from trainer.data.loader import TrainBatches

@@ -225,7 +225,10 @@ def shown(*argv):
     told = mock.patch.object(
         Screen, "evaluation", lambda *args: (said.append(args[2:4]), evaluated(*args))
     )
-    with told, mock.patch("tandem.timings.Block.HALF", 0.0):  # so that each step has a line
+    with (
+        told,
+        mock.patch("tandem.step_lines.Block.SHORT_SECONDS", 0.0),
+    ):  # so that each step has a line
         assert trainer(*argv) == 0
     return said
 

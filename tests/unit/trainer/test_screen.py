@@ -30,7 +30,7 @@ def screen(rank=0, **settings):
         options,
         World(rank=rank, size=2, batches=(4, 4)),
         steps=10,
-        lines=types.SimpleNamespace(steps=9, spent=4.5),
+        lines=types.SimpleNamespace(steps=9, step_seconds=4.5),
     )
 
 
@@ -100,7 +100,7 @@ def test_the_bar_is_whole_and_as_wide_as_the_terminal(time, capsys, monkeypatch,
     """The launcher gives COLUMNS, its label taken off: 80 columns leave some 69."""
     monkeypatch.setenv("COLUMNS", str(width))
     ours = screen(progress="bar")
-    ours._lines = types.SimpleNamespace(steps=3, spent=30.0)
+    ours._lines = types.SimpleNamespace(steps=3, step_seconds=30.0)
     ours.epoch(1, 4)
     for step in range(5, 9):
         time.seconds += 10

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from contract.options import Options
-from tandem.timings import Clock
+from tandem.clock import Clock
 from tests.trainer_ranks import run_ranks
 from trainer import step
 from trainer.data.batch import Normalise, build_loss, derive_seed, mix_images, plan_mix

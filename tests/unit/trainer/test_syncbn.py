@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tandem.timings import Clock
+from tandem.clock import Clock
 from tests.trainer_ranks import run_ranks
 
 SIZES = [5, 2, 3]

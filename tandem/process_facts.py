@@ -1,0 +1,116 @@
+"""What a rank tells the report of its process, its machine and what it sums."""
+
+import contextlib
+import os
+import pathlib
+import platform
+import re
+import resource
+import time
+from importlib import metadata
+from typing import Any, Dict, Optional
+
+import torch
+from torch import nn
+
+from contract.runs import RECORD
+
+from .compat import cpu_capability
+from .coordinates import ProcessCoordinates, cores
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the peak memory of this process: allocated on a GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def describe_process(
+    coordinates: ProcessCoordinates, host: str, device: torch.device, clock_start: float
+) -> Dict[str, Any]:
+    """Return the fields of the `start` line that describe the process, its machine and its Python.
+    `clock_start`: when its clock began, in seconds of time.monotonic()."""
+    on_gpu = device.type == "cuda"
+    return {
+        "record": RECORD,
+        "mono_process": process_start_time(),
+        "mono": clock_start,
+        "unix": time.time(),
+        "host": host,
+        "rank": coordinates.rank,
+        "local_rank": coordinates.local_rank,
+        "world_size": coordinates.size,
+        "pid": os.getpid(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
+        "versions": read_versions(on_gpu),
+        **describe_processor(),
+        "instructions": describe_instructions(),
+    }
+
+
+def describe_gradients(*models: nn.Module) -> Dict[str, Any]:
+    """Return the bytes of all gradients that a step sums. A model counts as often as it is
+    named."""
+    weights = [p for model in models for p in model.parameters() if p.requires_grad]
+    return {"gradient_bytes": sum(p.numel() * p.element_size() for p in weights)}
+
+
+def process_start_time() -> float:
+    """Return when this process, or the guard that started it, began, in seconds of
+    CLOCK_MONOTONIC."""
+    if "TANDEM_GUARD_MONO" in os.environ:
+        return float(os.environ["TANDEM_GUARD_MONO"])
+    # starttime is the 20th field after the name, which is in parentheses and may have spaces.
+    fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start_seconds = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # since the boot
+    age_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds
+    return time.monotonic() - age_seconds
+
+
+PACKAGES = ("torchvision", "numpy", "pillow")
+DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+
+
+def read_versions(on_gpu: bool) -> Dict[str, str]:
+    """Return the versions of what computes, besides Python and torch: the kernel, packages, and on
+    a GPU the driver and the libraries that torch was built with."""
+    versions = {"kernel": platform.release()}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    if on_gpu:
+        versions["cuda"] = str(torch.version.cuda)
+        versions["cudnn"] = str(torch.backends.cudnn.version())
+        if torch.distributed.is_nccl_available():
+            versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        driver = _find_in_file(DRIVER, r"Kernel Module.*?\s(\d[\d.]+)")
+        versions["driver"] = driver or "unknown"
+    return versions
+
+
+def describe_processor() -> Dict[str, Any]:
+    """Return the processor's name, and how many of its cores this process may use."""
+    name = _find_in_file(pathlib.Path("/proc/cpuinfo"), r"(?m)^model name\s*:\s*(.+)$")
+    return {"cpu": name or platform.machine(), "cores": cores()}
+
+
+def describe_instructions() -> Dict[str, Optional[str]]:
+    """Return the CPU instructions in use.
+
+    `aten`: the level that torch chose for its own kernels. `onednn_limit`: the environment's limit
+    for oneDNN, which computes convolutions; None if oneDNN uses the best that the CPU has. oneDNN
+    does not tell which that is.
+    """
+    return {"aten": cpu_capability(), "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA")}
+
+
+def _find_in_file(path: pathlib.Path, pattern: str) -> Optional[str]:
+    """Return what the group of a pattern first matches in a file, if there is a match."""
+    try:
+        match = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return match.group(1).strip() if match else None
