@@ -150,7 +150,7 @@ VERBS: Dict[str, Verb] = {
          "INVENTORY": "on these machines (default: those of the run)"}),
     "export": Verb("write a run's best model, or its backbone, as plain weights",
         "make export RUN=latest PART=backbone", "RUN PART TO",
-        {"TO": "a .pt or .safetensors file (default: backbone.pt here)"}),
+        {"TO": "a .pt or .safetensors file (default: model.pt or backbone.pt here)"}),
     "stop": Verb("end a run; its workers save a checkpoint first", "make stop RUN=latest", "RUN"),
     "slurm": Verb("write the same run as a batch script for a Slurm cluster",
         "make slurm INVENTORY=examples/demo.ini NODES=2", f"{SUBJECT} ARGS"),

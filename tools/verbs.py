@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import sys
 
 if sys.version_info < (3, 7):  # noqa: UP036 (this file alone is read by Python 3.6)
@@ -89,6 +90,7 @@ def say(sentence):
 
 
 def print_help(typed):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make help | head` is no error
     named = [verb for verb in typed if verb in verbs.VERBS and verb != "help"]
     texts = [verbs.help_text(f"make {verb}", verbs.VERBS[verb]) for verb in named]
     print("\n\n".join(texts) or verbs.list_verbs("develop" in typed))

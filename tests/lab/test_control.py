@@ -36,7 +36,7 @@ def test_a_second_run_is_refused_by_name_or_waits(machines, start):
     second = start(1)
     assert second.end() == 2
     for node in range(1, NODES + 1):
-        held = rf"it is in use by root@\S+: run {first.name}, for .*: "
+        held = rf"in use by root@\S+: run {first.name}, for .*: "
         told = rf"node{node} \(192.168.56.11{node}\).*: {held}"
         assert re.search(told, second.said()), second.said()
     assert "QUEUE=1" in second.said() and "FORCE=1" in second.said()
@@ -72,10 +72,10 @@ def test_of_two_that_looked_in_the_same_second_one_begins(machines, start):
         assert first.stdout.readline() == "held\n"
         refused = start(1)
         assert refused.end() == 2
-        assert "tandem: node2: it is in use by process " in refused.said()
+        assert "tandem: node2: in use by process " in refused.said()
         assert "Traceback" not in refused.said() and refused.processes() == []
         waits = start(1, "--queue")
-        waits.wait_for("tandem: waiting: node2: it is in use by process ")
+        waits.wait_for("tandem: waiting: node2: in use by process ")
         first.communicate("\n")
     assert waits.end() == 0, waits.said()
 
