@@ -1,21 +1,17 @@
 """All differences between torch 1.12.1 with Python 3.9 and the newest versions, in one place."""
 
-import collections
 import contextlib
 import importlib
 import inspect
 import os
-import pickle
 import re
 from datetime import timedelta
-from typing import Any, BinaryIO, Callable, Dict, List, Optional, cast
+from typing import Any, Callable, Dict, List, Optional, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
-
-from . import pickles
 
 
 def ddp_buffers(at_each_forward: bool) -> Dict[str, Any]:
@@ -172,40 +168,3 @@ def is_plain(value: Any) -> bool:
         return False
     stored = value.untyped_storage() if hasattr(value, "untyped_storage") else value.storage()
     return value.numel() * value.element_size() <= stored.nbytes()
-
-
-# What of torch's own stands in such a file beside storages and types, as tandem/pickles.py has it.
-REBUILT = (
-    *(("torch._utils", "_rebuild_tensor_v2"), ("torch._utils", "_rebuild_parameter")),
-    *(("torch", "Size"), ("torch", "device")),
-)
-
-
-class _TensorsOnly(pickle.Unpickler):
-    """What torch 1.12, which lacks `weights_only`, may load: tensors and plain containers."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return collections.OrderedDict
-        storage = module == "torch" and name.endswith("Storage") and "." not in name
-        number = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if storage or number or (module, name) in REBUILT:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} does not belong into a checkpoint")
-
-
-class _TensorsOnlyPickle:
-    """The parts of the pickle module that torch.load uses; `load` is for files from before 1.6."""
-
-    Unpickler = _TensorsOnly
-    load = staticmethod(lambda old, **options: _TensorsOnly(old, **options).load())
-
-
-def load_tensors(file: BinaryIO) -> Any:
-    """Tensors and plain containers from a file, on the CPU; nothing in it is executed, and memory
-    is bounded by its size. Raises pickles.Refused for anything else, and what torch raises."""
-    pickles.check(file)
-    file.seek(0)
-    if "weights_only" in inspect.signature(torch.load).parameters:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    return torch.load(file, map_location="cpu", pickle_module=_TensorsOnlyPickle)

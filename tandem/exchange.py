@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from contract.errors import RankError
 
-from .compat import end_group, load_tensors, patient_group
+from .compat import end_group, patient_group
+from .pickles import load_tensors
 
 PHASE = timedelta(minutes=30)  # the least time that ranks wait for the slowest one
 LARGEST = 2**24  # bytes of JSON from one rank

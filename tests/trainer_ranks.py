@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import pathlib
 import socket
 import struct
 import sys
@@ -142,9 +143,15 @@ def end(started, number):
         child.join()
 
 
+def most_memory():
+    """The most memory that this process has taken so far, in MiB."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) >> 10
+
+
 def newest_checkpoint(output, host="node1"):
     """The newest checkpoint of a machine."""
-    from tandem.compat import load_tensors
+    from tandem.pickles import load_tensors
 
     with sorted((output / "checkpoints" / host).glob("step-*.pt"))[-1].open("rb") as file:
         return load_tensors(file)

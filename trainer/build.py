@@ -74,11 +74,10 @@ class Job(Materials):
         return max(micro_batches(min(self.world.batches), self.micro_batches))
 
 
-def build_materials(options: Options, world: World, class_count: Optional[int] = None) -> Materials:
-    """Data sets and model; `class_count`: its classes, where they are not those of the images.
-    Raises UserError on all ranks when one of them lacks something."""
+def build_materials(options: Options, world: World) -> Materials:
+    """Data sets and model. Raises UserError on all ranks when one of them lacks something."""
     with world.raise_on_all_ranks():
-        parts = _build_materials(options, world, class_count)
+        parts = _build_materials(options, world)
     names = hashlib.sha256(ascii(parts.train_set.classes).encode()).hexdigest()[:8]
     gathered = world.gather((len(parts.train_set), len(parts.eval_set), names))
     seen = [(train, val, classes) for train, val, classes in gathered]
@@ -90,7 +89,7 @@ def build_materials(options: Options, world: World, class_count: Optional[int] =
     return parts
 
 
-def _build_materials(options: Options, world: World, class_count: Optional[int]) -> Materials:
+def _build_materials(options: Options, world: World) -> Materials:
     if options.compile and not hasattr(torch, "compile"):
         raise UserError(f"--compile needs torch 2.0 or newer; this is {torch.__version__}.")
     if options.skip_oom and world.size > 1:
@@ -104,7 +103,7 @@ def _build_materials(options: Options, world: World, class_count: Optional[int])
     train_set, eval_set = (_images(options, split, world.rank) for split in SPLITS)
     # All ranks draw the same weights: DDP would copy rank 0's, but a single rank has no DDP.
     torch.manual_seed(derive_seed("weights", options.seed))
-    count = class_count or len(train_set.classes)
+    count = len(train_set.classes)
     model = build_model(options.model, count, train_set.sizes.train, options.model_arguments())
     return Materials(train_set, eval_set, model)
 

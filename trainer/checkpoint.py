@@ -9,10 +9,8 @@ and dropout are functions of the position.
 """
 
 import dataclasses
-import io
 import logging
 import pathlib
-import pickle
 import time
 import uuid
 from typing import (
@@ -33,8 +31,7 @@ import torch
 from contract.errors import UserError
 from contract.layout import printable
 from contract.options import ENTRIES, Options
-from tandem.compat import load_tensors
-from tandem.pickles import Refused
+from tandem.pickles import Refused, load_tensors
 
 from . import optim
 from .build import Job
@@ -159,12 +156,11 @@ def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
     cannot be read; executes nothing of it."""
     try:
         state = load_tensors(content)
-    except pickle.UnpicklingError as error:
-        what = f" ({error})" if isinstance(error, Refused) else ""
+    except Refused as error:
         raise UserError(
-            f"{name} is no torch file, or holds more than tensors and plain values{what}, which "
-            "could run as code or take any memory: it was not loaded. Remove it, or save its state "
-            "dict again, as tensors by name."
+            f"{name} is no torch file, or holds more than tensors and plain values "
+            f"({printable(str(error))[:100]}), which could run as code or take any memory: it was "
+            "not loaded. Remove it, or save its state dict again, as tensors by name."
         ) from error
     except OSError:
         raise  # the disk or the share is at fault, and not the file
@@ -177,17 +173,19 @@ def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
     return state
 
 
-def complete(files: Iterable[pathlib.Path]) -> Iterator[Tuple[pathlib.Path, bytes, Dict[Any, Any]]]:
-    """Each file that is whole, with its bytes and what it holds. Others were left by a machine that
-    lost power, or by a disk that fails: they are named, and an older one can be taken."""
+def complete(files: Iterable[pathlib.Path]) -> Iterator[Tuple[pathlib.Path, Dict[Any, Any]]]:
+    """Each file that is whole, and what it holds. Others were left by a machine that lost power, or
+    by a disk that fails: they are named, and an older one can be taken."""
     for file in files:
         if not is_complete(file):
             continue
-        content = file.read_bytes()
         try:
-            yield file, content, load(str(file), io.BytesIO(content))
+            with file.open("rb") as content:
+                state = load(str(file), content)
         except Damaged as error:
             log.warning("%s", error)
+        else:
+            yield file, state
 
 
 def load_weights(
@@ -219,7 +217,8 @@ def refuse_not_finite(model: torch.nn.Module, state: Dict[str, torch.Tensor]) ->
 def class_changes(then: Sequence[str], now: Sequence[str]) -> str:
     """How the names of the classes differ from those of a checkpoint, as a clause; "" where they do
     not."""
-    lost, new = [n for n in then if n not in now], [n for n in now if n not in then]
+    theirs, ours = set(then), set(now)  # a file may name a million
+    lost, new = [n for n in then if n not in ours], [n for n in now if n not in theirs]
     clauses = [("is not in --data", lost), ("is new there", new)]
     return ", ".join(f"{listed(names)} {what}" for what, names in clauses if names)
 

@@ -3,7 +3,7 @@ model, or of its backbone."""
 
 import pathlib
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Dict, List, Optional
 
 import torch
 
@@ -13,7 +13,7 @@ from contract.runs import RUNS
 from contract.text import pluralize
 
 from .checkpoint import complete
-from .finite import not_finite
+from .finite import not_finite, place
 from .snapshots import Snapshot, snapshot_in
 from .writer import atomic_write, checkpoints
 
@@ -28,7 +28,7 @@ def best(run: str) -> Snapshot:
         raise UserError(f"RUN={run}: there is no such run or folder: `make runs` lists the runs.")
     kept = [path] if path.is_file() else sorted(path.glob("checkpoints/*/best.pt"))
     for files in (kept, checkpoints(path)):
-        states = [snapshot_in(str(file), state) for file, _, state in complete(files)]
+        states = [snapshot_in(str(file), state) for file, state in complete(files)]
         if states:
             return max(states, key=lambda state: (state["run"], state["samples"]))
     raise UserError(f"{path}: no complete best.pt or step-*.pt in checkpoints/*/.")
@@ -41,15 +41,11 @@ def weights(state: Snapshot) -> Dict[str, torch.Tensor]:
     if not_finite(chosen, chosen):
         raise UserError("the state is not finite: the run diverged. Export an earlier one.")
     half = (torch.float16, torch.bfloat16)
-    whole: Dict[Any, torch.Tensor] = {}  # a tensor of several names, such as a shared layer's, once
+    whole: Dict[str, torch.Tensor] = {}  # a tensor of several names, such as a shared layer's, once
     for value in chosen.values():
-        if _place(value) not in whole:
-            whole[_place(value)] = value.float() if value.dtype in half else value
-    return {key: whole[_place(value)] for key, value in chosen.items()}
-
-
-def _place(value: torch.Tensor) -> Any:
-    return value.data_ptr(), value.dtype, value.shape, value.stride()
+        if place(value) not in whole:
+            whole[place(value)] = value.float() if value.dtype in half else value
+    return {key: whole[place(value)] for key, value in chosen.items()}
 
 
 def backbone(tensors: Dict[str, torch.Tensor], classes: int) -> Dict[str, torch.Tensor]:

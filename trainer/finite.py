@@ -62,11 +62,20 @@ def not_finite(state: Dict[str, torch.Tensor], weights: Collection[str]) -> List
     floats = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
     if not floats:
         return []
+    # A tensor of many names, such as a shared layer's, is looked through once.
+    once = {(place(tensor), name in weights): tensor for name, tensor in floats.items()}
     bad = [
-        (~tensor.isfinite() if name in weights else tensor.isnan()).any()
-        for name, tensor in floats.items()
+        (~tensor.isfinite() if is_weight else tensor.isnan()).any()
+        for (_, is_weight), tensor in once.items()
     ]
-    return [name for name, is_bad in zip(floats, torch.stack(bad).tolist()) if is_bad]
+    is_bad = dict(zip(once, torch.stack(bad).tolist()))
+    return [name for name, tensor in floats.items() if is_bad[place(tensor), name in weights]]
+
+
+def place(tensor: torch.Tensor) -> str:
+    """Return what tells a tensor from all others, whatever its names are. A text, since a file can
+    choose numbers such that the hashes of their tuples are the same."""
+    return repr((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()))
 
 
 def describe(troubles: List[Trouble], options: Options, world: World) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import io
 import json
 import math
@@ -21,8 +22,10 @@ from . import checkpoint, resume
 from .build import Job, build_job, build_materials
 from .data.loader import eval_batches
 from .evaluate import score
+from .finite import place
 from .memory import one_pass
-from .models import last_linear
+from .models import build as build_model
+from .models import head, last_linear
 from .weights import TrainedModel, read_weights
 from .world import World
 from .writer import atomic_write
@@ -41,12 +44,17 @@ def infer(options: Options, world: World) -> int:
         if world.rank == 0:  # which alone writes
             _check_writable(options)
     trained = _trained_model(options, world)
-    count = None if trained.classes is None else len(trained.classes)
-    parts = build_materials(options, world, count)
+    parts = build_materials(options, world)
     here = parts.train_set.classes
     classes = here if trained.classes is None else trained.classes
     if options.evaluate:
         _check_classes(here, classes)
+    if len(classes) != len(here):
+        with world.raise_on_all_ranks():
+            _refuse_more_classes(parts.model, trained.tensors, len(here), len(classes))
+            words = options.model_arguments()
+            model = build_model(options.model, len(classes), parts.image_size, words)
+        parts = dataclasses.replace(parts, model=model)
     job = build_job(options, world, parts, Clock(world.device))
     with world.raise_on_all_ranks():
         checkpoint.load_weights(job.model, trained.tensors)
@@ -78,12 +86,28 @@ def _trained_model(options: Options, world: World) -> TrainedModel:
 
 def _check_classes(here: List[str], classes: List[str]) -> None:
     """Raise UserError where --data has images that no class of the model is right for."""
-    unknown = [name for name in here if name not in classes]
+    known = set(classes)
+    unknown = [name for name in here if name not in known]
     if unknown:
         raise UserError(
             f"--evaluate: of the {pluralize(len(here), 'class')} of --data the model was not "
             f"trained on {checkpoint.listed(unknown)}, but on {checkpoint.listed(classes)}: give "
             "images of its own classes, in folders of their names."
+        )
+
+
+def _refuse_more_classes(
+    model: torch.nn.Module, tensors: Dict[str, torch.Tensor], here: int, count: int
+) -> None:
+    """Raise UserError where a file names `count` classes and has fewer numbers than a classifier of
+    so many has: it would be built before its weights are compared. `here`: classes of `model`."""
+    state = model.state_dict()
+    numbers_per_class = sum(state[name].numel() for name in head(model, here)) // here
+    numbers = sum({place(tensor): tensor.numel() for tensor in tensors.values()}.values())
+    if count * max(1, numbers_per_class) > numbers:
+        raise UserError(
+            f"the weights name {count:,} classes and have {numbers:,} numbers, which no classifier "
+            "of so many classes has: they are damaged. Take another file."
         )
 
 

@@ -90,25 +90,26 @@ def _find(
 def _newest_here(
     options: Options, steps: FrozenSet[Tuple[str, int]], train_set: Optional[ImageFolder]
 ) -> Tuple[bytes, Optional[Candidate]]:
-    best: Tuple[bytes, Optional[Candidate]] = (b"", None)
-    for content, state in _allowed_here(options):
+    newest: Optional[pathlib.Path] = None
+    best: Optional[Candidate] = None
+    for file, state in _allowed_here(options):
         other = differing(state, options, train_set) if train_set else []
         key = (state["run"], (state["run"], state["step"]) in steps, state["samples"])
         candidate = Candidate(key, other)
-        if best[1] is None or candidate.key > best[1].key:
-            best = content, candidate
-    return best
+        if best is None or candidate.key > best.key:
+            newest, best = file, candidate
+    return newest.read_bytes() if newest else b"", best
 
 
-def _allowed_here(options: Options) -> Iterator[Tuple[bytes, Snapshot]]:
-    """Bytes and contents of each complete checkpoint on this machine that `--resume` allows."""
+def _allowed_here(options: Options) -> Iterator[Tuple[pathlib.Path, Snapshot]]:
+    """Name and contents of each complete checkpoint on this machine that `--resume` allows."""
     wanted = options.output if options.resume == "auto" else options.resume
     if wanted is None or options.resume == "none":
         return
     path = pathlib.Path(wanted)
-    for file, content, state in complete([path] if path.is_file() else checkpoints(path)):
+    for file, state in complete([path] if path.is_file() else checkpoints(path)):
         if "run" in state:  # otherwise it is only weights, or another program's file
-            yield content, snapshot_in(str(file), state)
+            yield file, snapshot_in(str(file), state)
 
 
 def options_of_newest(options: Options, world: World) -> Dict[str, str]:
@@ -208,7 +209,7 @@ def _own_files(job: Job) -> Iterator[Tuple[Tuple[str, int], OwnState]]:
     writer = world.nodes.index(world.node_rank)
     path = pathlib.Path((options.output if options.resume == "auto" else options.resume) or ".")
     folder = path.parent.parent.parent if path.is_file() else path
-    for file, _, content in complete(sorted(folder.glob(f"checkpoints/*/rank{writer}/step-*.pt"))):
+    for file, content in complete(sorted(folder.glob(f"checkpoints/*/rank{writer}/step-*.pt"))):
         state = own_state_in(str(file), content)
         if state["nodes"] == list(world.nodes):
             yield (state["run"], state["step"]), state

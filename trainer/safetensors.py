@@ -2,13 +2,15 @@
 type, shape and place, then the tensors' bytes. The package of that name is in no stack, and this
 much of it is all that is needed."""
 
+import io
 import json
 import math
-from typing import Any, Dict
+from typing import BinaryIO, Dict
 
 import torch
 
 from contract.errors import UserError
+from tandem.pickles import DIMENSIONS, fill
 
 TYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16},
@@ -18,41 +20,48 @@ TYPES = {
 LONGEST = 100_000_000  # bytes of a header, as the format itself has it
 
 
-def is_such(content: bytes) -> bool:
-    """Whether a file's bytes begin like it: neither a zip archive nor a pickle does."""
-    return len(content) > 8 and content[8:9] == b"{"
+def is_such(file: BinaryIO) -> bool:
+    """Whether a file begins like it: neither a zip archive nor a pickle does."""
+    file.seek(8)
+    return file.read(1) == b"{"
 
 
-def read(name: str, content: bytes) -> Dict[str, torch.Tensor]:
-    """The tensors of a file that messages call `name`. Raises UserError."""
-    end = 8 + int.from_bytes(content[:8], "little")
+def read(name: str, file: BinaryIO) -> Dict[str, torch.Tensor]:
+    """The tensors of a file that messages call `name`. Raises UserError and OSError."""
     try:
-        if end > min(len(content), LONGEST):
+        file_bytes = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        data_begin = 8 + int.from_bytes(file.read(8), "little")
+        if data_begin > min(file_bytes, LONGEST):
             raise ValueError("its header is cut off")
-        header = json.loads(content[8:end])
-        entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
-        data, most = bytearray(content[end:]), len(content) - end
-        # Entries of the same bytes could ask for any memory.
-        places = [entry["data_offsets"] for entry in entries.values()]
-        if sum(last - first for first, last in places) > most:
-            raise ValueError("tensors of more bytes than the file has")
-        return {key: _tensor(data, **entry) for key, entry in entries.items()}
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+        # Python 3.9 takes minutes to read a number of a million digits.
+        header = json.loads(file.read(data_begin - 8), parse_int=lambda digits: int(digits[:20]))
+        header.pop("__metadata__", None)
+        # All entries are checked before the first tensor takes memory.
+        end, places = 0, []
+        for key, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            dtype, shape, (first, last) = (
+                TYPES[entry["dtype"]],
+                entry["shape"],
+                entry["data_offsets"],
+            )
+            counts = (first, last, *shape)
+            if len(shape) > DIMENSIONS or not all(type(n) is int and n >= 0 for n in counts):
+                raise ValueError("a count that is none")
+            item_bytes = torch.empty((), dtype=dtype).element_size()
+            if first != end or last - first != math.prod(shape) * item_bytes:
+                raise ValueError("tensors that overlap, or have something between them")
+            places.append((key, last - first, dtype, shape))
+            end = last
+        if data_begin + end != file_bytes:
+            raise ValueError("tensors of other bytes than the file has")
+        tensors = {}
+        for key, length, dtype, shape in places:
+            content = torch.empty(length, dtype=torch.uint8)
+            fill(content, file)
+            tensors[key] = content.view(dtype).reshape(shape)
+        return tensors
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, EOFError) as error:
         raise UserError(
             f"{name} is a damaged safetensors file ({str(error)[:100]}): copy or save it again."
         ) from error
-
-
-def _tensor(data: bytearray, dtype: str, shape: Any, data_offsets: Any) -> torch.Tensor:
-    """Raises ValueError, TypeError, KeyError."""
-    kind, (begin, end) = TYPES[dtype], data_offsets
-    if not all(type(count) is int and count >= 0 for count in (*shape, begin, end)):
-        raise ValueError("a count that is none")
-    size = torch.empty((), dtype=kind).element_size()
-    if end > len(data) or end - begin != math.prod(shape) * size:
-        raise ValueError("a tensor outside of the file")
-    if begin == end:
-        return torch.empty(shape, dtype=kind)
-    # A copy, for what stands in the file need not be aligned.
-    raw = torch.frombuffer(data, dtype=torch.uint8, count=end - begin, offset=begin).clone()
-    return raw.view(kind).reshape(shape)

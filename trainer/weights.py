@@ -5,7 +5,7 @@ net that a backbone was part of, as torch's or safetensors'. What fits by name a
 what does not is said.
 """
 
-import io
+import itertools
 import logging
 import math
 import pathlib
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 # is part of the prefix of the tensors below it.
 KEYS = ("model", "state_dict", "model_state_dict", "model_ema", "state_dict_ema")
 DEEPEST = 3  # of such keys below each other
+LONGEST_NAME = 1000  # with the keys above it: each tensor below a long key would repeat it
+LONGEST_PREFIX = 20  # parts of a name, each of which is tried
 AVERAGE = re.compile(r"(^|[._])(ema|averaged?|avg|swa)([._]|$)")  # in the prefix of one
 SHOWN = 4  # names of tensors in a sentence
 POSITIONS = ("pos_embed", "pos_embedding")
@@ -51,12 +53,12 @@ def read_weights(file: str, average: bool = False) -> TrainedModel:
     average if it has one. Raises UserError."""
     name = f"--weights {file}"
     try:
-        content = pathlib.Path(file).read_bytes()
+        with pathlib.Path(file).open("rb") as content:
+            if safetensors.is_such(content):
+                return TrainedModel(safetensors.read(name, content), None)
+            state = load(name, content)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}.") from error
-    if safetensors.is_such(content):
-        return TrainedModel(safetensors.read(name, content), None)
-    state = load(name, io.BytesIO(content))
     # Of a checkpoint of another version no more is asked than is used.
     classes = state.get("classes")
     known = classes if classes and SNAPSHOT["classes"](classes) else None
@@ -73,9 +75,11 @@ def read_weights(file: str, average: bool = False) -> TrainedModel:
 def _flat(state: Dict[Any, Any], prefix: str = "", depth: int = 0) -> Iterable[Tuple[str, Any]]:
     """Yield the tensors of a file by their names, with the keys above them."""
     for key, value in state.items():
-        if isinstance(key, str) and is_plain(value):
+        if not isinstance(key, str) or len(prefix) + len(key) > LONGEST_NAME:
+            continue
+        if is_plain(value):
             yield prefix + key, value
-        elif isinstance(key, str) and isinstance(value, dict) and depth < DEEPEST:
+        elif isinstance(value, dict) and depth < DEEPEST:
             yield from _flat(value, f"{prefix}{key}.", depth + 1)
 
 
@@ -126,13 +130,13 @@ class Fit(NamedTuple):
         if not self.is_settled:
             raise UserError(
                 f"{name}: several networks in it fit --model {model} equally well. Their prefixes: "
-                f"{', '.join([chosen, *others])}. Choose one with --weights_prefix, like "
+                f"{_listed([chosen, *others])}. Choose one with --weights_prefix, like "
                 f"WEIGHTS_PREFIX={self.prefixes[0] or self.prefixes[1]}"
             )
         left = f"; {self.left} of the file have no place in it" if self.left else ""
         lines = [
             f"loaded {found}, {100 * self.share:.4g} % of the backbone's parameters{left}. Prefix "
-            f"in the file: {chosen}{', and not its average ' * bool(others)}{', '.join(others)}"
+            f"in the file: {chosen}{', and not its average ' * bool(others)}{_listed(others)}"
         ]
         named = _listed([f"{key} ({why})" for key, why in self.new.items()])
         return lines + ([f"not loaded, so new: {named}"] if self.new else [])
@@ -197,7 +201,8 @@ def _count_fits(
     # Most of the model may be in a module that the file's network is.
     added = ["", *(part for part, count in parts.items() if 2 * count > len(backbone))]
     for name, tensor in tensors.items():
-        for end in (0, *(dot.end() for dot in re.finditer("[.]", name))):
+        dots = itertools.islice(re.finditer("[.]", name), LONGEST_PREFIX)
+        for end in (0, *(dot.end() for dot in dots)):
             cut, rest = name[:end], name[end:]
             for more in added:
                 ours = backbone.get(more + rest)

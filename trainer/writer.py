@@ -3,13 +3,14 @@
 import contextlib
 import os
 import pathlib
-import zipfile
+import struct
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO, Callable, Iterator, List, Mapping, Optional
 
 import torch
 
 from contract.errors import RankError
+from tandem.pickles import zip_records
 
 
 def checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
@@ -19,10 +20,12 @@ def checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
 
 def is_complete(path: pathlib.Path) -> bool:
     """Whether a torch file is complete: it is a zip archive, and all its CRC-32s are checked."""
+    if not path.is_file():  # a named pipe would be waited for
+        return False
     try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except Exception:  # of damaged ones zipfile raises many kinds, UnicodeDecodeError among them
+        with path.open("rb") as file:
+            return all(record.is_whole(file) for record in zip_records(file).values())
+    except (OSError, ValueError, struct.error):
         return False
 
 

@@ -272,7 +272,11 @@ class ErrorFeedback(Sync):
         if not isinstance(there, dict) or not all(isinstance(one, list) for one in there.values()):
             raise ValueError("no buckets by number")
         # `_state_of` compares the sizes, once DDP has made its buckets.
-        kept = {int(i): [kept_tensor(one) for one in now] for i, now in there.items()}
+        every = [one for now in there.values() for one in now if isinstance(one, torch.Tensor)]
+        begins = [one.data_ptr() for one in every if one.layout is torch.strided and one.numel()]
+        if len(set(begins)) < len(begins):  # each would be copied
+            raise ValueError("one tensor in several places")
+        kept = {int(str(i)[:9]): [kept_tensor(one) for one in now] for i, now in there.items()}
         self.scale = scale
         for index, tensors in kept.items():
             own = [tensor.to(self.carrier.device, copy=True) for tensor in tensors]

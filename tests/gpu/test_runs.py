@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from tandem.compat import load_tensors
+from tandem.pickles import load_tensors
 from tests.gpu.jobs import HALF, distance
 from tests.gpu.ranks import TWO, on_one_device
 from tests.trainer_ranks import run_ranks, trainer

@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from tandem.compat import load_tensors
+from tandem.pickles import load_tensors
 from tests.trainer_ranks import (
     CONTEXT,
     end,

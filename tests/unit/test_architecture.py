@@ -111,7 +111,7 @@ READS = {
         launcher/plan/code.py launcher/plan/files.py launcher/plan/layer.py
         launcher/build_script.py launcher/plan/requirements.py launcher/plan/sources.py
         launcher/status.py launcher/top.py launcher/watch/attempts.py launcher/watch/guards.py
-        report/evaluation.py report/files.py tandem/compat.py
+        report/evaluation.py report/files.py
         tools/sweep.py trainer/checkpoint.py trainer/data/decode.py trainer/data/folder.py
         trainer/resume.py trainer/safetensors.py trainer/weights.py trainer/writer.py""",
     "the checkout's own files": """

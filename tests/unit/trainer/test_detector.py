@@ -6,7 +6,7 @@ from torchvision.models.detection import FasterRCNN
 from torchvision.models.detection.backbone_utils import BackboneWithFPN, resnet_fpn_backbone
 
 from examples.own_backbone import small_resnet18
-from tandem.compat import load_tensors
+from tandem.pickles import load_tensors
 from tests.trainer_ranks import run_ranks, snapshot, trainer
 from trainer.export import main as export
 from trainer.writer import Writer

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from contract.errors import BAD_INPUT, DIVERGED
-from tandem.compat import load_tensors
+from tandem.pickles import load_tensors
 from tests.trainer_models import nan_in_every_evaluation, plain
 from tests.trainer_ranks import lines, run_ranks, said, snapshot
 from trainer import export

@@ -17,7 +17,7 @@ from PIL import Image
 
 from contract.command_line import parse
 from contract.options import Options
-from tandem.compat import load_tensors
+from tandem.pickles import load_tensors
 from tests.trainer_models import normed
 from tests.trainer_ranks import lines, run_ranks, said, snapshot, trainer
 from trainer import checkpoint, predict

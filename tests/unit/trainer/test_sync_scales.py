@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from contract.errors import UserError
-from tandem.compat import load_tensors
+from tandem.pickles import load_tensors
 from tandem.sync.feedback import checked_scale
 from tests.trainer_ranks import run_ranks, trainer
 from tests.unit.tandem import loop

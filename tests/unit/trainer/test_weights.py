@@ -12,7 +12,14 @@ from torch import nn
 from contract.errors import UserError
 from contract.options import Options
 from tests.trainer_models import normed
-from tests.trainer_ranks import as_safetensors, newest_checkpoint, run_ranks, said, trainer
+from tests.trainer_ranks import (
+    as_safetensors,
+    most_memory,
+    newest_checkpoint,
+    run_ranks,
+    said,
+    trainer,
+)
 from trainer.freeze import freeze
 from trainer.models import WithHead, head
 from trainer.optim import build_optimizer
@@ -151,16 +158,22 @@ DAMAGED = {
     "a type of another world": lambda raw: raw.replace(b'"F32"', b'"F99"'),
     "no object": lambda _: struct.pack("<Q", 3) + b'{"x',
     "negative": lambda raw: raw.replace(b'"shape": [', b'"shape": [-', 1),
-    "each tensor the whole file": lambda _: (
-        struct.pack("<Q", 3000)
-        + json.dumps(
-            {str(n): {"dtype": "U8", "shape": [900], "data_offsets": [0, 900]} for n in range(40)}
-        )
-        .encode()
-        .ljust(3000)
-        + bytes(900)
-    ),
+    "no number": lambda raw: raw.replace(b"[0, 24]", b"[NaN, 0]"),
+    "a place before it": lambda raw: raw.replace(b"[0, 24]", b"[-24, 0]"),
+    "something behind it": lambda raw: raw + b"x",
+    "something between": lambda _: header({"a": (8, 0, 8), "b": (8, 16, 24)}, 24),
+    "bytes of two": lambda _: header({"a": (8, 0, 8), "b": (8, 4, 12)}, 12),
+    "each tensor the whole file": lambda _: header({str(n): (900, 0, 900) for n in range(40)}, 900),
 }
+
+
+def header(places, length):
+    entries = {
+        name: {"dtype": "U8", "shape": [size], "data_offsets": [first, last]}
+        for name, (size, first, last) in places.items()
+    }
+    text = json.dumps(entries).encode()
+    return struct.pack("<Q", len(text)) + text + bytes(length)
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
@@ -169,6 +182,22 @@ def test_damaged_safetensors_are_refused(tmp_path, kind):
     path.write_bytes(DAMAGED[kind](as_safetensors({"weight": torch.ones(3, 2)})))
     with pytest.raises(UserError, match=r"x\.safetensors"):
         read_weights(str(path))
+
+
+def refusal_memory(path):
+    """In a process of its own: the MiB that it took to refuse a file."""
+    before = most_memory()
+    with pytest.raises(UserError):
+        read_weights(str(path))
+    return most_memory() - before
+
+
+def test_a_damaged_safetensors_file_takes_no_memory(tmp_path):
+    """Many tensors of the same bytes, and one whose length makes their sum right."""
+    path, size = tmp_path / "x.safetensors", 4 << 20
+    whole = {str(n): (size, 0, size) for n in range(100)}
+    path.write_bytes(header({**whole, "less": (0, 99 * size, 0)}, size))
+    assert run_ranks([1], refusal_memory, path)[0] < 20
 
 
 @pytest.fixture(scope="module")
