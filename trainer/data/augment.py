@@ -108,16 +108,17 @@ def center_crop(image: Image.Image, resize: int, size: int) -> Image.Image:
     """Scale the short side to `resize` pixels and cut `size` x `size` from the middle."""
     width, height = image.size
     side = min(width, height)
-    if max(width, height) > LONGEST * side:
-        # Only its middle is used: scaled as a whole, 1 x 5000 pixels would become gigabytes.
-        width, height = min(width, LONGEST * side), min(height, LONGEST * side)
-        left, top = (image.width - width) // 2, (image.height - height) // 2
-        image = image.crop((left, top, left + width, top + height))
+    # Of a long image, only the middle is used: scaled as a whole, 1 x 5000 pixels would become
+    # gigabytes.
+    left, top = (max(0, length - LONGEST * side) // 2 for length in (width, height))
+    width, height = min(width, LONGEST * side), min(height, LONGEST * side)
     if side != resize:
+        middle = (left, top, left + width, top + height)
         width = max(size, round(width * resize / side))
         height = max(size, round(height * resize / side))
-        image = image.resize((width, height), BILINEAR)
-    left, top = round((width - size) / 2), round((height - size) / 2)
+        image = image.resize((width, height), BILINEAR, middle)
+        left = top = 0
+    left, top = left + round((width - size) / 2), top + round((height - size) / 2)
     return image.crop((left, top, left + size, top + size))
 
 
@@ -150,11 +151,13 @@ def random_crop(picture: Picture, size: int, rng: Random, scaled: bool = False) 
     middle = (left, top, left + side, top + side)
     box = random_box(picture.size, rng, 0.08, 1.0, 4 / 3) or middle
     factor = reduction(picture.factors, box, size) if scaled else 1
-    if factor > 1 or not RESIZES_BYTES:  # fractions of a pixel are Pillow's alone
+    # Fractions of a pixel are Pillow's alone.
+    cut = picture.region(box) if factor == 1 and RESIZES_BYTES else None
+    if cut is None:
         region = (box[0] / factor, box[1] / factor, box[2] / factor, box[3] / factor)
         return np.array(picture.pixels(factor).resize((size, size), BILINEAR, region))
     # In this order of calls torch sees channels last, and keeps them so.
-    planes = torch.from_numpy(picture.region(box))[None].permute(0, 3, 1, 2)
+    planes = torch.from_numpy(cut)[None].permute(0, 3, 1, 2)
     resized = functional.interpolate(planes, (size, size), mode="bilinear", antialias=True)
     return resized[0].permute(1, 2, 0).contiguous().numpy()
 

@@ -7,15 +7,24 @@ file.
 import contextlib
 import errno
 import io
+import math
 import os
 import struct
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Optional, Tuple, Union, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Iterator, Mapping, Optional, Tuple, Union, cast
 
 from PIL import Image, PngImagePlugin
 from PIL.JpegImagePlugin import JpegImageFile
-from PIL.TiffImagePlugin import SAMPLESPERPIXEL, TiffImageFile
+from PIL.TiffImagePlugin import (
+    BITSPERSAMPLE,
+    IMAGELENGTH,
+    IMAGEWIDTH,
+    PLANAR_CONFIGURATION,
+    ROWSPERSTRIP,
+    SAMPLESPERPIXEL,
+    TiffImageFile,
+)
 
 from contract.layout import FAILING, pointer_kind
 
@@ -44,6 +53,16 @@ OTHERS = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}  # by what begins at their f
 PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")
 TILEWIDTH, TILELENGTH = 322, 323  # tags of TIFF
+SIZES = (
+    *(IMAGEWIDTH, IMAGELENGTH, BITSPERSAMPLE, SAMPLESPERPIXEL, PLANAR_CONFIGURATION),
+    *(ROWSPERSTRIP, TILEWIDTH, TILELENGTH),
+)
+SHORT, LONG = 3, 4  # types of tags
+# By a TIFF's first bytes, the number of its tags, and a tag with its type and content.
+DIRECTORIES = {
+    **{b"II*\0": ("<H", "<HH8x"), b"MM\0*": (">H", ">HH8x")},
+    b"II+\0": ("<Q", "<HH16x"),
+}
 ORIENTATION = 0x0112  # the EXIF tag for how the camera was held
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -108,10 +127,16 @@ class Picture:
             self._pixels, self._later = _decode(self._later, self._file_bytes), None
         return self._pixels
 
-    def region(self, box: Tuple[int, int, int, int]) -> "np.ndarray":
-        """A box (left, top, right, bottom) of `pixels()` as uint8 (height, width, 3)."""
+    def region(self, box: Tuple[int, int, int, int]) -> Optional["np.ndarray"]:
+        """A box (left, top, right, bottom) of `pixels()` as uint8 (height, width, 3). None if it
+        would take too much memory besides them. Raises BadImage."""
         import numpy as np  # which `make shrink` does without
 
+        left, top, right, bottom = box
+        whole, part = self.size[0] * self.size[1], (right - left) * (bottom - top)
+        # NumPy copies what Pillow has cut out three times.
+        if self._file_bytes + 4 * whole + 10 * part > LARGEST:
+            return None
         decoded = None
         if self._later is not None and self._turned is None and simplejpeg is not None:
             with _explain_errors():
@@ -119,7 +144,6 @@ class Picture:
             decoded = _decode_fast(self._later, self._content)
         if decoded is None:
             return np.array(self.pixels().crop(box))
-        left, top, right, bottom = box
         return np.ascontiguousarray(decoded[top:bottom, left:right])
 
 
@@ -179,16 +203,44 @@ def _coefficients(image: JpegImageFile) -> int:
 
 
 def _decoder_bytes(image: Image.Image) -> int:
-    """Bytes that the decoder of another format than JPEG holds besides the pixels: for WebP, still
-    ones too, three pictures of four channels; for TIFF a tile, however small the image is."""
-    if image.format == "WEBP":
+    """Bytes that the decoder of another format than JPEG holds besides the pixels."""
+    tile = getattr(image, "tile", None)  # which not every kind of Pillow's images has
+    decoder = tile[0][0] if tile else ""
+    if image.format == "WEBP":  # three pictures of four channels, of a still one too
         return 12 * image.width * image.height
-    if not isinstance(image, TiffImageFile):
+    if decoder in ("ppm", "ppm_plain"):  # in Python, which holds the pixels twice
+        return 2 * len(image.getbands()) * image.width * image.height
+    if not isinstance(image, TiffImageFile) or decoder != "libtiff":
         return 0
-    sides = [image.tag_v2.get(side, 0) for side in (TILEWIDTH, TILELENGTH)]
-    if not all(isinstance(side, int) for side in sides):
+    # A tile or strip, however small the image is, and as much again in some decoders (LZMA, JPEG).
+    tags = _tags_of_sizes(image)
+    width, rows = tags.get(TILEWIDTH), tags.get(TILELENGTH)
+    if width is None and rows is None:
+        width, rows = image.width, min(tags.get(ROWSPERSTRIP, image.height), image.height)
+    samples = tags.get(SAMPLESPERPIXEL, 1) if tags.get(PLANAR_CONFIGURATION) != 2 else 1
+    numbers = [count for count in (width, rows, samples) if isinstance(count, int)]
+    if len(numbers) < 3:
         raise BadImage("damaged: its tiles have no size")
-    return sides[0] * sides[1] * image.tag_v2.get(SAMPLESPERPIXEL, 1)
+    return 2 * math.prod(numbers) * max(tags.get(BITSPERSAMPLE, (1,))) // 8
+
+
+def _tags_of_sizes(image: TiffImageFile) -> Mapping[int, Any]:
+    """The tags on which the memory of libtiff depends, as Pillow has read them. Raises BadImage
+    where libtiff, which reads the file again, could find others: Pillow passes over some types and
+    places, and over what is there twice."""
+    tags, file = image.tag_v2, cast(BinaryIO, image.fp)
+    file.seek(0)
+    head = file.read(4)
+    if head not in DIRECTORIES:
+        raise BadImage("damaged: its head is of another kind")
+    count, entry = map(struct.Struct, DIRECTORIES[head])
+    file.seek(tags.offset)
+    (entries,) = count.unpack(file.read(count.size))
+    found = [number for number, _ in entry.iter_unpack(file.read(entries * entry.size))]
+    for tag in SIZES:
+        if found.count(tag) != (tag in tags) or tags.tagtype.get(tag, SHORT) not in (SHORT, LONG):
+            raise BadImage("damaged: its sizes are there twice, or of another type")
+    return tags
 
 
 def read_file(path: Path, pauses: Tuple[float, ...] = PAUSES) -> bytes:
