@@ -213,7 +213,7 @@ def a_data_set(folder, count):
 
     def read():
         layout.read_split(folder, "train")
-        assert machine.data(str(folder), folder / "node")["problem"] is None
+        assert machine.data(str(folder), "images", folder / "node")["problem"] is None
 
     return read
 

@@ -437,10 +437,10 @@ def test_odd_folders_end_in_a_sentence_or_go_on(tmp_path, monkeypatch):
             (root / "training").mkdir(parents=True)
         for split, found in zip(("train", "val"), splits if isinstance(always, tuple) else ()):
             put_split(root / split, {**{name: {} for name in always}, **found}, good)
-        told = machine.data(str(root), tmp_path / "node")
+        told = machine.data(str(root), "images", tmp_path / "node")
         assert "\n" not in (told["problem"] or "")
-        assert machine.data(str(root), tmp_path / "node") == told  # from what it kept
-        assert machine.data(str(root / "none"), tmp_path / "node")["exists"] is False
+        assert machine.data(str(root), "images", tmp_path / "node") == told  # from what it kept
+        assert machine.data(str(root / "none"), "images", tmp_path / "node")["exists"] is False
         try:
             folder = ImageFolder(root, "train", Options())
         except UserError as error:
