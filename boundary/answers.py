@@ -150,8 +150,10 @@ class LaidOut(Struct, frozen=True):
 
 
 class WorkFiles(Struct, frozen=True):
-    """launcher/node/work.py: name, size and time in nanoseconds of `count` files or the newest."""
+    """launcher/node/work.py: name, size and time in nanoseconds of `count` files or the newest, and
+    the targets of links."""
 
     files: list[tuple[QuotedName, Count, Integer]]
     count: Count
     others: dict[Literal["sent", "links", "not regular files", "unreadable there"], FileNames]
+    links: Annotated[dict[QuotedName, QuotedName], Meta(max_length=100)] = {}

@@ -65,10 +65,11 @@ class Mount(Struct, frozen=True):
 
 
 class Source(Struct, frozen=True):
-    """Of apt."""
+    """Of apt. `unsigned`: it is there, and apt knows no valid signature of it."""
 
     source: Text
     file: Text | None
+    unsigned: bool = False
 
 
 class ShellFacts(Struct, frozen=True, kw_only=True):

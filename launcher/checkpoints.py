@@ -9,6 +9,8 @@ beginning and end show whether it is whole, before it is sent.
 
 from __future__ import annotations
 
+import os
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -18,7 +20,7 @@ from contract.errors import UserError
 from contract.strategies import ATTACHED
 from launcher.collect import DISK_LEFT, NotHere, Unwritable, receive, staging
 from launcher.folders import disk_free
-from launcher.outputs import Listing, OutputFile, list_outputs, put, show_names
+from launcher.outputs import Listing, OutputFile, link, list_outputs, put, show_names
 from launcher.plan.code import WORK
 from launcher.site import RunSite
 from launcher.terminal import waiting
@@ -149,6 +151,7 @@ class Search:
         self.last_hosts, self.world_size = [*last["nodes"]], sum(map(len, last["ranks"].values()))
         self.checkpoints: dict[str, dict[str, list[OutputFile]]] = {}
         self.others: dict[str, list[OutputFile]] = {}
+        self.links: dict[str, dict[str, str]] = {}
         self.sent: list[str] = []
         self.rejected: list[str] = []
         self.unlisted = False
@@ -168,7 +171,7 @@ class Search:
             groups, stems = dict[str, list[OutputFile]](), dict[str, list[str]]()
             for file in listing.files:
                 groups.setdefault(checkpoint_of.get(file.name, ""), []).append(file)
-            self.others[host] = groups.pop("", [])
+            self.others[host], self.links[host] = groups.pop("", []), listing.links
             self.sent += listing.others["sent"][1] if "sent" in listing.others else []
             for name, files in groups.items():
                 stem = str(PurePosixPath(name).with_suffix("")) if files[0].name == name else name
@@ -313,10 +316,40 @@ class Search:
                 if file_name not in fresh:
                     return bool(why) and self.reject(f"{show_names([name])} did not arrive: {why}")
             for host in self.run_folders:
-                for file_name, (source, size, path) in fresh.items():
-                    if host != source:
-                        put(self.nodes[host], path, size, self.source(host), file_name)
+                self.give(host, name, fresh)
+                for source in parts:
+                    self.copy_links(name, source, host)
         return True
+
+    def give(self, host: str, name: str, fresh: dict[str, tuple[str, int, Path]]) -> None:
+        """Write these files of a checkpoint to a machine: of each its source, size, and copy."""
+        for file_name, (source, size, path) in fresh.items():
+            if host == source:
+                continue
+            if POINTER.fullmatch(posixpath.basename(file_name)) and file_name != name:
+                # It may say where the checkpoint is on the machine that wrote it.
+                text = self.localize(os.fsdecode(path.read_bytes()), source, host)
+                path = path.with_name(f"{path.name}-for-{host}")
+                size = path.write_bytes(os.fsencode(text))
+            put(self.nodes[host], path, size, self.source(host), file_name)
+
+    def copy_links(self, name: str, source: str, host: str) -> None:
+        """Give a machine another one's links beside a checkpoint that lead to it: `last.ckpt`."""
+        folder = posixpath.dirname(name)
+        for link_name, target in self.links[source].items():
+            place, last = posixpath.split(link_name)
+            if not (last.endswith(ENDINGS) or NEWEST.fullmatch(last)):
+                continue
+            leads = self.localize(target, source, host).removeprefix(f"{self.source(host)}/")
+            inside = posixpath.normpath(leads if leads != target else f"{place}/{target}")
+            if host != source and place == folder and inside == name:
+                link(self.nodes[host], self.source(host), link_name, posixpath.basename(name))
+
+    def localize(self, text: str, source: str, host: str) -> str:
+        """Replace, in paths of a machine, the folder that the run has there by another's."""
+        of_run = "/".join(self.source(source).split("/")[-3:])  # above it there may be a link
+        pattern = rf"/(?:[^\s\"'/]+/)*{re.escape(of_run)}(?=/)"
+        return re.sub(pattern, lambda _: self.source(host), text)
 
     def source(self, host: str) -> str:
         return f"{self.run_folders[host]}/{WORK}/{host}"

@@ -63,11 +63,12 @@ class OutputFile:
 @dataclass(frozen=True)
 class Listing:
     """The files that a run wrote on a machine: the newest first, and how many there are. `others`:
-    number and first names of everything else, by its kind."""
+    number and first names of everything else, by its kind. `links`: their targets."""
 
     files: list[OutputFile]
     count: int
     others: dict[str, tuple[int, list[str]]]
+    links: dict[str, str]
 
 
 def list_outputs(node: Node, run_folder: str, outputs: tuple[str, ...]) -> Listing:
@@ -103,7 +104,12 @@ def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> Listing:
     if odd := len(answer.files) - len(kept):
         others["names that lead out of the folder"] = odd, []
     newest_first = sorted(kept, key=lambda file: -file.modified_ns)
-    return Listing(newest_first, answer.count - odd, others)
+    links = {
+        unquote(name, errors="surrogateescape"): unquote(target, errors="surrogateescape")
+        for name, target in answer.links.items()
+    }
+    links = {name: target for name, target in links.items() if is_below(name, outputs)}
+    return Listing(newest_first, answer.count - odd, others, links)
 
 
 def is_below(name: str, outputs: tuple[str, ...]) -> bool:
@@ -220,6 +226,17 @@ def bring_from_one(
         counted = f"{host}: {pluralize(count, 'file')} not collected from {run_folder}/{place}"
         said.append(f"{counted}, {reason}{listed}")
     return said
+
+
+def link(node: Node, folder: str, name: str, target: str) -> None:
+    """Make a link of this name in a machine's folder, which it has already. Raises UserError."""
+    argv = ["sh", "-c", 'cd "$1" && ln -sfT -- "$3" "./$2"', "sh", folder, name, target]
+    _, stderr, status = talk(node.start(argv), b"", SECONDS)
+    if status != 0:
+        raise UserError(
+            f"{node.host.label()}: the link {folder}/{name} could not be made: "
+            f"{stderr or 'it took too long'}."
+        )
 
 
 def put(node: Node, source: Path, size: int, folder: str, name: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, cast
 
 import torch
 from torch import nn
+from torch.distributed.distributed_c10d import _get_default_store
 
 from contract.errors import UserError
 from contract.strategies import EXACT, MIB
@@ -22,7 +23,7 @@ from .clock import Clock
 from .compat import autocast_type
 from .coordinates import host_name, read_coordinates
 from .process_facts import describe_gradients, describe_process, peak_memory_bytes
-from .samples import SampleCounter, pixels_of, tensors_in
+from .samples import SampleCounter, checksum, pixels_of, tensors_in
 from .step_lines import Lines
 from .sync.attach import attached_to
 from .sync.unsummed import UnsummedSteps, watch_steps
@@ -51,6 +52,7 @@ class Timings:
         self._epochs, self._steps = 0, 0
         self._samples: List[Optional[int]] = []  # in each batch since the last step
         self._has_asked = False  # for the number of samples
+        self._checksum = self._seen = 0  # of its first batches, as many as COMPARED
         self._precision, self._pixels = "fp32", 0
         atexit.register(self._end)
 
@@ -94,6 +96,8 @@ class Timings:
         try:
             for batch in loader:
                 self._samples.append(counter.count(batch))
+                if self._seen < COMPARED:
+                    self._compare(batch)
                 if not self._has_started:
                     self._pixels = pixels_of(batch)
                 self.clock.enter("h2d")
@@ -102,6 +106,22 @@ class Timings:
         finally:
             self.clock.enter("between_epochs")
             self._epochs += 1
+
+    def _compare(self, batch: Any) -> None:
+        """Say so once if this rank begins with the same samples as one before it: a stream or a
+        sampler that is not divided. By a counter in torch's store, so that no rank waits."""
+        self._seen += 1
+        with contextlib.suppress(Exception):  # odd tensors, or a store that is gone
+            self._checksum = checksum(batch, self._checksum)
+            if (
+                self._seen < COMPARED
+                or not self._checksum
+                or not torch.distributed.is_initialized()
+            ):
+                return
+            store = _get_default_store()
+            if store.add(f"tandem/samples/{self._checksum}", 1) == 2:
+                print(DUPLICATES, file=sys.stderr, flush=True)
 
     def step(self, samples: Optional[int]) -> None:
         """End a step of this rank; see the function `step`."""
@@ -208,6 +228,12 @@ _current: Optional[Timings] = None
 UNCOUNTED = (
     "tandem: a batch of this loader does not say how many samples it holds: end each step with "
     "timings.step(samples=N). Until then no speed is reported."
+)
+COMPARED = 5  # batches of each rank
+DUPLICATES = (
+    f"tandem: the first {COMPARED} batches of this rank are another rank's, too: the ranks do not "
+    "divide the samples, so more machines learn nothing more. Give the DataLoader a "
+    "DistributedSampler, and let a stream (IterableDataset) leave out the other ranks' samples."
 )
 PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64"}
 

@@ -324,7 +324,8 @@ def boot_passphrases():
 
 
 def dead_sources():
-    """[{"source": "ADDRESS SUITE", "file"}] of those that lack their suite, as apt itself says.
+    """[{"source": "ADDRESS SUITE", "file", "unsigned"}] of those that lack their suite, or of which
+    apt knows no valid signature, as apt itself says.
 
     [] where none of them answers: then the machine has no way out, and no source is dead.
     """
@@ -335,11 +336,17 @@ def dead_sources():
         with open(settings_file, "w") as file:
             file.write(ASK_SOURCES % {"folder": folder})
         _, text = outcome("apt-get", "update", "-c", settings_file, seconds=30)
-    missing = r"^(?:E|Error): The repository '(\S+ \S+) Release' (?:does not have|no longer has)"
-    names = re.findall(missing, text, re.MULTILINE)
+    # A source without a suite of its own ("deb ADDRESS /"), as NVIDIA's, has two blanks there.
+    refused = (
+        r"^(?:E|Error): The repository '(\S+ \S*) (?:In)?Release' (does not have|no longer has|is)"
+    )
+    names = re.findall(refused, text, re.MULTILINE)
     if not re.search(r"^(Get|Hit):", text, re.MULTILINE):
         return []
-    return [{"source": name, "file": file_of_source(name.split()[0])} for name in names]
+    return [
+        {"source": name.strip(), "file": file_of_source(name.split()[0]), "unsigned": why == "is"}
+        for name, why in names
+    ]
 
 
 def file_of_source(address):

@@ -17,6 +17,7 @@ from launcher.node.machine import Pulse, cause_of, file_sha256
 PART = ".tandem-part"  # a file that is being written
 LISTED_BYTES = 3 << 20  # an answer has 4 MiB at most
 FIRST_NAMES = 5  # for people, of names that are only counted
+MOST_LINKS = 100  # whose targets are told
 
 
 def lay_out(mark, sent, work, outputs):
@@ -105,8 +106,9 @@ def count_names(names):
 
 def show_files(mark, work, folders):
     """Print after the mark the files that the run wrote into these folders below `work`, the newest
-    first, and how many there are of everything else, by its kind."""
+    first, how many there are of everything else, by its kind, and where links lead."""
     sent, files, others, pulse = read_list(pathlib.Path(work))["files"], {}, {}, Pulse()
+    links = {}
     try:
         os.chdir(work)  # relative paths may be longer than absolute ones
         pending = list(folders)
@@ -130,6 +132,9 @@ def show_files(mark, work, folders):
                 pending.append(path)
             elif stat.S_ISLNK(status.st_mode):
                 others.setdefault("links", set()).add(key)
+                if len(links) < MOST_LINKS:
+                    target = os.readlink(path)  # noqa: PTH115 (Path.readlink needs Python 3.9)
+                    links[key] = quote(target)
             elif not stat.S_ISREG(status.st_mode):
                 others.setdefault("not regular files", set()).add(key)
             elif sent.get(key, [])[1:] == size_and_time:
@@ -143,4 +148,5 @@ def show_files(mark, work, folders):
             break
         listed.append([key] + files[key])
     counts = {kind: count_names(names) for kind, names in others.items()}
-    print(mark + json.dumps({"files": listed, "count": len(files), "others": counts}))
+    answer = {"files": listed, "count": len(files), "others": counts, "links": links}
+    print(mark + json.dumps(answer))

@@ -28,6 +28,9 @@ from .carrier import Carrier, Flag, Stage, all_gather, all_to_all, to_host
 from .codec import CODECS, KEPT, Operations, learn
 from .entropy import TRIAL, UNABLE, EntropyCoder, can_compress
 
+# In a row, that were not finite. A GradScaler that begins too high overflows in fewer.
+LOST_STEPS = 20
+
 
 @dataclasses.dataclass
 class BucketState:
@@ -146,7 +149,7 @@ class ErrorFeedback(Sync):
         self._loose: Dict[torch.Tensor, torch.Tensor] = {}
         self._digest = 0  # of what was loaded
         self.coder: Optional[EntropyCoder] = None  # where all ranks have one
-        self._coded_steps = 0
+        self._coded_steps = self._lost_steps = 0
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         super().setup(device, topology)
@@ -250,6 +253,14 @@ class ErrorFeedback(Sync):
     def close(self) -> None:
         step = [kept for kept in self.states() if kept.finite is not None]
         taken = all(bool(kept.finite) for kept in step)
+        if step:
+            self._lost_steps = 0 if taken else self._lost_steps + 1
+        if self._lost_steps == LOST_STEPS:
+            self.note = (
+                f"{self.strategy.spec}: the gradients of {LOST_STEPS} steps in a row were not "
+                "finite, as of a loss that is NaN: nothing is learned any more. Go on from a "
+                "checkpoint before that, with a lower learning rate or clipped gradients."
+            )
         for kept in step:
             kept.close(taken)
 

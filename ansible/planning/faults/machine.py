@@ -243,11 +243,17 @@ def packages(facts, question):
         yield ("dpkg", *apt.broken(facts))
     for dead in facts.dead_sources if not question["offline"] else ():
         file = dead.file or "a file of /etc/apt/sources.list.d"
+        cause, remedy = "is dead: there is no such suite", f"correct or delete it in {file}"
+        if dead.unsigned:
+            cause = (
+                "has no signature that apt can verify: its publisher's key is missing or expired"
+            )
+            remedy = f"install its publisher's present key (NVIDIA's: cuda-keyring), or {remedy}"
         yield (
             "apt_source",
-            f"apt's source {dead.source}, in {file}, is dead: there is no such suite; make "
-            "provision goes on with the other sources",
-            f"correct or delete it in {file}, then sudo apt update",
+            f"apt's source {dead.source}, in {file}, {cause}; make provision goes on with the "
+            "other sources",
+            f"{remedy}, then sudo apt update",
         )
     if not facts.rsync and not question["offline"]:  # else the bundle brings it
         yield (

@@ -71,6 +71,7 @@ FAULTS = {
     "read_only": machine(**disks(read_only=True)),
     "mount": machine(missing_mounts=[{"path": "/data", "type": "nfs4"}]),
     "apt_source": machine(dead_sources=[DEAD]),
+    "apt_source, unsigned": machine(dead_sources=[{**DEAD, "unsigned": True}]),
     "passphrase": machine(boot_passphrases=["dm_crypt-0"]),
     "toolkit": machine("ubuntu1804", ["1e07"], **TOOLKIT),
     "library_path": machine(missing_libraries=["/usr/lcoal/cuda/lib64"]),
@@ -351,8 +352,14 @@ def test_apt_itself_says_which_source_is_dead(tmp_path, monkeypatch):
     monkeypatch.setattr(facts, "ASK_SOURCES", facts.ASK_SOURCES + own)
     assert facts.dead_sources() == []  # no source answers
     (parts / "alive.list").write_text(f"deb [trusted=yes] {address}/alive stable main\n")
-    dead = {"source": f"{address}/gone focal", "file": f"{parts}/gone.list"}
+    dead = {"source": f"{address}/gone focal", "file": f"{parts}/gone.list", "unsigned": False}
     assert facts.dead_sources() == [dead]
+    # Unsigned, and of no suite, as NVIDIA's.
+    (tmp_path / "web/flat").mkdir()
+    (tmp_path / "web/flat/Release").write_text("Suite: stable\n")
+    (parts / "unsigned.list").write_text(f"deb {address}/flat /\n")
+    flat = {"source": f"{address}/flat", "file": f"{parts}/unsigned.list", "unsigned": True}
+    assert sorted(facts.dead_sources(), key=str) == sorted([dead, flat], key=str)
     server.shutdown()
 
 

@@ -536,6 +536,28 @@ def test_a_script_that_looks_for_its_checkpoint_finds_the_same_on_each_machine(n
     assert hand_over(nodes, there, run, is_told=True)[0] == "out/e-3.pth"
 
 
+@pytest.mark.parametrize("above", ["", "linked/"])
+def test_what_leads_to_the_newest_checkpoint_leads_there_on_each_machine(
+    tmp_path, nodes, there, run, above
+):
+    """A link beside it, and a file with an absolute path, though the path has a link in it."""
+    (tmp_path / "linked").symlink_to(tmp_path)
+    folders = [Path(str(there[n]).replace(f"{tmp_path}/", f"{tmp_path}/{above}")) for n in there]
+    mine, other = (folder / f"work/{folder.name}/out" for folder in folders)
+    wrote(there, "node1", "out/e-2.ckpt", "2", at=2)
+    wrote(there, "node1", "out/e-3.ckpt", "3", at=3)
+    wrote(there, "node1", "out/last_checkpoint", f"{mine}/e-3.ckpt", at=3)
+    for name, target in {"last": "e-3.ckpt", "far": f"{mine}/e-3.ckpt", "old": "e-2.ckpt"}.items():
+        (mine / f"{name}.ckpt").symlink_to(target)
+    (mine / "out.ckpt").symlink_to("/etc/passwd")
+    (other / "last.ckpt").symlink_to("e-1.ckpt")
+    assert hand_over(nodes, there, run)[0] == "out/e-3.ckpt"
+    assert [(other / f"{name}.ckpt").read_text() for name in ("last", "far")] == ["3", "3"]
+    theirs = Path(there["node2"], "work/node2/out")
+    assert (other / "last_checkpoint").read_text() == f"{theirs}/e-3.ckpt"
+    assert not {"old.ckpt", "out.ckpt"} & {path.name for path in other.iterdir()}
+
+
 def test_a_run_begins_anew_only_if_no_machine_that_is_absent_has_a_part(nodes, there, run):
     laid_out({"out/last.pth": "last week"}, there)
     wrote(there, "node1", "out/table.csv")

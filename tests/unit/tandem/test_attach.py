@@ -106,6 +106,29 @@ def test_an_overflow_under_a_grad_scaler_leaves_no_trace(images):
         assert any(np.abs(tensors[0]).max() > 0 for tensors in left.values())
 
 
+def said_of_a_loss_that_is_nan(steps):
+    loop.joined()
+    ddp, said = loop.wrapped(torch.nn.Linear(300, 40)), []
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.0)
+    sync.attach(ddp, SPEC).say = said.append
+    for step in range(30):
+        loss = ddp(torch.ones(4, 300)).pow(2).mean() * (float("nan") if step < steps else 1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            ddp.module.weight.nan_to_num_()
+            ddp.module.bias.nan_to_num_()
+    return [line for line in said if "not finite" in line]
+
+
+@pytest.mark.parametrize(("steps", "count"), [(10, 0), (30, 1)])
+def test_a_loss_that_stays_nan_is_told(steps, count):
+    """A GradScaler that begins too high overflows a few times."""
+    first, second = run_ranks([1, 1], said_of_a_loss_that_is_nan, steps)
+    assert (len(first), len(second)) == (count, 0)
+
+
 def first_sums():
     """Whether each of four steps was the exact average, without `warm_up_buckets` and with two
     exact steps of warm-up."""

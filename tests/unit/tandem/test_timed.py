@@ -1,7 +1,9 @@
 """`timed` and `step` in a loop of one's own: what is booked as what, and the report of it."""
 
 import collections
+import contextlib
 import dataclasses
+import io
 import os
 import sys
 import time
@@ -94,6 +96,24 @@ def test_a_loop_s_time_is_booked_and_its_lines_are_the_trainer_s(tmp_path):
         half = SECONDS["backward"] / 2
         assert max(waited) > half if rank == 0 else min(waited) < half  # for the slower one
         assert 0.9 < sum(total.values()) / (end["mono"] - start["mono"]) <= 1 + 1e-5
+
+
+def first_samples(is_divided):
+    """What a rank prints whose loader has the other one's samples, or others."""
+    rank, _ = loop.joined()
+    ddp, said = loop.wrapped(torch.nn.Linear(8, 2)), io.StringIO()
+    batches = [torch.full((4, 8), step + 9.0 * rank * is_divided) for step in range(6)]
+    with contextlib.redirect_stderr(said):
+        for batch in timings.timed(batches, ddp):
+            ddp(batch).sum().backward()
+            timings.step()
+    return said.getvalue()
+
+
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_ranks_that_train_on_the_same_samples_are_told_once(is_divided):
+    said = run_ranks([1, 1], first_samples, is_divided)
+    assert "".join(said).count("DistributedSampler") == (not is_divided), said
 
 
 def test_models_that_are_trained_in_turn_share_the_seconds_of_their_process(tmp_path, monkeypatch):
