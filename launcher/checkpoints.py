@@ -127,6 +127,10 @@ def hand_over(
     if name is not None:
         shown = show_names([name])
         site.terminal.say(f"the script goes on from {shown}, which all machines have")
+        if absent and any(
+            held[name][0].name != name for held in search.checkpoints.values() if name in held
+        ):
+            site.terminal.say(f"{', '.join(absent)} may have parts of it, which are not there")
         return name
     hint = ""
     if sent := [*dict.fromkeys(search.sent)]:

@@ -568,6 +568,8 @@ def test_a_run_begins_anew_only_if_no_machine_that_is_absent_has_a_part(nodes, t
     with pytest.raises(UserError, match="without the files of node2: resume"):
         hand_over(nodes, alone, run, is_told=True)
     assert hand_over(nodes, alone, run, is_told=True, last=["node1"])[0] is None
+    wrote(there, "node1", "out/sharded/step-5/rank_0.pt", at=5)
+    assert "node2 may have parts" in hand_over(nodes, alone, run, is_told=True)[1][-1]
 
 
 def test_what_a_rank_keeps_for_its_sums_is_no_checkpoint(nodes, there, run):
