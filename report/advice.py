@@ -20,7 +20,7 @@ from report import formulas
 from report.bottleneck import has_straggler, late_hosts, parts, slow_link
 from report.figures import CORES, CPU
 from report.files import number
-from report.measure import Step, own_speeds, slowest
+from report.measure import Step, own_speeds, slow_place, slowest
 from report.reading import CACHE, LARGE_PIXELS, SHRUNK, Reading, gradient_bytes, reading_of
 from report.usage import ResourceUsage
 
@@ -339,9 +339,8 @@ def straggler_advice(step: Step, now: Situation, cause: str) -> list[Remedy]:
         return []
     remedies: list[Remedy] = []
     if not cause.startswith("data"):
-        change = (
-            f"{last.host} {REMEDY_TEXT.get(cause, 'repaired or upgraded')}: as fast as the others"
-        )
+        cure = REMEDY_TEXT.get(cause, "repaired or upgraded")
+        change = f"{slow_place(step, last)} {cure}: as fast as the others"
         remedies.append(propose(now, change, "peers", becoming(work=others, data=0.0, peers=0.0)))
     world = step.world - sum(rank.host == last.host for rank in step.ranks)
     if step.nodes < 3 or world <= 0:

@@ -527,6 +527,15 @@ def mean_or_none(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
+def slow_place(step: Step, last: RankWork) -> str:
+    """Name what is slow where this rank is: its machine, or, where another rank of that machine is
+    not as slow, its own device there."""
+    beside = [rank.own for rank in step.ranks if rank.host == last.host and rank is not last]
+    if beside and last.own >= 1.1 * min(beside):
+        return f"{last.host}'s device of rank {last.rank}"
+    return last.host
+
+
 def slowest(step: Step) -> tuple[RankWork, float]:
     """The rank with the most own work per step, and the median of the other ranks' own work."""
     last = max(step.ranks, key=lambda rank: rank.own)

@@ -12,7 +12,7 @@ from contract.text import millions, percent, pluralize, seconds, three_digits
 from report import differences, tables
 from report.analysis import Analysis
 from report.bottleneck import parts
-from report.measure import Step, own_speeds, slowest, unsummed_steps
+from report.measure import Step, own_speeds, slow_place, slowest, unsummed_steps
 from report.read import Run
 from report.rerun import train_line
 from report.time_charts import charts_of
@@ -288,7 +288,10 @@ def step_section(analysis: Analysis) -> Section:
     last, others = slowest(step)
     if others > 0 and last.own > 1.1 * others:
         items.append(
-            Paragraph(f"{last.host} needs {last.own / others:.2f} times what the others need.")
+            Paragraph(
+                f"{slow_place(step, last)} needs {last.own / others:.2f} times what "
+                "the others need."
+            )
         )
     unequal = unequal_parts(step)
     items += [Paragraph(unequal)] if unequal else []

@@ -36,7 +36,7 @@ from report.figures import (
     SWAPPED_IN,
 )
 from report.files import Entry
-from report.measure import Step, slowest
+from report.measure import Step, slow_place, slowest
 from report.read import BETWEEN
 from report.reading import gradient_bytes, reading_of
 from report.usage import ResourceUsage
@@ -316,12 +316,14 @@ def straggler(step: Step, evidence: ResourceUsage) -> Finding:
             "and no one of them is always last.",
             ["Something takes turns in slowing them: other programs, or ranks that share cores."],
         )
+    place = slow_place(step, last)
+    kind = "machine" if place == last.host else "device"
     return (
-        f"One {'process' if step.shared_machine else 'machine'} holds up the others: they wait "
+        f"One {'process' if step.shared_machine else kind} holds up the others: they wait "
         f"{waits} of each step for {last.host} (rank {last.rank}).",
         [
-            f"{last.host} needs {seconds(last.own)} of its own for a step, the median of the "
-            f"others {seconds(others)}; most of the difference is `{slowest_by(step, last)}`."
+            f"{place} needs {seconds(last.own)} of its own for a step, the median of "
+            f"the others {seconds(others)}; most of the difference is `{slowest_by(step, last)}`."
         ],
     )
 

@@ -10,6 +10,7 @@ from report.bottleneck import bottleneck
 from report.measure import RankWork, Step
 from report.status import Follower
 from report.usage import ResourceUsage
+from report.verdict import straggler
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder, change_lines
 
 STEP = Step(
@@ -100,6 +101,17 @@ def test_ranks_that_wait_for_each_other_in_turn_wait_for_what_the_last_is_late_b
     analysis = analyse(made.folder)
     assert analysis.summary["bottleneck"] == cause
     assert Follower(made.folder).look().ruling.kind == cause.partition("_")[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "place"), [((1, 2, 1), "node2's device of rank 1"), ((2, 2, 1, 1, 1), "node2")]
+)
+def test_a_slow_device_beside_a_fast_one_is_no_slow_machine(seconds, place):
+    """The first two ranks are on node2."""
+    hosts = ["node2", "node2", *["node1"] * 3]
+    work = [RankWork(hosts[n], n, {"forward": float(one)}) for n, one in enumerate(seconds)]
+    told = straggler(dataclasses.replace(STEP, ranks=tuple(work), peers=0.5), ResourceUsage())
+    assert told[1][0].startswith(f"{place} needs"), told
 
 
 @pytest.mark.parametrize(
