@@ -229,8 +229,10 @@ def bring_from_one(
 
 
 def link(node: Node, folder: str, name: str, target: str) -> None:
-    """Make a link of this name in a machine's folder, which it has already. Raises UserError."""
-    argv = ["sh", "-c", 'cd "$1" && ln -sfT -- "$3" "./$2"', "sh", folder, name, target]
+    """Make a link of this name in a machine's folder, unless a file has the name there. Raises
+    UserError."""
+    make = 'cd "$1" && { [ ! -L "./$2" ] && [ -e "./$2" ] || ln -sfT -- "$3" "./$2"; }'
+    argv = ["sh", "-c", make, "sh", folder, name, target]
     _, stderr, status = talk(node.start(argv), b"", SECONDS)
     if status != 0:
         raise UserError(
