@@ -5,7 +5,7 @@ was.
 python -m bench.verdict                  # all that have no line yet
 python -m bench.verdict --only rate-1,nothing-1
 python -m bench.verdict --tree DIR --results FILE    # another checkout's make train and report
-python -m bench.verdict --table          # results into docs/report.md
+python -m bench.verdict --table          # results into bench/verdict/README.md
 """
 
 from __future__ import annotations
@@ -266,7 +266,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--anyway", action="store_true", help="though the machine is busy")
     seconds = "of a trial until `make status` is asked"
     parser.add_argument("--live", type=float, default=LIVE, help=f"seconds {seconds}")
-    parser.add_argument("--table", action="store_true", help="write docs/report.md, run nothing")
+    parser.add_argument(
+        "--table", action="store_true", help="write bench/verdict/README.md, run nothing"
+    )
     options = parser.parse_args(argv)
     options.tree, options.results = options.tree.resolve(), options.results.resolve()
     signal.signal(signal.SIGTERM, signal.default_int_handler)

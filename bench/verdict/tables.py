@@ -1,4 +1,4 @@
-"""The results of the trials as tables of docs/report.md, and whether they are good enough."""
+"""The results of the trials as tables of README.md, and whether they are good enough."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.verdict.trials import FAULTS, LIVE, Fault, Line, Trial, all_trials
 from tests.lab.chaos_run import CHECKOUT
 
-PAGE = CHECKOUT / "docs/report.md"
+PAGE = CHECKOUT / "bench/verdict/README.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
 RIGHT = 38  # of 40
 NEAR = 0.15  # of the predicted speed, within which a remedy comes true
@@ -53,7 +53,9 @@ def off(line: Line) -> str:
 
 def matrix(lines: list[Line]) -> str:
     """A row for each fault; before the first run, the rule alone."""
-    rows = [["what is done", "right is", "trials", "report", "`make status`", "`make compare`"]]
+    rows = [
+        ["what is done", "expected verdict", "trials", "report", "`make status`", "`make compare`"]
+    ]
     rows.append(["---"] * len(rows[0]))
     for name, fault in FAULTS.items():
         trials = [trial for trial in all_trials() if trial.kind == name]
@@ -75,7 +77,10 @@ def lines_of(trials: list[Trial], lines: list[Line]) -> list[Line]:
 
 def remedies(lines: list[Line]) -> str:
     """What was advised and tried."""
-    rows = [["trial", "advice", "predicted images/s", "came", "off"], ["---"] * 5]
+    rows = [
+        ["trial", "advice", "predicted images/s", "measured images/s", "difference"],
+        ["---"] * 5,
+    ]
     for line in predicted(lines):
         trial, _, remedy = line["trial"].partition("+")
         speeds = [f"{line[key]:.1f}" for key in ("predicted", "came")]

@@ -1,5 +1,5 @@
 """The forty trials, and the rule by which each is right: fixed before the first run. What is right
-for a fault stands here and in docs/report.md; no threshold of the report is changed for one trial.
+for a fault is said here and in README.md; no threshold of the report is changed for one trial.
 
 A trial is a run of its own on four machines that do nothing else but sleep (workload.py). Its fault
 begins at the third step (where nothing goes on with it, 15 s later) and is there until the run is

@@ -22,7 +22,8 @@ def links(page):
 
 
 def pages():
-    bench = [ROOT / "bench/performance.md", ROOT / "bench/accuracy/README.md"]
+    names = ("performance.md", "accuracy/README.md", "verdict/README.md")
+    bench = [ROOT / "bench" / name for name in names]
     return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *bench]
 
 
