@@ -1,4 +1,4 @@
-"""Make contract/prices.json, and the tables and the chart of docs/slow-networks.md, of the runs.
+"""Make contract/prices.json, the tables of docs/slow-networks.md and README.md, and the chart.
 
     python bench/accuracy/tables.py
 
@@ -36,6 +36,7 @@ from report.published_speeds import paper_step  # noqa: E402
 
 PRICES = ROOT / "contract/prices.json"
 PAGE = ROOT / "docs/slow-networks.md"
+STUDY = HERE / "README.md"
 CHART = ROOT / "docs/images/slow-networks.svg"
 MEASURED = ROOT / "docs/slow-links.json"
 FIRST_TRIAL = 100  # seeds from here on were for the choice of learning rates
@@ -260,7 +261,7 @@ def signed(value: float | None) -> str:
 
 def accuracy_table(told: dict, found: Runs) -> list[str]:
     rows = [
-        "| SYNC | seeds | difference, points | 95 % interval | second task | label |",
+        "| SYNC | seeds | top-1 difference, points | 95 % interval | fonts task | label |",
         "|---|---|---|---|---|---|",
     ]
     for spec, one in told["strategies"].items():
@@ -292,7 +293,7 @@ def elsewhere(price: prices.AccuracyCost) -> str:
 
 def adam_table(told: dict) -> list[str]:
     rows = [
-        "| SYNC | seeds | difference, points | 95 % interval | second task | label "
+        "| SYNC | seeds | top-1 difference, points | 95 % interval | fonts task | label "
         "| language model: loss |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -315,14 +316,14 @@ def doubled(found: Runs) -> list[str]:
 def titled(sync: str) -> str:
     """For a row's first cell."""
     if sync == ALONE:
-        return "one machine alone"
+        return "one PC"
     return f"`{sync.removesuffix(TWICE)}`{TWICE if TWICE in sync else ''}"
 
 
 def time_table(found: Runs) -> list[str]:
     rows = [
-        "| | seeds | a step | of the warm-up | samples | whole run "
-        "| sooner than one machine | sooner than all-reduce |",
+        "| | seeds | step time | warm-up steps | image factor | whole run "
+        "| speed-up over one PC | speed-up over all-reduce |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for sync in (EXACT, ALONE, *measured(found), *doubled(found)):
@@ -380,14 +381,14 @@ def alone_samples(lines: list[dict], optimizer: str) -> float:
 
 def phases_table(lines: list[dict]) -> list[str]:
     rows = [
-        "| optimizer | SYNC | first 75 steps | pairs | difference, points | 95 % interval "
-        "| samples | a step | whole run | sooner than one machine |",
+        "| optimizer | SYNC | first 75 steps | paired seeds | top-1 difference, points "
+        "| 95 % interval | image factor | step time | whole run | speed-up over one PC |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for optimizer, spec, start, pairs, factor in arms(lines):
         step, source = seconds(spec)
         mean, low, high = interval(pairs)
-        cells = [TITLES[optimizer], f"`{spec}`", "coded" if start else "exact", str(len(pairs))]
+        cells = [TITLES[optimizer], f"`{spec}`", "quantized" if start else "exact", str(len(pairs))]
         cells += [signed(mean), "-" if low is None else f"{signed(low)} to {signed(high)}"]
         cells.append("-" if factor is None else f"{factor:.2f}")
         cells.append(f"{step:.3f} s{'' if source == 'measured' else ', planned'}")
@@ -471,9 +472,9 @@ def main() -> None:
     found, told = runs(lines), whole(lines)
     PRICES.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     page = put(PAGE.read_text(encoding="utf-8"), "accuracy", accuracy_table(told, found))
-    page = put(page, "adam", adam_table(told))
-    page = put(page, "phases", phases_table(lines))
-    PAGE.write_text(put(page, "time", time_table(found)), encoding="utf-8")
+    PAGE.write_text(put(page, "adam", adam_table(told)), encoding="utf-8")
+    page = put(STUDY.read_text(encoding="utf-8"), "phases", phases_table(lines))
+    STUDY.write_text(put(page, "time", time_table(found)), encoding="utf-8")
     CHART.write_text(chart(told), encoding="utf-8")
 
 
