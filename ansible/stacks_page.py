@@ -8,7 +8,7 @@ ANSIBLE = Path(__file__).resolve().parent
 PAGE = ANSIBLE.parent / "docs" / "stacks.md"
 COLUMNS = (
     *("stack", "torch", "torchvision", "Python", "glibc", "driver"),
-    *("CUDA toolkit", "cuDNN", "NCCL", "apex", "cards"),
+    *("CUDA toolkit", "cuDNN", "NCCL", "apex", "GPUs"),
 )
 BEGIN, END = "<!-- from ansible/stacks.yml: {} -->", "<!-- end -->"
 
@@ -78,17 +78,17 @@ def drivers(table):
 
 def files(table):
     """Where each file comes from."""
-    lines = ["| file | for | comes | SHA-256 |", "|---|---|---|---|"]
+    lines = ["| file | for | source | SHA-256 |", "|---|---|---|---|"]
     rows = [
         (f"CUDA {name}", part) for name, parts in table["toolkits"].items() for part in parts
     ] + [(_users(name, table), part) for name, part in table["apex"].items()]
     for purpose, part in rows:
         own = part["url"] or part.get("git")
-        comes = "by itself" if own else f"by hand from <{part['page']}>"
-        digest = f"`{part['sha256'][:12]}...`" if part["sha256"] else "that of the first use"
+        source = "automatic download" if own else f"download by hand from <{part['page']}>"
+        digest = f"`{part['sha256'][:12]}...`" if part["sha256"] else "recorded at first use"
         if part.get("commit"):
             digest = f"git's commit `{part['commit'][:12]}...`"
-        lines.append(f"| `{part['file']}` | {purpose} | {comes} | {digest} |")
+        lines.append(f"| `{part['file']}` | {purpose} | {source} | {digest} |")
     return lines
 
 
