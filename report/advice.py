@@ -1,4 +1,4 @@
-"""What to change, and what that would give. Formulas: formulas.py and docs/report.md.
+"""What to change, and what that would give. Formulas: formulas.py and bench/verdict/README.md.
 
 All predictions are of one model: a step is the sum of its parts (Situation), each remedy changes
 one part, and remedies of different parts add up. Nothing is predicted from what the run did not

@@ -1,4 +1,4 @@
-"""The formulas behind every prediction, with their sources; docs/report.md explains them.
+"""The formulas behind every prediction, with their sources; bench/verdict/README.md explains them.
 
 Units: bytes, seconds, bytes per second; `gpus` is the number of ranks on each machine.
 """
