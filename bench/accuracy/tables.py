@@ -259,7 +259,7 @@ def signed(value: float | None) -> str:
     return "-" if value is None else f"{value:+.2f}"
 
 
-def accuracy_table(told: dict, found: Runs) -> list[str]:
+def accuracy_table(told: dict) -> list[str]:
     rows = [
         "| SYNC | seeds | top-1 difference, points | 95 % interval | fonts task | label |",
         "|---|---|---|---|---|---|",
@@ -273,12 +273,6 @@ def accuracy_table(told: dict, found: Runs) -> list[str]:
             f"| `{spec}` | {one['seeds']} | {signed(one['difference'])} | {ends} "
             f"| {elsewhere(second)} | {label} |"
         )
-    for sync in (ALONE, *doubled(found)):
-        values = list(differences(found, sync, study.EPOCHS).values())
-        if values:
-            mean, low, high = interval(values)
-            ends = f"{signed(low)} to {signed(high)}" if low is not None else "-"
-            rows.append(f"| {titled(sync)} | {len(values)} | {signed(mean)} | {ends} | | |")
     return rows
 
 
@@ -471,7 +465,7 @@ def main() -> None:
     lines = study.known()
     found, told = runs(lines), whole(lines)
     PRICES.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-    page = put(PAGE.read_text(encoding="utf-8"), "accuracy", accuracy_table(told, found))
+    page = put(PAGE.read_text(encoding="utf-8"), "accuracy", accuracy_table(told))
     PAGE.write_text(put(page, "adam", adam_table(told)), encoding="utf-8")
     page = put(STUDY.read_text(encoding="utf-8"), "phases", phases_table(lines))
     STUDY.write_text(put(page, "time", time_table(found)), encoding="utf-8")
