@@ -1,4 +1,5 @@
-"""What comes from elsewhere to the control machine, each thing as a struct of known types: whatever
-else came is refused where it comes in, and nothing behind it has to look again. Read first schema,
-then frames (a guard's), answers (of launcher/node/), run_files, facts (Ansible's modules).
+"""Everything that other machines and files send to the control machine, as structs of known types.
+
+Anything else is rejected here, so that no code behind the boundary has to check again. Read first
+schema, then frames (of a guard), answers (of launcher/node/), run_files, and facts (of Ansible).
 """

@@ -1,4 +1,4 @@
-"""What the programs of launcher/node/ answer when they are asked before a run."""
+"""The answers of the programs of launcher/node/ before a run."""
 
 from __future__ import annotations
 
@@ -9,30 +9,28 @@ from msgspec import Meta, Struct
 from boundary.schema import Count, Integer, Number, Port, Sha256, Text, matching
 from contract import layout
 
+# Far beyond any machine; a hostile answer must not fill the memory.
 MOST_PACKAGES, MOST_GPUS = 5000, 64  # of a machine
 Version = Annotated[str, matching(r"[A-Za-z0-9.+!_-]{1,100}")]
-# Any file's name, in ASCII (urllib.parse.quote).
+# The name of any file, in ASCII (urllib.parse.quote).
 QuotedName = Annotated[str, Meta(pattern=r"^[\w.~/%-]+\Z", max_length=3 * 4096)]
 Interface = Annotated[str, matching(r"[^\s/]{1,15}")]
 
 
 class Versions(Struct, frozen=True):
-    """`cuda` is the one that torch was built for."""
-
     python: Version | None
     torch: Version | None
     torchvision: Version | None
     nccl: Version | None
+    # The version that torch was built for, not the one of the driver.
     cuda: Version | None
 
 
 class Gpu(Struct, frozen=True):
-    """`sm` is 10 x major + minor of its compute capability, None where the driver does not say;
-    `pci` the number of its PCI device."""
-
     name: Text
     uuid: Text
-    pci: Text | None
+    pci: Text | None  # the number of its PCI device
+    # 10 x major + minor of its compute capability; old drivers do not report it.
     sm: Annotated[int, Meta(ge=10, lt=1000)] | None
 
 
@@ -43,17 +41,18 @@ class GpuProcess(Struct, frozen=True):
 
 
 class Gpus(Struct, frozen=True):
-    """In the order of nvidia-smi; `on_bus` counts NVIDIA's, with a driver or without."""
+    """The GPUs in the order of nvidia-smi."""
 
     cards: Annotated[list[Gpu], Meta(max_length=MOST_GPUS)]
     driver: Text | None
     processes: list[GpuProcess]
     error: Text | None
+    # NVIDIA's devices on the PCI bus, with a driver or without.
     on_bus: Count
 
 
 class Claim(Struct, frozen=True):
-    """A run that has the machine. `seconds`: for how long."""
+    """A run that uses the machine, for `seconds` so far."""
 
     pid: Count
     run: Text
@@ -62,29 +61,27 @@ class Claim(Struct, frozen=True):
 
 
 class Listing(Struct, frozen=True):
-    """One split of a data set, or all files of a folder, whose number is `images`. `sha256` is of
-    its names and sizes, `note` what is not read."""
+    """One split of a data set, or all files of a folder, whose number is `images`."""
 
     classes: Count
     images: Count
-    sha256: Sha256
+    sha256: Sha256  # of the names and sizes of its files
+    # A clause on files that are not read.
     note: Annotated[str, matching(rf"[^\x00-\x1f]{{0,{layout.NOTE}}}")]
     bytes: Count = 0  # of all files; 0 if they are images
 
 
 class DataSet(Struct, frozen=True):
-    """`others`: the names of those beside one that is missing."""
-
     exists: bool
     problem: Text | None
     splits: dict[Text, Listing]
+    # The names of other data sets, if this one is missing.
     others: list[Text]
 
 
 class NodeFacts(Struct, frozen=True):
-    """What launcher/node/probe.py answers on one machine, of what it was asked. `missing` of the
-    packages, `free_ports` of the ports; `interfaces` by peer; `toolkit`: cuda_home is one, where
-    there is any."""
+    """The answer of launcher/node/probe.py on one machine, about the packages, ports and paths of
+    the question."""
 
     unix: Number
     home: Annotated[str, matching(r"/[^\x00-\x1f]*")]
@@ -92,7 +89,7 @@ class NodeFacts(Struct, frozen=True):
     cpu_flags: list[Literal["avx512_bf16", "amx_bf16"]]  # precisions.BF16_FLAGS
     machine: Text
     versions: Versions
-    missing: list[Text]
+    missing: list[Text]  # packages
     distributions: Annotated[
         dict[Text, Annotated[str, matching(r"[\w.+!-]{1,100}")]], Meta(max_length=MOST_PACKAGES)
     ]
@@ -100,29 +97,30 @@ class NodeFacts(Struct, frozen=True):
     architecture: Annotated[str, matching(r"[a-z0-9_]{1,20}")]
     gpus: Gpus
     runs: list[Claim]
-    toolkit: bool
-    interfaces: dict[Text, Interface | None]
+    toolkit: bool  # cuda_home is a CUDA toolkit
+    interfaces: dict[Text, Interface | None]  # by peer
     free_ports: list[Port]
     data: DataSet
     disk_free: Count
     writable: bool
     guard_python: bool
-    # By this machine: its name, and by how many seconds its clock is ahead of ours, at least.
+    # Added by the control machine: the name, and the least seconds by which the machine's clock is
+    # ahead of ours. The true skew also contains the time of the answer's way.
     host: str = ""
     skew: float = 0.0
 
     def absolute(self, folder: str) -> str:
-        """An absolute path on this machine; relative ones begin at the run user's home."""
+        """Return an absolute path on this machine; relative ones begin at the run user's home."""
         return folder if folder.startswith("/") else f"{self.home}/{folder}"
 
     @property
     def python(self) -> str:
-        """3.11, for which packages are made."""
+        """The version that packages are built for, such as 3.11."""
         return ".".join(str(self.versions.python).split(".")[:2])
 
 
 class Unreached(Struct, frozen=True):
-    """A machine that another does not reach by TCP."""
+    """A machine that another one cannot reach by TCP."""
 
     address: Text
     port: Port
@@ -130,30 +128,30 @@ class Unreached(Struct, frozen=True):
 
 
 class OwnerAnswer(Struct, frozen=True):
-    """`sign`: one of those that were looked for, "" for none."""
-
+    # The first sign of the requested ones that the owner is at the machine; "" for none.
     sign: Literal["", "asked", "seat", "processors", "card"]
 
 
 class FileNames(Struct, frozen=True):
-    """Files that are counted, and the first of their names."""
+    """The number of some files, and the first of their names."""
 
     count: Count
     first: Annotated[list[QuotedName], Meta(max_length=5)]
 
 
 class LaidOut(Struct, frozen=True):
-    """launcher/node/work.py: the sent files instead of which the run keeps its own versions."""
+    """The answer of launcher/node/work.py to sent files."""
 
-    kept: FileNames
+    kept: FileNames  # files of which the run already has another version, which it keeps
     problem: Text | None
 
 
 class WorkFiles(Struct, frozen=True):
-    """launcher/node/work.py: name, size and time in nanoseconds of `count` files or the newest, and
-    the targets of links."""
+    """The answer of launcher/node/work.py to a question about written files."""
 
+    # Name, size and time in nanoseconds; only the newest ones if `count` is larger.
     files: list[tuple[QuotedName, Count, Integer]]
     count: Count
     others: dict[Literal["sent", "links", "not regular files", "unreadable there"], FileNames]
+    # The targets of links.
     links: Annotated[dict[QuotedName, QuotedName], Meta(max_length=100)] = {}

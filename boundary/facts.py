@@ -1,5 +1,7 @@
-"""What Ansible's modules and the programs that roles call say of a machine. In texts that programs
-printed, those who read them find what they look for, or nothing."""
+"""The facts that Ansible's modules, and programs that roles call, report about a machine.
+
+The output of programs is only bounded here; its readers search it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from boundary.schema import Integer, Number, Text, matching
 
 PRINTED = 1 << 22  # characters of what one program prints
 Printed = Annotated[str, Meta(max_length=PRINTED)]
-# Such as 6.1.0-31-amd64, and of a package 2:535.261.03-1.
+# Such as 6.1.0-31-amd64; the version of a package may look like 2:535.261.03-1.
 _VERSION = r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}[\w.+~:-]{0,100}"
 Version = Annotated[str, matching(_VERSION)]
 PackageVersion = Annotated[str, matching(r"([0-9]{1,9}:)?[0-9]{1,9}[\w.+~:-]{0,200}")]
@@ -36,7 +38,7 @@ class Pci(Struct, frozen=True):
 
 
 class Disk(Struct, frozen=True):
-    """Of a folder; `device`: the number of its file system."""
+    """The disk of a folder; `device`: the number of its file system."""
 
     free: Number
     free_inodes: Number | None
@@ -45,7 +47,7 @@ class Disk(Struct, frozen=True):
 
 
 class Link(Struct, frozen=True):
-    """A network interface: Mbit/s, addresses, and these with the lengths of their prefixes."""
+    """A network interface; `speed` in Mbit/s, `networks` with the lengths of prefixes."""
 
     name: Text
     mac: Text | None
@@ -64,16 +66,17 @@ class Mount(Struct, frozen=True):
     type: Text
 
 
-class Source(Struct, frozen=True):
-    """Of apt. `unsigned`: it is there, and apt knows no valid signature of it."""
+class AptSource(Struct, frozen=True):
+    """A source of packages, and the file that lists it."""
 
     source: Text
     file: Text | None
+    # It answers, but apt knows no valid signature of it.
     unsigned: bool = False
 
 
 class ShellFacts(Struct, frozen=True, kw_only=True):
-    """What the shell of a machine says before any module may run there (planning/looks.py)."""
+    """The answers of a machine's shell before any module can run there (planning/looks.py)."""
 
     host: Text = ""
     distribution: Text | None
@@ -83,13 +86,13 @@ class ShellFacts(Struct, frozen=True, kw_only=True):
     python: Text
     like: Text = ""
     container: Text = ""
-    # Of the control machine: whether driver_policy is keep there.
+    # Added by the control machine: driver_policy is keep on this machine.
     driver_kept: bool = False
 
 
 class PlanFacts(ShellFacts, frozen=True, kw_only=True):
-    """What stack, driver and toolkit are planned by: of machine_facts.py, and of driver_facts.py
-    where there is a GPU."""
+    """The facts from which stack, driver and toolkit are planned: of machine_facts.py, and, on a
+    machine with a GPU, of driver_facts.py."""
 
     kernel: Version
     python: Version
@@ -106,9 +109,9 @@ class PlanFacts(ShellFacts, frozen=True, kw_only=True):
     gpus: list[Pci]
     passed_through: list[Hex] = field(default_factory=list)
     prime: Text | None = None
-    # Of the control machine: how many GPUs take part (None: all).
+    # Added by the control machine: the number of GPUs that runs use (None: all).
     gpus_counted: int | None = None
-    # Of driver_facts.py; empty where it was not asked.
+    # From driver_facts.py; empty if it did not run.
     packages: dict[Text, PackageVersion] = field(default_factory=dict)
     offered: dict[Text, PackageVersion] = field(default_factory=dict)
     displays: list[Process] = field(default_factory=list)
@@ -135,7 +138,7 @@ class PlanFacts(ShellFacts, frozen=True, kw_only=True):
 
 
 class MachineFacts(PlanFacts, frozen=True, kw_only=True):
-    """All that machine_facts.py and driver_facts.py return."""
+    """All facts that machine_facts.py and driver_facts.py return."""
 
     codename: Text | None
     python_venv: bool
@@ -162,26 +165,26 @@ class MachineFacts(PlanFacts, frozen=True, kw_only=True):
     links: list[Link]
     apt_lock: Process | None
     missing_mounts: list[Mount]
-    dead_sources: list[Source]
-    sudo: bool = False  # whether it works there, as the control machine found
+    dead_sources: list[AptSource]
+    sudo: bool = False  # added by the control machine: sudo works on this machine
 
 
 _NAMES = PlanFacts.__struct_fields__
 DRIVER = _NAMES[_NAMES.index("packages") : _NAMES.index("free") + 1]
 _HINTS = typing.get_type_hints(PlanFacts, include_extras=True)
-# What driver_facts.py returns, all of it.
+# The fields that driver_facts.py returns, as a struct of their own, in which none may lack.
 DriverFacts = defstruct("DriverFacts", [(name, _HINTS[name]) for name in DRIVER])
 
 
 class Proof(Struct, frozen=True):
-    """What proof.py prints of a machine's GPUs."""
+    """The output of proof.py about a machine's GPUs."""
 
     names: list[Text]
     precisions: list[Literal["fp32", "fp16", "bf16"]]
 
 
 class Reader(Struct, frozen=True):
-    """What a share's options depend on: `ids` is what `id` prints."""
+    """The facts on which a share's options depend; `ids` is the output of `id`."""
 
     kernel: Version
     speed: Integer
@@ -189,14 +192,14 @@ class Reader(Struct, frozen=True):
 
 
 class Smi(Struct, frozen=True):
-    """What nvidia-smi said."""
+    """The exit code and output of nvidia-smi."""
 
     rc: Integer
     text: Printed
 
 
 class Unit(Struct, frozen=True):
-    """A service in Ansible's own facts."""
+    """A service in Ansible's facts."""
 
     state: Text = ""
 
@@ -206,20 +209,20 @@ class Services(Struct, frozen=True, rename={"firewalld": "firewalld.service"}):
 
 
 class Setup(Struct, frozen=True):
-    """Of Ansible's own facts."""
+    """The names of network interfaces in Ansible's facts."""
 
     interfaces: list[Text]
 
 
 class Address(Struct, frozen=True):
-    """Of a network interface in Ansible's own facts."""
+    """An address of a network interface in Ansible's facts."""
 
     address: Text
     prefix: Annotated[str, matching("[0-9]{1,3}")] | Integer
 
 
 class Interface(Struct, frozen=True):
-    """A network interface in Ansible's own facts, each part of which may lack."""
+    """A network interface in Ansible's facts, which may lack any field."""
 
     ipv4: Address | None = None
     ipv4_secondaries: list[Address] = field(default_factory=list)
@@ -233,7 +236,7 @@ class Interface(Struct, frozen=True):
 
 
 class LinkAddress(Struct, frozen=True):
-    """Of `ip -json address`; iproute2 4.15 prints {} for what it leaves out."""
+    """An address in `ip -json address`; iproute2 4.15 prints {} for one that it filtered out."""
 
     family: Text | None = None
     local: Text | None = None
@@ -242,7 +245,8 @@ class LinkAddress(Struct, frozen=True):
 
 
 class IpLink(Struct, frozen=True):
-    """`master`: the bridge or bond that it is a port of; `link`: the card below a VLAN."""
+    """An interface in `ip -json address`. `master`: the bridge or bond of a port; `link`: the
+    interface below a VLAN."""
 
     ifname: Text = ""
     master: Text = ""
@@ -253,12 +257,15 @@ class IpLink(Struct, frozen=True):
 
     @property
     def ipv4(self) -> list[LinkAddress]:
-        whole = (each for each in self.addr_info if each.local and each.prefixlen is not None)
-        return [each for each in whole if each.family == "inet"]
+        return [
+            address
+            for address in self.addr_info
+            if address.local and address.prefixlen is not None and address.family == "inet"
+        ]
 
 
 class FileSystem(Struct, frozen=True):
-    """Of findmnt."""
+    """A mount in the output of findmnt."""
 
     source: Text
     fstype: Text
@@ -270,7 +277,7 @@ class FileSystems(Struct, frozen=True):
 
 
 class BlockDevice(Struct, frozen=True):
-    """Of lsblk, with those in it."""
+    """A device in the output of lsblk, with the devices inside it."""
 
     name: Text = ""
     fstype: Text | None = None

@@ -1,4 +1,4 @@
-"""The frames of a guard (docs/guard-protocol.md), cut out of its stream and checked."""
+"""Cut the frames of a guard (docs/guard-protocol.md) out of its stream, and check them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from msgspec import UNSET, Meta, Struct
 from boundary.schema import Count, Integer, Invalid, Number, Text, decode, matching
 from contract.records import PIECE
 
-LARGEST = 1 << 20  # bytes of a frame without its raw bytes, and of these; our guard splits
-GREETING = 1 << 20  # bytes before hello: a .bashrc that prints more never gets to a guard
+LARGEST = 1 << 20  # bytes of a frame, and of the raw bytes behind it; our guard splits more
+GREETING = 1 << 20  # bytes before hello; a .bashrc that prints more never starts a guard
 MOST_LINES = 256  # of an error; our guard sends fewer
-KEPT = 4096  # bytes kept of what is not a frame, for the person who asks why
+OTHER_BYTES = 4096  # of text between frames, which explains a failure
 
 ExitCode = Annotated[int, Meta(ge=0, le=255)]
 Signal = Annotated[str, matching(r"SIG[A-Z0-9+-]{1,20}|signal \d{1,3}")]
@@ -25,7 +25,7 @@ Reason = Literal[
 
 
 class Frame(Struct, frozen=True, tag_field="type"):
-    # Whether our guard sends it once at most; of those with a rank, once a rank.
+    # True if our guard sends it at most once; of frames with a rank, at most once for each rank.
     once: ClassVar[bool] = False
 
     @property
@@ -123,31 +123,27 @@ TYPES = {kind.__struct_config__.tag for kind in KINDS}
 
 
 class _Head(Struct):
-    """What tells a frame from another line."""
-
-    type: Any = UNSET
+    type: Any = UNSET  # only frames have it
 
 
 class Frames:
-    """Cuts a byte stream into frames, however it was split on the way.
-
-    A frame that our guard never sends raises Invalid: the rest of the stream means nothing.
-    """
+    """Cuts a byte stream into frames, for any division of the bytes. A frame that our guard never
+    sends raises Invalid: then the bytes after it mean nothing."""
 
     def __init__(self, ranks: tuple[int, ...]):
         self._ranks = frozenset(ranks)
-        # What came before hello: a .bashrc's greeting, or why there is no guard.
-        self.said_before = b""
-        self._before = 0  # bytes of it
+        # The end of the text that is not a frame: a .bashrc's greeting, or why there is no guard.
+        self.other_text = b""
+        self._other_bytes = 0  # so far
         self._buffer = bytearray()
-        self._looked = 0  # bytes of the buffer known to contain no newline
+        self._searched = 0  # bytes of the buffer that contain no newline
         self._greeted = False
-        self._sent: set[tuple[str, int | None]] = set()  # those that come once, with their ranks
-        self._waiting: Log | Record | None = None  # a frame whose raw bytes are not all here
+        self._sent: set[tuple[str, int | None]] = set()  # frames that come once, with their ranks
+        self._waiting: Log | Record | None = None  # a frame whose raw bytes are still to come
 
     def feed(self, data: bytes) -> Iterator[tuple[Frame, bytes]]:
-        """Add bytes; yield the frames that are now complete, each with its raw bytes. After those
-        that precede a bad one, raises Invalid."""
+        """Add bytes, and yield the frames that are now complete, each with its raw bytes. Raises
+        Invalid at a bad frame, after the frames that precede it."""
         self._buffer += data
         while (frame := self._next()) is not None:
             yield frame
@@ -165,35 +161,38 @@ class Frames:
             line = self._line()
             if line is None:
                 return None
-            known = self._frame(line)
-            if known is None:
+            parsed = self._frame(line)
+            if parsed is None:
                 self._keep(line + b"\n")
-            elif isinstance(known, (Log, Record)):
-                self._waiting = known
+            elif isinstance(parsed, (Log, Record)):
+                self._waiting = parsed
             else:
-                return known, b""
+                return parsed, b""
 
     def _line(self) -> bytes | None:
-        end = self._buffer.find(b"\n", self._looked)
+        # The search continues where the last one ended, so that a long line costs linear time.
+        end = self._buffer.find(b"\n", self._searched)
         if end < 0:
-            self._looked = len(self._buffer)
-            if self._looked > LARGEST:
-                self._keep(bytes(self._buffer[:KEPT]))
+            self._searched = len(self._buffer)
+            if self._searched > LARGEST:
+                self._keep(bytes(self._buffer[:OTHER_BYTES]))
                 raise Invalid(f"a line of more than {LARGEST >> 20} MiB")
             return None
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
-        self._looked = 0
+        self._searched = 0
         return line
 
     def _frame(self, line: bytes) -> Frame | None:
-        """The frame in a line, checked; None for a line that is not a frame."""
-        if not line.startswith(b"{"):  # a flood of other lines costs little
+        """Return the frame in a line, checked; None for a line that is not a frame."""
+        # Without this a flood of other lines would cost much computing.
+        if not line.startswith(b"{"):
             return None
         try:
             kind = decode(line, _Head, "frame").type
         except Invalid:
             return None
+        # A .bashrc may print JSON before the guard starts.
         if kind is UNSET or (not self._greeted and kind != "hello"):
             return None
         if not isinstance(kind, str) or kind not in TYPES:
@@ -204,12 +203,12 @@ class Frames:
         return frame
 
     def _check_order(self, frame: Frame) -> None:
-        """Refuse the ranks of others, what comes again, however often, and what comes after the
-        last frame."""
+        """Reject ranks of other machines, repeated frames, and frames after the last one."""
         rank = getattr(frame, "rank", None)
-        own = {*getattr(frame, "running", ()), *([] if rank is None else [rank])} <= self._ranks
-        if not own:
+        ranks = {*getattr(frame, "running", ()), *([] if rank is None else [rank])}
+        if not ranks <= self._ranks:
             raise Invalid(f"a {frame.type} frame of a rank that is not there")
+        # The guard ends after its exit frame, so another process writes to the stream.
         if ("exit", None) in self._sent:
             raise Invalid(f"after its exit frame one of type {frame.type!r}")
         if (frame.type, rank) in self._sent:
@@ -218,18 +217,18 @@ class Frames:
         if frame.once:
             self._sent.add((frame.type, rank))
 
-    def _keep(self, said: bytes) -> None:
-        """Keep text that is not a frame. stderr shares the stream: the text is a defect of the
-        guard, or what answered instead of one."""
-        self.said_before = (self.said_before + said)[-KEPT:]
-        self._before += len(said)
-        if not self._greeted and self._before > GREETING:
+    def _keep(self, text: bytes) -> None:
+        """Store text that is not a frame."""
+        # stderr shares the stream, so the text shows a defect of the guard, or what ran instead.
+        self.other_text = (self.other_text + text)[-OTHER_BYTES:]
+        self._other_bytes += len(text)
+        if not self._greeted and self._other_bytes > GREETING:
             raise Invalid(
                 f"{GREETING >> 20} MiB before its first frame: does a .bashrc print something "
                 "there?"
             )
 
     def rest(self) -> str:
-        """What is not a frame, as text."""
-        text = self.said_before + bytes(self._buffer[:KEPT])
+        """Return the text that is not a frame."""
+        text = self.other_text + bytes(self._buffer[:OTHER_BYTES])
         return text.decode(errors="replace").strip()

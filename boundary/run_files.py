@@ -1,6 +1,8 @@
-"""The files of a run, and others that this machine wrote itself, as far as what goes on by them
-reads them: they may be damaged, or somebody else's. What the report reads is Lenient: of a damaged
-file it shows the rest."""
+"""The files of a run, and other files that this machine wrote and reads again.
+
+They may be damaged, or somebody else's. Types that only the report reads are Lenient: it shows the
+valid part of a damaged file.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +18,11 @@ Line = Annotated[str, matching(r"[^\x00-\x1f\x7f-\x9f]*")]
 
 
 class Decided(Struct):
-    """What the ranks of an attempt decided when they started: precision, strategy, and each
-    machine's weight in the division of a batch."""
+    """The decisions of the ranks of an attempt when they started."""
 
     precision: Line
     sync: Line
-    balance: dict[Text, Count]
+    balance: dict[Text, Count]  # each machine's weight in the division of a batch
 
 
 class Attempt(Struct):
@@ -44,7 +45,7 @@ class Attempts(Struct):
 
 
 class Start(Struct, tag_field="kind", tag="start"):
-    """The line with which a rank begins its timings."""
+    """The first line of a rank's timings, as the launcher reads it."""
 
     attempt: Count
     resumed_samples: Count
@@ -61,13 +62,14 @@ class Checkpoint(Struct, tag_field="kind", tag="checkpoint"):
 
 
 class LayerRecord(Struct):
-    """layer.json beside the packages of a script."""
+    """layer.json, next to the packages of a script."""
 
     sha256: Sha256
     packages: dict[Text, Text]
     provided: dict[Text, Text]
 
 
+# The sweep that `make sweep` writes, and resumes from this file.
 class Cell(Struct):
     name: Text
     argv: list[Text]
@@ -92,29 +94,40 @@ class Sweep(Struct):
     seal: Text | None = None
 
 
-# What the report reads, each part of which may lack.
+# Files that the report reads. Every field may be absent.
 
+# Limits on what one file can make the report hold in memory.
 MOST_ATTEMPTS = 1000
 MOST_RANKS = 4096
+MOST_STEPS = 1_000_000  # of one line
+MOST_CELLS = 2000
 MOST_PEERS = 256  # of a machine
 MOST_THINGS = 64  # of a kind on a machine
 _SETTINGS = Meta(max_length=200)  # of a rank, options and versions
 _NAME = Meta(max_length=1000)
-_LARGEST = 10**18  # no counter of bytes is larger
-_LONGEST = 10**10  # seconds
+# Figures beyond these limits are damage or a lie, and would overflow sums.
+LARGEST_FIGURE = 10**18  # no counter of bytes is larger
+LONGEST_SECONDS = 10**10  # seconds
 
 Name = Annotated[str, _NAME]
 Texts = Annotated[list[Text], Meta(max_length=MOST_RANKS)]
-Natural = Annotated[int, Meta(ge=0, lt=_LARGEST)]
+Natural = Annotated[int, Meta(ge=0, lt=LARGEST_FIGURE)]
 World = Annotated[int, Meta(ge=1, le=MOST_RANKS)]
 Rank = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
-# As it stands in the file: 64 images are not 64.0.
+# Integers stay integers, so that 64 images are not printed as 64.0.
 Figure = Union[
-    Annotated[int, Meta(gt=-_LARGEST, lt=_LARGEST)],
-    Annotated[float, Meta(gt=-_LARGEST, lt=_LARGEST)],
+    Annotated[int, Meta(gt=-LARGEST_FIGURE, lt=LARGEST_FIGURE)],
+    Annotated[float, Meta(gt=-LARGEST_FIGURE, lt=LARGEST_FIGURE)],
 ]
-Positive = Union[Annotated[int, Meta(gt=0, lt=_LARGEST)], Annotated[float, Meta(gt=0, lt=_LARGEST)]]
-Seconds = Union[Annotated[int, Meta(ge=0, lt=_LONGEST)], Annotated[float, Meta(ge=0, lt=_LONGEST)]]
+Positive = Union[
+    Annotated[int, Meta(gt=0, lt=LARGEST_FIGURE)], Annotated[float, Meta(gt=0, lt=LARGEST_FIGURE)]
+]
+Seconds = Union[
+    Annotated[int, Meta(ge=0, lt=LONGEST_SECONDS)], Annotated[float, Meta(ge=0, lt=LONGEST_SECONDS)]
+]
+NotNegative = Union[
+    Annotated[int, Meta(ge=0, lt=LARGEST_FIGURE)], Annotated[float, Meta(ge=0, lt=LARGEST_FIGURE)]
+]
 Share = Union[Annotated[int, Meta(ge=0, le=1)], Annotated[float, Meta(ge=0, le=1)]]
 Plain = Union[bool, Figure, Name, None]
 TrainerOptions = Annotated[
@@ -129,18 +142,19 @@ class PlannedNode(Lenient):
     ranks: Annotated[list[Rank], Meta(max_length=MOST_RANKS)] = field(default_factory=list)
 
 
+# Copied into the run, so that its report can be compared with the prediction.
 class Prediction(Lenient):
-    """Of `make plan`."""
+    """The prediction of `make plan` for a run."""
 
     images_per_second: Figure | None = None
     made_unix: Figure | None = None
 
 
 class Phrases(Lenient):
-    """How advice is given to the user of a program; `{}` in `sync` is the strategy. Its defaults
-    are for a run that no launcher planned."""
+    """The words of advice for users of a program. The defaults are for a run that no launcher
+    planned."""
 
-    sync: Text = "the synchronization {}"
+    sync: Text = "the synchronization {}"  # {}: the strategy
     warmed_up: Text = "with fewer steps of warm-up"  # for a run that was all warm-up
     batch: Text = "twice the batch of each rank"
     workers: Text = "twice the loader processes"
@@ -150,13 +164,13 @@ class Phrases(Lenient):
 
 
 class PlannedProgram(Lenient):
-    """The program of plan.json. `command`: what it is called in sentences. `sample`: what one thing
-    that it trains on is called. `adjustable`: make's BATCH, SYNC, EPOCHS and BALANCE and the
-    trainer's options change it. `times_steps`: each of its ranks writes timings."""
+    """The program of plan.json."""
 
-    command: Text = ""
-    sample: Text = "sample"
+    command: Text = ""  # its name in sentences
+    sample: Text = "sample"  # the word for one thing that it trains on
+    # True if make's BATCH, SYNC, EPOCHS and BALANCE and the trainer's options change it.
     adjustable: bool = False
+    # True if each of its ranks writes timings.
     times_steps: bool = False
     phrases: Phrases = field(default_factory=Phrases)
 
@@ -177,7 +191,7 @@ class RunPlan(Lenient):
 
     @property
     def trainer_words(self) -> list[str]:
-        """As ARGS had them."""
+        """The words of ARGS."""
         words = (self.options or {}).get("trainer")
         return words if isinstance(words, list) else []
 
@@ -191,6 +205,25 @@ class FirstCause(Lenient):
     message: Text | None = None
     remedy: Text | None = None
     last_lines: Texts | None = None
+
+
+# The same file for the report, which shows the valid part of a damaged one.
+class ListedCell(Lenient):
+    name: Text | None = None
+    command: Text | None = None
+
+
+class ListedRun(Lenient):
+    cell: Natural | None = None  # index of its cell
+    run: Text | None = None
+    cause: Text | None = None  # why there is no run
+
+
+class SweepList(Lenient):
+    """sweep.json, as the report reads it."""
+
+    cells: Annotated[list[ListedCell], Meta(max_length=MOST_CELLS)] = field(default_factory=list)
+    runs: list[ListedRun] = field(default_factory=list)
 
 
 class AttemptRecord(Lenient):
@@ -222,12 +255,13 @@ class Instructions(Lenient):
 
 
 class RankDecisions(Lenient):
-    """What the ranks decided together when they started, and what `make plan` predicted of it."""
+    """The decisions of the ranks when they started, and the prediction for the run."""
 
     precision_why: Text | None = None
     predicted: Prediction | None = None
 
 
+# Ranks write lines of several kinds into one file; RankLine are all but these two.
 class RankStart(Lenient):
     """The first line of a rank."""
 
@@ -271,6 +305,25 @@ class RankEnd(Lenient):
     bad_images: Figure | None = None
 
 
+class RankLine(Lenient):
+    """Any later line of a rank: the seconds of each category since the line before. A line of kind
+    `step` is about `steps` steps, of which `step` is the last."""
+
+    kind: Text | None = None
+    seconds: dict[Literal[tuple(CATEGORIES)], Seconds] = field(  # type: ignore[valid-type]
+        default_factory=dict
+    )
+    steps: Annotated[int, Meta(ge=1, le=MOST_STEPS)] = 1
+    step: Natural = 0
+    samples: NotNegative | None = 0  # null: the program could not count them
+    longest: Seconds | None = None  # seconds of one step
+    loss: Figure | None = None
+    top1: Figure | None = None
+    epoch: Natural | None = None
+    exact: bool = False
+    unsummed: Natural = 0
+
+
 class Stall(Lenient):
     category: Literal[tuple(CATEGORIES)] | None = None  # type: ignore[valid-type]
     step: Natural | None = None
@@ -287,8 +340,9 @@ class Evaluation(Lenient):
     train_top1: Share | None = None
 
 
+# An evaluation is one file that our trainer wrote, so it is read as a whole or not at all.
 class ClassFigures(Struct):
-    """Of the images of a class in an evaluation; the figures lack where there is no image."""
+    """The figures of a class in an evaluation; absent if it has no image."""
 
     name: Text
     images: Natural
@@ -298,7 +352,7 @@ class ClassFigures(Struct):
 
 
 class Confusion(Struct):
-    """Images of a class that were taken for another one."""
+    """The images of class `name` that the model took for class `predicted`."""
 
     name: Text
     predicted: Text
@@ -306,7 +360,7 @@ class Confusion(Struct):
 
 
 class EvaluationFile(Struct):
-    """evaluation.json, that of --evaluate."""
+    """evaluation.json, which --evaluate writes."""
 
     model: Text
     data: Text
@@ -326,43 +380,81 @@ class Mount(Lenient):
 
 
 class Peer(Lenient, rename={"source": "from"}):
-    """What was sent to an address: from which one, bytes, seconds of sending."""
+    """The traffic to one address."""
 
-    source: Text | None = None
-    sent: Figure | None = None
-    busy: Seconds | None = None
+    source: Text | None = None  # the sender's address
+    sent: Figure | None = None  # bytes
+    busy: Seconds | None = None  # of sending
 
 
-class Interface(Lenient):
-    """That of the run."""
+class Interface(Lenient, rename={"name": "interface"}):
+    """The network interface that the run uses."""
 
-    interface: Text | None = None
+    name: Text | None = None
     speed_mbit: Positive | None = None
     tx_bytes: Figure | None = None
     peers: Annotated[dict[str, Peer], Meta(max_length=MOST_PEERS)] = field(default_factory=dict)
 
 
-class MachineLine(Lenient):
-    """What a line of a machine's records says beside figures."""
+class MachineLine(Lenient, rename={"interface": "card"}):
+    """A line of a machine's records, without its figures (report/figures.py)."""
 
     data_disk: Text | None = None
     mounts: Annotated[dict[str, Mount], Meta(max_length=MOST_THINGS)] = field(default_factory=dict)
-    card: Interface | None = None
-    alone: list[Rank] = field(default_factory=list)  # those that have met no other
-    finished: list[Rank] = field(default_factory=list)  # those that ended with exit code 0
+    interface: Interface | None = None
+    alone: list[Rank] = field(default_factory=list)  # ranks that connected to no other
+    finished: list[Rank] = field(default_factory=list)  # ranks that exited with code 0
     only_received: Figure | None = None  # bytes
 
 
+# Rates in Mbit/s of payload.
+class PairMeasurement(Lenient):
+    """A machine's link to one peer; latencies in milliseconds."""
+
+    mbit_to: Positive | None = None
+    mbit_from: Positive | None = None
+    latency_ms: Positive | None = None
+    latency_p99_ms: Positive | None = None
+    mtu: Positive | None = None
+
+
+class RingMeasurement(Lenient):
+    mbit: Positive | None = None
+
+
+class InterfaceSettings(Lenient):
+    mtu: Positive | None = None
+    speed: Positive | None = None  # Mbit/s
+
+
+class LinksFile(Lenient, rename={"interface": "card"}):
+    """links.json: the measurements of one machine by `make plan`."""
+
+    pairs: Annotated[dict[Text, PairMeasurement], Meta(max_length=MOST_RANKS)] = field(
+        default_factory=dict
+    )
+    ring: RingMeasurement = field(default_factory=RingMeasurement)
+    interface: InterfaceSettings = field(default_factory=InterfaceSettings)
+
+
 class Threads(Lenient):
-    """Of a rank, in a line of its machine: seconds, and the state of its process."""
+    """The seconds of a rank in a line of its machine, and the state of its process."""
 
     ran: Seconds = 0.0
     waited: Seconds = 0.0
     state: Text | None = None
 
 
+class SilentRank(Lenient):
+    """A rank's answer to its guard about its threads (launcher/node/stacks.py)."""
+
+    last: Seconds | None = None  # the machine's clock when the rank last recorded something
+    state: Text | None = None  # of the process
+    threads: list[list[Any]] = field(default_factory=list)  # frames: file, line, function
+
+
 class GuardEnd(Lenient):
-    """The last line of a guard: its time, and what its ranks had at most of memory."""
+    """The last line of a guard: its times, and the peak memory of its ranks."""
 
     mono_start: Seconds | None = None
     mono_end: Seconds | None = None

@@ -52,9 +52,9 @@ def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
     with contextlib.suppress(KeyError, TypeError, IndexError):  # what a broken file does not have
         told["first_cause"] = control.read(folder / "attempts.json")["attempts"][-1]["first_cause"]
     if progress is not None:
-        plain = dataclasses.replace(progress, ruling=None, machines=[])
+        plain = dataclasses.replace(progress, judgement=None, machines=[])
         told.update(dataclasses.asdict(plain), as_of_seconds_ago=age(progress))
-        del told["ruling"]
+        del told["judgement"]
         told["bottleneck"] = progress.cause
         if not running:  # nothing is of now
             told.update(dict.fromkeys(("hang", "left", "recent_images_per_second")))

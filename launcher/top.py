@@ -147,12 +147,12 @@ def run_lines(folder: Path, follower: Follower, width: int) -> tuple[list[str], 
 
 def slow_hosts(progress: Progress) -> set[str]:
     """The machines that the others wait for."""
-    ruling = progress.ruling
+    judgement = progress.judgement
     if progress.hang is not None:
         return {host for host, _ in progress.hang.ranks}
-    if ruling is None or ruling.slower is None:
+    if judgement is None or judgement.slower is None:
         return set()
-    return {rank.host for rank in ruling.step.ranks if rank.rank == ruling.slower}
+    return {rank.host for rank in judgement.step.ranks if rank.rank == judgement.slower}
 
 
 def tail(folder: Path, count: int) -> list[str]:

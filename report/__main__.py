@@ -1,9 +1,10 @@
-"""python -m report RUN: makes summary.json, report.txt and report.html, and prints the text.
+"""Report on a run: write summary.json, report.txt and report.html, and print the text.
 
-python -m report plan: predicts the next run (report/plan.py).
-python -m report compare RUN RUN ...: sets runs side by side (report/comparing.py).
-python -m report sweep FOLDER: the same of the runs of a sweep (report/comparing.py).
-python -m report evaluation FILE: how good a model is (report/evaluation.py).
+python -m report RUN reports on one run.
+python -m report plan predicts the next run (report/plan.py).
+python -m report compare RUN RUN ... compares runs (report/comparing.py).
+python -m report sweep FOLDER compares the runs of a sweep (report/comparing.py).
+python -m report evaluation FILE shows how good a model is (report/evaluation.py).
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ from report.run_view import view_of
 from report.text import printable, printed, render_text
 from report.time_charts import as_csv
 
-# Of this process. A month of five machines takes a tenth of either.
-MOST_MEMORY, MOST_SECONDS = 1 << 30, 600
+# Limits of this process. The records of five machines over a month need a tenth of each.
+MEMORY_LIMIT_BYTES, CPU_LIMIT_SECONDS = 1 << 30, 600
 WOULD = "would be needed for these files: remove what is too large below nodes/ of the run."
 
 
 def main(argv: list[str]) -> int:
-    """Returns 0 when the report was made, 2 when the user has to put something right, and 3 when a
-    plan has nothing to start from."""
-    verb = OTHERS.get(argv[0] if argv else "", report_main)
+    """Run a subcommand, or report on a run. Returns 0 when the report was made, 2 when the user has
+    to correct something, and 3 when a plan has no measurement to start from."""
+    subcommand = SUBCOMMANDS.get(argv[0] if argv else "")
     try:
         return interrupts.printed(
-            "report", lambda: verb(argv[1:] if verb is not report_main else argv)
+            "report", lambda: subcommand(argv[1:]) if subcommand else report_main(argv)
         )
+    # Files are replaced at the end, each at once, so none is half written now.
     except KeyboardInterrupt:
         print("report: interrupted; the run is as it was", file=sys.stderr)
         return 130
@@ -51,7 +53,7 @@ def main(argv: list[str]) -> int:
         return error.code
 
 
-OTHERS = {
+SUBCOMMANDS = {
     "plan": plan_main,
     "compare": compare_main,
     "sweep": sweep_main,
@@ -60,20 +62,24 @@ OTHERS = {
 
 
 def report_main(argv: list[str]) -> int:
-    """Makes and prints one report."""
+    """Make and print the report of one run. Returns the exit code; raises UserError."""
     words = verb_words("report", argv, "python -m report")
     analysis = analyse(find_run(words.get("run", verbs.LATEST)))
     text = write_report(analysis)
     if words.get("json"):
         print(summary_json(analysis), end="")
-    else:
-        print(embolden(text) if wants_colour() else text, end="")
-        print(printed(["", f"Report: {analysis.run.folder / 'report.html'}"]))
+        return 0
+    # Only a terminal gets escape codes (bold titles), unless NO_COLOR (no-color.org) is set.
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        lines = text.split("\n")
+        text = "\n".join(f"\033[1m{ln}\033[0m" if ln[:1].isalpha() else ln for ln in lines)
+    print(text, end="")
+    print(printed(["", f"Report: {analysis.run.folder / 'report.html'}"]))
     return 0
 
 
 def write_report(analysis: Analysis) -> str:
-    """Writes the files, each whole or not at all. Returns the text."""
+    """Write the files of a report, each completely or not at all, and return its text."""
     view = view_of(analysis)
     text = render_text(view)
     write(analysis.run.folder / "summary.json", summary_json(analysis))
@@ -87,36 +93,27 @@ def summary_json(analysis: Analysis) -> str:
     return json.dumps(analysis.summary, indent=1) + "\n"
 
 
-def wants_colour() -> bool:
-    """Only a terminal gets escape codes, unless NO_COLOR (no-color.org) asks it not to."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def embolden(text: str) -> str:
-    """Section titles in bold."""
-    return "\n".join(
-        f"\033[1m{line}\033[0m" if line[:1].isalpha() else line for line in text.split("\n")
-    )
-
-
 def run_limited(argv: list[str]) -> int:
-    """`main` as a process of its own, which files of whatever size or kind can neither fill the
-    memory with nor keep busy for ever."""
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS + 10))
-    signal.signal(signal.SIGXCPU, too_long)
+    """Call `main` under limits of memory and computing time, and return its exit code."""
+    # Files of any size or content then neither fill the memory nor keep this process busy for ever.
+
+    def stop_computing(number: int, frame: FrameType | None) -> NoReturn:
+        raise UserError(f"more than {CPU_LIMIT_SECONDS} s of computing {WOULD}")
+
+    # A file that fills the memory must not make the kernel kill other programs of the user.
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    # The kernel sends SIGXCPU at the first limit, and kills the process at the second.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_SECONDS, CPU_LIMIT_SECONDS + 10))
+    signal.signal(signal.SIGXCPU, stop_computing)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # where the terminal has fewer letters
+            stream.reconfigure(errors="replace")  # a terminal may lack characters
     try:
         return main(argv)
     except MemoryError:
-        print(f"report: more than {MOST_MEMORY >> 20} MiB of memory {WOULD}", file=sys.stderr)
+        limit = MEMORY_LIMIT_BYTES >> 20
+        print(f"report: more than {limit} MiB of memory {WOULD}", file=sys.stderr)
         return UserError.code
-
-
-def too_long(number: int, frame: FrameType | None) -> NoReturn:
-    raise UserError(f"more than {MOST_SECONDS} s of computing {WOULD}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Where the wall time went: each second of a rank belongs to one category; the rest is the gap."""
+"""Account for the wall time: each second of a rank belongs to one category; the rest is the gap."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from boundary.run_files import GuardEnd
 from contract.records import CATEGORIES
 from report.measure import waits_between
-from report.read import BETWEEN, RankRecord, Run
+from report.read import BETWEEN, RankRecord, RunRecord
 
 
 @dataclass(frozen=True)
@@ -40,28 +40,41 @@ class Accounting:
 
     @property
     def contradictions(self) -> list[RankTime]:
-        """The ranks whose categories exceed the time that passed, by more than clocks differ."""
+        """The ranks whose categories exceed the wall time by more than clocks differ."""
         return [time for time in self.ranks if time.gap < -0.02 * time.wall]
 
 
-def account(run: Run) -> Accounting:
-    """Adds up the run. An attempt in which no rank left a line is all gap."""
+def account(run: RunRecord) -> Accounting:
+    """Add up the run. An attempt in which no rank left a line is all gap."""
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     ranks, wall = [], 0.0
     by_attempt: dict[int, list[RankRecord]] = {}
     for record in run.ranks:
         by_attempt.setdefault(record.attempt, []).append(record)
+    # Attempts are added up one by one: each has its own wall time and its own ranks.
     for attempt in attempt_numbers(run):
         records = by_attempt.get(attempt, [])
         attempt_wall = wall_seconds(run, attempt, records)
         wall += attempt_wall
         times = []
-        for record, wait in zip(records, waits_between(records)[0]):
+        for record, wait in zip(records, waits_between(records).seconds):
+            # A wait for another rank's work between epochs is shown as that work, not as waiting.
             spent = rank_seconds(run, record)
             spent[BETWEEN] += wait
             spent["sync_exposed"] -= wait
             times.append(RankTime(attempt, record.host, record.rank, spent, attempt_wall))
-        times += unstarted_ranks(run, attempt, {time.rank for time in times}, attempt_wall)
+        # Of a rank that never reached the loop, all time that its guard saw is start and stop.
+        started = {time.rank for time in times}
+        for (host, exit_attempt), entry in sorted(run.exits.items(), key=str):
+            guard_seconds = seconds_of_guard(entry)
+            if exit_attempt != attempt or guard_seconds is None:
+                continue
+            planned = [node.ranks for node in run.plan.nodes if node.host == host]
+            for rank in entry.ranks or next((numbers for numbers in planned if numbers), []):
+                if rank not in started:
+                    spent = dict.fromkeys(CATEGORIES, 0.0) | {"start_stop": guard_seconds}
+                    times.append(RankTime(attempt, host, rank, spent, attempt_wall))
+        # The mean over ranks, so that the categories of an attempt add up to its wall time.
         for time in times:
             for category in CATEGORIES:
                 seconds[category] += time.seconds[category] / len(times)
@@ -69,69 +82,48 @@ def account(run: Run) -> Accounting:
     return Accounting(ranks, seconds, wall)
 
 
-def attempt_numbers(run: Run) -> list[int]:
-    """The attempts that any file mentions."""
+def attempt_numbers(run: RunRecord) -> list[int]:
+    """Return the attempts that any file mentions, in order."""
     numbers = {entry.attempt for entry in run.attempts}
     numbers |= {record.attempt for record in run.ranks} | {attempt for _, attempt in run.exits}
     return sorted(numbers)
 
 
-def wall_seconds(run: Run, attempt: int, records: list[RankRecord]) -> float:
-    """Seconds from the first start to the last exit of an attempt, by the launcher's clock, else
-    the guards', else the ranks'. (A launcher that died in it recorded 0.)"""
+def wall_seconds(run: RunRecord, attempt: int, records: list[RankRecord]) -> float:
+    """Return the seconds from the first start to the last exit of an attempt."""
     for entry in run.attempts:
+        # A launcher that died during the attempt recorded 0.
         if entry.attempt == attempt and entry.wall_seconds:
             return float(entry.wall_seconds)
-    spans = [span(entry) for (_, which), entry in run.exits.items() if which == attempt]
-    guards = [seconds for seconds in spans if seconds is not None]
+    # Without the launcher's time the guards' clocks count, then the ranks' own seconds.
+    exits = [entry for (_, number), entry in run.exits.items() if number == attempt]
+    guards = [spent for entry in exits if (spent := seconds_of_guard(entry)) is not None]
     if guards:
         return max(guards)
     return max((sum(rank_seconds(run, record).values()) for record in records), default=0.0)
 
 
-def span(entry: GuardEnd) -> float | None:
-    """Seconds from a guard's start to its end."""
+def seconds_of_guard(entry: GuardEnd) -> float | None:
+    """Return the seconds from a guard's start to its end; None if it recorded no times."""
     start, end = entry.mono_start, entry.mono_end
     return None if start is None or end is None else max(0.0, end - start)
 
 
-def rank_seconds(run: Run, record: RankRecord) -> dict[str, float]:
-    """All categories of one rank in one attempt.
-
-    `start_stop` is measured by the clock of the rank's own machine: from the guard's start to the
-    beginning of the loop, and from the end of the loop to the guard's exit. A rank that died leaves
-    no end: the time from its last line to the guard's exit belongs to no category and so to the
-    gap, but for one that stood, and had said in which category.
-    """
+def rank_seconds(run: RunRecord, record: RankRecord) -> dict[str, float]:
+    """Return the seconds of all categories of one rank in one attempt."""
+    # `start_stop` is measured by the clock of the rank's machine: from the guard's start to the
+    # beginning of the loop, and from the end of the loop to the guard's exit. A rank that died
+    # leaves no end: the time from its last line to the guard's exit belongs to the gap, unless the
+    # rank was stalled and had recorded in which category.
     seconds = {category: record.seconds.get(category, 0.0) for category in CATEGORIES}
     began, loop = record.start.mono_process, record.start.mono
     if began is not None and loop is not None:
         seconds["start_stop"] += max(0.0, loop - began)
-    ended = record.end.mono
+    end = record.end.mono
     exit_time = run.exits.get((record.host, record.attempt), GuardEnd()).mono_end
-    if ended is not None and exit_time is not None:
-        seconds["start_stop"] += max(0.0, exit_time - ended)
-    stood = record.stall.category
-    if stood is not None and exit_time is not None and loop is not None:
-        seconds[stood] += max(0.0, exit_time - loop - sum(record.seconds.values()))
+    if end is not None and exit_time is not None:
+        seconds["start_stop"] += max(0.0, exit_time - end)
+    stalled = record.stall.category
+    if stalled is not None and exit_time is not None and loop is not None:
+        seconds[stalled] += max(0.0, exit_time - loop - sum(record.seconds.values()))
     return seconds
-
-
-def unstarted_ranks(run: Run, attempt: int, started: set[int], wall: float) -> list[RankTime]:
-    """Ranks that never reached the loop: all that their guard saw counts as start and stop."""
-    ranks = []
-    for (host, which), entry in sorted(run.exits.items(), key=str):
-        seconds = span(entry)
-        if which != attempt or seconds is None:
-            continue
-        for rank in ranks_of(run, host, entry):
-            if rank not in started:
-                times = dict.fromkeys(CATEGORIES, 0.0) | {"start_stop": seconds}
-                ranks.append(RankTime(attempt, host, rank, times, wall))
-    return ranks
-
-
-def ranks_of(run: Run, host: str, entry: GuardEnd) -> list[int]:
-    """The ranks that a node had in an attempt, as its guard says, else as the plan says."""
-    planned = [node.ranks for node in run.plan.nodes if node.host == host]
-    return entry.ranks or next((ranks for ranks in planned if ranks), [])

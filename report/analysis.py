@@ -1,4 +1,4 @@
-"""Everything that is known about a run, put together once; the text and the page only show it."""
+"""Put together everything that is known about a run, once; the text and the page only show it."""
 
 from __future__ import annotations
 
@@ -9,24 +9,16 @@ from typing import Any
 from msgspec import structs, to_builtins
 
 from boundary.run_files import AttemptRecord, FirstCause, RankStart
+from report import measure, progress
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
-from report.bottleneck import bottleneck
+from report.bottleneck import find_bottleneck
 from report.files import Entry, last_of
-from report.measure import Step, images_per_second, longest_attempt, measure_step, training_totals
-from report.progress import (
-    Epoch,
-    Span,
-    TimePoint,
-    hundred_epochs,
-    learning_curve,
-    step_spans,
-    time_line,
-)
-from report.read import Run, read_run
+from report.measure import Step
+from report.read import RunRecord, read_run
 from report.rerun import TooShort, too_short, train_line
 from report.usage import MemoryUsage, ResourceUsage, Usage, gpu_joules, memory_usage, usage_of
-from report.verdict import UNTIMED, Verdict, headline_of, verdict
+from report.verdict import UNTIMED, Verdict, explain, headline_of
 
 LAST_LINES = 12
 
@@ -35,81 +27,80 @@ LAST_LINES = 12
 class Analysis:
     """One run, understood. `summary` is the content of summary.json."""
 
-    run: Run
+    run: RunRecord
     summary: Entry
     start: RankStart  # the first of the longest attempt
     accounting: Accounting
     step: Step | None
-    verdict: Verdict | None  # None where the run was too short
-    failure: str | None  # the sentence before the verdict when the run did not finish
-    to_resume: str | None  # how it goes on then
-    silent_ranks: list[str]  # where they stood then, a line each place
-    too_short: TooShort | None  # in place of the verdict
+    verdict: Verdict | None  # None if the run was too short
+    failure: str | None  # the sentence before the verdict if the run did not finish
+    to_resume: str | None  # how to continue it then
+    silent_ranks: list[str]  # where silent ranks were then, a line for each place
+    too_short: TooShort | None  # instead of the verdict
     advice: Advice
-    uses: ResourceUsage  # of all attempts; no networks where all ranks are on one machine
-    evidence: ResourceUsage  # those of the attempt whose steps were measured
+    uses: ResourceUsage  # of all attempts; no networks if all ranks are on one machine
+    evidence: ResourceUsage  # of the attempt whose steps were measured
     memory: list[MemoryUsage]
-    curve: list[Epoch]
-    line: list[TimePoint]
-    spans: list[Span]
-    hundred_epochs: float | None
-    notes: list[str]  # what is missing, in sentences
+    curve: list[progress.Epoch]
+    time_line: list[progress.TimePoint]
+    spans: list[progress.Span]
+    hundred_epochs: float | None  # seconds
+    notes: list[str]  # sentences on what is missing
 
 
 def analyse(folder: Path) -> Analysis:
-    """Reads and interprets a run directory. Raises UserError when the folder is not one."""
+    """Read and interpret a run directory. Raises UserError if the folder is not one."""
     run = read_run(folder)
     uses = usage_of(run)
-    step = measure_step(run, uses.networks)
+    step = measure.measure_step(run, uses.networks)
+    # Counters of an interface that no gradient used would be misleading.
     if run.on_one_machine:
         uses = replace(uses, networks=[])
-    records = longest_attempt(run.ranks) or run.ranks
+    records = measure.longest_attempt(run.ranks) or run.ranks
     start = next((record.start for record in records if record.start), RankStart())
-    accounting = account(run)
-    summary = summarise(run, accounting, step, start)
+    accounting, curve = account(run), progress.learning_curve(run)
+    summary = summarise(run, accounting, step, start, curve)
+    # A run that is too short has neither a bottleneck nor advice.
     evidence = uses.in_attempt(step.attempt if step else None)
-    cause = bottleneck(step, evidence)
     short = too_short(run, step, summary["epochs"])
-    cause = "none" if short else cause
-    summary["bottleneck"] = cause
+    cause = "none" if short else find_bottleneck(step, evidence)
     advice = NONE if short else advise(step, cause, start, evidence, run.plan.options or {})
-    remedies = filter(None, (*advice.remedies, advice.together))
+    remedies = filter(None, (*advice.remedies, advice.combined))
+    summary["bottleneck"] = cause
     summary["advice"] = [remedy_entry(run, remedy) for remedy in remedies]
-    summary["predicted"] = plain(start.decided.predicted)  # by `make plan`
-    joules, (images, _) = gpu_joules(run, uses.gpus), training_totals(run.ranks)
+    summary["predicted"] = to_builtins(start.decided.predicted)  # by `make plan`
+    # Energy and images of all attempts, since an earlier one may have trained most epochs.
+    joules, images = gpu_joules(run, uses.gpus), measure.training_totals(run.ranks).images
     summary["gpu_joules"] = None if joules is None else round(joules)
     per_image = joules / images if joules is not None and images else None
     summary["gpu_joules_per_image"] = None if per_image is None else round(per_image, 4)
     failure = headline_of(summary["status"], summary["first_cause"], run.unix)
-    last = run.attempts[-1] if run.attempts else AttemptRecord()
+    newest = run.attempts[-1] if run.attempts else AttemptRecord()
     return Analysis(
         run=run,
         summary=summary,
         start=start,
         accounting=accounting,
         step=step,
-        verdict=UNTIMED if run.untimed else None if short else verdict(cause, step, evidence),
+        verdict=UNTIMED if run.untimed else None if short else explain(cause, step, evidence),
         failure=failure,
-        to_resume=last.to_resume if failure else None,
-        silent_ranks=last.silent_ranks if summary["status"] != "finished" else [],
+        to_resume=newest.to_resume if failure else None,
+        silent_ranks=newest.silent_ranks if summary["status"] != "finished" else [],
         too_short=short,
         advice=advice,
         uses=uses,
         evidence=evidence,
         memory=memory_usage(run),
-        curve=learning_curve(run),
-        line=time_line(run),
-        spans=step_spans(run),
-        hundred_epochs=hundred_epochs(run, accounting),
-        notes=[
-            *missing_notes(run, uses.gpus),
-            *([step.contradiction] if step and step.contradiction else []),
-        ],
+        curve=curve,
+        time_line=progress.time_line(run),
+        spans=progress.step_spans(run),
+        hundred_epochs=progress.hundred_epochs(run, accounting),
+        notes=missing_notes(run, uses.gpus, step),
     )
 
 
-def remedy_entry(run: Run, remedy: Remedy) -> Entry:
-    """A remedy in summary.json."""
+def remedy_entry(run: RunRecord, remedy: Remedy) -> Entry:
+    """Return a remedy as it is in summary.json."""
     typed = remedy.words or remedy.args
     line = train_line(run, remedy.words, [*run.plan.trainer_words, *remedy.args]) if typed else None
     return {
@@ -120,20 +111,32 @@ def remedy_entry(run: Run, remedy: Remedy) -> Entry:
     }
 
 
-def summarise(run: Run, accounting: Accounting, step: Step | None, start: RankStart) -> Entry:
-    """summary.json without the conclusions (bottleneck, advice, predicted)."""
-    curve = learning_curve(run)
+def summarise(
+    run: RunRecord,
+    accounting: Accounting,
+    step: Step | None,
+    start: RankStart,
+    curve: list[progress.Epoch],
+) -> Entry:
+    """Return summary.json without the conclusions (bottleneck, advice, predicted)."""
     scores = [epoch.top1 for epoch in curve if epoch.top1 is not None]
     steps = max((max(r.steps.step) for r in run.ranks if len(r.steps)), default=0)
     per_epoch = start.steps_per_epoch
-    speed = images_per_second(run.ranks)
-    hosts = last_hosts(run)
+    speed = measure.images_per_second(run.ranks)
     bytes_sent = step.bytes_sent if step else None
+    if run.attempts:
+        keys = ("nodes", "reason", "status", "wall_seconds", "resumed_samples", "first_cause")
+        attempts = [{k: to_builtins(getattr(entry, k)) for k in keys} for entry in run.attempts]
+    else:
+        attempts = [
+            {"nodes": hosts_in_attempt(run, attempt), "reason": "started by hand"}
+            for attempt in attempt_numbers(run)
+        ]
     return {
         "status": status_of(run),
-        "nodes": len(hosts),
+        "nodes": len(last_hosts(run)),
         "world_size": world_size(run),
-        "attempts": attempts_of(run),
+        "attempts": attempts,
         "first_cause": first_cause(run),
         "best_top1": max(scores, default=None),
         "final_top1": scores[-1] if scores else None,
@@ -147,89 +150,70 @@ def summarise(run: Run, accounting: Accounting, step: Step | None, start: RankSt
     }
 
 
-def plain(value: Any) -> Any:
-    """What was read, for JSON: without what lacked."""
-    return to_builtins(value)
-
-
-def status_of(run: Run) -> str:
-    """The status that the launcher recorded; without it (in a run started by hand) the one that the
-    ranks' last lines imply."""
+def status_of(run: RunRecord) -> str:
+    """Return the status that the launcher recorded, or else the one that the ranks' last lines
+    imply, as for a run started by hand."""
     if run.status in ("finished", "failed", "stopped", "running"):
         return run.status
     newest = max((record.attempt for record in run.ranks), default=None)
     ends = [record.end.status for record in run.ranks if record.attempt == newest]
+    # All ranks must agree: a single one that died makes the run a failed one.
     for status in ("finished", "stopped"):
         if ends and all(end == status for end in ends):
             return status
     return "failed"
 
 
-def last_hosts(run: Run) -> list[str]:
-    """The machines of the last attempt."""
+def hosts_in_attempt(run: RunRecord, attempt: int | None) -> list[str]:
+    return sorted({record.host for record in run.ranks if record.attempt == attempt})
+
+
+def last_hosts(run: RunRecord) -> list[str]:
+    """Return the hosts of the last attempt."""
     if run.attempts and run.attempts[-1].nodes:
         return run.attempts[-1].nodes
     newest = max((record.attempt for record in run.ranks), default=None)
-    return sorted({r.host for r in run.ranks if r.attempt == newest}) or run.hosts
+    return hosts_in_attempt(run, newest) or run.hosts
 
 
-def world_size(run: Run) -> int:
-    """Ranks of the last attempt."""
+def world_size(run: RunRecord) -> int:
+    """Return the number of ranks of the last attempt."""
+    # The launcher's number first: a rank that died early left no file.
     sizes = [entry.world_size for entry in reversed(run.attempts)]
     sizes += [run.plan.world_size, *(record.start.world_size for record in reversed(run.ranks))]
     return next(filter(None, sizes), len({record.rank for record in run.ranks}))
 
 
-def attempts_of(run: Run) -> list[Entry]:
-    """`nodes`, `reason`, `status` and `wall_seconds` of each attempt."""
-    if run.attempts:
-        keys = ("nodes", "reason", "status", "wall_seconds", "resumed_samples", "first_cause")
-        return [{key: plain(getattr(entry, key)) for key in keys} for entry in run.attempts]
-    return [
-        {
-            "nodes": sorted({r.host for r in run.ranks if r.attempt == attempt}),
-            "reason": "started by hand",
-        }
-        for attempt in attempt_numbers(run)
-    ]
+def first_cause(run: RunRecord) -> Entry | None:
+    """Return why the last attempt failed, with the last lines of the rank's log."""
 
+    def with_log(cause: FirstCause) -> dict[str, Any]:
+        path = run.folder / "nodes" / str(cause.host) / f"rank{cause.rank}.log"
+        lines = cause.last_lines or last_of(path, 8192).splitlines()[-LAST_LINES:]
+        return structs.asdict(structs.replace(cause, last_lines=lines))
 
-def first_cause(run: Run) -> Entry | None:
-    """The cause of the last attempt; in a run without a launcher, the first rank that failed. In a
-    run that finished, the rank that printed an exception as its last words."""
+    # A run that finished may have a cause, too: a rank that printed an exception at its end.
     status = status_of(run)
     attempts = run.attempts[-1:] if status == "finished" else run.attempts
     causes = [entry.first_cause for entry in attempts if entry.first_cause is not None]
     if status == "running" or (status == "finished" and not causes):
         return None
     if causes:
-        cause = causes[-1]
-        lines = cause.last_lines or log_tail(run, cause.host, cause.rank)
-        return structs.asdict(structs.replace(cause, last_lines=lines))
-    for record in run.ranks:
-        if record.end.status == "failed":
-            lines = log_tail(run, record.host, record.rank)
-            return structs.asdict(FirstCause(host=record.host, rank=record.rank, last_lines=lines))
-    return None
+        return with_log(causes[-1])
+    # Without a launcher, it is the first rank that failed.
+    failed = next((record for record in run.ranks if record.end.status == "failed"), None)
+    return with_log(FirstCause(host=failed.host, rank=failed.rank)) if failed else None
 
 
-def log_tail(run: Run, host: object, rank: object) -> list[str]:
-    """The last lines of a rank's log; [] where there is none."""
-    path = run.folder / "nodes" / str(host) / f"rank{rank}.log"
-    return last_of(path, 8192).splitlines()[-LAST_LINES:]
-
-
-def missing_notes(run: Run, gpus: list[Usage]) -> list[str]:
-    """Sentences on what was not recorded."""
+def missing_notes(run: RunRecord, gpus: list[Usage], step: Step | None) -> list[str]:
+    """Return sentences on what was not recorded, or cannot be true."""
     notes = list(run.missing)
-    hosts = run.hosts
-    world = world_size(run)
     for attempt in attempt_numbers(run):
         present = {record.rank for record in run.ranks if record.attempt == attempt}
         entry = next((e for e in run.attempts if e.attempt == attempt), AttemptRecord())
-        wanted = entry.world_size or world
-        if present and len(present) < wanted:
-            absent = sorted(set(range(wanted)) - present)
+        world = entry.world_size or world_size(run)
+        if present and len(present) < world:
+            absent = sorted(set(range(world)) - present)
             notes.append(
                 f"Attempt {attempt}: no timings of rank {', '.join(map(str, absent))}; "
                 "the means are over the others."
@@ -239,10 +223,13 @@ def missing_notes(run: Run, gpus: list[Usage]) -> list[str]:
             "No speed: a batch does not say how many samples it holds. End each step of the script "
             "with timings.step(samples=N)."
         )
-    lost = [host for host in hosts if host not in run.machines]
-    if lost:
-        notes.append(f"No record of the machine (disks, network card) on {', '.join(lost)}.")
+    unrecorded = [host for host in run.hosts if host not in run.machines]
+    if unrecorded:
+        notes.append(f"No record of the machine (disks, network card) on {', '.join(unrecorded)}.")
+    # Only a rank with a GPU shows that records of GPUs are missing.
     device = next((r.start.device for r in run.ranks if r.start.device), "")
     if not gpus and device.startswith(("NVIDIA", "cuda", "Tesla", "GeForce")):
         notes.append("No record of the GPUs: nvidia-smi was not found.")
+    if step and step.contradiction:
+        notes.append(step.contradiction)
     return notes

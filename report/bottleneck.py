@@ -1,7 +1,6 @@
-"""Which part of training holds it up, decided by rules on what was measured and nothing else.
+"""Decide what slows down training, by rules on measurements only.
 
-GPU utilisation is no evidence: it is 100 % while NCCL waits. Each threshold is explained in
-docs/report.md.
+GPU utilisation is not used: it is 100 % while NCCL waits. docs/report.md explains each threshold.
 """
 
 from __future__ import annotations
@@ -9,39 +8,30 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from report.figures import (
-    DISK_BUSY,
-    DISK_READ,
-    LOADERS_BUSY,
-    MEMORY,
-    MEMORY_PRESSURE,
-    QUEUED,
-    SHARE_READ,
-    SWAPPED_IN,
-    WAITED,
-)
-from report.measure import RankWork, Step, slowest
+from report import figures
+from report.measure import Step, slowest
 from report.usage import DiskUsage, NetworkUsage, ResourceUsage, Usage
-from report.wait_rules import most_in_excess, ruling_cause, slower_rank
+from report.wait_rules import find_cause, most_in_excess
 
-# A disk with requests outstanding for this fraction of the time is what a late loader waits for.
+# A late loader waits for a disk that has requests outstanding for this part of the time.
 BUSY_PERCENT = 60.0
-# Loaders that run for this part of the time are late for want of processors.
+# Loaders that run for this fraction of the time are late because processors are too slow.
 DECODES = 0.5
-# A file share that moves less than this (bytes/s) is not where images come from; where loaders are
-# known to wait for something, it is from a few small files a second on.
+# Bytes/s of a file share from which images may come from it. If loaders are known to wait for
+# something, a few small files a second are enough.
 SHARE_READS, SHARE_READS_BY_LOADERS = 0.5e6, 0.02e6
-# Bytes a second that come back from swap, and the share of the time in which processes wait for
-# memory; of a kernel that does not say that, the share of memory that is taken.
+# Bytes/s that return from swap, and the fraction of time that processes wait for memory. If the
+# kernel does not record that wait, the fraction of memory in use.
 SWAPPED, PRESSED, MEMORY_FULL = 0.5e6, 0.03, 0.9
-# Other programs make a rank slow where its longer waiting for a processor is at least this part of
-# what it is slower by, and they keep this share of the processors busy.
+# Other programs make a rank slow if its longer waiting for a processor explains this fraction of
+# its delay, and they keep this fraction of the processors busy.
 EXPLAINED, OTHERS = 0.6, 0.2
 
 
-def parts(step: Step) -> dict[str, float]:
-    """The fraction of training time (steps and saving) that each possible bottleneck takes."""
+def step_shares(step: Step) -> dict[str, float]:
+    """Return the fraction of training time (steps and saving) of each possible bottleneck."""
     seconds = {
         "data": step.data,
         "h2d": step.h2d,
@@ -55,127 +45,136 @@ def parts(step: Step) -> dict[str, float]:
     return {name: value / total if total > 0 else 0.0 for name, value in seconds.items()}
 
 
-def bottleneck(step: Step | None, evidence: ResourceUsage) -> str:
-    """The value of `bottleneck` in summary.json.
-
-    A machine that swaps is it whatever else there is, for swapping slows any part of a step. Else
-    it is the largest wait when that takes a quarter of training time; else a rank that is slower
-    than the others; else `compute` when computing takes half; else `none`: no step was measured, or
-    the time is spread over several causes. What is behind a wait, where it is known, stands for it.
-    """
+def find_bottleneck(step: Step | None, evidence: ResourceUsage) -> str:
+    """Return the value of `bottleneck` in summary.json."""
+    # `none` means that no step was measured, or that several causes share the time. If it is known
+    # what a wait is caused by, that cause is returned instead of the wait.
     if step is None:
         return "none"
-    if swapping(evidence):
+    # Swapping slows down any part of a step, so it comes first.
+    if swapping_machines(evidence):
         return "memory_pressure"
     slower = has_straggler(step)
-    crowded = fullest(evidence) is not None
-    cause = ruling_cause(parts(step), slower, step.late_by, crowded, step.one_machine)
+    crowded = most_oversubscribed(evidence) is not None
+    cause = find_cause(step_shares(step), slower, step.late_by, crowded, step.one_machine)
     if cause == "data":
         return data_cause(evidence, late_hosts(step))
+    # Without one slow rank the ranks take turns, and no machine is the cause.
     if cause == "straggler" and slower:
         return straggler_cause(step, evidence)
-    if cause == "network" and slow_link(evidence.networks):
+    if cause == "network" and find_slow_link(evidence.networks):
         return "slow_link"
     return cause or "none"
 
 
-def fullest(evidence: ResourceUsage) -> Usage | None:
-    """The machine whose processors are most oversubscribed."""
+def most_oversubscribed(evidence: ResourceUsage) -> Usage | None:
+    """Return the machine whose processors are most oversubscribed, if any is."""
     full = [use for use in evidence.machines if use.is_oversubscribed]
-    return max(full, key=lambda use: use.mean(QUEUED), default=None)
+    return max(full, key=lambda use: use.mean(figures.QUEUED), default=None)
 
 
 def has_straggler(step: Step) -> bool:
-    """Whether the slowest rank needs that much more for a step than the others."""
-    return slower_rank({place: rank.own for place, rank in enumerate(step.ranks)}) is not None
+    """Return True if the slowest rank needs much longer for a step than the others."""
+    return slowest(step).is_straggler
 
 
-def swapping(evidence: ResourceUsage) -> list[Usage]:
-    """The machines that are short of memory, the worst first."""
+def swapping_machines(evidence: ResourceUsage) -> list[Usage]:
+    """Return the machines that are short of memory, the worst first."""
 
-    def short(use: Usage) -> bool:
-        if not use.knows(MEMORY_PRESSURE):
-            return use.most(MEMORY) >= MEMORY_FULL
-        return use.mean(MEMORY_PRESSURE) >= PRESSED
+    def is_short(use: Usage) -> bool:
+        # Kernels before 4.20 do not record the waiting for memory.
+        if not use.knows(figures.MEMORY_PRESSURE):
+            return use.maximum(figures.MEMORY) >= MEMORY_FULL
+        return use.mean(figures.MEMORY_PRESSURE) >= PRESSED
 
-    uses = [use for use in evidence.machines if use.mean(SWAPPED_IN) >= SWAPPED and short(use)]
-    return sorted(uses, key=lambda use: -use.mean(SWAPPED_IN))
+    uses = [
+        use
+        for use in evidence.machines
+        if use.mean(figures.SWAPPED_IN) >= SWAPPED and is_short(use)
+    ]
+    return sorted(uses, key=lambda use: -use.mean(figures.SWAPPED_IN))
 
 
 def late_hosts(step: Step) -> set[str]:
-    """The machines of the ranks that wait longest for images, or half as long as these."""
-    most = max((rank.seconds.get("data", 0.0) for rank in step.ranks), default=0.0)
-    return {rank.host for rank in step.ranks if rank.seconds.get("data", 0.0) >= most / 2}
+    """Return the hosts of the ranks that wait longest for images, or at least half as long."""
+    waits = [(rank.host, rank.seconds.get("data", 0.0)) for rank in step.ranks]
+    longest = max((seconds for _, seconds in waits), default=0.0)
+    return {host for host, seconds in waits if seconds >= longest / 2}
 
 
 def data_cause(evidence: ResourceUsage, hosts: set[str]) -> str:
-    """Why the loader is late on these machines: the processors that decode, where the loaders keep
-    them busy; else the file share, else a busy disk. A run without loaders of its own, or recorded
-    before they were, is judged by what was read alone."""
+    """Return why the loader is late on these machines."""
     loaders = busiest_loaders(evidence, hosts)
-    if loaders and loaders.mean(LOADERS_BUSY) >= DECODES:
+    if loaders and loaders.mean(figures.LOADERS_BUSY) >= DECODES:
         return "data_decode"
+    # A run without loader processes, or one recorded before they were, shows only what was read.
     least = SHARE_READS_BY_LOADERS if loaders else SHARE_READS
     disk = data_disk(evidence.disks, hosts)
-    read = disk.mean(DISK_READ) if disk else 0.0
+    disk_rate = disk.mean(figures.DISK_READ) if disk else 0.0
     shares = [use for use in evidence.shares if use.host in hosts]
-    moved = max((use.mean(SHARE_READ) for use in shares), default=0.0)
-    if moved >= least and moved > read:
+    share_rate = max((use.mean(figures.SHARE_READ) for use in shares), default=0.0)
+    # Images come from where most bytes are read.
+    if share_rate >= least and share_rate > disk_rate:
         return "data_share"
-    if disk and disk.mean(DISK_BUSY) >= BUSY_PERCENT:
+    if disk and disk.mean(figures.DISK_BUSY) >= BUSY_PERCENT:
         return "data_disk"
     return "data_decode"
 
 
 def busiest_loaders(evidence: ResourceUsage, hosts: set[str]) -> Usage | None:
-    """The machine, of these, whose loaders run most; None where that is not known."""
-    known = [use for use in evidence.machines if use.host in hosts and use.knows(LOADERS_BUSY)]
-    return max(known, key=lambda use: use.mean(LOADERS_BUSY), default=None)
+    """Return the machine among `hosts` whose loaders run most; None if that was not recorded."""
+    busy = figures.LOADERS_BUSY
+    uses = [use for use in evidence.machines if use.host in hosts and use.knows(busy)]
+    return max(uses, key=lambda use: use.mean(busy), default=None)
 
 
-def data_disk(disks: Sequence[DiskUsage], hosts: set[str] | None = None) -> DiskUsage | None:
-    """The busiest disk (of `hosts`) that holds the data; where that is unknown, the busiest one
-    read from."""
-    some = [use for use in disks if hosts is None or use.host in hosts]
-    holding = [use for use in some if use.holds_data]
-    read = [use for use in some if use.holds_data is None and use.mean(DISK_READ) > 0]
-    return max(holding or read, key=lambda use: use.mean(DISK_BUSY), default=None)
+def data_disk(disks: Sequence[DiskUsage], hosts: set[str]) -> DiskUsage | None:
+    """Return the busiest disk of `hosts` that holds the data."""
+    # If no record says which disk holds the data, that is the busiest disk that was read.
+    local = [use for use in disks if use.host in hosts]
+    # Disks that do not hold the data are busy for other reasons.
+    holding = [use for use in local if use.holds_data]
+    used = [use for use in local if use.holds_data is None and use.mean(figures.DISK_READ) > 0]
+    return max(holding or used, key=lambda use: use.mean(figures.DISK_BUSY), default=None)
 
 
 def straggler_cause(step: Step, evidence: ResourceUsage) -> str:
-    """Why one rank is slower than the others: other programs, its data, what it does on this
-    rank alone between two steps, or else itself."""
-    last, others = slowest(step)
-    waits, use = excess_queueing(step, evidence), evidence.machine(last.host)
+    """Return why one rank is slower than the others: other programs, its data, or itself."""
+    slow = slowest(step)
+    waits, use = excess_queueing(step, evidence), evidence.machine(slow.rank.host)
+    # Older records do not say who used the processors: then the longer waiting is enough.
     contended = use is not None and (use.others_busy is None or use.others_busy >= OTHERS)
-    if contended and waits is not None and waits >= EXPLAINED * (last.own - others):
+    if contended and waits is not None and waits >= EXPLAINED * slow.delay:
         return "cpu_contention"
-    slow_at = slowest_by(step, last)
-    if slow_at == "data":
-        return data_cause(evidence, {last.host})
-    return "rank_work" if slow_at == "other" else "straggler"
+    category = slow_category(step)
+    if category == "data":
+        return data_cause(evidence, {slow.rank.host})
+    # `other` is what a rank does between two steps.
+    return "rank_work" if category == "other" else "straggler"
 
 
 def excess_queueing(step: Step, evidence: ResourceUsage) -> float | None:
-    """Seconds a step that the threads of the slowest rank's machine wait longer for a processor
-    than those of the others (the median); None where that was not recorded."""
-    last, _ = slowest(step)
-    waited = {use.host: use.mean(WAITED) for use in evidence.machines if use.knows(WAITED)}
-    others = [value for host, value in waited.items() if host != last.host]
-    if last.host not in waited or not others:
+    """Return the seconds per step that the slowest machine's threads wait longer for a processor.
+    Compared with the median of the other machines; None if that was not recorded."""
+    host = slowest(step).rank.host
+    waited = {
+        use.host: use.mean(figures.WAITED) for use in evidence.machines if use.knows(figures.WAITED)
+    }
+    rates = [value for name, value in waited.items() if name != host]
+    if host not in waited or not rates:
         return None
-    return (waited[last.host] - statistics.median(others)) * step.seconds
+    return (waited[host] - statistics.median(rates)) * step.seconds
 
 
-def slowest_by(step: Step, last: RankWork) -> str:
-    """The category by which a rank most exceeds the mean of all; waiting for peers never counts."""
-    return most_in_excess(last.seconds, [rank.seconds for rank in step.ranks])
+def slow_category(step: Step) -> str:
+    """Return the category by which the slowest rank most exceeds the mean of all."""
+    return most_in_excess(slowest(step).rank.seconds, [rank.seconds for rank in step.ranks])
 
 
 @dataclass(frozen=True)
-class Link:
-    """What one machine sent to another during the loop, and how fast: bytes per second while there
-    was something to send and the receiver had room for it."""
+class PeerLink:
+    """The traffic from one machine to another during the loop. `rate`: bytes per second while the
+    sender had data and the receiver had room for it."""
 
     sender: str
     receiver: str
@@ -183,30 +182,40 @@ class Link:
     rate: float
 
 
+class SlowLink(NamedTuple):
+    """A machine whose cable or network card is slow. Rates in bytes per second."""
+
+    host: str
+    rate: float
+    others_rate: float
+
+
 LINK_BYTES = 4e6  # a link that carried less is not judged
 SLOW_LINK = 0.5  # of the other machines' rate
 
 
-def links(networks: Sequence[NetworkUsage]) -> list[Link]:
-    """Links between machines that recorded their peers, by the addresses that they send from."""
-    hosts = {own: use.host for use in networks for own, _, _ in use.sent_to.values()}
+def peer_links(networks: Sequence[NetworkUsage]) -> list[PeerLink]:
+    """Return the links between machines that recorded their peers."""
+    hosts = {traffic.source: use.host for use in networks for traffic in use.sent_to.values()}
     return [
-        Link(use.host, hosts[peer], sent, sent / busy)
+        PeerLink(use.host, hosts[peer], traffic.sent, traffic.sent / traffic.busy)
         for use in networks
-        for peer, (_, sent, busy) in use.sent_to.items()
-        if peer in hosts and hosts[peer] != use.host and sent >= LINK_BYTES and busy > 0
+        for peer, traffic in use.sent_to.items()
+        if hosts.get(peer, use.host) != use.host and traffic.sent >= LINK_BYTES and traffic.busy > 0
     ]
 
 
-def slow_link(networks: Sequence[NetworkUsage]) -> tuple[str, float, float] | None:
-    """(machine, bytes per second, those of the others) where one machine's cable or card is slow:
-    nothing that it sends or gets is fast, and the others are fast among themselves."""
+def find_slow_link(networks: Sequence[NetworkUsage]) -> SlowLink | None:
+    """Find a machine that neither sends nor receives fast while the others do. Needs three."""
     best: dict[str, float] = {}
-    for link in links(networks):
+    for link in peer_links(networks):
         for host in (link.sender, link.receiver):
             best[host] = max(best.get(host, 0.0), link.rate)
+    # Of two machines that share one link nobody can say whose end is slow.
     if len(best) < 3:
         return None
     host = min(best, key=lambda name: best[name])
-    others = statistics.median(rate for name, rate in best.items() if name != host)
-    return (host, best[host], others) if best[host] < SLOW_LINK * others else None
+    others_rate = statistics.median(rate for name, rate in best.items() if name != host)
+    # A slow cable slows down all links of its machine, so even its best one is slow.
+    slow = best[host] < SLOW_LINK * others_rate
+    return SlowLink(host, best[host], others_rate) if slow else None

@@ -1,4 +1,4 @@
-"""Several runs side by side: what differs between them and what came of it, then as a View."""
+"""Compare several runs: their differences and their results, as a View."""
 
 from __future__ import annotations
 
@@ -6,47 +6,34 @@ import os
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import quote
 
 from contract.errors import UserError
 from contract.runs import RECORD
 from contract.text import seconds, three_digits
-from report import differences
-from report.analysis import Analysis, analyse
+from report import differences, view
+from report.analysis import analyse
 from report.differences import Difference
 from report.files import Entry
 from report.measure import Step, mean_or_none
 from report.progress import Epoch
 from report.run_view import PARTS
-from report.view import (
-    UNKNOWN,
-    Bar,
-    Bars,
-    Charts,
-    Column,
-    Command,
-    Curve,
-    Fact,
-    Facts,
-    Item,
-    Key,
-    Line,
-    Paragraph,
-    Section,
-    Table,
-    View,
-    or_unknown,
-    table,
-)
+from report.view import Bar, Bars, Column, Fact, Facts, Item, Paragraph, Section, or_unknown
 
-LEAST, MOST = 2, 8
+
+class Row(NamedTuple):
+    """A row to compare: a name, and the folders of its runs or the `cause` why there are none."""
+
+    name: str
+    folders: list[Path]
+    cause: str = ""
 
 
 @dataclass(frozen=True)
-class Figures:
-    """What a comparison needs of a run, without its steps, which may be millions."""
+class ComparedRun:
+    """The part of a run that is compared, without its steps, which may be millions."""
 
     name: str
     settings: dict[str, str]
@@ -65,13 +52,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class Side:
-    """One row of the comparison: a run, or runs of the same settings, whose mean counts. `cause`:
-    why there is none."""
+    """A row with the mean figures of its runs, which have the same settings."""
 
     label: str
     name: str
-    runs: tuple[Figures, ...]
-    cause: str = ""
+    runs: tuple[ComparedRun, ...]
+    cause: str = ""  # why there is no run
     link: str = ""  # to the report of its first run
 
     @property
@@ -84,8 +70,8 @@ class Side:
 
     @property
     def spread(self) -> float | None:
-        """Half of what is between the slowest and the fastest of its runs, as a part of their
-        mean; None with fewer than two."""
+        """Half the range of its runs' speeds, as a fraction of their mean; None with fewer than two
+        runs."""
         if len(self.speeds) < 2:
             return None
         return (max(self.speeds) - min(self.speeds)) / 2 / statistics.fmean(self.speeds)
@@ -102,186 +88,144 @@ class Side:
     def best_top1(self) -> float | None:
         return mean_or_none([run.summary["best_top1"] for run in self.runs])
 
-    def part(self, name: str) -> float | None:
-        """Mean seconds of a part of the step, by its name in Step."""
-        return mean_or_none([getattr(run.step, name) for run in self.runs if run.step])
+    def seconds_of(self, field: str) -> float | None:
+        """Return the mean seconds of a field of Step."""
+        return mean_or_none([getattr(run.step, field) for run in self.runs if run.step])
 
     @property
     def curve(self) -> list[Epoch]:
         """The learning curve of the first run that was evaluated."""
-        return next((scored for run in self.runs if (scored := scores(run.curve))), [])
+        curves = ([e for e in run.curve if e.top1 is not None] for run in self.runs)
+        return next(filter(None, curves), [])
 
     @property
     def missing_for_verdict(self) -> str:
-        """What the first of its runs that is too short to judge lacks."""
-        lacks = (run.step.missing_for_verdict for run in self.runs if run.step)
-        return next(filter(None, lacks), "")
+        """A clause on what the first run that is too short to judge lacks; "" if there is none."""
+        clauses = (run.step.missing_for_verdict for run in self.runs if run.step)
+        return next(filter(None, clauses), "")
 
 
 @dataclass(frozen=True)
 class Comparison:
     title: str
     sides: tuple[Side, ...]
-    other_task: list[Difference]  # in which the runs are not comparable
+    other_task: list[Difference]  # differences because of which runs are not comparable
     settings: list[Difference]
     machines: list[Difference]
-    conclusion: str = ""  # of a sweep: which is best
-    command: str = ""  # how to train with it
+    conclusion: str = ""  # of a sweep: the best setting
+    command: str = ""  # that trains with it
 
     @property
     def one_pc(self) -> bool:
-        """Whether a run's machines are processes of one PC."""
+        """True if a run's machines are processes of one PC."""
         runs = [run for side in self.sides for run in side.runs]
         return any(run.step.shared_machine for run in runs if run.step)
 
     @property
     def fastest(self) -> Side | None:
         """The fastest of the sides whose runs were long enough to judge."""
-        judged = [side for side in self.sides if not side.missing_for_verdict]
-        known = [side for side in judged if side.images_per_second]
-        return max(known, key=lambda side: side.images_per_second or 0.0, default=None)
+        judged = [s for s in self.sides if s.images_per_second and not s.missing_for_verdict]
+        return max(judged, key=lambda side: side.images_per_second or 0.0, default=None)
 
     @property
-    def level(self) -> float | None:
+    def common_top1(self) -> float | None:
         """The top-1 that each evaluated side reached, rounded down to a tenth of a percent."""
         best = [max(epoch.top1 or 0.0 for epoch in side.curve) for side in self.sides if side.curve]
+        # Rounded down, so that each side reached the printed value.
         return int(min(best) * 1000) / 1000 if len(best) > 1 else None
 
 
-def scores(curve: list[Epoch]) -> list[Epoch]:
-    return [epoch for epoch in curve if epoch.top1 is not None]
-
-
-def epoch_reaching(curve: list[Epoch], level: float) -> Epoch | None:
-    """The first epoch after which top-1 was at least so high."""
-    return next((epoch for epoch in curve if (epoch.top1 or 0.0) >= level), None)
-
-
-def label(index: int) -> str:
-    """A to Z, then 27 and so on."""
-    return chr(ord("A") + index) if index < 26 else str(index + 1)
-
-
-def compare(title: str, rows: list[tuple[str, list[Path], str]], page: Path) -> Comparison:
-    """`rows`: what to call each, its runs' folders, and why there are none; `page` is to show it.
-    Raises UserError for a folder that is no run, and for one of another version of the record."""
-    sides = tuple(
-        Side(
-            label(index),
-            name,
-            tuple(figures(folder) for folder in folders),
-            cause,
-            link_of(folders[:1], page),
-        )
-        for index, (name, folders, cause) in enumerate(rows)
-    )
+def compare(title: str, rows: list[Row], page: Path) -> Comparison:
+    """Read the runs of all rows, for a `page` that will show them. Raises UserError for a folder
+    that is no run, and for one of another version of the record."""
+    sides = []
+    for index, row in enumerate(rows):
+        label = chr(ord("A") + index) if index < 26 else str(index + 1)
+        link, report = "", row.folders[0].resolve() / "report.html" if row.folders else None
+        runs = tuple(read_compared_run(folder) for folder in row.folders)
+        # A run without a report yet has no page to link to.
+        if report and report.is_file():
+            link = quote(os.path.relpath(report, page.resolve().parent))
+        sides.append(Side(label, row.name, runs, row.cause, link))
+    # All runs of a row have the same settings.
     first_runs = {side.label: side.runs[0] for side in sides if side.runs}
     settings = differences.differences({key: run.settings for key, run in first_runs.items()})
     return Comparison(
         title=title,
-        sides=sides,
+        sides=tuple(sides),
         other_task=[setting for setting in settings if setting.name in differences.TASK],
         settings=settings,
         machines=differences.differences({key: run.machines for key, run in first_runs.items()}),
     )
 
 
-def link_of(folders: list[Path], page: Path) -> str:
-    """The relative link from the page to a run's report; "" where it has none."""
-    reports = [folder.resolve() / "report.html" for folder in folders]
-    here = page.resolve().parent
-    return next((quote(os.path.relpath(path, here)) for path in reports if path.is_file()), "")
-
-
-def figures(folder: Path) -> Figures:
-    """Raises UserError."""
+def read_compared_run(folder: Path) -> ComparedRun:
+    """Analyse a run. Raises UserError."""
     analysis = analyse(folder)
-    refuse_other_record(analysis)
-    step = analysis.step
-    return Figures(
-        name=folder.resolve().name,
-        settings=differences.settings(analysis),
-        machines=differences.machines(analysis),
-        summary=analysis.summary,
-        step=step and replace(step, ranks=()),  # of whose means nothing is compared
-        curve=analysis.curve,
-        hundred_epochs=analysis.hundred_epochs,
-        headline=headline(analysis),
-    )
-
-
-def headline(analysis: Analysis) -> str:
-    sentences = [analysis.failure or ""]
-    sentences += [analysis.too_short.headline] if analysis.too_short else []
-    sentences += [analysis.verdict.headline] if analysis.verdict else []
-    return " ".join(filter(None, sentences))
-
-
-def refuse_other_record(analysis: Analysis) -> None:
-    """Raises UserError for a run whose record may lack settings, or mean something else by them."""
+    name, step = analysis.run.folder.resolve().name, analysis.step
+    # Another version of the record may lack settings, or mean something else by them.
     versions = {r.start.record for r in analysis.run.ranks if r.start} - {RECORD}
     if versions:
-        name = analysis.run.folder.resolve().name
         raise UserError(
             f"{name} has version {min(versions)} of the record, and runs of version {RECORD} can "
             f"be compared: `make report RUN={name}` reports on it alone, and a new run of the same "
             "settings can be compared."
         )
+    # A failed run may have a verdict as well.
+    sentences = [analysis.failure or ""]
+    sentences += [analysis.too_short.headline] if analysis.too_short else []
+    sentences += [analysis.verdict.headline] if analysis.verdict else []
+    return ComparedRun(
+        name=name,
+        settings=differences.settings(analysis),
+        machines=differences.machines(analysis),
+        summary=analysis.summary,
+        step=step and replace(step, ranks=()),  # only means are compared
+        curve=analysis.curve,
+        hundred_epochs=analysis.hundred_epochs,
+        headline=" ".join(filter(None, sentences)),
+    )
 
 
-EPOCHS = 4  # columns of accuracy
-CURVES = 8  # sides that have a colour
+MOST_EPOCHS = 4  # columns of accuracy
+MOST_CURVES = 8  # sides that have a colour
 ONE_PC = "The machines of a demo are processes of one PC: nothing here holds for a network."
 OTHER_TASK = (
     "These runs did not do the same, so neither the speed nor the accuracy of one says how good "
     "the settings of another are. "
 )
+WAITS = "`network`: what even the last rank waits for; `slower`: how much longer the others do."
 
 
-def view_of(comparison: Comparison) -> View:
-    sides = comparison.sides
-    makers = (
-        task_section,
-        sides_section,
-        best_section,
-        lambda of: difference_section("Settings that differ", of.settings),
-        lambda of: difference_section("Machines that differ", of.machines),
-        result_section,
-        step_section,
-        accuracy_section,
-    )
+def view_of(comparison: Comparison) -> view.View:
+    sides, problem, best = comparison.sides, [], []
+    if comparison.other_task:
+        tasks = "; ".join(f"{task.name}: {task.words()}" for task in comparison.other_task)
+        problem.append(Paragraph(f"{OTHER_TASK}{tasks}.", "headline"))
+    if comparison.conclusion:
+        best.append(Paragraph(comparison.conclusion, "headline"))
+    commands = [view.Command(comparison.command)] if comparison.command else []
+    names = [Fact(side.label, side.name, side.link) for side in sides]
     headlines = [Fact(side.label, side.runs[0].headline) for side in sides if side.runs]
-    sections = [section for make in makers if (section := make(comparison)).items]
-    sections.append(Section("Verdicts", [Facts("What each report says", headlines)]))
-    return View(
+    sections = (
+        Section("Not comparable", [*problem]),
+        Section("Runs", [Facts("What is compared", names)]),
+        Section("Best", [*best, *commands]),
+        difference_section("Settings that differ", comparison.settings),
+        difference_section("Machines that differ", comparison.machines),
+        result_section(comparison),
+        step_section(comparison),
+        accuracy_section(comparison),
+        Section("Verdicts", [Facts("What each report says", headlines)]),
+    )
+    return view.View(
         brand="Tandem compares",
         title=comparison.title,
         setup=[],
         facts=[],
-        sections=sections,
+        sections=[section for section in sections if section.items],
         bad=bool(comparison.other_task),
     )
-
-
-def sides_section(comparison: Comparison) -> Section:
-    rows = [Fact(side.label, side.name, side.link) for side in comparison.sides]
-    return Section("Runs", [Facts("What is compared", rows)])
-
-
-def best_section(comparison: Comparison) -> Section:
-    items: list[Item] = []
-    if comparison.conclusion:
-        items.append(Paragraph(comparison.conclusion, "headline"))
-    if comparison.command:
-        items.append(Command(comparison.command))
-    return Section("Best", items)
-
-
-def task_section(comparison: Comparison) -> Section:
-    """Says that the runs cannot be compared; empty where they can."""
-    named = "; ".join(f"{task.name}: {task.words()}" for task in comparison.other_task)
-    items: list[Item] = [Paragraph(f"{OTHER_TASK}{named}.", "headline")] if named else []
-    return Section("Not comparable", items)
 
 
 def difference_section(title: str, differences: list[Difference]) -> Section:
@@ -290,24 +234,15 @@ def difference_section(title: str, differences: list[Difference]) -> Section:
 
 
 def result_section(comparison: Comparison) -> Section:
-    """Speed first; `x A` is how many times as fast as the first that has a speed. Then why a row
-    has no figures, and which figures are mostly warming up."""
-    sides = [side for side in comparison.sides if side.images_per_second]
-    bars = [
-        Bar(
-            side.label,
-            [("forward", speed)],
-            or_unknown(speed, three_digits),
-            (side.spread or 0.0) * speed,
-            side.link,
-        )
-        for side in sides
-        for speed in [side.images_per_second or 0.0]
-    ]
-    items: list[Item] = []
-    if bars:
-        items.append(Bars("Images per second", bars, "/s", []))
-    items.append(results(comparison))
+    """Show the speeds, then why a row has none, and which figures are mostly warming up."""
+    # A row without a speed has no bar; the table says why.
+    bars = []
+    for side in comparison.sides:
+        if speed := side.images_per_second:
+            spread, segments = (side.spread or 0.0) * speed, [("forward", speed)]
+            bars.append(Bar(side.label, segments, three_digits(speed), spread, side.link))
+    items: list[Item] = [Bars("Images per second", bars, "/s", [])] if bars else []
+    items.append(results_table(comparison))
     items += [Paragraph(f"{side.label}: {side.cause}") for side in comparison.sides if side.cause]
     items += [
         Paragraph(f"{side.label}: too short to judge: {side.missing_for_verdict}.")
@@ -318,127 +253,125 @@ def result_section(comparison: Comparison) -> Section:
     return Section("Results", items)
 
 
-def results(comparison: Comparison) -> Table:
-    first = next((side for side in comparison.sides if side.images_per_second), None)
+def results_table(comparison: Comparison) -> view.Table:
+    """Return a row for each side; `x A` is its speed as a multiple of the first speed."""
     columns = [
         Column("", lambda side: side.label),
         Column("status", status),
         Column("images/s", lambda side: or_unknown(side.images_per_second, three_digits)),
     ]
+    # Only sweeps run a setting several times.
     if any(side.spread is not None for side in comparison.sides):
-        columns.append(Column("spread", lambda side: or_unknown(side.spread, spread)))
-    if first is not None:
-        base, head = first.images_per_second or 1.0, f"x {first.label}"
         columns.append(
-            Column(
-                head, lambda side: or_unknown(side.images_per_second, lambda v: f"{v / base:.2f}")
-            )
+            Column("spread", lambda side: or_unknown(side.spread, lambda v: f"+-{100 * v:.1f} %"))
         )
+    base = next((side for side in comparison.sides if side.images_per_second), None)
+    if base is not None:
+        speed = base.images_per_second or 1.0
+
+        def factor(side: Side) -> str:
+            return or_unknown(side.images_per_second, lambda v: f"{v / speed:.2f}")
+
+        columns.append(Column(f"x {base.label}", factor))
     columns += [
         Column("100 epochs", lambda side: or_unknown(side.hundred_epochs, seconds)),
         Column("this run", lambda side: or_unknown(side.wall, seconds)),
     ]
-    return table("Speed", columns, comparison.sides)
-
-
-def spread(part: float) -> str:
-    return f"+-{100 * part:.1f} %"
+    return view.table("Speed", columns, comparison.sides)
 
 
 def status(side: Side) -> str:
     if not side.runs:
         return side.cause.partition(":")[0] if ":" in side.cause else "no run"
+    # One run that did not finish makes the mean of its row doubtful.
     worst = next((r for r in side.runs if r.summary["status"] != "finished"), side.runs[0])
     return str(worst.summary["status"]) + (", short" if side.missing_for_verdict else "")
 
 
 def step_section(comparison: Comparison) -> Section:
-    """The parts of the mean step, side by side; none that is nothing everywhere."""
-    sides = [side for side in comparison.sides if side.part("seconds")]
+    """Show the parts of the mean step of each side, without parts that are 0 everywhere."""
+    sides = [side for side in comparison.sides if side.seconds_of("seconds")]
     if not sides:
         return Section("The mean step", [])
-    used = [name for name in PARTS if any((side.part(name) or 0.0) >= 0.0005 for side in sides)]
+    used = [f for f in PARTS if any((side.seconds_of(f) or 0.0) >= 0.0005 for side in sides)]
     bars = [
         Bar(
             side.label,
-            [(name, 1000 * (side.part(name) or 0.0)) for name in used],
-            or_unknown(side.part("seconds"), seconds),
+            [(field, 1000 * (side.seconds_of(field) or 0.0)) for field in used],
+            or_unknown(side.seconds_of("seconds"), seconds),
             link=side.link,
         )
         for side in sides
     ]
-    titles = {name: PARTS[name].short.format("data") for name in used}  # whatever each trains on
-    keys = [Key(name, title) for name, title in titles.items()]
-    columns = [Column("", lambda side: side.label)]
-    columns += [Column("step", lambda side: or_unknown(side.part("seconds"), seconds))]
-    columns += [Column(title, partial(part_of, name)) for name, title in titles.items()]
+
+    def seconds_column(title: str, field: str) -> Column:
+        return Column(title, lambda side: or_unknown(side.seconds_of(field), seconds))
+
+    # The runs may have different words for their samples.
+    titles = {field: PARTS[field].short.format("data") for field in used}
+    keys = [view.Key(field, title) for field, title in titles.items()]
+    columns = [Column("", lambda side: side.label), seconds_column("step", "seconds")]
+    columns += [seconds_column(title, field) for field, title in titles.items()]
     return Section(
         "The mean step",
         [
             Bars("The mean step", bars, "ms", keys),
-            table("Parts of the mean step", columns, sides, 1),
+            view.table("Parts of the mean step", columns, sides, 1),
             Paragraph(WAITS, "note"),
         ],
     )
 
 
-WAITS = "`network`: what even the last rank waits for; `slower`: how much longer the others do."
-
-
-def part_of(field: str, side: Side) -> str:
-    return or_unknown(side.part(field), seconds)
-
-
 def accuracy_section(comparison: Comparison) -> Section:
-    """The best top-1, the time to what all reached, and top-1 after some epochs."""
+    """Show the best top-1, the time to the top-1 that all reached, and top-1 after some epochs."""
     sides = [side for side in comparison.sides if side.curve]
     if not sides:
         return Section("Top-1", [])
-    drawn = [side for side in sides if len(side.curve) > 1][:CURVES]
-    epochs = lines(drawn, lambda epoch: float(epoch.epoch))
-    times = lines(drawn, lambda epoch: epoch.seconds)
+    # A line needs two points.
+    drawn = [side for side in sides if len(side.curve) > 1][:MOST_CURVES]
+
+    def lines(across: Callable[[Epoch], float]) -> list[view.Line]:
+        return [
+            view.Line(s.label, f"n{index}", [(across(e), 100 * (e.top1 or 0)) for e in s.curve])
+            for index, s in enumerate(drawn)
+        ]
+
+    epoch_lines, time_lines = lines(lambda e: float(e.epoch)), lines(lambda e: e.seconds)
     curves = [
-        Curve("After each epoch", "%", epochs, "epochs", 100.0),
-        Curve("Over time", "%", times, top=100.0),
+        view.Curve("After each epoch", "%", epoch_lines, "epochs", 100.0),
+        view.Curve("Over time", "%", time_lines, top=100.0),
     ]
-    level = comparison.level
     columns = [
         Column("", lambda side: side.label),
         Column("best", lambda side: or_unknown(side.best_top1, rounded_top1)),
         Column("at the end", lambda side: or_unknown(side.curve[-1].top1, rounded_top1)),
     ]
-    if level:
-        columns.append(Column(f"to {rounded_top1(level)}", lambda side: time_to(side, level)))
-    columns += [Column(f"epoch {epoch}", partial(after, epoch)) for epoch in some_epochs(sides)]
-    rows = table("Top-1 on the validation images", columns, sides, 1)
-    return Section("Top-1", [Charts(curves if drawn else []), rows])
+    if common := comparison.common_top1:
+        heading = f"to {rounded_top1(common)}"
+        columns.append(
+            Column(
+                heading,
+                lambda side: next(
+                    (seconds(e.seconds) for e in side.curve if (e.top1 or 0.0) >= common),
+                    view.UNKNOWN,
+                ),
+            )
+        )
+    # Of many epochs a few, evenly spaced, the first and the last among them.
+    epochs = sorted({epoch.epoch for side in sides for epoch in side.curve})
+    if len(epochs) > MOST_EPOCHS:
+        span = len(epochs) - 1
+        epochs = [epochs[round(i * span / (MOST_EPOCHS - 1))] for i in range(MOST_EPOCHS)]
+    for number in epochs:
 
+        def score(side: Side, number: int = number) -> str:
+            scores = (epoch.top1 for epoch in side.curve if epoch.epoch == number)
+            return or_unknown(next(scores, None), rounded_top1)
 
-def lines(sides: list[Side], across: Callable[[Epoch], float]) -> list[Line]:
-    """Top-1 in percent."""
-    return [
-        Line(side.label, f"n{place}", [(across(e), 100 * (e.top1 or 0)) for e in side.curve])
-        for place, side in enumerate(sides)
-    ]
+        columns.append(Column(f"epoch {number}", score))
+    rows = view.table("Top-1 on the validation images", columns, sides, 1)
+    return Section("Top-1", [view.Charts(curves if drawn else []), rows])
 
 
 def rounded_top1(value: float) -> str:
     return f"{100 * value:.1f} %"
-
-
-def time_to(side: Side, level: float) -> str:
-    epoch = epoch_reaching(side.curve, level)
-    return seconds(epoch.seconds) if epoch else UNKNOWN
-
-
-def after(number: int, side: Side) -> str:
-    score = next((epoch.top1 for epoch in side.curve if epoch.epoch == number), None)
-    return or_unknown(score, rounded_top1)
-
-
-def some_epochs(sides: list[Side]) -> list[int]:
-    """At most EPOCHS of those that were evaluated, the first and the last among them."""
-    epochs = sorted({epoch.epoch for side in sides for epoch in side.curve})
-    if len(epochs) <= EPOCHS:
-        return epochs
-    return [epochs[round(i * (len(epochs) - 1) / (EPOCHS - 1))] for i in range(EPOCHS)]

@@ -1,4 +1,4 @@
-"""The settings and machines of a run: everything in which two runs can differ."""
+"""Find in which settings and machines runs differ."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from boundary.run_files import RunPlan
 from contract.text import link_speed, three_digits
 from report.analysis import Analysis, last_hosts, world_size
 
-# Options for places and notices, which change nothing of a run's figures.
+# Options for paths and notices, which do not affect the figures of a run.
 NO_SETTINGS = {"config", "output", "local_rank", "spawn", "resume", "progress", "data"}
-# Of other runs than these neither speed nor accuracy says anything about one another.
+# Runs that differ in these cannot be compared, neither by speed nor by accuracy.
 TASK = ("model", "data", "training images", "validation images")
 UNKNOWN = "not recorded"
 
 
 class Difference(NamedTuple):
-    """One thing in which runs differ: each value, with the labels of the runs that have it."""
+    """A setting that differs: each value, with the labels of the runs that have it."""
 
     name: str
     values: list[tuple[str, list[str]]]
@@ -28,13 +28,13 @@ class Difference(NamedTuple):
         return "; ".join(f"{value} ({', '.join(labels)})" for value, labels in self.values)
 
 
-def differences(of: Mapping[str, Mapping[str, str]]) -> list[Difference]:
-    """`of`: label -> name -> value. What all have in common is left out."""
-    names = dict.fromkeys(name for values in of.values() for name in values)
+def differences(runs: Mapping[str, Mapping[str, str]]) -> list[Difference]:
+    """Return the settings in which runs differ. `runs`: label -> name -> value."""
+    names = dict.fromkeys(name for values in runs.values() for name in values)
     result = []
     for name in names:
         labels: dict[str, list[str]] = {}
-        for label, values in of.items():
+        for label, values in runs.items():
             labels.setdefault(values.get(name, UNKNOWN), []).append(label)
         if len(labels) > 1:
             result.append(Difference(name, list(labels.items())))
@@ -42,10 +42,10 @@ def differences(of: Mapping[str, Mapping[str, str]]) -> list[Difference]:
 
 
 def settings(analysis: Analysis) -> dict[str, str]:
-    """Name -> value, the task first, then what is asked most, then the other options."""
+    """Return name -> value: the task first, then the common settings, then the other options."""
     run, start = analysis.run, analysis.start
     options = start.options
-    named: dict[str, object] = {
+    common: dict[str, object] = {
         "model": start.model or run.program.command,
         "data": run.plan.data or PurePath(str(options.get("data") or UNKNOWN)).name,
         "training images": start.train_images,
@@ -58,14 +58,14 @@ def settings(analysis: Analysis) -> dict[str, str]:
         **{name: getattr(start, name) for name in ("precision", "sync", "accumulate", "workers")},
         "bucket_mb": start.bucket_mb,
     }
-    values = {name: words(value) for name, value in named.items() if value is not None}
-    rest = {n: words(v) for n, v in options.items() if n not in NO_SETTINGS and n not in values}
+    values = {name: words(value) for name, value in common.items() if value is not None}
+    extra = {n: words(v) for n, v in options.items() if n not in NO_SETTINGS and n not in values}
     code = {"code": code_of(run.plan)} if run.plan.code_sha256 else {}
-    return {**values, **rest, **code}
+    return {**values, **extra, **code}
 
 
 def machines(analysis: Analysis) -> dict[str, str]:
-    """Name -> value, over all ranks of the attempt that the figures are of."""
+    """Return name -> value over all ranks of the measured attempt."""
     run = analysis.run
     attempt = analysis.step.attempt if analysis.step else 1
     starts = {r.host: r.start for r in run.ranks if r.attempt == attempt and r.start}
@@ -82,8 +82,8 @@ def machines(analysis: Analysis) -> dict[str, str]:
         "python": tally(start.python for start in starts.values()),
         "torch": tally(start.torch for start in starts.values()),
     }
-    names = dict.fromkeys(name for start in starts.values() for name in start.versions)
-    for name in names:
+    # Each program records the versions of its own packages.
+    for name in dict.fromkeys(name for start in starts.values() for name in start.versions):
         values[name] = tally(start.versions.get(name) for start in starts.values())
     limits = (start.instructions.onednn_limit for start in starts.values())
     values["oneDNN limited to"] = tally(limits)
@@ -91,7 +91,7 @@ def machines(analysis: Analysis) -> dict[str, str]:
 
 
 def tally(values: Iterable[object]) -> str:
-    """`GeForce RTX 3090`, or `3 x GeForce RTX 3090 and 1 x GeForce RTX 2080 Ti`; "" for none."""
+    """Count equal values: `3 x RTX 3090 and 1 x RTX 2080 Ti`; a single value without its count."""
     counts = Counter(words(value) for value in values if value is not None)
     if len(counts) < 2:
         return next(iter(counts), "")
@@ -99,7 +99,7 @@ def tally(values: Iterable[object]) -> str:
 
 
 def code_of(plan: RunPlan) -> str:
-    """The commit, if there was one and nothing was changed since; else the code's own hash."""
+    """Return the commit if nothing was changed since, else the hash of the code."""
     revision = (plan.git_revision or "")[:10]
     if revision and not plan.git_diff:
         return revision
@@ -107,6 +107,7 @@ def code_of(plan: RunPlan) -> str:
 
 
 def words(value: object) -> str:
+    # Before float and list, because these words stand for both values of an option.
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, list):

@@ -1,5 +1,5 @@
-"""python -m report evaluation FILE [TITLE]: of what --evaluate wrote, a page and two tables beside
-it: evaluation.html, classes.csv, confused.csv."""
+"""python -m report evaluation FILE [TITLE]: show the file that --evaluate wrote, and write
+evaluation.html, classes.csv and confused.csv next to it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from report.text import printed, render_text
 from report.view import Column, Paragraph, Section, View, or_unknown, table, top1
 
 WEAKEST = 10  # classes that the terminal shows
-NONE = "No image was taken for another class."
 COLUMNS = (
     Column("class", lambda row: row.name),
     Column("images", lambda row: f"{row.images:,}"),
@@ -34,13 +33,14 @@ CONFUSED = (
 
 
 def evaluation_main(argv: list[str]) -> int:
-    """Returns the exit code. Raises UserError."""
+    """Print an evaluation, and write its files. Returns the exit code; raises UserError."""
     if not 1 <= len(argv) <= 2:
         raise UserError("give the file that --evaluate wrote: python -m report evaluation FILE.")
     file = Path(argv[0])
-    evaluation = read(file)
+    evaluation = read_evaluation(file)
     title = argv[1] if len(argv) > 1 else file.name
     page = file.with_name("evaluation.html")
+    # The files hold all classes, the terminal only the weakest.
     figures = [
         [csv_cell(row.name), row.images, row.top1, row.top5, row.loss] for row in evaluation.classes
     ]
@@ -55,14 +55,17 @@ def evaluation_main(argv: list[str]) -> int:
     return 0
 
 
-def read(file: Path) -> EvaluationFile:
-    """Raises UserError."""
+def read_evaluation(file: Path) -> EvaluationFile:
+    """Read the file that --evaluate wrote. Raises UserError."""
     try:
+        # The file may be somebody else's, so all of its fields are checked.
         evaluation: EvaluationFile = decode(read_text(file), EvaluationFile, "it")
         return evaluation
     except (OSError, ValueError, Invalid) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{file} is no evaluation ({why}): make it anew by --evaluate.") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(
+            f"{file} is no evaluation ({reason}): make it anew by --evaluate."
+        ) from None
 
 
 def as_csv(heads: str, rows: Sequence[Sequence[object]]) -> str:
@@ -71,15 +74,18 @@ def as_csv(heads: str, rows: Sequence[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def view_of(evaluation: EvaluationFile, title: str, most: int) -> View:
-    """With so many of the classes, the weakest first."""
-    lost = pluralize(evaluation.unreadable, "image")
-    total = evaluation.images + evaluation.unreadable
-    of_all = f" of {total:,}" if evaluation.unreadable else ""
-    note = Paragraph(f"{lost} could not be read, and do not count.", "note")
+def view_of(evaluation: EvaluationFile, title: str, limit: int) -> View:
+    """Return a view with at most `limit` classes, the weakest first."""
+    notes, all_images = [], ""
+    if evaluation.unreadable:
+        unreadable = pluralize(evaluation.unreadable, "image")
+        notes.append(Paragraph(f"{unreadable} could not be read, and do not count.", "note"))
+        all_images = f" of {evaluation.images + evaluation.unreadable:,}"
+    # Classes without images have no score, and come last.
     weakest = sorted(evaluation.classes, key=lambda row: 2.0 if row.top1 is None else row.top1)
-    aside = f"the weakest first{f', {most} of {len(weakest)}' if most < len(weakest) else ''}"
+    aside = f"the weakest first{f', {limit} of {len(weakest)}' if limit < len(weakest) else ''}"
     confused = table("Confused classes", CONFUSED, evaluation.confused)
+    none_confused = Paragraph("No image was taken for another class.")
     return View(
         brand="Tandem evaluation",
         title=title,
@@ -91,12 +97,12 @@ def view_of(evaluation: EvaluationFile, title: str, most: int) -> View:
             (top1(evaluation.top1), "top-1"),
             (top1(evaluation.top5), "top-5"),
             (f"{evaluation.loss:.4f}", "loss"),
-            (f"{evaluation.images:,}", "images" + of_all),
+            (f"{evaluation.images:,}", "images" + all_images),
         ],
         sections=[
-            Section("Result", [note] if evaluation.unreadable else []),
-            Section("Confused most", [confused if evaluation.confused else Paragraph(NONE)]),
-            Section("Classes", [table("Classes", COLUMNS, weakest[:most], names=1)], aside),
+            Section("Result", [*notes]),
+            Section("Confused most", [confused if evaluation.confused else none_confused]),
+            Section("Classes", [table("Classes", COLUMNS, weakest[:limit], names=1)], aside),
         ],
         links=(("classes.csv", "all classes"), ("confused.csv", "confused pairs")),
     )

@@ -1,8 +1,8 @@
-"""The figures of a machine: one table. A row says what a figure is called, where it is read in the
-guard's records, in what it is counted, when it deserves a warning, and in which views it is shown.
+"""The figures of a machine, in one table. A row gives the name of a figure, its place in the
+guard's records, its unit, its warning limit, and the views that show it.
 
-To add one, add its row to the table of what it is a figure of. `make status`, `make top`, the
-report's text and page, series.csv and JSON read the tables, and other code a figure by its name.
+To add a figure, add its row to the table of what it describes. `make status`, `make top`, the
+report's text and page, series.csv and JSON read the tables; other code uses a figure by its name.
 """
 
 from __future__ import annotations
@@ -14,102 +14,95 @@ from typing import NamedTuple
 
 from boundary.run_files import MOST_RANKS, MOST_THINGS
 from contract.text import percent, size, three_digits
-from report.files import Entry, dicts, natural_number, number
+from report.files import Entry, number
 
 MACHINE, DISK, INTERFACE, GPU, SHARE = "machine", "disk", "interface", "gpu", "share"
 Values = Mapping[str, float]
 
 
 class Interval(NamedTuple):
-    """What the records say of one thing now, and said of it so many seconds before; `before` is
-    empty where they said nothing."""
+    """The recorded values of one thing, at both ends of an interval. `start` may be empty."""
 
-    before: Values
-    now: Values
+    start: Values
+    end: Values
     seconds: float
 
 
 class Ratio(NamedTuple):
-    """What a figure is in an interval: so much, of so much. Over several intervals both are summed,
-    so that a mean is right whatever their lengths. `of` is None where it is their seconds."""
+    """A figure in an interval, as `amount` divided by `base`."""
 
+    # Over several intervals both are summed, so that a mean is correct for any lengths.
     amount: float
-    of: float | None = None
+    base: float | None = None  # None: the interval's seconds
 
 
-Reader = Callable[[Interval], Ratio | None]
+Read = Callable[[Interval], Ratio | None]
 
 
-def level(key: str) -> Reader:
-    """What stands in the record."""
-    return lambda i: Ratio(i.now[key], 1.0) if key in i.now else None
+def level(key: str) -> Read:
+    """Read a value as it is recorded."""
+    return lambda i: Ratio(i.end[key], 1.0) if key in i.end else None
 
 
-def rate(key: str, factor: float = 1.0) -> Reader:
-    """What stands in the record as a rate since the line before."""
-    return lambda i: Ratio(i.now.get(key, 0.0) * factor * i.seconds)
+def rate(key: str, factor: float = 1.0) -> Read:
+    """Read a value that is recorded as a rate since the line before."""
+    return lambda i: Ratio(i.end.get(key, 0.0) * factor * i.seconds)
 
 
-def growth(*keys: str) -> Reader:
-    """By how much counters grew."""
+def growth(*keys: str) -> Read:
+    """Read the sum by which counters grew."""
 
     def read(interval: Interval) -> Ratio | None:
-        before, now = interval.before, interval.now
-        known = [max(0.0, now[key] - before[key]) for key in keys if key in before and key in now]
-        return Ratio(sum(known)) if known else None
+        start, end = interval.start, interval.end
+        grown = [max(0.0, end[key] - start[key]) for key in keys if key in start and key in end]
+        return Ratio(sum(grown)) if grown else None
 
     return read
 
 
-def grown(interval: Interval, key: str) -> float:
-    """By how much a counter grew; 0 where it is absent or was reset."""
-    return increase(interval.before.get(key), interval.now.get(key))
+def increase(start: float | None, end: float | None) -> float:
+    """Return the growth of a counter; 0 if it is absent or was reset."""
+    return 0.0 if start is None or end is None else max(0.0, end - start)
 
 
-def increase(before: float | None, now: float | None) -> float:
-    return 0.0 if before is None or now is None else max(0.0, now - before)
+def counter_growth(interval: Interval, key: str) -> float:
+    return increase(interval.start.get(key), interval.end.get(key))
 
 
-def of_processors(key: str) -> Reader:
-    """Of the time that all processors have, the part that these seconds are."""
+def share_of_processors(key: str) -> Read:
+    """Read seconds of processors as a share of the time of all processors."""
 
     def read(interval: Interval) -> Ratio | None:
-        cores = interval.now.get("cores", 0.0)
-        known = key in interval.before and key in interval.now and cores > 0
-        return Ratio(grown(interval, key) / cores) if known else None
+        cores = interval.end.get("cores", 0.0)
+        recorded = key in interval.start and key in interval.end and cores > 0
+        return Ratio(counter_growth(interval, key) / cores) if recorded else None
 
     return read
 
 
-def queued(interval: Interval) -> Ratio | None:
-    waited, ran = grown(interval, "waited"), grown(interval, "ran")
-    return Ratio(waited, ran + waited) if ran + waited > 0 else None
+def growth_share(key: str, *total: str) -> Read:
+    """Read the growth of a counter as a share of the growth of others."""
+
+    def read(interval: Interval) -> Ratio | None:
+        base = sum(counter_growth(interval, name) for name in total)
+        return Ratio(counter_growth(interval, key), base) if base > 0 else None
+
+    return read
 
 
-def loaders_busy(interval: Interval) -> Ratio | None:
-    seconds = grown(interval, "loaders")
-    return Ratio(grown(interval, "loaders_busy"), seconds) if seconds > 0 else None
-
-
-def memory_used(interval: Interval) -> Ratio | None:
-    total = interval.now.get("memory_total", 0.0)
-    available = interval.now.get("memory_available")
+def read_memory_used(interval: Interval) -> Ratio | None:
+    total = interval.end.get("memory_total", 0.0)
+    available = interval.end.get("memory_available")
     if total <= 0 or available is None:
         return None
     return Ratio(1 - min(1.0, available / total), 1.0)
 
 
-def swap_used(interval: Interval) -> Ratio | None:
-    now = interval.now
-    if not {"swap_total", "swap_free"} <= now.keys():
-        return None
-    return Ratio(now["swap_total"] - now["swap_free"], 1.0)
-
-
-def request_time(interval: Interval) -> Ratio | None:
-    """Milliseconds of a request, reads and writes weighted by their number."""
+def read_request_time(interval: Interval) -> Ratio | None:
+    """Read the milliseconds of a request, with reads and writes weighted by their number."""
     pairs = (("r/s", "r_await"), ("w/s", "w_await"))
-    requests = [(interval.now.get(n, 0.0), interval.now.get(wait, 0.0)) for n, wait in pairs]
+    requests = [(interval.end.get(n, 0.0), interval.end.get(wait, 0.0)) for n, wait in pairs]
+    # Without requests there is no time of one.
     total = sum(count for count, _ in requests)
     mean = sum(count * wait for count, wait in requests) / total if total else 0.0
     return Ratio(mean, 1.0) if mean > 0 else None
@@ -117,48 +110,44 @@ def request_time(interval: Interval) -> Ratio | None:
 
 @dataclass(frozen=True)
 class Unit:
-    """`words`: a value in a report; `cell`: in status and top, where columns are narrow; in charts,
-    series.csv and JSON it is multiplied by `drawn`, and has the `symbol`."""
+    """The functions and factors by which the values of a figure are shown."""
 
-    words: Callable[[float], str]
-    cell: Callable[[float], str]
+    words: Callable[[float], str]  # in a report
+    cell: Callable[[float], str]  # in the narrow columns of status and top
     symbol: str = ""
+    # Factors for charts and series.csv, and for JSON, which show the symbol.
     drawn: float = 1.0
-    most: float = math.inf  # no value is more
+    maximum: float = math.inf  # larger values are cut to it
     json: float = 1.0
 
 
-def whole(value: float) -> str:
+def rounded(value: float) -> str:
     return f"{value:.0f}"
 
 
-def short_size(value: float) -> str:
-    return size(value).replace(" ", "") if value else "0"
-
-
-PART = Unit(percent, lambda value: f"{100 * value:.0f}", "%", 100.0, most=1.0, json=100.0)
-PERCENT = Unit(lambda value: f"{value:.0f} %", whole, "%")
-BYTES = Unit(size, short_size)
+FRACTION = Unit(percent, lambda value: f"{100 * value:.0f}", "%", 100.0, maximum=1.0, json=100.0)
+PERCENT = Unit(lambda value: f"{value:.0f} %", rounded, "%")
+BYTES = Unit(size, lambda value: size(value).replace(" ", "") if value else "0")
 BYTES_PER_SECOND = Unit(
     lambda value: three_digits(value / 1e6), lambda value: f"{value / 1e6:.1f}", "MB/s", 1e-6
 )
-COUNT = Unit(lambda value: f"{value:,.0f}", whole)
-SECONDS = Unit(three_digits, whole, "s")
-MILLISECONDS = Unit(lambda value: f"{three_digits(value)} ms", whole, "ms")
+COUNT = Unit(lambda value: f"{value:,.0f}", rounded)
+SECONDS = Unit(three_digits, rounded, "s")
+MILLISECONDS = Unit(lambda value: f"{three_digits(value)} ms", rounded, "ms")
 CELSIUS, WATTS, MEGAHERTZ = (
-    Unit(lambda value, symbol=symbol: f"{value:.0f} {symbol}", whole, symbol)  # type: ignore[misc]
+    Unit(lambda value, symbol=symbol: f"{value:.0f} {symbol}", rounded, symbol)  # type: ignore[misc]
     for symbol in ("C", "W", "MHz")
 )
 
 
 class Limit(NamedTuple):
-    """From (or below) which value on a machine deserves a warning, where `beside` has its own
-    limit; `{}` in the sentence is the value."""
+    """The values of a figure that deserve a warning: from `least`, or below `below`."""
 
-    sentence: str
+    sentence: str  # {} is the value
     least: float = -math.inf
     below: float = math.inf
-    beside: tuple[Figure, float] | None = None
+    # Another figure, and the value from which it must be as well.
+    also: tuple[Figure, float] | None = None
 
 
 MEAN, MOST, LEAST, TOTAL = "mean", "most", "least", "total"
@@ -166,50 +155,52 @@ MEAN, MOST, LEAST, TOTAL = "mean", "most", "least", "total"
 
 @dataclass(frozen=True, eq=False)
 class Figure:
-    """`name`: in JSON. `report`: its columns there, each a heading and what of the run's seconds it
-    shows (MEAN, ...). `status`: its column in `make status` and `make top`; of several disks it is
-    the busiest one's, of several GPUs the largest. `place`: those of the highest are left out first
-    where a terminal has too few columns. `chart`: its title."""
+    """One row of the tables below."""
 
-    name: str
-    read: Reader
+    name: str  # in JSON
+    read: Read
     unit: Unit
-    report: Mapping[str, str] | None = None
+    report: Mapping[str, str] | None = None  # its columns: MEAN, ... -> heading
+    # Its column in `make status` and `make top`; of several disks the busiest one's value, of
+    # several GPUs the largest.
     status: str = ""
-    place: int = 9
-    chart: str = ""
+    priority: int = 9  # a terminal with too few columns omits the highest numbers first
+    chart: str = ""  # its title
     note: str = ""  # below the chart
-    drawn_at_zero: bool = True  # else no chart where it never is above 0
+    drawn_at_zero: bool = True  # False: no chart if all values are 0
     limit: Limit | None = None
 
     def value(self, interval: Interval) -> float | None:
-        """In one interval."""
+        """Return the value in one interval; None if it was not recorded."""
+        # A figure that was not recorded is unknown, which is not 0.
         ratio = self.read(interval)
-        return None if ratio is None else self.of(ratio, interval.seconds)
+        return None if ratio is None else self.divide(ratio, interval.seconds)
 
-    def of(self, ratio: Ratio, seconds: float) -> float | None:
-        whole = seconds if ratio.of is None else ratio.of
-        return min(self.unit.most, ratio.amount / whole) if whole > 0 else None
+    def divide(self, ratio: Ratio, seconds: float) -> float | None:
+        base = seconds if ratio.base is None else ratio.base
+        return min(self.unit.maximum, ratio.amount / base) if base > 0 else None
 
     def warning(self, values: Mapping[Figure, float]) -> str | None:
-        """What deserves one, where something does."""
+        """Return a warning about these values of a machine, if one is due."""
         value, limit = values.get(self), self.limit
         if value is None or limit is None or not limit.least <= value < limit.below:
             return None
-        if limit.beside and values.get(limit.beside[0], 0.0) < limit.beside[1]:
+        if limit.also and values.get(limit.also[0], 0.0) < limit.also[1]:
             return None
         return limit.sentence.format(self.unit.words(value))
 
 
-# In each table in the order of the report's columns.
+# Each table has the order of the report's columns.
 CORES = Figure("cores", level("cores"), COUNT, {MOST: "CPUs"})
-CPU = Figure("cpu", of_processors("cpu_busy"), PART, {MEAN: "busy"}, "CPU%", 2, "Processors, busy")
-RANKS_CPU = Figure("ranks_cpu", of_processors("ran"), PART)  # by this run's own processes
-# Of the time in which this run's threads wanted a processor, the part in which they had none.
+CPU = Figure(
+    "cpu", share_of_processors("cpu_busy"), FRACTION, {MEAN: "busy"}, "CPU%", 2, "Processors, busy"
+)
+RANKS_CPU = Figure("ranks_cpu", share_of_processors("ran"), FRACTION)  # by this run's processes
+# The fraction of the time in which this run's threads wanted a processor and had none.
 QUEUED = Figure(
     "queued",
-    queued,
-    PART,
+    growth_share("waited", "ran", "waited"),
+    FRACTION,
     {MEAN: "queued"},
     "queue%",
     2,
@@ -217,20 +208,24 @@ QUEUED = Figure(
     "Of the time in which this run's threads wanted one.",
 )
 WAITED = Figure("waited", growth("waited"), SECONDS)  # by these threads together, in a second
-# The part of the time in which loaders that do something run or wait for a processor.
-LOADERS_BUSY = Figure("loaders_busy", loaders_busy, PART)
+# The fraction of the time of active loaders in which they run or wait for a processor.
+LOADERS_BUSY = Figure("loaders_busy", growth_share("loaders_busy", "loaders"), FRACTION)
 MEMORY_TOTAL = Figure("memory_total", level("memory_total"), BYTES, {MOST: "memory"})
-MEMORY = Figure("memory", memory_used, PART, {MOST: "used"}, "mem%", 2, "Memory, used")
+MEMORY = Figure("memory", read_memory_used, FRACTION, {MOST: "used"}, "mem%", 2, "Memory, used")
 SWAP = Figure(
     "swap",
-    swap_used,
+    lambda i: (
+        Ratio(i.end["swap_total"] - i.end["swap_free"], 1.0)
+        if {"swap_total", "swap_free"} <= i.end.keys()
+        else None
+    ),
     BYTES,
     status="swap",
-    place=2,
+    priority=2,
     limit=Limit(
         "short of memory: {} swapped; fewer loaders (--workers) need less",
         least=256e6,
-        beside=(MEMORY, 0.9),
+        also=(MEMORY, 0.9),
     ),
 )
 SWAPPED = Figure(
@@ -242,11 +237,11 @@ SWAPPED = Figure(
     drawn_at_zero=False,
 )
 SWAPPED_IN = Figure("swapped_in", growth("swapped_in"), BYTES_PER_SECOND)
-# Of the time, the part in which some process waited for memory.
+# The fraction of the time in which some process waited for memory.
 MEMORY_PRESSURE = Figure(
     "memory_pressure",
     growth("pressure_memory"),
-    PART,
+    FRACTION,
     {MEAN: "pressure"},
     chart="Memory, pressure",
     drawn_at_zero=False,
@@ -256,15 +251,15 @@ TEMPERATURE = Figure(
     level("temperature"),
     CELSIUS,
     status="CPU C",
-    place=4,
+    priority=4,
     limit=Limit("its processor has {} and may slow down", least=90),
 )
 DISK_FREE = Figure(
-    "disk_free",  # where the run's folder lies
+    "disk_free",  # on the disk of the run's folder
     level("disk_free"),
     BYTES,
     status="free",
-    place=4,
+    priority=4,
     limit=Limit("{} free on its disk: remove old runs there", below=5e9),
 )
 
@@ -279,7 +274,7 @@ DISK_READ = Figure(
 )
 DISK_WRITTEN = Figure("disk_written", rate("wkB/s", 1024), BYTES_PER_SECOND, {MEAN: "MB/s written"})
 DISK_BUSY = Figure("disk_busy", rate("util"), PERCENT, {MEAN: "busy"}, "disk%", 2, "Disk, busy")
-DISK_REQUEST = Figure("disk_request", request_time, MILLISECONDS, {MEAN: "a request"})
+DISK_REQUEST = Figure("disk_request", read_request_time, MILLISECONDS, {MEAN: "a request"})
 
 SENT = Figure(
     "sent",
@@ -290,7 +285,7 @@ SENT = Figure(
     3,
     "Network card, sent",
 )
-RECEIVED = Figure("received", growth("rx_bytes"), BYTES_PER_SECOND, status="got", place=3)
+RECEIVED = Figure("received", growth("rx_bytes"), BYTES_PER_SECOND, status="got", priority=3)
 RETRANSMITS = Figure(
     "again", growth("tcp_retransmits"), COUNT, {TOTAL: "retransmits"}, "again/s", 5
 )
@@ -304,8 +299,8 @@ DROPPED = Figure(
     limit=Limit("its network card drops {} packets a second", least=1),
 )
 
-# Says only that a kernel was resident, and NCCL's waiting kernel is one, too: it is shown, and
-# nothing is concluded from it.
+# It only says that a kernel was resident, and NCCL's waiting kernel is one, too. So it is shown,
+# but no rule uses it.
 GPU_UTILIZATION = Figure(
     "utilization",
     level("utilization"),
@@ -344,7 +339,7 @@ FIGURES: dict[str, tuple[Figure, ...]] = {
     GPU: (GPU_UTILIZATION, GPU_MEMORY, GPU_POWER, GPU_TEMPERATURE, GPU_CLOCK),
     SHARE: (SHARE_READ,),
 }
-Thing = tuple[str, str]  # its kind, and its name
+Thing = tuple[str, str]  # kind and name
 
 
 RANK_TIMES = ("ran", "waited", "loaders", "loaders_busy")  # seconds (docs/run-directory.md)
@@ -352,34 +347,36 @@ RANK_TIMES = ("ran", "waited", "loaders", "loaders_busy")  # seconds (docs/run-d
 
 @dataclass(frozen=True)
 class Sample:
-    """A line of a machine's records, as far as it is what it should be."""
+    """The valid part of a line of a machine's records."""
 
     things: Mapping[Thing, Values]
     ranks: Mapping[str, Values]  # RANK_TIMES of each
 
 
 def sample_of(line: Entry) -> Sample:
+    """Take the numbers from a line of a machine's records."""
     things: dict[Thing, Values] = {(MACHINE, ""): numbers(line)}
-    if isinstance(card := line.get("card"), dict):
-        things[INTERFACE, ""] = numbers(card)
+    if isinstance(interface := line.get("card"), dict):
+        things[INTERFACE, ""] = numbers(interface)
     for kind, key in ((DISK, "disks"), (SHARE, "mounts")):
-        things |= {(kind, name): values for name, values in by_name(line.get(key)).items()}
-    for gpu in dicts(line.get("gpus"))[:MOST_THINGS]:
-        index = natural_number(gpu.get("index")) or 0
+        things |= {(kind, name): values for name, values in numbers_by_name(line.get(key)).items()}
+    gpus = line.get("gpus")
+    valid = [gpu for gpu in gpus if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+    for gpu in valid[:MOST_THINGS]:
+        index = number(gpu.get("index"))
+        index = 0 if index is None or index < 0 else int(index)
         if index < MOST_THINGS:
             things[GPU, str(index)] = numbers(gpu)
-    return Sample(things, ranks_of(line.get("ranks")))
+    ranks = numbers_by_name(line.get("ranks"), MOST_RANKS)
+    return Sample(
+        things, {rank: times for rank, times in ranks.items() if {"ran", "waited"} <= times.keys()}
+    )
 
 
-def ranks_of(value: object) -> dict[str, Values]:
-    ranks = by_name(value, MOST_RANKS)
-    return {rank: times for rank, times in ranks.items() if {"ran", "waited"} <= times.keys()}
-
-
-def by_name(value: object, most: int = MOST_THINGS) -> dict[str, Values]:
-    """Name -> numbers."""
-    named = list(value.items())[:most] if isinstance(value, dict) else []
-    return {name: numbers(entry) for name, entry in named if isinstance(entry, dict)}
+def numbers_by_name(value: object, limit: int = MOST_THINGS) -> dict[str, Values]:
+    """Map the first `limit` names of a JSON object to the numbers of their objects."""
+    items = list(value.items())[:limit] if isinstance(value, dict) else []
+    return {name: numbers(entry) for name, entry in items if isinstance(entry, dict)}
 
 
 def numbers(entry: Entry) -> Values:
@@ -387,29 +384,31 @@ def numbers(entry: Entry) -> Values:
 
 
 def intervals(
-    before: Sample | None, now: Sample, seconds: float
+    earlier: Sample | None, later: Sample, seconds: float
 ) -> Iterator[tuple[Thing, Interval]]:
-    """What came between two samples, of each thing that is in the later one."""
-    for thing, values in now.things.items():
-        earlier = before.things.get(thing, {}) if before is not None else {}
-        if thing == (MACHINE, "") and before is not None:
-            earlier, values = with_ranks(before, now)
-        yield thing, Interval(earlier, values, seconds)
-
-
-def with_ranks(before: Sample, now: Sample) -> tuple[Values, Values]:
-    """A machine's numbers with the seconds of its ranks in between. A rank that was not there
-    before counts as nothing: its threads may be older."""
-    known = [Interval(before.ranks[r], now.ranks[r], 0.0) for r in now.ranks if r in before.ranks]
-    came = {key: sum(grown(rank, key) for rank in known) for key in RANK_TIMES}
+    """Yield the interval between two samples for each thing of the later one."""
     machine = MACHINE, ""
-    if not known:
-        return before.things[machine], now.things[machine]
-    zero = dict.fromkeys(RANK_TIMES, 0.0)
-    return {**before.things[machine], **zero}, {**now.things[machine], **came}
+    for thing, values in later.things.items():
+        start = earlier.things.get(thing, {}) if earlier is not None else {}
+        # Ranks come and go with attempts, so their counters cannot be read as the machine's.
+        if thing == machine and earlier is not None:
+            # The machine's seconds of ranks are the sum over ranks that are in both samples. A rank
+            # that only the later one has counts as nothing: its threads may be older.
+            ranks = [
+                Interval(earlier.ranks[rank], times, 0.0)
+                for rank, times in later.ranks.items()
+                if rank in earlier.ranks
+            ]
+            if ranks:
+                start = {**start, **dict.fromkeys(RANK_TIMES, 0.0)}
+                values = {
+                    **values,
+                    **{k: sum(counter_growth(r, k) for r in ranks) for k in RANK_TIMES},
+                }
+        yield thing, Interval(start, values, seconds)
 
 
-# All processors are taken, and threads wait for one longer than they have one.
+# All processors are in use, and threads wait for one longer than they run.
 FULL, QUEUED_LONG = 0.9, 0.5
 
 

@@ -1,8 +1,8 @@
-"""Reads the files of a run as untrusted text from machines, possibly cut off or hostile.
+"""Read the files of a run as untrusted text from machines, possibly cut off or hostile.
 
-Nothing found in a file makes reading fail: a value of the wrong type counts as absent, a line that
-does not parse is skipped, and what is not a regular file is not opened. What is kept of a file is
-bounded: documents by their size, lines and reports by what is folded from them as they are read.
+No content of a file makes reading fail: a value of the wrong type counts as absent, a line that
+does not parse is skipped, and anything but a regular file is not opened. Memory is bounded:
+documents by their size, lines and reports by what the reader folds from them.
 """
 
 from __future__ import annotations
@@ -12,73 +12,46 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from boundary.run_files import MOST_RANKS
+from boundary.run_files import LARGEST_FIGURE, LONGEST_SECONDS
 
 # A JSON object from a machine: a field may be absent, or of any type.
 Entry = dict[str, Any]
 
-LARGEST = 1e18  # no counter of bytes is larger
-LONGEST = 1e10  # seconds
 LARGEST_FILE = 4 << 30  # bytes of a file that is read line by line
-LARGEST_DOCUMENT = 8 << 20  # bytes of one that is parsed as a whole, in up to 30 times the memory
-LONGEST_LINE = 1 << 20  # characters; what follows them counts as a line that does not parse
-LONGEST_TEXT = 4096  # characters of one text
-MOST_FILES = 1 << 14  # of all hosts, one a rank and attempt
+LARGEST_DOCUMENT = 8 << 20  # bytes of a document; parsing it takes up to 30 times the memory
+LONGEST_LINE = 1 << 20  # bytes; what follows them counts as a line that does not parse
+LAST_BYTES = 1 << 16  # at a file's end, in which its last line is searched
+MOST_FILES = 1 << 14  # of all hosts; each rank and attempt has one
 
 
 def number(value: Any) -> float | None:
-    """The value when it is a number that can occur in a file of a run, else None."""
-    if type(value) not in (int, float):  # nor True
+    """Return the value if it is a number that can occur in a file of a run, else None."""
+    # Not isinstance, because bool is a subclass of int.
+    if type(value) not in (int, float):
         return None
-    return value if -LARGEST < value < LARGEST else None  # false for NaN
-
-
-def positive(value: object) -> float | None:
-    figure = number(value)
-    return figure if figure is not None and figure > 0 else None
-
-
-def natural_number(value: object) -> int | None:
-    figure = number(value)
-    return int(figure) if figure is not None and figure >= 0 else None
-
-
-def count(value: object, most: int = MOST_RANKS) -> int | None:
-    """The value when it is a whole number from 1 to `most`, else None."""
-    return value if type(value) is int and 0 < value <= most else None
-
-
-def text(value: object) -> str | None:
-    """The value when it is text, cut to LONGEST_TEXT; else None."""
-    return value[:LONGEST_TEXT] if isinstance(value, str) else None
+    return value if -LARGEST_FIGURE < value < LARGEST_FIGURE else None  # false for NaN
 
 
 def time_of(value: object) -> float | None:
-    """The value when it can be seconds since boot, or a duration in seconds; else None."""
+    """Return the value if it can be seconds since boot or a duration in seconds, else None."""
     value = number(value)
-    return value if value is not None and 0 <= value < LONGEST else None
+    return value if value is not None and 0 <= value < LONGEST_SECONDS else None
 
 
-def dicts(value: object) -> list[Entry]:
-    """The dictionaries in a list; empty when the value is not a list."""
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def parse_integer(digits: str) -> int | None:
-    """An integer of JSON. One of 400 digits is no number of ours, and no float could hold it."""
-    return int(digits) if len(digits) < 20 else None
-
-
-# NaN and Infinity, which JSON does not have, become null.
-DECODER = json.JSONDecoder(parse_constant=lambda name: None, parse_int=parse_integer)
+# NaN and Infinity, which JSON does not have, become null. So do integers of 20 digits or more: no
+# figure of a run has so many, and a float cannot hold an integer of 400.
+DECODER = json.JSONDecoder(
+    parse_constant=lambda name: None,
+    parse_int=lambda digits: int(digits) if len(digits) < 20 else None,
+)
 
 
 def parse(document: str) -> Any:
-    """A JSON value. Raises ValueError."""
+    """Parse a JSON value. Raises ValueError."""
     try:
         return DECODER.decode(document)
     except RecursionError:
@@ -86,8 +59,9 @@ def parse(document: str) -> Any:
 
 
 def open_record(path: Path) -> TextIO:
-    """Opens a regular file of at most LARGEST_FILE bytes for reading. Raises OSError for a link, a
-    FIFO (opening it would block) or a device (which may have no end)."""
+    """Open a regular file of at most LARGEST_FILE bytes for reading. Raises OSError for a link, a
+    FIFO (opening it would block) or a device (it may have no end)."""
+    # The checks use the open file: the path may point to another one a moment later.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     state = os.fstat(descriptor)
     if not stat.S_ISREG(state.st_mode) or state.st_size > LARGEST_FILE:
@@ -97,17 +71,18 @@ def open_record(path: Path) -> TextIO:
 
 
 def files_of_hosts(nodes: Path) -> dict[str, list[Path]]:
-    """Host -> its records in nodes/<host>/, the first MOST_FILES in order; a name that cannot be
-    decoded is no host's."""
+    """Map each host to its records in nodes/<host>/, in the order of attempts."""
+    # At most MOST_FILES are returned. A folder whose name cannot be decoded belongs to no host.
     hosts: dict[str, list[Path]] = {}
-    named = (path for path in nodes.glob("*/*.json*") if str(path).isprintable())
-    for path in by_host(named)[:MOST_FILES]:
+    paths = [path for path in nodes.glob("*/*.json*") if str(path).isprintable()]
+    paths.sort(key=lambda path: (natural(path.parent.name), natural(path.name)))
+    for path in paths[:MOST_FILES]:
         hosts.setdefault(path.parent.name, []).append(path)
     return hosts
 
 
 def read_object(path: Path, missing: list[str]) -> Entry:
-    """A JSON object. When it cannot be read, {} and a new sentence in `missing`."""
+    """Read a JSON object. If that fails, return {} and add a sentence to `missing`."""
     try:
         with open_record(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -117,6 +92,7 @@ def read_object(path: Path, missing: list[str]) -> Entry:
                     f"{LARGEST_DOCUMENT >> 20} are read, so it is left out."
                 )
                 return {}
+            # At most `size` characters: the file may grow while it is read.
             value = parse(file.read(size))
     except FileNotFoundError:
         missing.append(f"{path.name} is missing.")
@@ -128,47 +104,47 @@ def read_object(path: Path, missing: list[str]) -> Entry:
 
 
 def before_hole(file: BinaryIO, begin: int) -> tuple[int, int]:
-    """Up to where a file has bytes of its own from there on, and its size. Nobody writes records
-    with a hole: it is what a power cut leaves at the end, or an archive of few bytes as a file of
-    any size."""
+    """Return the offset at which the data after `begin` ends or a hole starts, and the size."""
+    # No program writes records with a hole. A power cut leaves one at the end, and an archive of
+    # few bytes can unpack as a file of any size.
     descriptor = file.fileno()
-    size, place = os.fstat(descriptor).st_size, os.lseek(descriptor, 0, os.SEEK_CUR)
+    size, position = os.fstat(descriptor).st_size, os.lseek(descriptor, 0, os.SEEK_CUR)
     try:
+        # SEEK_HOLE fails at or behind the end of the file.
         return (os.lseek(descriptor, begin, os.SEEK_HOLE) if begin < size else size), size
-    except OSError:  # a file system that does not know
+    except OSError:  # a file system without SEEK_HOLE
         return size, size
     finally:
-        os.lseek(descriptor, place, os.SEEK_SET)
-
-
-LAST = 1 << 16  # bytes at a file's end in which its last line is looked for
+        os.lseek(descriptor, position, os.SEEK_SET)
 
 
 class Growing:
-    """A file of JSON Lines, whose objects are read as they come. `bad`: how many whole lines held
-    none."""
+    """A file of JSON Lines that is read as it grows. `bad`: lines so far without an object."""
 
     def __init__(self, path: Path):
         self.path, self.bad = path, 0
-        self._at = 0  # bytes that were read
-        self._skip = False  # in the middle of a line that is too long
-        self._hole = False  # what follows is none of its bytes
+        self._offset = 0  # bytes read so far
+        self._in_long_line = False  # the next bytes belong to a line that is too long
+        self._met_hole = False  # no data of the file follows
 
     def lines(self) -> Iterator[Entry]:
-        """The objects of lines added since the last call; an unfinished line waits for the next."""
+        """Yield the objects of lines added since the last call, except an unfinished last line."""
         try:
             with open_record(self.path) as text:
                 file = text.buffer
-                whole, size = before_hole(file, self._at)
-                if whole < size and not self._hole:
-                    self._hole, self.bad = True, self.bad + 1
-                file.seek(self._at)
-                while line := file.readline(min(LONGEST_LINE, whole - self._at)):
+                end, size = before_hole(file, self._offset)
+                # A hole counts as one bad line, however often the file is read again.
+                if end < size and not self._met_hole:
+                    self._met_hole, self.bad = True, self.bad + 1
+                file.seek(self._offset)
+                while line := file.readline(min(LONGEST_LINE, end - self._offset)):
                     complete = line.endswith(b"\n")
+                    # The writer has not finished this line: the next call reads it again.
                     if not complete and len(line) < LONGEST_LINE:
                         return
-                    self._at += len(line)
-                    skipped, self._skip = self._skip, not complete
+                    # A line that is too long arrives in pieces, and counts as one bad line.
+                    self._offset += len(line)
+                    skipped, self._in_long_line = self._in_long_line, not complete
                     value = None if skipped or not complete else object_in(line)
                     if value is not None:
                         yield value
@@ -178,13 +154,14 @@ class Growing:
             return
 
     def last(self) -> Entry | None:
-        """The last line, where it is whole and an object."""
-        *_, line, rest = ["", "", *last_of(self.path, LAST).split("\n")]
-        return object_in(line.encode()) if not rest else None
+        """Return the object of the last line; None if that line is unfinished or no object."""
+        # A file of one line, or none, is padded with empty ones.
+        *_, line, unfinished = ["", "", *last_of(self.path, LAST_BYTES).split("\n")]
+        return object_in(line.encode()) if not unfinished else None
 
 
 def last_of(path: Path, size: int) -> str:
-    """The text of a file's last bytes; "" where it cannot be read."""
+    """Return the text of a file's last `size` bytes; "" if it cannot be read."""
     try:
         with open_record(path) as file:
             file.buffer.seek(max(0, file.buffer.seek(0, os.SEEK_END) - size))
@@ -194,7 +171,7 @@ def last_of(path: Path, size: int) -> str:
 
 
 def object_in(line: bytes) -> Entry | None:
-    """The JSON object of a line; None for anything else."""
+    """Parse the JSON object of a line; None for anything else."""
     try:
         value = parse(line.decode(errors="replace"))
     except ValueError:
@@ -203,10 +180,5 @@ def object_in(line: bytes) -> Entry | None:
 
 
 def natural(name: str) -> list[str | int]:
-    """A key that sorts node9 before node10."""
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d{1,18})", name)]
-
-
-def by_host(paths: Iterable[Path]) -> list[Path]:
-    """Each host's in the order of attempts, too."""
-    return sorted(paths, key=lambda path: (natural(path.parent.name), natural(path.name)))
+    """Return a sort key that puts node9 before node10."""
+    return [int(run) if run.isdecimal() else run for run in re.split(r"(\d{1,18})", name)]

@@ -1,5 +1,4 @@
-"""What `make plan` measured of the links between machines: each pair, and which cable is at
-fault."""
+"""Judge the links between machines that `make plan` measured: each pair, and cables at fault."""
 
 from __future__ import annotations
 
@@ -7,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-from contract.text import link_speed
-from report.files import Entry, positive, read_object
-from report.read import Run
-from report.text import aligned
+from msgspec import structs
 
-FIGURES = ("mbit_to", "mbit_from", "latency_ms", "latency_p99_ms")
+from boundary.run_files import LinksFile
+from boundary.schema import convert_what_fits
+from contract.text import link_speed
+from report.files import read_object
+from report.read import RunRecord
+from report.text import aligned
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Pair:
     mbit_from: float
     latency_ms: float
     latency_p99_ms: float
-    mtu: float | None  # of what arrives whole; None where no datagram does
+    mtu: float | None  # of packets that arrive complete; None if none do
 
     @property
     def mbit(self) -> float:
@@ -31,16 +32,16 @@ class Pair:
 
 @dataclass(frozen=True)
 class Links:
-    """Every pair of machines; `ring`: what each received while all sent. In Mbit/s of payload."""
+    """Every pair of machines. Rates in Mbit/s of payload."""
 
     hosts: tuple[str, ...]
     pairs: tuple[Pair, ...]
-    ring: tuple[float, ...]
-    mtus: dict[str, float]  # of their network cards, as far as these say
+    ring: tuple[float, ...]  # that each machine received while all sent
+    mtus: dict[str, float]  # of their network interfaces, if these report it
     speeds: dict[str, float]
 
-    def between(self, one: str, other: str) -> Pair:
-        return next(pair for pair in self.pairs if set(pair.hosts) == {one, other})
+    def between(self, host: str, peer: str) -> Pair:
+        return next(pair for pair in self.pairs if set(pair.hosts) == {host, peer})
 
     @property
     def slowest(self) -> float:
@@ -48,60 +49,54 @@ class Links:
 
     @property
     def best(self) -> dict[str, float]:
-        """The best rate of each machine with any other: a slow cable slows all of its pairs."""
+        """The best rate of each machine with any other: a slow cable slows down all its pairs."""
         return {
             host: max(pair.mbit for pair in self.pairs if host in pair.hosts) for host in self.hosts
         }
 
 
-def read_links(run: Run, hosts: tuple[str, ...]) -> Links | None:
-    """None where links were not measured, or not all of them."""
-    files = [read_object(run.folder / "nodes" / host / "links.json", []) for host in hosts]
-    measured = dict(zip(hosts, files))
-    pairs = [
-        read_pair(measured, a, b) or read_pair(measured, b, a) for a, b in combinations(hosts, 2)
-    ]
-    ring = [positive(_part(file, "ring").get("mbit")) for file in files]
-    if not pairs or not all(pairs) or not all(ring):
+def read_links(run: RunRecord, hosts: tuple[str, ...]) -> Links | None:
+    """Read the measurements; None if links were not measured, or not all of them."""
+    files: dict[str, LinksFile] = {
+        host: convert_what_fits(read_object(run.folder / f"nodes/{host}/links.json", []), LinksFile)
+        for host in hosts
+    }
+
+    def read_pair(host: str, peer: str) -> Pair | None:
+        measured = files[host].pairs.get(peer)
+        figures = structs.asdict(measured) if measured else {}
+        mtu = figures.pop("mtu", None)
+        return Pair((host, peer), mtu=mtu, **figures) if all(figures.values()) and figures else None
+
+    # Either machine of a pair may have measured it.
+    read = [read_pair(a, b) or read_pair(b, a) for a, b in combinations(hosts, 2)]
+    pairs = tuple(pair for pair in read if pair)
+    ring = tuple(file.ring.mbit for file in files.values() if file.ring.mbit)
+    # Conclusions about cables compare all pairs, so a missing one makes them wrong.
+    if not pairs or len(pairs) < len(read) or len(ring) < len(hosts):
         return None
-    cards = {host: _part(file, "card") for host, file in measured.items()}
-    mtus, speeds = (
-        {host: figure for host, card in cards.items() if (figure := positive(card.get(name)))}
-        for name in ("mtu", "speed")
-    )
-    known = tuple(pair for pair in pairs if pair)
-    return Links(hosts, known, tuple(rate for rate in ring if rate), mtus, speeds)
-
-
-def read_pair(measured: dict[str, Entry], host: str, peer: str) -> Pair | None:
-    """What `host` measured with `peer`."""
-    entry = _part(_part(measured[host], "pairs"), peer)
-    figures = {name: figure for name in FIGURES if (figure := positive(entry.get(name)))}
-    if len(figures) < len(FIGURES):
-        return None
-    return Pair(hosts=(host, peer), mtu=positive(entry.get("mtu")), **figures)
-
-
-def _part(entry: Entry, name: str) -> Entry:
-    part = entry.get(name)
-    return part if isinstance(part, dict) else {}
+    interfaces = {host: file.interface for host, file in files.items()}
+    mtus = {host: interface.mtu for host, interface in interfaces.items() if interface.mtu}
+    speeds = {host: interface.speed for host, interface in interfaces.items() if interface.speed}
+    return Links(hosts, pairs, ring, mtus, speeds)
 
 
 def link_rates(links: Links | None) -> tuple[float, ...]:
-    """Basis.rates: with n machines the rate of the slowest link of their ring, limited by their
-    part of what went through the switch when all sent."""
+    """Return Basis.rates in bytes per second: with n machines the slowest link of their ring,
+    limited by their share of what the switch carried when all sent."""
     if links is None:
         return ()
     ring, limits = links.ring, []
     for n in range(2, len(ring) + 1):
         hosts = links.hosts[:n]
-        alone = min(links.between(*two).mbit for two in zip(hosts, (*hosts[1:], hosts[0])))
-        limits.append(min(alone, sum(ring) / n if n < len(ring) else min(ring)))
+        slowest = min(links.between(*pair).mbit for pair in zip(hosts, (*hosts[1:], hosts[0])))
+        limits.append(min(slowest, sum(ring) / n if n < len(ring) else min(ring)))
+    # One machine sends nothing; its rate stands for that of two.
     return tuple(rate * 1e6 / 8 for rate in (limits[0], *limits))
 
 
-def table(links: Links) -> list[str]:
-    """The figures of each pair, in 80 columns."""
+def links_table(links: Links) -> list[str]:
+    """Show the figures of each pair, in 80 columns."""
     heads = ("pair", "Mbit/s there", "back", "latency ms", "99 %", "MTU")
     cells = [
         (
@@ -118,63 +113,62 @@ def table(links: Links) -> list[str]:
 
 
 def links_sentences(links: Links | None) -> tuple[str, ...]:
-    """How fast links are, and what is wrong with them."""
+    """Say how fast links are, and what is wrong with them."""
     if links is None:
         return ()
-    return (
+    sentences = [
         f"Links: {links.slowest:.0f} Mbit/s of payload in pairs, {min(links.ring):.0f} while all "
         f"sent (the slowest; of {link_speed(1000)} TCP gets 941).",
-        *slow_machines(links),
-        *slow_pairs(links),
-        *short_packets(links),
-        *shared_switch(links),
-    )
+        *report_slow_machines(links),
+        *report_slow_pairs(links),
+        *report_short_packets(links),
+    ]
+    # In a ring each cable carries as much as in a pair, unless machines share one.
+    if 1.5 * min(links.ring) < links.slowest:
+        sentences.append(
+            f"A machine receives {min(links.ring):.0f} Mbit/s while all send, though each pair by "
+            f"itself reaches {links.slowest:.0f}: is the switch, or a cable between two switches, "
+            "shared?"
+        )
+    return tuple(sentences)
 
 
-def slow_machines(links: Links) -> Iterator[str]:
-    others = max(links.best.values())
+def report_slow_machines(links: Links) -> Iterator[str]:
+    fastest = max(links.best.values())
     for host, rate in links.best.items():
         speed = links.speeds.get(host, 0.0)
         # If all cables are slow, no rate stands out, but a card that reports 100 is not at gigabit.
-        if rate >= others / 2 and not 0 < speed <= 100:
+        if rate >= fastest / 2 and not 0 < speed <= 100:
             continue
         kind = "a 100 Mbit/s cable, port or card" if rate < 100 else "a bad cable, port or card"
         says = f" (its card says {speed:.0f} Mbit/s)" if speed else ""
         yield (
-            f"{host} reaches {rate:.0f} Mbit/s at best{says}, others {others:.0f}: {kind}. It "
+            f"{host} reaches {rate:.0f} Mbit/s at best{says}, others {fastest:.0f}: {kind}. It "
             "slows every run down to its own rate. Try another cable, then another port of the "
             "switch."
         )
 
 
-def slow_pairs(links: Links) -> Iterator[str]:
-    for pair in links.pairs:
-        both = min(links.best[host] for host in pair.hosts)
-        if pair.mbit < 0.7 * both:
-            a, b = pair.hosts
-            yield (
-                f"{a} and {b} reach {pair.mbit:.0f} Mbit/s with each other, though both reach "
-                f"{both:.0f} with others: are they on two switches?"
-            )
-
-
-def short_packets(links: Links) -> Iterator[str]:
+def report_slow_pairs(links: Links) -> Iterator[str]:
     for pair in links.pairs:
         a, b = pair.hosts
-        if pair.mtu and pair.mtu < max(links.mtus.get(a, 0), links.mtus.get(b, 0)):
-            cards = " and ".join(f"{links.mtus[host]:.0f}" for host in (a, b) if host in links.mtus)
+        best = min(links.best[a], links.best[b])
+        # A slow cable would slow all pairs of its machine; here only this pair is slow.
+        if pair.mbit < 0.7 * best:
             yield (
-                f"Packets of {pair.mtu:.0f} bytes at most pass between {a} and {b}, though their "
-                f"cards are set to {cards}: larger ones vanish and connections hang. Set the MTU "
-                "of both, and of the switch, to the same value."
+                f"{a} and {b} reach {pair.mbit:.0f} Mbit/s with each other, though both reach "
+                f"{best:.0f} with others: are they on two switches?"
             )
 
 
-def shared_switch(links: Links) -> Iterator[str]:
-    """In a ring each cable carries as much as in a pair, unless machines share one."""
-    if 1.5 * min(links.ring) < links.slowest:
-        yield (
-            f"A machine receives {min(links.ring):.0f} Mbit/s while all send, though each pair by "
-            f"itself reaches {links.slowest:.0f}: is the switch, or a cable between two switches, "
-            "shared?"
-        )
+def report_short_packets(links: Links) -> Iterator[str]:
+    for pair in links.pairs:
+        a, b = pair.hosts
+        mtus = [links.mtus[host] for host in pair.hosts if host in links.mtus]
+        if pair.mtu and pair.mtu < max(mtus, default=0):
+            set_to = " and ".join(f"{mtu:.0f}" for mtu in mtus)
+            yield (
+                f"Packets of {pair.mtu:.0f} bytes at most pass between {a} and {b}, though their "
+                f"cards are set to {set_to}: larger ones vanish and connections hang. Set the MTU "
+                "of both, and of the switch, to the same value."
+            )

@@ -1,4 +1,4 @@
-"""One training step as it was measured: the figures on which verdict and predictions rest."""
+"""Measure the mean training step: the figures on which verdict and predictions are based."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import sub
+from typing import Any, NamedTuple
 
 from boundary.run_files import PlannedProgram, RankStart
 from contract.options import OPTIMIZERS
@@ -16,24 +17,24 @@ from contract.strategies import EXACT, MIB, SGD, Payload, Phases, Strategy, pars
 from contract.text import link_speed, seconds, size
 from report import formulas
 from report.figures import SENT
-from report.read import BETWEEN, RankRecord, Run
+from report.read import BETWEEN, RankRecord, RunRecord
 from report.usage import NetworkUsage
-from report.wait_rules import OWN_WORK, WAIT
+from report.wait_rules import OWN_WORK, SLOWER, WAIT
 
-# A verdict takes so many measured steps, whose halves agree: until then the device, caches and
-# connections may be warming up. In SETTLED_STEPS they weigh little, and steps that still change are
-# what the run met.
+# A verdict needs LEAST_STEPS measured steps whose halves agree: before, the device, caches and
+# connections may be warming up. In SETTLED_STEPS a warm-up weighs little, so steps that still
+# change are accepted.
 LEAST_STEPS, SETTLED_STEPS = 20, 200
-# The halves' mean steps may differ by this part of the shorter one, or by what is chance: so many
-# standard errors. Steps that wait for lost packets are far from equal, and change no more for it.
+# The halves' mean steps may differ by this fraction of the shorter one, or by chance: that many
+# standard errors. Steps that wait for lost packets differ a lot without any trend.
 AGREEMENT, CHANCE = 0.15, 2.0
-# Of what a part may be of its whole: the two are not read at the same moment.
-MOST_OF_WHOLE = 1.02
+# A part may exceed its whole by this factor, because both are not read at the same moment.
+MAX_FRACTION = 1.02
 
 
 @dataclass(frozen=True)
 class RankWork:
-    """Mean seconds per step of one rank, by category, and its images of a step."""
+    """The mean step of one rank: seconds by category, and images."""
 
     host: str
     rank: int
@@ -41,8 +42,8 @@ class RankWork:
     images: float = 0.0
 
     @property
-    def own(self) -> float:
-        """Seconds of a step without waiting for peers."""
+    def work_seconds(self) -> float:
+        """Seconds of a step without waiting for other ranks."""
         return sum(self.seconds.get(category, 0.0) for category in OWN_WORK)
 
 
@@ -50,8 +51,8 @@ class RankWork:
 class Step:
     """The mean step of the run's longest attempt, in seconds, over its ranks.
 
-    The first step of the attempt is left out, because it also warms up the device, the loader and
-    DDP's buckets. So are the exact steps with which a strategy that leaves bits out begins, unless
+    The first step of the attempt is omitted, because it also warms up the device, the loader and
+    DDP's buckets. The exact steps with which a compressing strategy begins are omitted, too, unless
     the run has no other: then they count as steps of `allreduce`, and `pending` is the strategy
     that never began. `network` is how long even the last rank to arrive waited (the least wait
     among the ranks, step by step); `peers` is how much longer the others waited for that rank.
@@ -64,7 +65,7 @@ class Step:
     steps: int
     images: float  # per step, all ranks
     payload: Payload
-    strategy: Strategy | None  # None: one that this version does not know
+    strategy: Strategy | None  # None if this version does not know it
     data: float
     h2d: float
     forward: float
@@ -75,30 +76,30 @@ class Step:
     peers: float
     checkpoint: float  # seconds of saving per step
     ranks: tuple[RankWork, ...]
-    # Seconds per step between epochs, with the waits of other ranks for it; and for how long of it
-    # some rank worked while another one waited. Neither is part of the step.
+    # Seconds per step between epochs, with the waits of other ranks for that work; and the seconds
+    # in which one rank worked there while another waited. Neither is part of the step.
     between: float = 0.0
     rank_work: float = 0.0
     epochs_begun: int = 0  # after the first one
-    late_by: str = ""  # the category by which the last rank of a step, whichever it is, is last
-    # Seconds of the shortest stall for saving, as of the first, which waits for no other's file.
+    late_by: str = ""  # the category by which the last rank of a step is late, whichever it is
+    # Seconds of the shortest stall for saving; the first one, for example, waits for no other file.
     least_save: float = math.inf
-    measured_steps: int = 0  # of which the figures are the mean
-    halves: tuple[float, float] = (0.0, 0.0)  # seconds of a step in each half of these
+    measured_steps: int = 0  # these figures are their mean
+    halves: tuple[float, float] = (0.0, 0.0)  # seconds of a step in each half of them
     halves_error: float = 0.0  # the standard error of their difference
-    # As the network cards counted; None where that is not known.
-    bytes_sent: float | None = None  # per node
+    # By the counters of network interfaces; None if they were not recorded.
+    bytes_sent: float | None = None  # per node and step
     link_mbit: float | None = None
-    rate: float | None = None  # bytes per second that the gradients really achieved
+    rate: float | None = None  # bytes per second that the gradients achieved
     shared_machine: bool = False  # all nodes are one machine: no cable between them
-    pending: Strategy | None = None  # where all steps were its warm-up
-    warm_steps: int = 0  # how many were
-    warm_seconds: float = 0.0  # a step of the warm-up, where others follow it
+    pending: Strategy | None = None  # if all steps were its warm-up
+    warm_steps: int = 0  # steps of the warm-up
+    warm_seconds: float = 0.0  # of one such step, if other steps follow
     phases: Phases = field(default_factory=lambda: Phases(1, 0))  # of the run
-    length: float | None = None  # steps that the run was meant to have
+    length: float | None = None  # planned steps; None if the number of epochs is unknown
     program: PlannedProgram = field(default_factory=PlannedProgram)
-    family: str | None = None  # of its optimizer, where that is known
-    contradiction: str | None = None  # a figure that cannot be, and was left out
+    family: str | None = None  # of its optimizer, if a rank recorded it
+    contradiction: str | None = None  # a sentence on an impossible figure, which was omitted
 
     @property
     def sample(self) -> str:
@@ -110,19 +111,22 @@ class Step:
 
     @property
     def missing_for_verdict(self) -> str:
-        """What these steps lack, in a clause; "" where they can be judged."""
+        """A clause on what these steps lack for a verdict; "" if they can be judged."""
+        # Few steps are no evidence even if they are equal.
         if self.measured_steps < LEAST_STEPS:
             return f"a verdict takes {LEAST_STEPS} steps, and {self.measured_steps} were measured"
-        least, most = sorted(self.halves)
-        agree = most - least <= max(AGREEMENT * least, CHANCE * self.halves_error)
+        shorter, longer = sorted(self.halves)
+        agree = longer - shorter <= max(AGREEMENT * shorter, CHANCE * self.halves_error)
         if agree or self.measured_steps >= SETTLED_STEPS:
             return ""
-        first, second = map(seconds, self.halves)
-        return f"its steps still change: {first} each in the first half, {second} in the second"
+        halves = [seconds(half) for half in self.halves]
+        return (
+            f"its steps still change: {halves[0]} each in the first half, {halves[1]} in the second"
+        )
 
     @property
     def before_one_pass(self) -> bool:
-        """Whether these steps were fewer than one pass over the data has."""
+        """True if the run took fewer steps than one pass over the data has."""
         return self.length is not None and self.steps * self.phases.epochs < self.length
 
     @property
@@ -140,14 +144,14 @@ class Step:
 
     @property
     def training(self) -> float:
-        """Seconds of a step with its part of saving and of work between epochs: the total of all
-        shares of a step."""
+        """A step with its share of saving and of work between epochs: the total of all shares."""
         return self.seconds + self.checkpoint + self.between
 
     def payload_for(self, strategy: Strategy) -> Payload:
-        """The gradients in buckets of this strategy's default size, unless the run had another."""
-        used = self.strategy.rule.bucket_mb * MIB if self.strategy else None
-        if self.payload.bucket != used:
+        """Return the gradients in `strategy`'s default buckets, unless the run chose a size."""
+        default = self.strategy.rule.bucket_mb * MIB if self.strategy else None
+        # The user chose a size of buckets, which another strategy would keep.
+        if self.payload.bucket != default:
             return self.payload
         return replace(self.payload, bucket=strategy.rule.bucket_mb * MIB)
 
@@ -157,11 +161,11 @@ class Step:
 
     @property
     def gpus(self) -> int:
-        """Ranks per machine, taken to be about the same on all."""
+        """Ranks per machine, assumed to be about the same on all."""
         return max(1, round(self.world / self.nodes))
 
     def wait(self, strategy: Strategy, machines: int, rate: float) -> float:
-        """Seconds per step that the ranks of so many such machines wait for the network."""
+        """Return the seconds per step that ranks of so many machines wait for the network."""
         payload = self.payload_for(strategy)
         return formulas.sync_wait(strategy, machines, payload, rate, self.backward, self.gpus)
 
@@ -170,8 +174,8 @@ class Step:
         return self.images / self.seconds
 
 
-def measure_step(run: Run, networks: list[NetworkUsage]) -> Step | None:
-    """The mean step of the longest attempt; None where no rank finished two steps."""
+def measure_step(run: RunRecord, networks: list[NetworkUsage]) -> Step | None:
+    """Return the mean step of the longest attempt; None if no rank finished two steps."""
     records = longest_attempt(run.ranks)
     if not records:
         return None
@@ -184,63 +188,74 @@ def measure_step(run: Run, networks: list[NetworkUsage]) -> Step | None:
         link_mbit=min((use.speed_mbit for use in used if use.speed_mbit), default=None),
         shared_machine=len(hosts) > 1 and all(use.shared_by > 1 for use in used) and bool(used),
     )
-    step = without_contradiction(step, statistics.fmean(r.clock / steps_of(r) for r in records))
-    return replace(step, rate=real_rate(step, used))
-
-
-def without_contradiction(step: Step, loop: float) -> Step:
-    """The step without what a card cannot have sent in it. `loop`: seconds of a step with all that
-    was beside it, such as evaluation."""
-    if step.bytes_sent is None or step.link_mbit is None:
-        return step
-    least = step.bytes_sent / formulas.line_rate(step.link_mbit)
-    if least <= MOST_OF_WHOLE * loop:
-        return step
-    return replace(
-        step,
-        bytes_sent=None,
-        contradiction=f"By the counters each node sent {size(step.bytes_sent)} per step, which "
-        f"takes {seconds(least)} at {link_speed(step.link_mbit)}, and a step took {seconds(loop)} "
-        "with all that was beside it: they are wrong, or Tandem is (please tell us), so they are "
-        "left out.",
-    )
+    if step.bytes_sent is not None and step.link_mbit is not None:
+        # The counters cover the whole loop, evaluation included. A count that the link could not
+        # have carried in that time is wrong.
+        loop = statistics.fmean(record.clock / record.step_count for record in records)
+        least = step.bytes_sent / formulas.line_rate(step.link_mbit)
+        if least > MAX_FRACTION * loop:
+            step = replace(
+                step,
+                bytes_sent=None,
+                contradiction=f"By the counters each node sent {size(step.bytes_sent)} per step, "
+                f"which takes {seconds(least)} at {link_speed(step.link_mbit)}, and a step took "
+                f"{seconds(loop)} with all that was beside it: they are wrong, or Tandem is "
+                "(please tell us), so they are left out.",
+            )
+    return replace(step, rate=achieved_rate(step, used))
 
 
 def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
-    """The mean step by the ranks' own records, without the network cards' counters."""
+    """Return the mean step by the ranks' records, without the counters of network interfaces."""
     later = has_later_steps(records)
-    # What ranks wait for another's work between epochs is charged to that, and to no step.
-    charged, rank_work = waits_between(records, later)
-    counts, between, works = [], 0.0, []
-    for record, wait in zip(records, charged):
-        places, spent = measured_lines(record, later), steady_seconds(record, later)
-        counts.append(count_steps(record, places))
-        spent["sync_exposed"] -= wait / counts[-1]
-        spent[BETWEEN] = sum(map(record.steps.between.__getitem__, places)) / counts[-1]
-        between += (spent[BETWEEN] + wait / counts[-1]) / len(records)
-        works.append(RankWork(record.host, record.rank, spent, images_of(record)))
-    ranks = tuple(works)
+    # A wait for another rank's work between epochs counts as that work, not as part of a step.
+    epoch_waits = waits_between(records, later)
+    counts, between, ranks = [], 0.0, []
+    for record, wait in zip(records, epoch_waits.seconds):
+        lines, spent = measured_lines(record, later), steady_seconds(record, later)
+        count = count_steps(record, lines)
+        spent["sync_exposed"] -= wait / count
+        spent[BETWEEN] = sum(record.steps.between[line] for line in lines) / count
+        between += (spent[BETWEEN] + wait / count) / len(records)
+        ranks.append(RankWork(record.host, record.rank, spent, images_of(record)))
+        counts.append(count)
     mean = {
         category: statistics.fmean(rank.seconds.get(category, 0.0) for rank in ranks)
         for category in (*OWN_WORK, "sync_exposed")
     }
     start = records[0].start
-    world = int(start.world_size or len(records))
     pending, strategy = None, formulas.strategy_of(start)
+    # A run that never got past the warm-up measured exact sums.
     warm = max(map(warm_steps, records))
     if warm and not later:
         pending, strategy = strategy, parse(EXACT)
-    network = min(least_wait(records, later), mean["sync_exposed"])
+    # The network's part: over the pieces of the loop, the least wait among the ranks.
+    least_wait = steps = 0.0
+    for piece in joint_pieces(records, later, ["sync_exposed"]):
+        least_wait, steps = least_wait + min(piece.ranks)[0], steps + piece.steps
+    if steps:
+        network = least_wait / steps
+    else:  # no lines of all ranks end at the same step
+        network = min(steady_seconds(r, later).get("sync_exposed", 0.0) for r in records)
+    # Charged waits were subtracted from the mean, but not from the pieces.
+    network = min(network, mean["sync_exposed"])
     peers = mean["sync_exposed"] - network
-    halves, error = halves_of(records, later)
+    # A script chooses its exact steps itself, and does not record its optimizer.
+    optimizer = OPTIMIZERS.get(str(start.options.get("optimizer")))
+    family = optimizer.family if optimizer else None
+    chosen = not start.options or start.options.get("sync_warmup") is not None
+    saves = [line.seconds.get("checkpoint", 0.0) for r in records for line in r.other_lines]
+    halves = compare_halves(records, later)
+    world = int(start.world_size or len(records))
+    bucket: dict[str, Any] = {"bucket": start.bucket_mb * MIB} if start.bucket_mb else {}
     return Step(
         attempt=records[0].attempt,
         nodes=len({record.host for record in records}),
         world=world,
-        steps=max(map(steps_of, records)),
+        steps=max(record.step_count for record in records),
         # A rank without a file counts as the mean of the others.
         images=world * statistics.fmean(map(images_of, records)),
-        payload=formulas.payload_of(start),
+        payload=Payload(float(start.gradient_bytes or 0.0), **bucket),
         strategy=strategy,
         data=mean["data"],
         h2d=mean["h2d"],
@@ -250,181 +265,170 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
         other=mean["other"],
         network=network,
         peers=peers,
-        checkpoint=statistics.fmean(saved(record) / steps_of(record) for record in records),
-        ranks=ranks,
+        checkpoint=statistics.fmean(saved(record) / record.step_count for record in records),
+        ranks=tuple(ranks),
         between=between,
-        rank_work=rank_work / min(counts),
+        rank_work=epoch_waits.worked_alone / min(counts),
         epochs_begun=max(record.epochs_begun for record in records),
         late_by=late_by(records, later) if peers >= WAIT * sum(mean.values()) else "",
-        least_save=min(map(least_save, records)),
+        least_save=min((stall for stall in saves if stall > 0), default=math.inf),
         measured_steps=min(counts),
-        halves=halves,
-        halves_error=error,
+        halves=halves.seconds,
+        halves_error=halves.error,
         pending=pending,
         warm_steps=warm,
-        warm_seconds=warm_step(records) if later else 0.0,
-        phases=phases_of(start),
-        length=length_of(start),
+        warm_seconds=warm_step_seconds(records) if later else 0.0,
+        phases=Phases(start.epochs or 1, start.warmup or 0, family or SGD, chosen),
+        length=planned_steps(start),
         program=program,
-        family=family_of(start),
+        family=family,
     )
 
 
 def saved(record: RankRecord) -> float:
-    """Seconds for which saving stalled a rank between its steps: not the wait at its end."""
-    ended = record.beside[-1][1] if record.end.mono is not None and record.beside else {}
-    return record.seconds.get("checkpoint", 0.0) - ended.get("checkpoint", 0.0)
-
-
-def least_save(record: RankRecord) -> float:
-    """Seconds of a rank's shortest stall for saving; infinite where it saved nothing."""
-    stalls = (seconds.get("checkpoint", 0.0) for _, seconds in record.beside)
-    return min((stall for stall in stalls if stall > 0), default=math.inf)
+    """Return the seconds for which saving stalled a rank, except the wait at its end."""
+    end = record.other_lines[-1] if record.end.mono is not None and record.other_lines else None
+    at_end = end.seconds.get("checkpoint", 0.0) if end else 0.0
+    return record.seconds.get("checkpoint", 0.0) - at_end
 
 
 def longest_attempt(records: list[RankRecord]) -> list[RankRecord]:
-    """The records with at least two steps of the attempt that spent most time in steps."""
+    """Return the records with two steps or more of the attempt that spent most time in steps."""
+    stepped = [record for record in records if len(record.steps) > 1]
     seconds: dict[int, float] = {}
-    for record in records:
-        if len(record.steps) > 1:
-            spent = sum(record.steps.total)
-            seconds[record.attempt] = max(seconds.get(record.attempt, 0.0), spent)
-    if not seconds:
-        return []
-    longest = max(seconds, key=lambda attempt: seconds[attempt])
-    return [r for r in records if r.attempt == longest and len(r.steps) > 1]
+    for record in stepped:
+        spent = sum(record.steps.total)
+        seconds[record.attempt] = max(seconds.get(record.attempt, 0.0), spent)
+    longest = max(seconds, key=lambda attempt: seconds[attempt], default=None)
+    return [record for record in stepped if record.attempt == longest]
 
 
-def family_of(start: RankStart) -> str | None:
-    """Of its optimizer, where a rank recorded which one it has."""
-    optimizer = OPTIMIZERS.get(str(start.options.get("optimizer")))
-    return optimizer.family if optimizer else None
-
-
-def phases_of(start: RankStart) -> Phases:
-    """Of a run. A script chooses its exact steps itself, and its optimizer is not known."""
-    family = family_of(start) or SGD
-    chosen = not start.options or start.options.get("sync_warmup") is not None
-    return Phases(start.epochs or 1, start.warmup or 0, family, chosen)
-
-
-def steps_of(record: RankRecord) -> int:
-    """The number of a rank's steps."""
-    return sum(record.steps.count)
+def planned_steps(start: RankStart) -> float | None:
+    """Return the number of steps of the whole run; None if its epochs are not known."""
+    epochs, per_epoch = start.epochs, start.steps_per_epoch
+    return epochs * per_epoch if epochs and per_epoch else None
 
 
 def warm_steps(record: RankRecord) -> int:
-    """The number of a rank's exact steps, with which a strategy that leaves bits out begins."""
+    """Return the number of exact steps with which a compressing strategy begins."""
     columns = record.steps
     return sum(steps for steps, exact in zip(columns.count, columns.exact) if exact)
 
 
 def has_later_steps(records: list[RankRecord]) -> bool:
-    """Whether all ranks have steps after a warm-up, the first of all left out."""
+    """Return True if all ranks have steps after a warm-up, the first of all not counted."""
     return all(count_steps(record, measured_lines(record, later=True)) > 1 for record in records)
 
 
 def measured_lines(record: RankRecord, later: bool) -> list[int]:
-    """Indices of the lines that count: not that of the first step, and with `later` none of the
-    warm-up."""
+    """Return the indices of the lines that count: without the first step, and with `later` without
+    the warm-up."""
     exact = record.steps.exact
-    return [place for place in range(1, len(exact)) if not (later and exact[place])]
+    return [line for line in range(1, len(exact)) if not (later and exact[line])]
 
 
-def count_steps(record: RankRecord, places: list[int]) -> int:
-    """The number of steps in these lines."""
-    return sum(record.steps.count[place] for place in places)
+def count_steps(record: RankRecord, lines: list[int]) -> int:
+    return sum(record.steps.count[line] for line in lines)
 
 
 def steady_seconds(record: RankRecord, later: bool) -> dict[str, float]:
-    """Mean seconds by category of the steps that count."""
-    places = measured_lines(record, later)
-    steps = count_steps(record, places)
+    """Return the mean seconds by category of the steps that count."""
+    lines = measured_lines(record, later)
+    steps = count_steps(record, lines)
     return {
-        category: sum(map(values.__getitem__, places)) / steps
+        category: sum(map(values.__getitem__, lines)) / steps
         for category, values in record.steps.seconds.items()
     }
 
 
-def halves_of(records: list[RankRecord], later: bool) -> tuple[tuple[float, float], float]:
-    """Mean seconds of a step in the first and in the second half of the steps that count, and the
-    standard error of their difference, 0 where so many decide nothing; a line belongs to the half
-    in which its middle lies."""
+class Halves(NamedTuple):
+    seconds: tuple[float, float]  # of a mean step in each half
+    error: float  # the standard error of their difference
+
+
+def compare_halves(records: list[RankRecord], later: bool) -> Halves:
+    """Return the mean step in the first and in the second half of the steps that count."""
+    # A line belongs to the half that its middle is in. From SETTLED_STEPS on the error is 0,
+    # because it no longer decides anything.
     spent, steps, errors = [0.0, 0.0], [0, 0], []
     for record in records:
-        places, lines = measured_lines(record, later), record.steps
-        whole, passed, total = count_steps(record, places), 0, lines.total
-        each: tuple[list[float], list[float]] = ([], [])  # of a line the mean step
-        for place in places:
-            half = int(2 * passed + lines.count[place] > whole)
-            spent[half] += total[place]
-            steps[half] += lines.count[place]
-            passed += lines.count[place]
-            each[half].append(total[place] / lines.count[place])
-        if whole < SETTLED_STEPS and all(len(some) > 1 for some in each):
-            errors.append(math.sqrt(sum(statistics.variance(s) / len(s) for s in each)))
-    first, second = (spent[half] / max(1, steps[half]) for half in (0, 1))
+        lines, columns, totals = measured_lines(record, later), record.steps, record.steps.total
+        all_steps, passed = count_steps(record, lines), 0
+        means: tuple[list[float], list[float]] = ([], [])  # of each line, by half
+        for line in lines:
+            count = columns.count[line]
+            half = int(2 * passed + count > all_steps)
+            spent[half] += totals[line]
+            steps[half] += count
+            passed += count
+            means[half].append(totals[line] / count)
+        if all_steps < SETTLED_STEPS and all(len(half) > 1 for half in means):
+            errors.append(math.sqrt(sum(statistics.variance(m) / len(m) for m in means)))
+    early, late = (spent[half] / max(1, steps[half]) for half in (0, 1))
     # The mean, not less for many ranks: they wait for each other in the same steps.
-    return (first, second), statistics.fmean(errors) if errors else 0.0
+    return Halves((early, late), statistics.fmean(errors) if errors else 0.0)
 
 
-def warm_step(records: list[RankRecord]) -> float:
-    """Mean seconds of an exact step, the first of all left out; 0 where there is none."""
+def warm_step_seconds(records: list[RankRecord]) -> float:
+    """Return the mean seconds of an exact step, the first step not counted; 0 if there is none."""
     seconds = steps = 0.0
     for record in records:
         columns = record.steps
-        places = [place for place in range(1, len(columns)) if columns.exact[place]]
-        if not places:
+        lines = [line for line in range(1, len(columns)) if columns.exact[line]]
+        if not lines:
             return 0.0
-        steps += count_steps(record, places)
-        seconds += sum(sum(map(values.__getitem__, places)) for values in columns.seconds.values())
+        steps += count_steps(record, lines)
+        seconds += sum(sum(map(values.__getitem__, lines)) for values in columns.seconds.values())
     return seconds / steps
 
 
-def length_of(start: RankStart) -> float | None:
-    """Steps that the run was meant to have; None where its epochs are not known."""
-    epochs, each = start.epochs, start.steps_per_epoch
-    return epochs * each if epochs and each else None
+class Piece(NamedTuple):
+    """Steps between two at which lines of all ranks end. `ranks`: seconds by category of each."""
+
+    steps: float
+    ranks: list[tuple[float, ...]]
 
 
-def joint_lines(
-    records: list[RankRecord], later: bool, names: Sequence[str]
-) -> Iterator[tuple[float, list[tuple[float, ...]]]]:
-    """The steps that count, in pieces that end where lines of all ranks do: a line is of several
-    steps. Of each piece the number of steps, and each rank's seconds in the categories `names`."""
-    ends = [{r.steps.step[place] for place in measured_lines(r, later)} for r in records]
+def joint_pieces(
+    records: list[RankRecord], later: bool, categories: Sequence[str]
+) -> Iterator[Piece]:
+    """Cut the steps that count into pieces that all ranks have in common: a line may cover several
+    steps, and each rank ends its lines itself."""
+    ends = [{r.steps.step[line] for line in measured_lines(r, later)} for r in records]
+    # Only at these steps can the waits of ranks be compared.
     common = set.intersection(*ends) if ends else set()
     pieces: dict[int, list[tuple[float, ...]]] = {}
     for record in records:
-        columns, places = record.steps, measured_lines(record, later)
-        steps = [columns.step[place] for place in places]
+        columns, lines = record.steps, measured_lines(record, later)
+        steps = [columns.step[line] for line in lines]
         cuts = [cut for cut, step in enumerate(steps) if step in common]
-        wanted: list[Sequence[float]] = [columns.count, *map(columns.seconds.__getitem__, names)]
+        summed: list[Sequence[float]] = [
+            columns.count,
+            *map(columns.seconds.__getitem__, categories),
+        ]
+        # Differences of running sums: a run has a million lines, and this is done in C.
         sums: list[Iterator[float]] = []
-        for column in wanted:
-            whole = [*accumulate(map(column.__getitem__, places))]
-            sums.append(map(sub, map(whole.__getitem__, cuts), [0, *(whole[c] for c in cuts)]))
+        for column in summed:
+            running = [*accumulate(map(column.__getitem__, lines))]
+            sums.append(map(sub, map(running.__getitem__, cuts), [0, *(running[c] for c in cuts)]))
         for cut, piece in zip(cuts, zip(*sums)):
             pieces.setdefault(steps[cut], []).append(piece)
     for ranks in pieces.values():
-        yield max(count for count, *_ in ranks), [piece[1:] for piece in ranks]
+        yield Piece(max(count for count, *_ in ranks), [piece[1:] for piece in ranks])
 
 
-def least_wait(records: list[RankRecord], later: bool) -> float:
-    """Mean over the steps that count of the least `sync_exposed` among the ranks."""
-    least = steps = 0.0
-    for count, waits in joint_lines(records, later, ["sync_exposed"]):
-        least, steps = least + min(waits)[0], steps + count
-    if not steps:  # ranks that never ended a line together
-        return min(steady_seconds(record, later).get("sync_exposed", 0.0) for record in records)
-    return least / steps
+class EpochWaits(NamedTuple):
+    """Waits for ranks that still work between two epochs."""
+
+    seconds: list[float]  # that each rank waited
+    worked_alone: float  # seconds in which some rank worked there and another did not
 
 
-def waits_between(records: Sequence[RankRecord], later: bool = False) -> tuple[list[float], float]:
-    """Return the seconds that each rank waited for others which still worked between two epochs,
-    and the seconds in which some rank worked there and another one did not."""
+def waits_between(records: Sequence[RankRecord], later: bool = False) -> EpochWaits:
+    """Return how long each rank waited for others that still worked between two epochs."""
     waits, worked_alone = [0.0] * len(records), 0.0
     columns = [record.steps for record in records]
+    # Any rank may be the one that works between epochs.
     ends = {
         step
         for c in columns
@@ -438,106 +442,130 @@ def waits_between(records: Sequence[RankRecord], later: bool = False) -> tuple[l
             continue
         worked = [c.between[line] for c, line in lines]
         worked_alone += max(worked) - min(worked)
-        for place, (c, line) in enumerate(lines):
+        for rank, (c, line) in enumerate(lines):
             waited = c.seconds["sync_exposed"][line]
-            waits[place] += min(waited, max(worked) - worked[place])
-    return waits, worked_alone
+            waits[rank] += min(waited, max(worked) - worked[rank])
+    return EpochWaits(waits, worked_alone)
 
 
 def late_by(records: list[RankRecord], later: bool) -> str:
-    """The category of own work by which the rank that waits least for the others, be it this one or
-    that, exceeds the mean of all; "" where no lines end together."""
+    """Return the category of work by which the last rank of a step exceeds the mean of all."""
+    # The last rank is the one that waits least, in each piece another one. "" if no category
+    # exceeds.
     excess = dict.fromkeys(OWN_WORK, 0.0)
-    for _, ranks in joint_lines(records, later, ["sync_exposed", *OWN_WORK]):
-        last, means = min(ranks), [sum(column) / len(ranks) for column in zip(*ranks)]
-        for name, own, mean in zip(OWN_WORK, last[1:], means[1:]):
-            excess[name] += own - mean
-    most = max(excess, key=lambda name: excess[name])
-    return most if excess[most] > 0 else ""
+    for piece in joint_pieces(records, later, ["sync_exposed", *OWN_WORK]):
+        last_rank = min(piece.ranks)
+        means = [sum(column) / len(piece.ranks) for column in zip(*piece.ranks)]
+        for category, spent, mean in zip(OWN_WORK, last_rank[1:], means[1:]):
+            excess[category] += spent - mean
+    largest = max(excess, key=lambda category: excess[category])
+    return largest if excess[largest] > 0 else ""
 
 
 def images_of(record: RankRecord) -> float:
-    """A rank's images in its mean step; 0 where they were not counted."""
-    return 0.0 if record.is_uncounted else sum(record.steps.samples) / steps_of(record)
+    """Return a rank's images in its mean step; 0 if they were not counted."""
+    return 0.0 if record.is_uncounted else sum(record.steps.samples) / record.step_count
 
 
-def training_totals(records: Sequence[RankRecord], first: int = 0) -> tuple[float, float]:
-    """Training images of all ranks, and seconds of their steps (mean over ranks), over all
-    attempts; the lines of each rank and attempt from the `first` on. A rank without a file counts
-    as the mean of the others. No images where a rank did not count them."""
+class TrainingTotals(NamedTuple):
+    """Training images of all ranks, and seconds of their steps (mean over ranks)."""
+
+    images: float
+    seconds: float
+
+
+def training_totals(records: Sequence[RankRecord], skipped: int = 0) -> TrainingTotals:
+    """Return the totals over all attempts, without the first `skipped` lines of each rank. A rank
+    without a file counts as the mean of the others. 0 images if a rank did not count them."""
     images = seconds = 0.0
     for attempt in {record.attempt for record in records}:
-        own = [r for r in records if r.attempt == attempt and len(r.steps) > first]
-        if own:
-            world = max(len(own), int(own[0].start.world_size or 0))
-            images += world * statistics.fmean(sum(record.steps.samples[first:]) for record in own)
-            seconds += statistics.fmean(sum(record.steps.total[first:]) for record in own)
-            seconds -= statistics.fmean(waits_between(own)[0])
-    return (0.0 if any(record.is_uncounted for record in records) else images), seconds
+        stepped = [r for r in records if r.attempt == attempt and len(r.steps) > skipped]
+        if stepped:
+            world = max(len(stepped), int(stepped[0].start.world_size or 0))
+            images += world * statistics.fmean(sum(r.steps.samples[skipped:]) for r in stepped)
+            seconds += statistics.fmean(sum(r.steps.total[skipped:]) for r in stepped)
+            # Waits for another rank's work between epochs are no part of the steps' speed.
+            seconds -= statistics.fmean(waits_between(stepped).seconds)
+    if any(record.is_uncounted for record in records):
+        images = 0.0
+    return TrainingTotals(images, seconds)
 
 
 def unsummed_steps(records: Sequence[RankRecord]) -> int:
-    """The steps in a row, at most, whose gradients no rank got from another."""
+    """Return the most steps in a row whose gradients were not summed."""
     return max((record.unsummed for record in records), default=0)
 
 
 def images_per_second(records: Sequence[RankRecord]) -> float | None:
-    """Training images of all ranks over the time of their steps, a strategy's warm-up included. The
-    first line of each rank and attempt is left out: its step also warms up the device, the loader
-    and DDP's buckets. None without other lines. Every speed that is shown is this one."""
-    images, seconds = training_totals(records, first=1)
-    return images / seconds if images and seconds > 0 else None
+    """Return the training images of all ranks over the time of their steps, warm-up included."""
+    # The first line of each rank and attempt is omitted: its step also warms up the device, the
+    # loader and DDP's buckets. None without other lines. All views show this speed.
+    total = training_totals(records, skipped=1)
+    return total.images / total.seconds if total.images and total.seconds > 0 else None
 
 
-def own_speeds(step: Step) -> dict[str, float]:
-    """Images/s of each machine by itself, without any waiting for others: those of its ranks in the
-    time of its slowest one. None for nodes that share a machine."""
+def machine_speeds(step: Step) -> dict[str, float]:
+    """Return the images/s of each machine without others, by the work of its slowest rank."""
+    # Nodes that share a machine slow each other down: none of them has a speed.
     if step.shared_machine:
         return {}
-    ranks: dict[str, list[RankWork]] = {}
+    by_host: dict[str, list[RankWork]] = {}
     for rank in step.ranks:
-        ranks.setdefault(rank.host, []).append(rank)
-    images = {host: sum(rank.images for rank in own) for host, own in ranks.items()}
-    spent = {host: max(rank.own for rank in own) for host, own in ranks.items()}
-    return {host: images[host] / spent[host] for host in ranks if images[host] and spent[host]}
+        by_host.setdefault(rank.host, []).append(rank)
+    images = {host: sum(rank.images for rank in ranks) for host, ranks in by_host.items()}
+    spent = {host: max(rank.work_seconds for rank in ranks) for host, ranks in by_host.items()}
+    return {host: images[host] / spent[host] for host in by_host if images[host] and spent[host]}
 
 
-def real_rate(step: Step, used: list[NetworkUsage]) -> float | None:
-    """Bytes per second that the gradients achieved, by what a step waited (formulas.transfer_of).
-
-    Never more than the card can do, and never less than the card was seen to send in one second.
-    """
+def achieved_rate(step: Step, used: list[NetworkUsage]) -> float | None:
+    """Return the bytes per second that the gradients achieved, by the wait of a step."""
+    # It is at most what the link carries, and at least what the interface sent in some second.
     if step.strategy is None or step.network <= 0 or not step.payload.bytes or step.nodes == 1:
         return None
     moved = step.bytes_sent
+    # Without counters the bytes follow from the strategy.
     if moved is None:
         moved = step.strategy.bytes_per_step(step.nodes, step.payload, step.gpus)
     if not moved:
         return None
+    # The wait is only the part of the transfer that backward does not hide.
     rate = moved / formulas.transfer_of(step.network, step.payload, step.backward)
     if step.link_mbit:
         rate = min(rate, formulas.line_rate(step.link_mbit))
-    peaks = [use.most(SENT) for use in used if use.shared_by == 1]
+    peaks = [use.maximum(SENT) for use in used if use.shared_by == 1]
     return max([rate, *peaks])
 
 
 def mean_or_none(values: Sequence[float | None]) -> float | None:
-    """Mean of the values that are not None."""
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+    """Return the mean of the values that are not None."""
+    numbers = [value for value in values if value is not None]
+    return statistics.fmean(numbers) if numbers else None
 
 
-def slow_place(step: Step, last: RankWork) -> str:
-    """Name what is slow where this rank is: its machine, or, where another rank of that machine is
-    not as slow, its own device there."""
-    beside = [rank.own for rank in step.ranks if rank.host == last.host and rank is not last]
-    if beside and last.own >= 1.1 * min(beside):
-        return f"{last.host}'s device of rank {last.rank}"
-    return last.host
+class Slowest(NamedTuple):
+    """The rank with the most work per step, and the median seconds of the other ranks' work."""
+
+    rank: RankWork
+    median: float
+    place: str  # what is slow: its machine, or its device there
+
+    @property
+    def delay(self) -> float:
+        """Seconds by which its work takes longer."""
+        return self.rank.work_seconds - self.median
+
+    @property
+    def is_straggler(self) -> bool:
+        return self.rank.work_seconds > SLOWER * self.median
 
 
-def slowest(step: Step) -> tuple[RankWork, float]:
-    """The rank with the most own work per step, and the median of the other ranks' own work."""
-    last = max(step.ranks, key=lambda rank: rank.own)
-    others = [rank.own for rank in step.ranks if rank is not last]
-    return last, statistics.median(others) if others else last.own
+def slowest(step: Step) -> Slowest:
+    """Find the slowest rank. If it is the only one, the median is that of its work."""
+    rank = max(step.ranks, key=lambda rank: rank.work_seconds)
+    work = [faster.work_seconds for faster in step.ranks if faster is not rank]
+    median = statistics.median(work) if work else rank.work_seconds
+    # If another rank of that machine is not as slow, the machine is not to blame.
+    neighbours = [r.work_seconds for r in step.ranks if r.host == rank.host and r is not rank]
+    if neighbours and rank.work_seconds >= 1.1 * min(neighbours):
+        return Slowest(rank, median, f"{rank.host}'s device of rank {rank.rank}")
+    return Slowest(rank, median, rank.host)

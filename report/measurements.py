@@ -1,4 +1,4 @@
-"""What a prediction starts from: the newest run of the model, or what `make plan` measured."""
+"""Find what a prediction starts from: the newest run of the model, or what `make plan` measured."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from contract.precisions import BITS
 from contract.split import node_batches, weights_of
 from contract.strategies import EXACT, WARMUP_EPOCHS
 from contract.text import millions, seconds, size
+from report import published_speeds
 from report.cli import NothingMeasured
 from report.links import link_rates, links_sentences, read_links
-from report.measure import Step, measure_step, own_speeds
+from report.measure import Step, machine_speeds, measure_step
 from report.predict import Basis
 from report.progress import learning_curve
-from report.published_speeds import BATCH, MODEL, images_per_second, level_of, paper_step
-from report.read import Run, read_run
+from report.read import RunRecord, read_run
 from report.reading import reading_of, without_reading
 from report.usage import usage_of
 
 
-def on_paper(gpu: str, model: str, precision: str | None) -> Basis:
-    """A machine that nobody measured. Raises UserError where nothing says how fast it is."""
-    level = level_of(gpu) if precision in (None, "auto") else str(precision)
-    speed, source = images_per_second(gpu, model, level)
-    step = paper_step(gpu, model, level)
+def basis_on_paper(gpu: str, model: str, precision: str | None) -> Basis:
+    """Return the basis of a GPU that nobody measured. Raises UserError if its speed is unknown."""
+    level = published_speeds.level_of(gpu) if precision in (None, "auto") else str(precision)
+    speed, source = published_speeds.images_per_second(gpu, model, level)
+    step = published_speeds.paper_step(gpu, model, level)
     about = (f"One {gpu} on paper: {speed:.0f} images/s, {source}.",)
-    return Basis(f"{gpu} on paper", model, 224, BATCH, (step,), None, 0.0, level, about)
+    batch = published_speeds.BATCH
+    return Basis(f"{gpu} on paper", model, 224, batch, (step,), None, 0.0, level, about)
 
 
 @dataclass(frozen=True)
 class Question:
-    """What `python -m report plan` is asked."""
+    """The options of `python -m report plan`."""
 
     # fmt: off
     nodes: int = option(4, "up to how many machines (4)", least=1)
     model: str = option("",
-        f"as in make train ({DEFAULT_MODEL}, or with --gpu {MODEL})")
+        f"as in make train ({DEFAULT_MODEL}, or with --gpu {published_speeds.MODEL})")
     gpu: str | None = option(None,
         "predict on paper, by its published or estimated speed: 2080ti, 3090")
     image_size: int | None = option(None, "only from a run at this size")
@@ -68,131 +69,88 @@ class Question:
 
 
 def find_basis(options: Question) -> Basis:
-    """The run that was named, else the newest one that fits. Raises UserError."""
+    """Return the basis of the run that the user named, else of the newest one that fits. Raises
+    UserError, or NothingMeasured if there is none."""
     if options.run:
         basis = read_basis(Path(options.run))
         if basis is None:
             raise UserError(f"{options.run} has no measured step: choose a run that trained.")
         return basis
-    for folder in folders(Path(options.runs), options.model):
+    machines = tuple(options.machines.split(",")) if options.machines else ()
+    setting = runs.Setting(
+        options.model, options.batch, options.image_size, options.precision, machines
+    )
+    for folder in folders_of(Path(options.runs), options.model):
         basis = read_basis(folder)
-        if basis is not None and fits(basis, options):
+        # A run stays valid, but an old measurement may be of other cables and drivers.
+        if basis is None or (basis.machines and not runs.is_fresh(basis.unix)):
+            continue
+        if runs.still_applies(basis.setting, setting, options.nodes):
             return basis
+    conditions = (
+        f" at {options.image_size} pixels" if options.image_size else "",
+        f" with {options.batch} images a step" if options.batch else "",
+        f" in {options.precision}" if options.precision not in (None, "auto") else "",
+    )
+    measure = verbs.line(
+        "plan",
+        NODES=options.nodes,
+        MODEL=options.model,
+        BATCH=options.batch,
+        PRECISION=options.precision,
+        ARGS=f"--image_size {options.image_size}" if options.image_size else None,
+    )
     raise NothingMeasured(
-        f"Nothing of {options.model}{conditions(options)} was measured yet, and a prediction needs "
-        f"its computing time: `{measure_command(options)}` takes the machines for a minute and "
-        "measures it; for other machines than yours `make plan MODEL=resnet50 GPU=2080ti "
-        "LINK=1gbit` answers on paper."
+        f"Nothing of {options.model}{''.join(conditions)} was measured yet, and a prediction needs "
+        f"its computing time: `{measure}` takes the machines for a minute and measures it; for "
+        "other machines than yours `make plan MODEL=resnet50 GPU=2080ti LINK=1gbit` answers on "
+        "paper."
     )
 
 
-def measure_command(options: Question) -> str:
-    """The command that measures what `make plan` asks about."""
-    size = f"--image_size {options.image_size}" if options.image_size else None
-    words = {"BATCH": options.batch, "PRECISION": options.precision, "ARGS": size}
-    return verbs.line("plan", NODES=options.nodes, MODEL=options.model, **words)
-
-
-def conditions(options: Question) -> str:
-    """` at 224 pixels in O1`: what restricts the prediction besides the model."""
-    return "".join(
-        (
-            f" at {options.image_size} pixels" if options.image_size else "",
-            f" with {options.batch} images a step" if options.batch else "",
-            f" in {options.precision}" if options.precision not in (None, "auto") else "",
-        )
-    )
-
-
-def folders(root: Path, model: str) -> Iterator[Path]:
-    """The folders of runs and measurements of a model of this name, the newest first."""
-    places = [place for place in (root, root / runs.MEASURED) if place.is_dir()]
-    candidates = [path for place in places for path in place.iterdir()]
+def folders_of(root: Path, model: str) -> Iterator[Path]:
+    """Yield the folders of runs and measurements of a model, the newest first."""
+    parents = [parent for parent in (root, root / runs.MEASURED) if parent.is_dir()]
+    candidates = [path for parent in parents for path in parent.iterdir()]
     for path in sorted(candidates, key=lambda path: path.name, reverse=True):
         if runs.may_be_of(path.name, model) and path.is_dir():
             yield path
 
 
-def fits(basis: Basis, options: Question) -> bool:
-    machines = tuple(options.machines.split(",")) if options.machines else ()
-    setting = runs.Setting(
-        options.model, options.batch, options.image_size, options.precision, machines
-    )
-    fresh = not basis.machines or runs.is_fresh(basis.unix)
-    return fresh and runs.still_applies(basis.setting, setting, options.nodes)
-
-
-MOST = 12  # of the newest runs and measurements, which are read for speeds
+MOST_FOLDERS = 12  # newest runs and measurements that are read for speeds
 
 
 def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
-    """Images/s of each of these machines by itself, by the newest run or measurement that has it.
-    Only their proportions count: those of an older one are scaled by the machines that both have.
-    So another batch serves, too, after all that were measured with this one."""
-    alike, bases = replace(setting, batch=None, machines=()), []
-    for folder in islice(folders(root, setting.model), MOST):
+    """Return the images/s of each of these machines without others, by its newest measurement."""
+    # Only their ratios matter, so older speeds are scaled by the machines that both have. For the
+    # same reason other batch sizes are used too, after all measurements with this one.
+    same_model, bases = replace(setting, batch=None, machines=()), []
+    for folder in islice(folders_of(root, setting.model), MOST_FOLDERS):
         basis = None
         with contextlib.suppress(UserError):  # a damaged folder
             basis = read_basis(folder) if runs.is_fresh(runs.begun(folder.name)) else None
         if (
             basis
-            and basis.own_speeds
-            and runs.still_applies(replace(basis.setting, machines=()), alike, 0)
+            and basis.machine_speeds
+            and runs.still_applies(replace(basis.setting, machines=()), same_model, 0)
         ):
             bases.append(basis)
     speeds: dict[str, float] = {}
-    for basis in sorted(bases, key=lambda item: item.batch != setting.batch):
-        ratios = [speeds[name] / own for name, own in basis.own_speeds.items() if name in speeds]
+    for basis in sorted(bases, key=lambda basis: basis.batch != setting.batch):
+        measured = basis.machine_speeds
+        ratios = [speeds[name] / speed for name, speed in measured.items() if name in speeds]
+        # Without a common machine the speeds at another batch size cannot be scaled to this one.
         if ratios or not speeds or basis.batch == setting.batch:
             scale = statistics.fmean(ratios) if ratios else 1.0
-            speeds = {**{name: scale * own for name, own in basis.own_speeds.items()}, **speeds}
+            speeds = {**{name: scale * speed for name, speed in measured.items()}, **speeds}
     return {name: speeds[name] for name in setting.machines if name in speeds}
 
 
 def read_basis(folder: Path) -> Basis | None:
-    """The basis of a folder; None where it measured no step, or its gradients' size is unknown."""
+    """Read the basis of a folder; None if it has no step, or no size of gradients."""
     run = read_run(folder)
     measured = folder.resolve().parent.name == runs.MEASURED
     return read_measured(run) if measured else read_trained(run)
-
-
-def read_trained(run: Run) -> Basis | None:
-    """All machines of a run have one step in common."""
-    uses = usage_of(run)
-    step = measure_step(run, uses.networks)
-    if step is None or not step.payload.bytes:
-        return None
-    reading = None if step.shared_machine else reading_of(step, uses.in_attempt(step.attempt))
-    records = [r for r in run.ranks if r.attempt == step.attempt]
-    evaluated = max(1, len(learning_curve(run)))
-    spent = sum(record.seconds.get("evaluate", 0.0) for record in records) / len(records)
-    name = run.folder.resolve().name
-    steps = (without_reading(step, reading) if reading else step,)
-    basis = basis_of(run, name, steps, spent / evaluated, run_sentences(name, step))
-    return replace(basis, own_speeds=own_speeds(step), reading=reading)
-
-
-def basis_of(
-    run: Run, name: str, steps: tuple[Step, ...], evaluate: float, about: tuple[str, ...]
-) -> Basis:
-    start = next((record.start for record in run.ranks if record.start), RankStart())
-    images, pixels = start.train_images, start.image_size
-    return Basis(
-        run=name,
-        model=start.model or "unknown",
-        image_size=int(pixels) if pixels else None,
-        batch=node_batch(start, steps[0]),
-        steps=steps,
-        train_images=int(images) if images else None,
-        evaluate_seconds=evaluate,
-        precision=start.precision,
-        about=about,
-    )
-
-
-def run_sentences(name: str, step: Step) -> tuple[str, ...]:
-    sentence = f"In {name} a step without waiting for other ranks took {seconds(step.work)}."
-    return (sentence, SHARED) if step.shared_machine else (sentence,)
 
 
 SHARED = (
@@ -201,106 +159,137 @@ SHARED = (
 )
 
 
-def node_batch(start: RankStart, step: Step) -> int:
-    """BATCH of that run: its global batch divided evenly among its machines."""
-    images = start.global_batch or step.images
-    return round(images / step.nodes)
+def read_trained(run: RunRecord) -> Basis | None:
+    """Return the basis of a run, whose machines have one step in common."""
+    uses = usage_of(run)
+    step = measure_step(run, uses.networks)
+    if step is None or not step.payload.bytes:
+        return None
+    reading = None if step.shared_machine else reading_of(step, uses.in_attempt(step.attempt))
+    records = [r for r in run.ranks if r.attempt == step.attempt]
+    evaluations = max(1, len(learning_curve(run)))
+    evaluate_seconds = sum(r.seconds.get("evaluate", 0.0) for r in records) / len(records)
+    name = run.folder.resolve().name
+    about = [f"In {name} a step without waiting for other ranks took {seconds(step.work)}."]
+    about += [SHARED] if step.shared_machine else []
+    steps = (without_reading(step, reading) if reading else step,)
+    basis = basis_of(run, steps, evaluate_seconds / evaluations, tuple(about))
+    return replace(basis, machine_speeds=machine_speeds(step), reading=reading)
 
 
-def read_measured(run: Run) -> Basis | None:
-    """Each machine was a run of its own. For n machines the slowest of the first n counts, or the
-    step that all of these do in parts by their speeds."""
+def basis_of(
+    run: RunRecord, steps: tuple[Step, ...], evaluate_seconds: float, about: tuple[str, ...]
+) -> Basis:
+    start = next((record.start for record in run.ranks if record.start), RankStart())
+    images, pixels = start.train_images, start.image_size
+    return Basis(
+        run=run.folder.resolve().name,
+        model=start.model or "unknown",
+        image_size=int(pixels) if pixels else None,
+        # The global batch of that run, divided evenly among its machines.
+        batch=round((start.global_batch or steps[0].images) / steps[0].nodes),
+        steps=steps,
+        train_images=int(images) if images else None,
+        evaluate_seconds=evaluate_seconds,
+        precision=start.precision,
+        about=about,
+    )
+
+
+def read_measured(run: RunRecord) -> Basis | None:
+    """Return the basis of a measurement, in which each machine trained without others."""
     nodes = run.plan.nodes
     hosts = tuple(str(node.host) for node in nodes)
     shared = sum(node.connection == "local" for node in nodes) > 1
-    records = [[record for record in run.ranks if record.host == host] for host in hosts]
-    own = [measure_step(replace(run, ranks=ranks), []) for ranks in records]
-    known = [step for step in own if step is not None and step.payload.bytes]
-    if run.status != "finished" or not known or len(known) < len(hosts):
+    steps = []
+    for host in hosts:
+        ranks = [record for record in run.ranks if record.host == host]
+        # Each machine was a world of one rank or more, without a network.
+        step = measure_step(replace(run, ranks=ranks), [])
+        if step is not None and step.payload.bytes:
+            steps.append(replace(step, shared_machine=shared))
+    # A machine that is missing may be the slowest, so nothing is predicted without it.
+    if run.status != "finished" or not steps or len(steps) < len(hosts):
         return None
-    known = [replace(step, shared_machine=shared) for step in known]
-    steps = tuple(in_parts(known[:n]) for n in range(1, len(known) + 1))
-    unix = run.plan.created_unix or 0.0
-    links = read_links(run, hosts)
-    start = run.ranks[0].start
-    data, parameters = bool(run.plan.data), start.parameters or 0.0
-    about = (
-        *steps_sentences(hosts, known, unix, data, parameters),
-        *(() if shared else parts_sentences(hosts, known)),
+    unix, links = run.plan.created_unix or 0.0, read_links(run, hosts)
+    start, data = run.ranks[0].start, bool(run.plan.data)
+    about = [
+        *steps_sentences(hosts, steps, unix, data, start.parameters or 0.0),
+        *([] if shared else balance_sentences(hosts, steps)),
         *links_sentences(links),
+        *([SHARED] if shared else []),
+    ]
+    basis = basis_of(
+        run,
+        # A run on n machines uses the first n.
+        tuple(balanced_step(steps[:n]) for n in range(1, len(steps) + 1)),
+        # Evaluation loads images and computes forward.
+        (start.eval_images or 0.0)
+        / steps[0].images
+        * (steps[0].data + steps[0].h2d + steps[0].forward),
+        tuple(about),
     )
-    forward = known[0].data + known[0].h2d + known[0].forward
-    evaluate = (start.eval_images or 0.0) / known[0].images * forward
-    name = run.folder.resolve().name
-    basis = basis_of(run, name, steps, evaluate, (*about, SHARED) if shared else about)
-    images = basis.train_images if data else None
     return replace(
         basis,
         machines=hosts,
         unix=unix,
         rates=link_rates(links),
         links=links,
-        train_images=images,
-        own_speeds={} if shared else dict(zip(hosts, map(speed_of, known))),
+        train_images=basis.train_images if data else None,  # noise has no epochs
+        machine_speeds={} if shared else dict(zip(hosts, map(speed_of, steps))),
     )
 
 
 def speed_of(step: Step) -> float:
-    """Images/s of one machine that was measured by itself."""
+    """Return the images/s of one machine that trained without others."""
     return step.images / step.work
 
 
-def in_parts(steps: list[Step]) -> Step:
-    """The step of these machines together, each of which was measured with a whole batch: that of
-    the slowest, or where they differ enough (BALANCE=auto), as long as it takes with parts in
-    proportion to their speeds. (A part's loading and computing is taken to last as long as its
-    images are many; the optimizer takes as long as ever.)"""
+def balanced_step(steps: list[Step]) -> Step:
+    """Return the step of machines that were each measured with a whole batch."""
+    # It is the slowest one's; if speeds differ enough (BALANCE=auto), the step with batches in
+    # proportion to the speeds. Loading and computing take as long as the batch is large; the
+    # optimizer always takes the same time.
     slowest = max(steps, key=lambda step: step.work)
     if slowest.shared_machine or not weights_of(list(map(speed_of, steps))):
         return slowest
-    part = len(steps) * slowest.images / sum(map(speed_of, steps)) / slowest.work
-    return replace(
-        slowest,
-        data=part * slowest.data,
-        h2d=part * slowest.h2d,
-        forward=part * slowest.forward,
-        backward=part * slowest.backward,
-        other=part * slowest.other,
-    )
+    share = len(steps) * slowest.images / sum(map(speed_of, steps)) / slowest.work
+    scaled = ("data", "h2d", "forward", "backward", "other")
+    return replace(slowest, **{name: share * getattr(slowest, name) for name in scaled})
 
 
-def parts_sentences(hosts: tuple[str, ...], steps: list[Step]) -> tuple[str, ...]:
-    """A sentence on each machine's images, where speeds differ enough for unequal parts."""
+def balance_sentences(hosts: tuple[str, ...], steps: list[Step]) -> list[str]:
+    """Return a sentence on each machine's images if speeds differ enough for unequal batches."""
     weights = weights_of(list(map(speed_of, steps)))
     if not weights:
-        return ()
-    parts = node_batches(round(steps[0].images), [step.world for step in steps], weights)
-    named = ", ".join(f"{host} {part}" for host, part in zip(hosts, parts))
-    equal, unequal = max(step.work for step in steps), in_parts(steps).work
-    return (
-        f"In parts by their speeds (BALANCE=auto) the images of a step are {named}: a step of all "
-        f"takes {seconds(unequal)} without the network, and with equal parts {seconds(equal)}.",
-    )
+        return []
+    batches = node_batches(round(steps[0].images), [step.world for step in steps], weights)
+    shares = ", ".join(f"{host} {batch}" for host, batch in zip(hosts, batches))
+    equal, unequal = max(step.work for step in steps), balanced_step(steps).work
+    return [
+        f"In parts by their speeds (BALANCE=auto) the images of a step are {shares}: a step of all "
+        f"takes {seconds(unequal)} without the network, and with equal parts {seconds(equal)}."
+    ]
 
 
 def steps_sentences(
     hosts: tuple[str, ...], steps: list[Step], unix: float, data: bool, parameters: float
 ) -> tuple[str, str]:
-    """How long steps took, on which machines and when, and what the slowest machine's steps consist
-    of."""
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
-    by_work = sorted(zip([step.work for step in steps], hosts))
-    (least, first), (most, last) = by_work[0], by_work[-1]
-    alone = len(hosts) == 1
-    each = "by itself" if alone else "by themselves"
-    what = "" if data else ", on noise in the place of images"
-    took = seconds(least) if alone else f"{seconds(least)} ({first}) to {seconds(most)} ({last})"
-    slow = steps[hosts.index(last)]
-    parts = (("forward", slow.forward), ("backward", slow.backward), ("optimizer", slow.optimizer))
-    spent = ", ".join(f"{name} {seconds(value)}" for name, value in parts)
-    on = "" if alone else f" on {last}"
+    """Say how long steps took, on which machines and when, and the parts of the slowest step."""
+    clock = time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
+    by_work = sorted(zip([step.work for step in steps], hosts, range(len(steps))))
+    (shortest, fast_host, _), (longest, slow_host, slow) = by_work[0], by_work[-1]
+    images = "" if data else ", on noise in the place of images"
+    if len(hosts) == 1:
+        themselves, took, place = "by itself", seconds(shortest), ""
+    else:
+        took = f"{seconds(shortest)} ({fast_host}) to {seconds(longest)} ({slow_host})"
+        themselves, place = "by themselves", f" on {slow_host}"
+    step = steps[slow]
+    times = {"forward": step.forward, "backward": step.backward, "optimizer": step.optimizer}
+    spent = ", ".join(f"{name} {seconds(value)}" for name, value in times.items())
     return (
-        f"Measured at {when} on {', '.join(hosts)} {each}{what}: a step took {took}.",
-        f"Of it{on}: {spent}. {millions(parameters)} parameters, {size(slow.payload.bytes)} of "
+        f"Measured at {clock} on {', '.join(hosts)} {themselves}{images}: a step took {took}.",
+        f"Of it{place}: {spent}. {millions(parameters)} parameters, {size(step.payload.bytes)} of "
         "gradients.",
     )

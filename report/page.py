@@ -1,5 +1,5 @@
-"""A view as one offline page: nothing is loaded from anywhere. Bars and curves are inline SVG;
-their colours are CSS classes of the page."""
+"""Draw a view as one offline page, which loads nothing. Bars and curves are inline SVG; their
+colours are CSS classes of the page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from report.windows import Points, thin
 
 
 def render_page(view: View) -> str:
-    """The HTML document, some 100 KB at most, however long the run was."""
+    """Return the HTML document: some 100 KB at most, however long the run was."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -39,40 +39,39 @@ CODE = Markup("<code>{}</code>")
 
 
 def prose(sentence: str) -> Markup:
-    """Figures bound to their units by no-break spaces; what stands in backticks is code."""
-    parts = bound(sentence).split("`")
-    if len(parts) % 2 == 0:
-        return escape(bound(sentence))
-    marked = (CODE.format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
-    return Markup().join(marked)
-
-
-def bound(sentence: str) -> str:
+    """Bind figures to their units by no-break spaces, and mark text in backticks as code."""
     units = r"%|ms|s|min|h|d|kB|MB|GB|MB/s|[GM]bit/s|[a-z]+s/s|px|MHz|W|C"
-    return re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)
+    sentence = re.sub(rf"(?<=\d) (?=(?:{units})(?![\w/]))|(?<=<) (?=\d)", "\u00a0", sentence)
+    pieces = sentence.split("`")
+    if len(pieces) % 2 == 0:  # a single backtick, as in somebody's error message
+        return escape(sentence)
+    marked = (CODE.format(text) if index % 2 else escape(text) for index, text in enumerate(pieces))
+    return Markup().join(marked)
 
 
 WIDTH = 720
 LEFT, RIGHT = 76, 12
-LETTER = 12  # how wide one is, of up to 22 px
+LETTER = 12  # px; the width of a letter of up to 22 px
 LINES = 8  # as many as there are colours
-DRAWN = 120  # points of a line: more could not be told apart
-GAP = 4.0  # times the usual distance between two points: nothing is known in between
-ASTRAY = 50.0  # times what nine of ten points do not exceed
+DRAWN = 120  # points of a line; a chart of this width cannot show more
+GAP = 4.0  # a line is broken at so many times the usual distance of its points
+ASTRAY = 50.0  # a value beyond so many times the ninth decile does not set the scale
 
 
 def bars(item: Bars) -> str:
-    """Horizontal bars, each made of its parts from left to right."""
-    left, single = 120, not item.keys
+    """Draw horizontal bars, each with its segments from left to right."""
+    axis_left, single = 120, not item.keys
+    # Bars of one figure have it written behind them.
     right, step = WIDTH - (120 if single else RIGHT), 32
-    sums = [sum(max(0.0, value) for _, value in bar.parts) + bar.spread for bar in item.rows]
-    most = max([*sums, item.limit or 0.0]) or 1.0
-    scale = (right - left) / most
+    sums = [sum(max(0.0, value) for _, value in bar.segments) + bar.spread for bar in item.rows]
+    longest = max([*sums, item.limit or 0.0]) or 1.0
+    scale = (right - axis_left) / longest
     marks = []
     for index, bar in enumerate(item.rows):
-        y, x = index * step + 4, float(left)
-        marks.append(link_to(text(left - 8, y + 15, "end", bar.label), bar.link))
-        for colour, value in bar.parts:
+        y, x = index * step + 4, float(axis_left)
+        label = text(axis_left - 8, y + 15, "end", bar.label)
+        marks.append(f'<a href="{escape(bar.link)}">{label}</a>' if bar.link else label)
+        for colour, value in bar.segments:
             width = max(0.0, value * scale)
             if width >= 0.05:
                 title = f"{colour.replace('_', ' ')}: {three_digits(value)} {item.unit}"
@@ -88,44 +87,47 @@ def bars(item: Bars) -> str:
             marks.append(text(WIDTH - RIGHT, y + 15, "end", f"{bar.figure} {item.unit}"))
     base = len(item.rows) * step + 4
     if item.limit:
-        x = left + item.limit * scale
+        x = axis_left + item.limit * scale
         marks.append(rule("limit", x, x, 0, base))
-    marks += [] if single else axis_x(left, base, most, item.unit)
+    marks += [] if single else axis_x(axis_left, base, longest, item.unit)
     figures = ", ".join(f"{bar.label} {bar.figure}".strip() for bar in item.rows)
     keys = ", ".join(f"{key.name} {key.figure}".strip() for key in item.keys if key.figure)
     return svg(base + (0 if single else 26), f"{item.caption}: {keys or figures}.", marks)
 
 
 def curve(item: Curve) -> str:
-    """A line chart from zero; where nothing was recorded for long a line is broken."""
+    """Draw a line chart from zero; a line is broken if nothing was recorded for long."""
     lines = [Line(name, colour, thin(points, DRAWN)) for name, colour, points in item.lines[:LINES]]
     points = [point for line in lines for point in line.points]
     longest = max((x for x, _ in points), default=0.0) or 1.0
     x_unit, length = time_unit(longest) if item.x_unit == "s" else (item.x_unit, 1)
     end, values = longest / length, sorted(y for _, y in points)
+    # One loss that diverged would make all others a flat line.
     ceiling = item.top or nice(highest(values) if item.steady else values[-1])
     height, base = 170, 184
     marks = grid(ceiling, base, height, item.unit)
     for _, colour, series in lines:
-        for part in split_at_gaps(series):
-            places = [
+        for unbroken in split_at_gaps(series):
+            positions = [
                 (
                     LEFT + x / length / end * (WIDTH - LEFT - RIGHT),
                     base - min(y, ceiling) / ceiling * height,
                 )
-                for x, y in part
+                for x, y in unbroken
             ]
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
             marks.append(f'<polyline class="l-{colour}" points="{path}"/>')
-            if len(series) <= 40 or len(places) == 1:
+            if len(series) <= 40 or len(positions) == 1:
                 marks += [
                     f'<circle class="d-{colour}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>'
-                    for x, y in places
+                    for x, y in positions
                 ]
     for mark in item.marks:
         x = LEFT + min(1.0, mark.x / length / end) * (WIDTH - LEFT - RIGHT)
-        anchor, beside = ("end", x - 5) if x > WIDTH / 2 else ("start", x + 5)
-        marks += [rule("mark", x, x, base - height, base), text(beside, 30, anchor, mark.words)]
+        # The words are on the side of the mark that has more room.
+        anchor, words_x = ("end", x - 5) if x > WIDTH / 2 else ("start", x + 5)
+        marks += [rule("mark", x, x, base - height, base), text(words_x, 30, anchor, mark.words)]
+    # What does not fit into the chart is written into it.
     if values[-1] > ceiling:
         marks.append(
             text(WIDTH - RIGHT, 36, "end", f"the highest of all: {three_digits(values[-1])}")
@@ -138,24 +140,24 @@ def curve(item: Curve) -> str:
 
 
 def highest(values: list[float]) -> float:
-    """The largest value that is not ASTRAY; `values` are sorted."""
+    """Return the largest value that is not ASTRAY; `values` are sorted."""
     usual = values[9 * (len(values) - 1) // 10]
     return max((value for value in values if value <= ASTRAY * usual), default=values[-1])
 
 
 def split_at_gaps(points: Points) -> list[Points]:
-    """The points between two gaps."""
-    apart = [second - first for (first, _), (second, _) in zip(points, points[1:])]
-    usual, parts = statistics.median(apart) if apart else 0.0, [points[:1]]
-    for point, distance in zip(points[1:], apart):
+    """Cut a line into pieces without gaps."""
+    distances = [end - start for (start, _), (end, _) in zip(points, points[1:])]
+    usual, pieces = statistics.median(distances) if distances else 0.0, [points[:1]]
+    for point, distance in zip(points[1:], distances):
         if distance > GAP * usual:
-            parts.append([])
-        parts[-1].append(point)
-    return parts
+            pieces.append([])
+        pieces[-1].append(point)
+    return pieces
 
 
 def grid(ceiling: float, base: int, height: int, unit: str) -> list[str]:
-    """Horizontal lines with their figures on the left."""
+    """Draw horizontal lines with their figures on the left."""
     marks = []
     for value in ticks(ceiling):
         y = base - height * value / ceiling
@@ -165,13 +167,16 @@ def grid(ceiling: float, base: int, height: int, unit: str) -> list[str]:
     return marks
 
 
-def axis_x(left: int, base: float, end: float, unit: str) -> list[str]:
-    """The x axis from zero to `end`, with round figures, the last with its unit; epochs are whole
-    numbers."""
-    marks, values = [rule("axis", left, WIDTH - RIGHT, base, base)], ticks(end, unit == "epochs")
-    free = float(WIDTH)  # from there on the right something stands
+def axis_x(axis_left: int, base: float, end: float, unit: str) -> list[str]:
+    """Draw the x axis from zero to `end`, with round figures; epochs have only whole ones."""
+    marks, values = (
+        [rule("axis", axis_left, WIDTH - RIGHT, base, base)],
+        ticks(end, unit == "epochs"),
+    )
+    # From the right, so that the last figure, which has the unit, is never the one without room.
+    free = float(WIDTH)
     for value in reversed(values):
-        x = left + (WIDTH - left - RIGHT) * value / end
+        x = axis_left + (WIDTH - axis_left - RIGHT) * value / end
         label = f"{value:,g}" + (f" {unit}" if value == values[-1] else "")
         wide = LETTER * len(label)
         x = min(x, WIDTH - wide / 2)
@@ -182,14 +187,15 @@ def axis_x(left: int, base: float, end: float, unit: str) -> list[str]:
 
 
 def ticks(end: float, integers: bool = False) -> list[float]:
-    """Round figures from 0 to `end`, four to eight of them, or fewer where they are to be whole."""
+    """Return four to eight round figures from 0 to `end`, or fewer if they must be whole."""
+    # The largest of 1, 2 and 5 times a power of ten that gives four steps.
     power = 10.0 ** math.floor(math.log10(end / 4))
     step = max(float(integers), *(power * f for f in (1, 2, 5) if power * f <= end / 4))
     return [round(step * index, 12) for index in range(int(end / step + 1e-9) + 1)]
 
 
 def nice(value: float) -> float:
-    """The next round figure at or above `value`; 1 when that is not positive."""
+    """Return the next round figure at or above `value`; 1 if that is not positive."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -206,12 +212,8 @@ def rule(name: str, x1: float, x2: float, y1: float, y2: float) -> str:
     return f'<line class="{name}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
-def link_to(mark: str, link: str) -> str:
-    return f'<a href="{escape(link)}">{mark}</a>' if link else mark
-
-
 def svg(height: float, description: str, marks: list[str]) -> str:
-    """The element, with its text alternative; it scales with the page."""
+    """Return an SVG element with its text alternative; it scales with the page."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(description)}">'
         f"{''.join(marks)}</svg>"

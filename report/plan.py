@@ -1,4 +1,4 @@
-"""`make plan`: finds the run to start from, prints the predicted table and writes it to a file."""
+"""`make plan`: find the run to start from, print the predicted table and write it to a file."""
 
 from __future__ import annotations
 
@@ -11,27 +11,14 @@ from contract import runs, strategies, verbs
 from contract.command_line import verb_words
 from contract.errors import UserError
 from contract.options import DEFAULT_MODEL, OPTIMIZERS, options_of
-from contract.runs import prediction_path
 from contract.strategies import Phases, Strategy
 from contract.text import link_speed, seconds, size, three_digits
 from report import formulas, published_speeds
+from report import predict as prediction
 from report.cli import write
-from report.links import table
-from report.measurements import Question, find_basis, on_paper
-from report.predict import (
-    HARMLESS,
-    SHORT,
-    Basis,
-    Row,
-    best,
-    best_exact,
-    conclusion,
-    fastest,
-    predict,
-    reading_sentence,
-    times_one,
-    worth_showing,
-)
+from report.links import links_table
+from report.measurements import Question, basis_on_paper, find_basis
+from report.predict import HARMLESS, SHORT, Basis, Row, best, fastest, predict, times_one
 from report.text import aligned, printed, wrap
 
 # Short names for the table, which has only 80 columns.
@@ -41,18 +28,18 @@ LABELS = {
     "experimental": "experim.",
     SHORT: "short",
 }
-DEFAULT_LINK = 1000.0  # Mbit/s: what the network cards of ordinary PCs do
-BETTER_LINK = 2500.0  # what newer ones do, with a switch for it
-WORTH = 1.05  # times as fast; less is no gain
-
+DEFAULT_LINK = 1000.0  # Mbit/s of the network cards of ordinary PCs
+BETTER_LINK = 2500.0  # Mbit/s of newer ones, with a switch for it
+WORTH = 1.05  # a smaller factor of speed is no gain
 
 ROWS = {name.upper(): row for name, row in options_of(Question).items()}
 PLAN = verbs.Verb("predict the next run before it is started", "", " ".join(ROWS), table=ROWS)
 
 
 def plan_main(argv: list[str]) -> int:
-    """Prints the table. Writes runs/plan-<model>-<N>n.json, unless the question was about another
-    network (--link) or machines on paper (--gpu): no run's report may show such an answer."""
+    """Print the table, and write runs/plan-<model>-<N>n.json. Returns 0; raises UserError."""
+    # The file is not written if the question was about another network (--link) or machines on
+    # paper (--gpu), because no run's report may show such an answer.
     options = Question(**verb_words("plan", argv, "python -m report plan", PLAN))
     if not options.model:
         model = published_speeds.MODEL if options.gpu else DEFAULT_MODEL
@@ -60,55 +47,74 @@ def plan_main(argv: list[str]) -> int:
     family = OPTIMIZERS[options.optimizer].family
     phases = Phases(options.epochs, options.warmup, family, options.warmup_chosen)
     requested = strategies.parse(options.sync)
+    # Published speeds hold for one size of images and no run.
     if options.gpu and (options.run or options.image_size):
         raise UserError("--gpu is a prediction on paper: leave --run and --image-size out.")
     basis = (
-        on_paper(options.gpu, options.model, options.precision)
+        basis_on_paper(options.gpu, options.model, options.precision)
         if options.gpu
         else find_basis(options)
     )
-    mbit = parse_link(options.link) if options.link else None
-    rates, where = usable_rates(basis, mbit)
+    mbit = None
+    if options.link:
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(g|m)(?:bit)?(?:/s)?", options.link.strip().lower())
+        if not match or float(match[1]) <= 0:
+            raise UserError(f"--link {options.link}: write a speed like 1gbit, 2.5gbit or 100mbit.")
+        mbit = float(match[1]) * (1000 if match[2] == "g" else 1)
+    # A link that the user names counts before any measured one.
+    rates, source = usable_rates(basis, mbit)
     rows = predict(basis, options.nodes, rates, requested, phases)
     rate, row = rates(options.nodes), find_row(rows, options.nodes, requested, basis)
     if options.gpu:
-        last = better_switch(basis, rows, mbit or DEFAULT_LINK, requested, phases)
+        note = advise_switch(basis, rows, mbit or DEFAULT_LINK, requested, phases)
     elif options.link:
-        last = "Not kept for the next run's report: this is about LINK, not about your network."
+        note = "Not kept for the next run's report: this is about LINK, not about your network."
     else:
-        path = prediction_path(Path(options.runs), options.model, options.nodes)
-        write_plan(path, options.nodes, row, basis, rate, rows)
-        last = f"Written to {path}; the next such run's report shows it."
-    shown = rows if options.all else worth_showing(rows, requested)
-    through = f"{where}: {size(rate)} a second get through"
+        path = runs.prediction_path(Path(options.runs), options.model, options.nodes)
+        text = runs.prediction_text(
+            basis.setting,
+            options.nodes,
+            basis.unix if basis.machines else None,
+            [asdict(row) for row in rows],
+            images_per_second=round(row.images_per_second, 2),
+            sync=row.sync,
+            from_run=basis.run,
+            bytes_per_second=round(rate),
+        )
+        write(path, text + "\n")
+        note = f"Written to {path}; the next such run's report shows it."
+    shown = rows if options.all else prediction.worth_showing(rows, requested)
+    # The table of pairs is long, so only those who ask for details get it.
     if basis.links and (options.run or options.all):
-        print(printed([*table(basis.links), ""]))
-    print(printed(render(basis, through, rows, shown, phases)))
-    reading = reading_sentence(basis, options.nodes, rates, requested, phases)
-    print(printed([*wrap(reading, ""), *wrap(last, "")]))
+        print(printed([*links_table(basis.links), ""]))
+    speed = f"{source}: {size(rate)} a second get through"
+    print(printed(render(basis, speed, rows, shown, phases)))
+    reading = prediction.reading_sentence(basis, options.nodes, rates, requested, phases)
+    print(printed([*wrap(reading, ""), *wrap(note, "")]))
     return 0
 
 
-def better_switch(
+def advise_switch(
     basis: Basis, rows: list[Row], mbit: float, requested: Strategy, phases: Phases
 ) -> str:
-    """A sentence on the gain by a switch of BETTER_LINK."""
+    """Return a sentence on the gain by a switch of BETTER_LINK."""
+    # No better switch to recommend: the next step is a real measurement.
     if mbit >= BETTER_LINK:
         return "Nobody measured such machines: `make plan` without GPU measures yours."
     nodes, faster = rows[-1].nodes, formulas.goodput(BETTER_LINK)
-    now = best(rows)
-    then = best(predict(basis, nodes, lambda _: faster, requested, phases))
-    if then.run_images_per_second < WORTH * now.run_images_per_second:
+    current = best(rows)
+    improved = best(predict(basis, nodes, lambda _: faster, requested, phases))
+    if improved.run_images_per_second < WORTH * current.run_images_per_second:
         return f"A switch of {link_speed(BETTER_LINK)} would give hardly more."
     return (
-        f"With a switch of {link_speed(BETTER_LINK)}: sync {then.sync} on {then.nodes}, "
-        f"{times_one(then, rows):.2f} x one machine, where {link_speed(mbit)} gives "
-        f"{times_one(now, rows):.2f} x, both by what is exact or labelled safe."
+        f"With a switch of {link_speed(BETTER_LINK)}: sync {improved.sync} on {improved.nodes}, "
+        f"{times_one(improved, rows):.2f} x one machine, where {link_speed(mbit)} gives "
+        f"{times_one(current, rows):.2f} x, both by what is exact or labelled safe."
     )
 
 
 def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], float], str]:
-    """Bytes per second that gradients get on so many machines, and where that figure comes from."""
+    """Return the bytes per second of gradients by the number of machines, and the source of it."""
     step = basis.step
     if mbit:
         return lambda _: formulas.goodput(mbit), f"Over a link of {link_speed(mbit)}"
@@ -124,16 +130,8 @@ def usable_rates(basis: Basis, mbit: float | None) -> tuple[Callable[[int], floa
     )
 
 
-def parse_link(text: str) -> float:
-    """`1gbit`, `2.5gbit`, `100mbit` in Mbit/s."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(g|m)(?:bit)?(?:/s)?", text.strip().lower())
-    if not match or float(match.group(1)) <= 0:
-        raise UserError(f"--link {text}: write a speed like 1gbit, 2.5gbit or 100mbit.")
-    return float(match.group(1)) * (1000 if match.group(2) == "g" else 1)
-
-
 def find_row(rows: list[Row], nodes: int, strategy: Strategy, basis: Basis) -> Row:
-    """The prediction for this number of machines and strategy. Raises UserError."""
+    """Return the prediction for this number of machines and strategy. Raises UserError."""
     for row in rows:
         if row.nodes == nodes and (nodes == 1 or row.sync == strategy.spec):
             return row
@@ -143,25 +141,8 @@ def find_row(rows: list[Row], nodes: int, strategy: Strategy, basis: Basis) -> R
     )
 
 
-def write_plan(
-    path: Path, nodes: int, answer: Row, basis: Basis, rate: float, rows: list[Row]
-) -> None:
-    """Writes the file in which `answer` is the prediction and `rows` are all of them."""
-    text = runs.prediction_text(
-        basis.setting,
-        nodes,
-        basis.unix if basis.machines else None,
-        [asdict(row) for row in rows],
-        images_per_second=round(answer.images_per_second, 2),
-        sync=answer.sync,
-        from_run=basis.run,
-        bytes_per_second=round(rate),
-    )
-    write(path, text + "\n")
-
-
-def warm_up(phases: Phases, specs: list[str]) -> str:
-    """A sentence on strategies that begin with steps at another cost."""
+def describe_warm_up(phases: Phases, specs: list[str]) -> str:
+    """Return a sentence on strategies that begin with steps at another cost."""
     names = " or ".join(dict.fromkeys(spec.split(":")[0] for spec in specs))
     if phases.warmup >= phases.epochs:
         return f"All {phases.epochs:g} epochs are warm-up, in which {names} sums as allreduce does."
@@ -183,19 +164,18 @@ READING = (
 def render(
     basis: Basis, speed: str, rows: list[Row], shown: list[Row], phases: Phases
 ) -> list[str]:
-    """The table of the rows `shown` and what follows from all of them, in 80 columns."""
-    at = f" at {basis.image_size} pixels" if basis.image_size else ""
+    """Return the table of the rows `shown` and the conclusions from all `rows`, in 80 columns."""
+    pixels = f" at {basis.image_size} pixels" if basis.image_size else ""
     level = f" in {basis.precision}" if basis.precision else ""
-    lines = wrap(f"{basis.model}{at}{level}, {basis.batch} images per node and step.", "")
+    lines = wrap(f"{basis.model}{pixels}{level}, {basis.batch} images per node and step.", "")
     for sentence in basis.about:
         lines += wrap(sentence, "")
-    run = f"{phases.epochs:g} epochs"
-    first = fastest(rows)
-    of_mark = {"*": best(rows), "=": best_exact(rows)}
-    if first.label not in HARMLESS:
-        of_mark["+"] = first
-    marks = {row: "".join(m for m, marked in of_mark.items() if marked == row) for row in shown}
-    heads = ("N", "sync", "sent", "a step", "img/s", "x one", "accuracy", run)
+    marked = {"*": best(rows), "=": prediction.best_exact(rows)}
+    if fastest(rows).label not in HARMLESS:
+        marked["+"] = fastest(rows)
+    marks = {row: "".join(mark for mark in marked if marked[mark] == row) for row in shown}
+    run_heading = f"{phases.epochs:g} epochs"
+    heads = ("N", "sync", "sent", "a step", "img/s", "x one", "accuracy", run_heading)
     cells: list[tuple[str, ...]] = [heads]
     cells += [
         (
@@ -210,15 +190,15 @@ def render(
         )
         for row in shown
     ]
-    if rows[0].run_seconds is None:
+    if rows[0].run_seconds is None:  # the images of an epoch are not known
         cells = [row[:-1] for row in cells]
     lines += [*wrap(f"{speed}.", ""), "", *aligned(cells), ""]
     if len(shown) < len(rows):
         lines += wrap(f"ALL=1 shows {len(rows) - len(shown)} more rows.", "")
     warming = [row.sync for row in shown if phases.exact_share(strategies.parse(row.sync))]
     if warming:
-        lines += wrap(warm_up(phases, warming), "")
-    lines += wrap(conclusion(rows), "")
+        lines += wrap(describe_warm_up(phases, warming), "")
+    lines += wrap(prediction.conclusion(rows), "")
     return [
         *lines,
         *wrap(READING, ""),

@@ -1,7 +1,7 @@
-"""Predicts images per second for 1..N nodes and each sync strategy, and says which is best.
+"""Predict images per second for 1..N nodes and each sync strategy, and say which is best.
 
-It starts from the measured step of an earlier run of the same model, with any number of nodes, and
-changes only the wait for the network (formulas.py). What was not measured is not predicted.
+The prediction starts from the measured step of an earlier run of the same model, with any number of
+nodes, and changes only the wait for the network (formulas.py).
 """
 
 from __future__ import annotations
@@ -17,41 +17,37 @@ from report.measure import Step
 from report.reading import CACHE, IMAGENET, LARGE_PIXELS, SHRUNK, Reading
 
 HARMLESS = ("exact", "safe")
-WORTH_READING = 1.03  # times as fast; less is no gain
-SHORT = "short run"  # than those in which a strategy was measured as safe
+WORTH_READING = 1.03  # a smaller factor of speed is no gain
+SHORT = "short run"  # shorter than the runs in which the strategy was measured as safe
 
 
 @dataclass(frozen=True)
 class Basis:
-    """What was measured: the run's name, its mean step, and what an epoch is.
-
-    `steps[n - 1]` is the mean step of n machines, and the last one stands for more machines, too:
-    all wait for the slowest. `rates[n - 1]` is what a link carries while n machines send, in bytes
-    per second; it is empty where links were not measured by themselves.
-    """
+    """The measurements that a prediction starts from."""
 
     run: str
     model: str
     image_size: int | None
-    batch: int  # images per node and step, as asked for
+    batch: int  # images per node and step
+    # steps[n - 1] is the mean step of n machines. More machines are as slow as the last one says,
+    # since all wait for the slowest.
     steps: tuple[Step, ...]
     train_images: int | None
     evaluate_seconds: float  # per epoch, on as many machines as the last step's
     precision: str | None = None
     about: tuple[str, ...] = ()  # sentences on where the figures come from
-    machines: tuple[str, ...] = ()  # those measured by themselves, without a run
-    unix: float = 0.0  # when they were measured
+    machines: tuple[str, ...] = ()  # if they were measured by themselves, without a run
+    unix: float = 0.0  # the time of that measurement
+    # rates[n - 1] is the bytes per second of a link while n machines send; empty if only a run was
+    # measured.
     rates: tuple[float, ...] = ()
     links: Links | None = None
-    own_speeds: dict[str, float] = field(default_factory=dict)  # images/s of each machine by itself
-    reading: Reading | None = None  # from a share, in that run
+    machine_speeds: dict[str, float] = field(default_factory=dict)  # images/s of each alone
+    reading: Reading | None = None  # images that the run read from a share
 
     @property
     def setting(self) -> runs.Setting:
         return runs.Setting(self.model, self.batch, self.image_size, self.precision, self.machines)
-
-    def step_of(self, nodes: int) -> Step:
-        return self.steps[min(nodes, len(self.steps)) - 1]
 
     @property
     def step(self) -> Step:
@@ -60,38 +56,31 @@ class Basis:
 
 @dataclass(frozen=True)
 class Row:
-    """One prediction. `bytes_sent` per node and step, `step_seconds` and `images_per_second` are of
-    the steps after the warm-up; `run_images_per_second` and `run_seconds` of a whole run, with
-    what it evaluates (None where an epoch's images are not known). `label`: the strategy's with the
-    run's optimizer; `samples`: how many times the images it takes to all-reduce's accuracy: 1 where
-    nothing else is known, None where no run was seen to reach it."""
+    """One prediction, as the plan's file stores it."""
 
     nodes: int
     sync: str
+    # Of the steps after the warm-up; the bytes are those of one node.
     bytes_sent: float
     step_seconds: float
     images_per_second: float
+    # Of a whole run; the seconds include evaluation, and are None if an epoch's images are unknown.
     run_images_per_second: float
     run_seconds: float | None
-    label: str
+    label: str  # of the strategy, with the run's optimizer
+    # The factor of images to reach all-reduce's accuracy: 1 if nothing else is known, None if no
+    # run reached it.
     samples: float | None = 1.0
 
 
 def predict(
-    basis: Basis,
-    nodes: int,
-    rate: Callable[[int], float],
-    requested: Strategy,
-    phases: Phases,
+    basis: Basis, nodes: int, rate: Callable[[int], float], requested: Strategy, phases: Phases
 ) -> list[Row]:
-    """A Row for each number of nodes up to `nodes` and each usual strategy and the one requested;
-    one node needs no strategy. A strategy whose bytes do not follow from the basis has no row.
-    `rate` gives the bytes per second that a link carries, by the number of nodes.
-
-    Batch per node, loading and computing stay as measured; waiting for the network is
-    formulas.sync_wait, and no step is shorter than the cable of a share needs for its images and
-    gradients; waiting for slower peers is not predicted.
-    """
+    """Return a Row for one node, and for each larger number with each usual strategy and the
+    requested one. `rate`: number of nodes -> bytes per second of a link."""
+    # Batch per node, loading and computing stay as measured. Waiting for the network is
+    # formulas.sync_wait, and no step is shorter than the cable of a share needs for its images and
+    # gradients. Waiting for slower peers is not predicted.
     compared = list(dict.fromkeys([*strategies.usual(), requested]))
     rows = [predict_row(basis, 1, compared[0], rate(1), phases)]
     for n in range(2, nodes + 1):
@@ -100,9 +89,9 @@ def predict(
 
 
 def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float, phases: Phases) -> Row:
-    """One prediction."""
+    """Predict one number of nodes with one strategy, over links of `rate` bytes per second."""
     family = phases.family
-    step, scaled = basis.step_of(nodes), strategy.of(family)
+    step, scaled = basis.steps[min(nodes, len(basis.steps)) - 1], strategy.of(family)
     images = step.images * nodes / step.nodes
 
     def bytes_and_seconds(used: Strategy) -> tuple[float, float]:
@@ -110,16 +99,18 @@ def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float, phase
         busy = basis.reading.cable_bytes(nodes, images, sent) / rate if basis.reading else 0.0
         return sent, max(step.work + step.wait(used, nodes, rate), busy)
 
+    # The warm-up of a compressing strategy sums exactly, at the speed of all-reduce.
     sent, spent = bytes_and_seconds(scaled)
     _, exact = bytes_and_seconds(strategies.parse(EXACT))
     over_run = images / phases.mean(strategy, spent, exact)
     run = None
     if basis.train_images:
-        evaluated = basis.evaluate_seconds * step.nodes / nodes
-        run = phases.epochs * (basis.train_images / over_run + evaluated)
-    # One machine sums nothing.
+        evaluation = basis.evaluate_seconds * step.nodes / nodes
+        run = phases.epochs * (basis.train_images / over_run + evaluation)
+    # One machine sums no gradients, whatever the strategy.
     label = prices.label_of(strategy, family) if nodes > 1 else "exact"
     steps = basis.train_images and phases.epochs * basis.train_images / images
+    # A strategy is called safe for runs as long as those that were measured.
     if label == "safe" and not prices.is_acceptable(strategy, family, steps):
         label = SHORT
     samples: float | None = None if label == "experimental" else 1.0
@@ -130,19 +121,18 @@ def predict_row(basis: Basis, nodes: int, strategy: Strategy, rate: float, phase
 
 
 def fastest(rows: list[Row]) -> Row:
-    """The row that has all-reduce's accuracy first, by what is known of it; among equals, the one
-    with fewer machines."""
-    reached = [row for row in rows if row.samples]
+    """Return the row that reaches all-reduce's accuracy first; among equals, the one with fewer
+    machines."""
+    reaching = [row for row in rows if row.samples]
     return max(
-        reached, key=lambda row: (row.run_images_per_second / (row.samples or 1), -row.nodes)
+        reaching, key=lambda row: (row.run_images_per_second / (row.samples or 1), -row.nodes)
     )
 
 
 def best(rows: list[Row]) -> Row:
-    """The most exact of those that are nearly the fastest and cost such a run no accuracy: exact
-    ones, and those measured as safe."""
-    taken = {row: 1 / row.run_images_per_second for row in rows if row.label in HARMLESS}
-    return prices.most_exact(taken, lambda row: strategies.parse(row.sync))
+    """Return the most exact of the nearly fastest rows whose label is exact or safe."""
+    seconds = {row: 1 / row.run_images_per_second for row in rows if row.label in HARMLESS}
+    return prices.most_exact(seconds, lambda row: strategies.parse(row.sync))
 
 
 def best_exact(rows: list[Row]) -> Row:
@@ -150,25 +140,26 @@ def best_exact(rows: list[Row]) -> Row:
 
 
 def worth_showing(rows: list[Row], requested: Strategy) -> list[Row]:
-    """At most 12 rows: one machine, what is best, and of two and of all machines the same with the
-    strategy asked for."""
+    """Return at most 12 rows: one machine and the best ones; for two and for all machines the best
+    ones and the requested strategy."""
     chosen = [rows[0], best(rows), best_exact(rows), fastest(rows)]
     for nodes in {2, rows[-1].nodes} & {row.nodes for row in rows[1:]}:
-        here = [row for row in rows if row.nodes == nodes]
-        chosen += [best(here), best_exact(here), fastest(here)]
-        chosen += [row for row in here if row.sync == requested.spec]
+        equal = [row for row in rows if row.nodes == nodes]
+        chosen += [best(equal), best_exact(equal), fastest(equal)]
+        chosen += [row for row in equal if row.sync == requested.spec]
     return [row for row in rows if row in chosen]
 
 
 def conclusion(rows: list[Row]) -> str:
-    """Which number of nodes and sync is best, and whether more machines are worth it at all."""
-    alone, winner, nodes = rows[0], best(rows), rows[-1].nodes
+    """Say which number of nodes and sync is best, and if more machines are worth it at all."""
+    single, winner, nodes = rows[0], best(rows), rows[-1].nodes
     if nodes == 1:
-        return f"One machine: {three_digits(alone.images_per_second)} images/s."
+        return f"One machine: {three_digits(single.images_per_second)} images/s."
     full = [row for row in rows if row.nodes == nodes]
+    # The first row of a number of machines is all-reduce.
     exact, sentence = full[0], ""
-    if exact.images_per_second < alone.images_per_second:
-        factor = alone.images_per_second / exact.images_per_second
+    if exact.images_per_second < single.images_per_second:
+        factor = single.images_per_second / exact.images_per_second
         sentence = (
             f"One machine is {factor:.1f} x as fast as {nodes} with sync {exact.sync}: the "
             "gradients take longer to send than the batch takes to compute. "
@@ -180,30 +171,47 @@ def conclusion(rows: list[Row]) -> str:
             f"({harmless.sync}) gives {times_one(harmless, rows):.2f} x that. "
         )
     else:
-        sentence += f"Best (*): {_describe(winner, rows)}{_why(winner, rows)}. Best exact (=): "
-        sentence += f"{_describe(best_exact(rows), rows)}. "
-    first = fastest(rows)
-    if first.label not in HARMLESS:
-        sentence += f"Fastest (+): {_describe(first, rows)}, whose accuracy is {_accuracy(first)}. "
+        # Name a faster strategy that costs no accuracy either, or the choice looks like a mistake.
+        faster = fastest([row for row in rows if row.label in HARMLESS])
+        reason = ""
+        if faster != winner and faster.run_images_per_second > winner.run_images_per_second:
+            reason = (
+                ", the most exact of those that are nearly the fastest "
+                f"({describe_row(faster, rows)})"
+            )
+        sentence += f"Best (*): {describe_row(winner, rows)}{reason}. Best exact (=): "
+        sentence += f"{describe_row(best_exact(rows), rows)}. "
+    winner = fastest(rows)
+    if winner.label not in HARMLESS:
+        accuracy = winner.label if winner.label == "not measured" else f"labelled {winner.label}"
+        if winner.label == "costs samples":
+            accuracy = (
+                f"all-reduce's after {winner.samples:.2f} times as many images, in as much more "
+                "time"
+            )
+        elif winner.label == SHORT:
+            accuracy = "measured as safe in longer runs alone"
+        sentence += f"Fastest (+): {describe_row(winner, rows)}, whose accuracy is {accuracy}. "
     return sentence + "What a strategy costs in accuracy: docs/slow-networks.md."
 
 
 def reading_sentence(
     basis: Basis, nodes: int, rate: Callable[[int], float], requested: Strategy, phases: Phases
 ) -> str:
-    """What images cost that come from a share through the cable of the gradients, and what would
-    help: by that run's, or where it read from none by ImageNet's. Empty where they cost nothing."""
+    """Say what images of a share cost that use the cable of the gradients, and what would help. If
+    that run read no images from a share, those of ImageNet count."""
     measured = basis.reading or Reading(IMAGENET, by_member=True)
     if nodes == 1 or (basis.image_size or 0) < LARGE_PIXELS:
         return ""
 
-    def speed(image_bytes: float) -> float:
+    def best_speed(image_bytes: float) -> float:
         reading = replace(measured, image_bytes=image_bytes)
         rows = predict(replace(basis, reading=reading), nodes, rate, requested, phases)
         return best([row for row in rows if row.nodes == nodes]).images_per_second
 
-    now, shrunk, cached = map(speed, (measured.image_bytes, SHRUNK, 0.0))
-    if cached < WORTH_READING * now:
+    current, shrunk, cached = map(best_speed, (measured.image_bytes, SHRUNK, 0.0))
+    # Even without any image on the cable the run would hardly be faster.
+    if cached < WORTH_READING * current:
         return ""
     counted = (
         "as the table counts" if basis.reading else "as ImageNet's, which the table leaves out"
@@ -211,9 +219,9 @@ def reading_sentence(
     sentence = (
         "Images of a share go through the same cable as gradients. With "
         f"{size(measured.image_bytes)} each, {counted}, {nodes} machines train on "
-        f"{three_digits(now)} images/s at most; "
+        f"{three_digits(current)} images/s at most; "
     )
-    if shrunk > WORTH_READING * now:
+    if shrunk > WORTH_READING * current:
         shrink = f"after `make shrink SIZE=256` ({size(SHRUNK)} each) on {three_digits(shrunk)}; "
         sentence += shrink
     return sentence + (
@@ -222,24 +230,7 @@ def reading_sentence(
     )
 
 
-def _why(winner: Row, rows: list[Row]) -> str:
-    """Where something else that costs no accuracy is a little faster."""
-    first = fastest([row for row in rows if row.label in HARMLESS])
-    gain = first.run_images_per_second / winner.run_images_per_second - 1
-    if first == winner or gain <= 0:
-        return ""
-    return f", the most exact of those that are nearly the fastest ({_describe(first, rows)})"
-
-
-def _accuracy(row: Row) -> str:
-    if row.label == "costs samples":
-        return f"all-reduce's after {row.samples:.2f} times as many images, in as much more time"
-    if row.label == SHORT:
-        return "measured as safe in longer runs alone"
-    return row.label if row.label == "not measured" else f"labelled {row.label}"
-
-
-def _describe(row: Row, rows: list[Row]) -> str:
+def describe_row(row: Row, rows: list[Row]) -> str:
     if row.nodes == 1:
         return "one machine"
     factor = times_one(row, rows)
@@ -247,5 +238,5 @@ def _describe(row: Row, rows: list[Row]) -> str:
 
 
 def times_one(row: Row, rows: list[Row]) -> float:
-    """The speed-up over one machine, over a whole run."""
+    """Return the speed-up over one machine, over a whole run."""
     return row.run_images_per_second / rows[0].run_images_per_second

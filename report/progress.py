@@ -1,4 +1,4 @@
-"""How the run progressed: throughput over time, top-1 over epochs, and how long 100 epochs take."""
+"""Show the course of a run: throughput over time, top-1 over epochs, the time of 100 epochs."""
 
 from __future__ import annotations
 
@@ -7,127 +7,119 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from boundary.run_files import RankStart
+from report import measure
 from report.accounting import Accounting, attempt_numbers, wall_seconds
-from report.measure import (
-    has_later_steps,
-    longest_attempt,
-    steady_seconds,
-    steps_of,
-    warm_step,
-    warm_steps,
-)
-from report.read import RankRecord, Run
+from report.measure import longest_attempt
+from report.read import RankRecord, RunRecord
 
-POINTS = 240  # of a time line: more could not be told apart
-SPANS, PER_SPAN = 120, 20  # slices of a loop; steps in one, of which one in twenty is the p95
+POINTS = 240  # of a time line; a chart cannot show more
+# Slices of a loop, and the fewest lines of each: one in twenty is beyond the 95th percentile.
+SPANS, PER_SPAN = 120, 20
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Evaluation after one epoch (counted from 1). top1 and top5 in [0, 1] and the loss on
-    validation images, and the means over the epoch's training steps. `seconds`: since the run
-    began, without the time between attempts. `part`: ` over 7 of 60 images`, if not all could be
-    read."""
+    """The scores after one epoch. `make status JSON=1` prints these fields."""
 
-    epoch: int
-    top1: float | None
+    epoch: int  # from 1
+    top1: float | None  # of validation images, in [0, 1], like top5
     top5: float | None
-    loss: float | None
-    train_loss: float | None
-    seconds: float
+    loss: float | None  # of validation images
+    train_loss: float | None  # mean over the epoch's steps, like train_top1
+    seconds: float  # since the run began, without the time between attempts
     train_top1: float | None = None
-    part: str = ""
+    part: str = ""  # ` over 7 of 60 images`, if some could not be read
 
 
 @dataclass(frozen=True)
 class Span:
-    """Steps of all ranks in a slice of the loop: when, how long half of them took at most, and how
-    long 95 of 100."""
+    """The steps of all ranks in a slice of the loop. All values in seconds."""
 
-    seconds: float
-    half: float
-    most: float
+    seconds: float  # since the loop began
+    p50: float  # half of the steps were shorter
+    p95: float
 
 
 @dataclass(frozen=True)
 class TimePoint:
-    """A slice of the loop: seconds since it began, the rate of all ranks, and the fractions spent
-    waiting."""
+    """A slice of the loop: the rate of all ranks, and the fractions of time spent waiting."""
 
-    seconds: float
+    seconds: float  # since the loop began
     images_per_second: float
     data_share: float
     sync_share: float
 
 
-def learning_curve(run: Run, last: bool = False) -> list[Epoch]:
-    """One Epoch per evaluated epoch; after a restart the later attempt counts. `last`: only what
-    each rank evaluated last."""
-    epochs: dict[int, Epoch] = {}
-    began = beginnings(run)
-    for record in run.ranks:
-        for clock, line in record.evaluations[-1:] if last else record.evaluations:
-            if line.epoch is not None:
-                seconds = began[record.attempt] + loop_began(record) + clock
-                part, images = "", record.start.eval_images
-                if images and line.samples is not None and line.samples < images:
-                    part = f" over {line.samples} of {images} images"
-                scores = (line.top1, line.top5, line.loss, line.train_loss)
-                epochs[line.epoch] = Epoch(line.epoch + 1, *scores, seconds, line.train_top1, part)
-    return [epochs[epoch] for epoch in sorted(epochs)]
-
-
-def beginnings(run: Run) -> dict[int, float]:
-    """Attempt -> seconds that the attempts before it took."""
+def learning_curve(run: RunRecord, newest_only: bool = False) -> list[Epoch]:
+    """Return the evaluated epochs in order; after a restart the later attempt counts.
+    `newest_only`: only the last evaluation of each rank."""
+    # The seconds before each attempt.
     starts, passed = {}, 0.0
     for attempt in attempt_numbers(run):
         starts[attempt] = passed
         records = [record for record in run.ranks if record.attempt == attempt]
         passed += wall_seconds(run, attempt, records)
-    return starts
+    epochs: dict[int, Epoch] = {}
+    for record in run.ranks:
+        began, loop = record.start.mono_process, record.start.mono
+        to_loop = 0.0 if began is None or loop is None else max(0.0, loop - began)
+        for timed in record.evaluations[-1:] if newest_only else record.evaluations:
+            scores, images, part = timed.scores, record.start.eval_images, ""
+            if scores.epoch is None:
+                continue
+            # A score over fewer images must not pass for one over all.
+            if images and scores.samples is not None and scores.samples < images:
+                part = f" over {scores.samples} of {images} images"
+            epochs[scores.epoch] = Epoch(
+                epoch=scores.epoch + 1,
+                top1=scores.top1,
+                top5=scores.top5,
+                loss=scores.loss,
+                train_loss=scores.train_loss,
+                seconds=starts[record.attempt] + to_loop + timed.clock,
+                train_top1=scores.train_top1,
+                part=part,
+            )
+    return [epochs[epoch] for epoch in sorted(epochs)]
 
 
-def loop_began(record: RankRecord) -> float:
-    """Seconds from the start of an attempt to its first step."""
-    started, began = record.start.mono_process, record.start.mono
-    return 0.0 if started is None or began is None else max(0.0, began - started)
-
-
-def time_line(run: Run) -> list[TimePoint]:
-    """At most POINTS equal slices of the longest attempt; one without a step has no point."""
+def time_line(run: RunRecord) -> list[TimePoint]:
+    """Cut the longest attempt into at most POINTS equal slices; those without steps are omitted."""
     records = longest_attempt(run.ranks)
     end = max((record.steps.clock[-1] for record in records), default=0.0)
     if end <= 0:
         return []
     lines = max(len(record.steps) for record in records)
+    # A slice needs a few lines, or its rate depends on where it is cut.
     slices = max(1, min(POINTS, lines // 3))
     width = end / slices
     images, spent, data, sync = ([0.0] * slices for _ in range(4))
     for record in records:
         columns = record.steps
-        waits = columns.seconds["data"], columns.seconds["sync_exposed"]
-        for index, (clock, total) in enumerate(zip(columns.clock, columns.total)):
-            at = min(slices - 1, int((clock - total / 2) / width))
-            images[at] += columns.samples[index]
-            spent[at] += total
-            data[at] += waits[0][index]
-            sync[at] += waits[1][index]
+        data_waits, sync_waits = columns.seconds["data"], columns.seconds["sync_exposed"]
+        for line, (clock, total) in enumerate(zip(columns.clock, columns.total)):
+            # A line counts in the slice of its middle.
+            index = min(slices - 1, int((clock - total / 2) / width))
+            images[index] += columns.samples[line]
+            spent[index] += total
+            data[index] += data_waits[line]
+            sync[index] += sync_waits[line]
     return [
         TimePoint(
-            (at + 0.5) * width,
-            images[at] * len(records) / spent[at],
-            data[at] / spent[at],
-            sync[at] / spent[at],
+            (index + 0.5) * width,
+            images[index] * len(records) / spent[index],
+            data[index] / spent[index],
+            sync[index] / spent[index],
         )
-        for at in range(slices)
-        if spent[at] > 0
+        for index in range(slices)
+        if spent[index] > 0
     ]
 
 
-def step_spans(run: Run) -> list[Span]:
-    """At most SPANS slices of the longest attempt, each with PER_SPAN lines of a rank or more; the
-    first step, which warms up, is left out. Of a line of several steps their mean and the longest
-    are known."""
+def step_spans(run: RunRecord) -> list[Span]:
+    """Cut the longest attempt into at most SPANS slices of PER_SPAN lines or more."""
+    # The first step, which warms up, is omitted. A line of several steps records only their mean
+    # and the longest.
     records = longest_attempt(run.ranks)
     lines = min((len(record.steps) for record in records), default=0) - 1
     if lines < 2 * PER_SPAN:
@@ -139,47 +131,46 @@ def step_spans(run: Run) -> list[Span]:
     ]
     spans = []
     for begin in range(1, lines + 2 - size, size):
-        part = slice(begin, begin + size)
-        half = statistics.median(length for own in means for length in own[part])
-        longest = sorted(length for record in records for length in record.steps.longest[part])
+        span = slice(begin, begin + size)
+        p50 = statistics.median(mean for rank in means for mean in rank[span])
+        longest = sorted(length for record in records for length in record.steps.longest[span])
         middle = records[0].steps.clock[begin + size // 2]
-        spans.append(Span(middle, half, longest[int(0.95 * (len(longest) - 1))]))
+        spans.append(Span(middle, p50, longest[int(0.95 * (len(longest) - 1))]))
     return spans
 
 
-def time_left(records: Sequence[RankRecord], step: int | None, steps: int | None) -> float | None:
-    """The steps that are left, each as long as those so far with what was beside them, as the
-    trainer's own lines say it."""
+def seconds_left(
+    records: Sequence[RankRecord], step: int | None, steps: int | None
+) -> float | None:
+    """Return the seconds of the remaining steps, at the mean with evaluation and saving so far."""
     if step is None or steps is None:
         return None
-    return max(0, steps - step) * max(record.clock / steps_of(record) for record in records)
+    return max(0, steps - step) * max(record.clock / record.step_count for record in records)
 
 
 def steps_of_run(start: RankStart) -> int | None:
-    """The number of steps of the whole run; None where it is not known, as for a trial."""
-    per_epoch, epochs = start.steps_per_epoch, start.epochs
-    if not per_epoch or not epochs or start.options.get("trial"):
-        return None
-    return int(per_epoch * epochs)
+    """Return the number of steps of the whole run; None if it is unknown, as for a trial."""
+    steps = None if start.options.get("trial") else measure.planned_steps(start)
+    return None if steps is None else int(steps)
 
 
-def hundred_epochs(run: Run, accounting: Accounting) -> float | None:
-    """Seconds that 100 epochs like the measured ones take.
-
-    100 x (steps per epoch x mean step without the first, + evaluation, saving and the rest per
-    epoch) + start and stop; the warm-up of a strategy counts once. None where no epoch's length is
-    known.
-    """
+def hundred_epochs(run: RunRecord, accounting: Accounting) -> float | None:
+    """Return the seconds that 100 epochs like the measured ones take."""
+    # 100 x (steps per epoch x mean step without the first, + evaluation, saving and other lines per
+    # epoch) + start and stop; the warm-up of a strategy counts once. None if the length of an epoch
+    # is unknown.
     records = longest_attempt(run.ranks)
     per_epoch = records[0].start.steps_per_epoch if records else None
     if not per_epoch:
         return None
-    epochs = statistics.fmean(map(steps_of, records)) / per_epoch
-    later = has_later_steps(records)
-    step = statistics.fmean(sum(steady_seconds(record, later).values()) for record in records)
-    warm = statistics.fmean(map(warm_steps, records)) if later else 0
-    warming = warm * (warm_step(records) - step) if warm else 0.0
-    beside = statistics.fmean(record.clock - sum(record.steps.total) for record in records)
+    epochs = statistics.fmean(record.step_count for record in records) / per_epoch
+    later = measure.has_later_steps(records)
+    steps = (sum(measure.steady_seconds(record, later).values()) for record in records)
+    step = statistics.fmean(steps)
+    warm = statistics.fmean(map(measure.warm_steps, records)) if later else 0
+    warming = warm * (measure.warm_step_seconds(records) - step) if warm else 0.0
+    evaluation = statistics.fmean(record.clock - sum(record.steps.total) for record in records)
+    # Start and stop come once, however many epochs a run has.
     attempts = max(1, len({time.attempt for time in accounting.ranks}))
     once = warming + accounting.seconds["start_stop"] / attempts
-    return 100 * (per_epoch * step + beside / epochs) + once
+    return 100 * (per_epoch * step + evaluation / epochs) + once

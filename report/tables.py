@@ -1,78 +1,59 @@
-"""The tables of a run's report, and the sections with those of its machines. A column is a heading
-and a function that words its cell; to add one, add it here."""
+"""The tables of a run's report, and the sections about its machines.
+
+A column is a heading and a function that words its cell; to add one, add it here.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from contract.records import CATEGORIES, COMPUTE, PEERS, of_kind
 from contract.text import link_speed, percent, seconds, size, three_digits
-from report import formulas
+from report import figures, formulas, view
 from report.analysis import Analysis
-from report.figures import (
-    CPU,
-    DISK,
-    FIGURES,
-    GPU,
-    INTERFACE,
-    MACHINE,
-    SENT,
-    SHARE_READ,
-    Figure,
-)
+from report.figures import DISK, FIGURES, GPU, INTERFACE, MACHINE, SENT, SHARE_READ, Figure
 from report.measure import RankWork
 from report.usage import Usage
-from report.view import (
-    UNKNOWN,
-    Bar,
-    Bars,
-    Column,
-    Item,
-    Paragraph,
-    Section,
-    or_unknown,
-    table,
-    top1,
-)
+from report.view import Bar, Bars, Column, Item, Paragraph, Section, or_unknown, top1
 
 
 def loss(value: float) -> str:
-    """A loss that fits into a column, even where the run diverges."""
+    """Write a loss that fits into a column, even if the run diverges."""
     return three_digits(value) if abs(value) < 1e5 else f"{value:.0e}"
 
 
-def columns_of(*figures: Figure) -> list[Column]:
-    """Their columns in the report."""
+def columns_of(shown: Sequence[Figure]) -> list[Column]:
+    """Return the columns of figures in the report."""
     return [
-        Column(heading, partial(cell, figure, which))
-        for figure in figures
+        Column(heading, partial(figure_cell, figure, which))
+        for figure in shown
         for which, heading in (figure.report or {}).items()
     ]
 
 
-def cell(figure: Figure, which: str, use: Usage) -> str:
-    return use.words(figure, which) if use.knows(figure) else UNKNOWN
+def figure_cell(figure: Figure, which: str, use: Usage) -> str:
+    return use.words(figure, which) if use.knows(figure) else view.UNKNOWN
 
 
-def columns_between(kind: str, after: Figure, *more: Column) -> list[Column]:
-    """All columns of a kind of thing, and more ones behind those of a figure."""
-    figures = FIGURES[kind]
-    place = figures.index(after) + 1
-    return [*columns_of(*figures[:place]), *more, *columns_of(*figures[place:])]
+def columns_around(kind: str, after: Figure, *extra: Column) -> list[Column]:
+    """Return all columns of a kind of thing, with `extra` ones behind those of a figure."""
+    index = FIGURES[kind].index(after) + 1
+    return [*columns_of(FIGURES[kind][:index]), *extra, *columns_of(FIGURES[kind][index:])]
 
 
 NODE = Column("node", lambda use: use.host)
 DISKS = (
     NODE,
     Column("disk", lambda use: use.name + (" (data)" if use.holds_data else "")),
-    *columns_of(*FIGURES[DISK]),
+    *columns_of(FIGURES[DISK]),
 )
-# What was sent; "of link" is the fraction of what the link can carry.
+# "of link": the bytes sent as a fraction of what the link can carry.
 NETWORKS = (
     NODE,
     Column("card", lambda use: use.name),
     Column("link", lambda use: or_unknown(use.speed_mbit, link_speed)),
-    *columns_between(
+    *columns_around(
         INTERFACE,
         SENT,
         Column(
@@ -84,43 +65,35 @@ NETWORKS = (
         Column("a step", lambda use: or_unknown(use.sent_per_step, size)),
     ),
 )
-MACHINES = (
-    NODE,
-    *columns_between(
-        MACHINE, CPU, Column("by others", lambda use: or_unknown(use.others_busy, percent))
-    ),
-)
-GPUS = (NODE, Column("GPU", lambda use: use.name), *columns_of(*FIGURES[GPU]))
-# Memory of the process that used most; on a GPU, what torch had allocated there.
+BY_OTHERS = Column("by others", lambda use: or_unknown(use.others_busy, percent))
+MACHINES = (NODE, *columns_around(MACHINE, figures.CPU, BY_OTHERS))
+GPUS = (NODE, Column("GPU", lambda use: use.name), *columns_of(FIGURES[GPU]))
 MEMORY = (
-    Column("node", lambda use: use.host),
+    NODE,
     Column("device", lambda use: use.device),
     Column("processes", lambda use: str(use.ranks)),
     Column("peak memory", lambda use: or_unknown(use.peak_memory, size)),
-    Column(
-        "unreadable files", lambda use: or_unknown(use.bad_images, lambda count: f"{count:,.0f}")
-    ),
+    Column("unreadable files", lambda use: or_unknown(use.bad_images, "{:,.0f}".format)),
 )
 
 
-def seconds_of(category: str, rank: RankWork) -> str:
-    return seconds(rank.seconds.get(category, 0.0))
-
-
-# A rank's mean step: its own work, of what it consists, and its waits for others.
 def rank_columns(samples: str) -> list[Column]:
+    """Return the columns of a rank's mean step: its work, the parts of it, and its waits."""
     return [
         Column("rank", lambda rank: str(rank.rank)),
         Column("node", lambda rank: rank.host),
-        Column("own work", lambda rank: seconds(rank.own)),
+        Column("own work", lambda rank: seconds(rank.work_seconds)),
         *(
-            Column(CATEGORIES[name].short.format(samples), partial(seconds_of, name))
+            Column(CATEGORIES[name].short.format(samples), partial(category_cell, name))
             for name in ("data", *of_kind(COMPUTE), *of_kind(PEERS))
         ),
     ]
 
 
-# Top-1 on the validation images and in the epoch's steps, and the mean loss of these and those.
+def category_cell(category: str, rank: RankWork) -> str:
+    return seconds(rank.seconds.get(category, 0.0))
+
+
 EPOCHS = (
     Column("epoch", lambda epoch: str(epoch.epoch)),
     Column("top-1", lambda epoch: or_unknown(epoch.top1, top1)),
@@ -130,31 +103,30 @@ EPOCHS = (
 )
 
 MOST_BARS = 16  # machines in a chart
+WHILE = "while training ran"
 
 
 def disk_section(analysis: Analysis) -> Section:
-    """The disks of each node, the one with the data first, and what was read from shares."""
+    """Show the disks of each node, the one with the data first, and the reads from shares."""
     items: list[Item] = []
     if analysis.uses.disks:
-        items.append(table("What each disk did", DISKS, analysis.uses.disks))
+        items.append(view.table("What each disk did", DISKS, analysis.uses.disks))
     items += [
         Paragraph(f"{use.host} read {use.words(SHARE_READ)} MB/s from {use.name} ({use.kind}).")
         for use in analysis.uses.shares
     ]
-    note = DISKS_NOTE.format(analysis.run.samples)
+    samples = analysis.run.samples
+    note = (
+        f"A disk is the trouble when it is busy and the steps wait for {samples}. Few MB/s alone "
+        f"say nothing: {samples} that were read once come from memory (the page cache)."
+    )
+    # The note explains figures, so without figures it is left out.
     items += [Paragraph(note, "note")] if items else []
     return Section("Disks", items, WHILE)
 
 
-WHILE = "while training ran"
-DISKS_NOTE = (
-    "A disk is the trouble when it is busy and the steps wait for {0}. Few MB/s alone say nothing: "
-    "{0} that were read once come from memory (the page cache)."
-)
-
-
 def network_section(analysis: Analysis) -> Section:
-    """What each node's card sent, and what its link can carry."""
+    """Show how much each node's network interface sent, and how much its link can carry."""
     if not analysis.uses.networks:
         return Section("Network", [])
     uses = analysis.evidence.networks[:MOST_BARS]
@@ -162,64 +134,57 @@ def network_section(analysis: Analysis) -> Section:
     if uses:
         speeds = [use.speed_mbit for use in uses if use.speed_mbit and use.shared_by == 1]
         limit = formulas.line_rate(min(speeds)) / 1e6 if speeds else None
+        # Far below the limit, bars on its scale would be too short to see.
         if limit and limit > 50 * max(use.mean(SENT) for use in uses) / 1e6:
             limit = None
         rows = [
-            Bar(
-                use.host[:14],
-                [("sync_exposed", use.mean(SENT) / 1e6)],
-                use.words(SENT),
-            )
+            Bar(use.host[:14], [("sync_exposed", use.mean(SENT) / 1e6)], use.words(SENT))
             for use in uses
         ]
-        what = "Sent in MB/s" + ("; the dashed line is what the link can carry" if limit else "")
-        items.append(Bars(what, rows, "MB/s", [], limit))
-    items.append(table("What each machine sent", NETWORKS, analysis.uses.networks))
+        caption = "Sent in MB/s" + ("; the dashed line is what the link can carry" if limit else "")
+        items.append(Bars(caption, rows, "MB/s", [], limit))
+    items.append(view.table("What each machine sent", NETWORKS, analysis.uses.networks))
     if any(use.shared_by > 1 for use in analysis.uses.networks):
-        items.append(Paragraph(SHARED_NOTE, "note"))
+        note = "The nodes share one machine's card: each is given its part of the counters."
+        items.append(Paragraph(note, "note"))
     return Section("Network", items, f"sent {WHILE}")
 
 
-SHARED_NOTE = "The nodes share one machine's card: each is given its part of the counters."
-
-
 def machine_section(analysis: Analysis) -> Section:
-    """Processors, memory and swap of each machine."""
+    """Show processors, memory and swap of each machine."""
     if not analysis.uses.machines:
         return Section("Machines", [])
-    rows = table("Processors, memory and swap", MACHINES, analysis.uses.machines)
-    return Section("Machines", [rows, Paragraph(QUEUED_NOTE, "note")], WHILE)
-
-
-QUEUED_NOTE = (
-    "`queued`: of the time in which this run's threads wanted a processor, the share in which they "
-    "had none. `pressure`: of the time, the share in which some process waited for memory."
-)
+    rows = view.table("Processors, memory and swap", MACHINES, analysis.uses.machines)
+    note = (
+        "`queued`: of the time in which this run's threads wanted a processor, the share in which "
+        "they had none. `pressure`: of the time, the share in which some process waited for memory."
+    )
+    return Section("Machines", [rows, Paragraph(note, "note")], WHILE)
 
 
 def gpu_section(analysis: Analysis) -> Section:
-    """The figures of each card, with the warning about utilisation."""
+    """Show the figures of each GPU, with the warning about utilisation."""
     if not analysis.uses.gpus:
         return Section("GPUs", [])
-    items: list[Item] = [table("Each GPU", GPUS, analysis.uses.gpus)]
-    joules, each = (analysis.summary[f"gpu_joules{of}"] for of in ("", "_per_image"))
+    items: list[Item] = [view.table("Each GPU", GPUS, analysis.uses.gpus)]
+    joules = analysis.summary["gpu_joules"]
+    per_image = analysis.summary["gpu_joules_per_image"]
+    # It is unknown if the records of any GPU are missing.
     if joules is not None:
-        image = f", {three_digits(each)} J per {analysis.run.sample}" if each else ""
+        image = f", {three_digits(per_image)} J per {analysis.run.sample}" if per_image else ""
         watt_hours = three_digits(joules / 3600)
         items.append(Paragraph(f"The cards took {watt_hours} Wh{image}; the PCs took more."))
-    return Section("GPUs", [*items, Paragraph(RESIDENT_NOTE, "note")], WHILE)
-
-
-RESIDENT_NOTE = (
-    "`resident` is what nvidia-smi calls utilisation: it also counts waiting for gradients, so "
-    "nothing is concluded from it."
-)
+    note = (
+        "`resident` is what nvidia-smi calls utilisation: it also counts waiting for gradients, so "
+        "nothing is concluded from it."
+    )
+    return Section("GPUs", [*items, Paragraph(note, "note")], WHILE)
 
 
 def memory_section(analysis: Analysis) -> Section:
-    """Peak memory and bad images, by machine."""
-    # Most programs do not say how many images they could not read.
+    """Show peak memory and unreadable images of each machine."""
+    # Most programs do not record how many images they could not read.
     columns = MEMORY if any(use.bad_images is not None for use in analysis.memory) else MEMORY[:-1]
-    rows = table("Memory of each machine", columns, analysis.memory)
+    rows = view.table("Memory of each machine", columns, analysis.memory)
     aside = "of the process that took most; on a GPU what torch allocated"
     return Section("Memory", [rows] if rows.rows else [], aside)

@@ -1,5 +1,5 @@
-"""A view for the terminal, in plain ASCII, drawn by rich: wrapped sentences and aligned tables, 80
-columns wide unless there is more room."""
+"""Print a view on the terminal, in plain ASCII, drawn by rich: wrapped sentences and aligned
+tables, 80 columns wide unless there is more room."""
 
 from __future__ import annotations
 
@@ -13,53 +13,58 @@ from rich.console import Console, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
-from report.view import (
-    Bars,
-    Charts,
-    Choices,
-    Command,
-    Facts,
-    Log,
-    Paragraph,
-    Section,
-    Table,
-    View,
-)
+from report import view
+from report.view import Section, View
 
 COLUMNS = 80
 BAR = 30
+GAP = 2  # before each column
+Print = Callable[[Any, int], list[str]]
+PRINTERS: dict[type, Print] = {}  # by the class of the item
+
+
+def prints(item: type) -> Callable[[Print], Print]:
+    """Register a function that returns the lines of such an item, `width` columns wide."""
+
+    def register(function: Print) -> Print:
+        PRINTERS[item] = function
+        return function
+
+    return register
 
 
 def printable(text: str) -> str:
-    """The text without what a terminal would obey (titles, the clipboard, colours, the direction of
-    writing), and without halves of surrogates, which it could not be given."""
+    """Remove what a terminal would obey (titles, the clipboard, colours, the direction of writing),
+    and half surrogate pairs, which cannot be written to it."""
     return text if text.isprintable() else "".join(filter(str.isprintable, text))
 
 
 def printed(lines: Iterable[str]) -> str:
-    """Lines as they leave this program, whatever names and words of machines are in them."""
+    """Join lines for the terminal; names and words of machines in them may be hostile."""
     return "\n".join(map(printable, lines))
 
 
-def drawn(what: RenderableType, width: int) -> list[str]:
-    """As lines of plain text."""
+def draw(item: RenderableType, width: int) -> list[str]:
+    """Draw an item of rich as lines of plain text."""
     console = Console(
         file=io.StringIO(), width=max(1, width), color_system=None, legacy_windows=False
     )
-    rows = console.render_lines(what, pad=False)
+    rows = console.render_lines(item, pad=False)
     return ["".join(segment.text for segment in row).rstrip() for row in rows]
 
 
-def wrap(text: str, first: str = "  ", rest: str | None = None, width: int = COLUMNS) -> list[str]:
-    """A paragraph behind `first`, its other lines behind `rest`, else below it."""
-    indent = " " * cell_len(first) if rest is None else rest
-    lines = drawn(Text(printable(text)), width - cell_len(indent)) if text.strip() else []
-    return [f"{indent if place else first}{line}" for place, line in enumerate(lines)]
+def wrap(
+    text: str, indent: str = "  ", hanging: str | None = None, width: int = COLUMNS
+) -> list[str]:
+    """Wrap a paragraph: its first line behind `indent`, others behind `hanging`, or else blanks."""
+    blanks = " " * cell_len(indent) if hanging is None else hanging
+    lines = draw(Text(printable(text)), width - cell_len(blanks)) if text.strip() else []
+    return [f"{blanks if index else indent}{line}" for index, line in enumerate(lines)]
 
 
 def render_text(view: View) -> str:
-    """Ends with a newline."""
-    facts = ", ".join(f"{figure} {what}" for figure, what in view.facts)
+    """Return the view as text that ends with a newline."""
+    facts = ", ".join(f"{figure} {meaning}" for figure, meaning in view.facts)
     head = [f"{view.brand} {view.title}", *wrap(", ".join(view.setup))]
     head += wrap(f"{view.state}: {facts}" if view.state and facts else view.state or facts)
     blocks = [head, *filter(None, map(section_lines, view.sections))]
@@ -67,17 +72,28 @@ def render_text(view: View) -> str:
 
 
 def section_lines(section: Section, width: int = COLUMNS) -> list[str]:
-    """The lines of a section; [] where all its items are charts."""
-    lines = [line for item in section.items for line in PRINTERS[type(item)](item, width)]
+    """Return the lines of a section; [] if it holds only charts, which the text has not."""
+    lines = [
+        line
+        for item in section.items
+        if type(item) in PRINTERS
+        for line in PRINTERS[type(item)](item, width)
+    ]
     aside = f"  ({section.aside})" if section.aside else ""
     return [section.title.upper() + aside, *lines] if lines and section.title else lines
 
 
-def command_lines(item: Command, width: int = COLUMNS) -> list[str]:
-    """The lines of a shell, which can be copied together: no value is broken in two, and each line
-    but the last one ends with a backslash."""
+@prints(view.Paragraph)
+def paragraph_lines(item: view.Paragraph, width: int) -> list[str]:
+    return wrap(item.text, width=width)
+
+
+@prints(view.Command)
+def command_lines(item: view.Command, width: int = COLUMNS) -> list[str]:
+    """Break a command at words, with backslashes, so that it can be copied into a shell."""
     lines, indent = [""], "    "
     for word in re.findall(r"(?:'[^']*'|\S)+", printable(item.text)):
+        # A quoted value stays whole, however long it is.
         if lines[-1] and len(f"{indent}{lines[-1]} {word} \\") > width:
             lines.append("  " + word)
         else:
@@ -85,20 +101,24 @@ def command_lines(item: Command, width: int = COLUMNS) -> list[str]:
     return [f"{indent}{line} \\" for line in lines[:-1]] + [indent + lines[-1]]
 
 
-def log_lines(item: Log, width: int) -> list[str]:
+@prints(view.Log)
+def log_lines(item: view.Log, width: int) -> list[str]:
     return [row for line in item.lines for row in wrap(line, "    | ", "    |   ", width)]
 
 
-def choice_lines(item: Choices, width: int) -> list[str]:
+@prints(view.Choices)
+def choice_lines(item: view.Choices, width: int) -> list[str]:
     lines = []
     for choice in item.rows:
         money = " (costs money)" if choice.money else ""
         lines += wrap(f"{choice.text}{money}", f"  {choice.mark:<2} ", width=width)
-        lines += command_lines(Command(choice.command), width) if choice.command else []
+        if choice.command:
+            lines += command_lines(view.Command(choice.command), width)
     return lines
 
 
-def fact_lines(item: Facts, width: int) -> list[str]:
+@prints(view.Facts)
+def fact_lines(item: view.Facts, width: int) -> list[str]:
     names = min(24, max((len(fact.name) for fact in item.rows), default=0))
     return [
         line
@@ -107,49 +127,40 @@ def fact_lines(item: Facts, width: int) -> list[str]:
     ]
 
 
-def bar_lines(item: Bars, width: int) -> list[str]:
-    """A line for each key that has a figure; other bars have a table beside them."""
+@prints(view.Bars)
+def bar_lines(item: view.Bars, width: int) -> list[str]:
+    """Print a line for each key that has a figure; for other bars there is always a table."""
     keys = [key for key in item.keys if key.figure]
     lengths = (round(max(0.0, min(1.0, key.fraction)) * BAR) for key in keys)
     rows = [(key.name, key.figure, "#" * length) for key, length in zip(keys, lengths)]
     return aligned(rows, "lrl", width) if rows else []
 
 
-def table_lines(item: Table, width: int = COLUMNS) -> list[str]:
+@prints(view.Table)
+def table_lines(item: view.Table, width: int = COLUMNS) -> list[str]:
     return aligned([item.heads, *item.rows], "l" * item.names, width) if item.rows else []
 
 
 def aligned(rows: Sequence[Sequence[str]], sides: str = "l", width: int = COLUMNS) -> list[str]:
-    """Rows of strings as columns: names flush left (l), figures (r, as all that `sides` does not
-    name) flush right. Where there is no room, long names are cut, never figures, and then the last
-    columns left out."""
+    """Align rows of strings as columns. `sides`: for each column l (name, flush left) or r (figure,
+    flush right); r for all others. If there is too little room, long names are cut, but never
+    figures; then the last columns go."""
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*cells)]
     sides = sides.ljust(len(widths), "r")
-    over = sum(widths) + GAP * len(widths) - width
+    excess = sum(widths) + GAP * len(widths) - width
     for i in reversed(range(len(widths))):
         if sides[i] == "l":
-            cut = min(max(over, 0), max(widths[i] - cell_len(cells[0][i]), 0))
-            widths[i], over = widths[i] - cut, over - cut
-    while over > 0 and sides[len(widths) - 1] == "r":
-        over -= widths.pop() + GAP
+            # A name keeps at least the width of its heading.
+            cut = min(max(excess, 0), max(widths[i] - cell_len(cells[0][i]), 0))
+            widths[i], excess = widths[i] - cut, excess - cut
+    # A figure that is cut would be read as another figure.
+    while excess > 0 and sides[len(widths) - 1] == "r":
+        excess -= widths.pop() + GAP
     grid = Grid.grid(padding=(0, GAP, 0, 0))
-    for room, side in zip(widths, sides):
+    for column_width, side in zip(widths, sides):
         justify: Any = "left" if side == "l" else "right"
-        grid.add_column(width=room, justify=justify, no_wrap=True, overflow="crop")
+        grid.add_column(width=column_width, justify=justify, no_wrap=True, overflow="crop")
     for row in cells:
         grid.add_row(*map(Text, row[: len(widths)]))
-    return [f"  {line}" for line in drawn(grid, width)]
-
-
-GAP = 2  # before each column
-PRINTERS: dict[type, Callable[[Any, int], list[str]]] = {
-    Paragraph: lambda item, width: wrap(item.text, width=width),
-    Command: command_lines,
-    Log: log_lines,
-    Choices: choice_lines,
-    Facts: fact_lines,
-    Bars: bar_lines,
-    Table: table_lines,
-    Charts: lambda item, width: [],
-}
+    return [f"  {line}" for line in draw(grid, width)]

@@ -1,5 +1,7 @@
-"""What is shown of one run or of several: a View, made once of their figures, in the words that
-people read. text.py prints it and page.py draws it, so that both say the same."""
+"""The parts of a View, which shows one run or several in words for people.
+
+A View is made once; text.py prints it and page.py draws it, so that both say the same.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,13 @@ from typing import Any, NamedTuple
 
 from report.windows import Points
 
+# An unknown figure is never shown as 0 or as an empty cell.
 UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph; `role`: headline, or note, which is said quietly."""
+    """A paragraph; `role`: headline, or note for small print."""
 
     text: str
     role: str = ""
@@ -29,13 +32,13 @@ class Command:
 
 @dataclass(frozen=True)
 class Log:
-    """Lines of a log, as they were."""
+    """Unchanged lines of a log."""
 
     lines: list[str]
 
 
 class Choice(NamedTuple):
-    """One of several things to do; `mark`: its number."""
+    """One of several things to do; `mark`: its number; `money`: it costs some."""
 
     mark: str
     text: str
@@ -50,7 +53,8 @@ class Choices:
 
 @dataclass(frozen=True)
 class Table:
-    """`rows` are as wide as `heads`; the first `names` columns are names, the others figures."""
+    """Each row has a cell for each of `heads`. The first `names` columns are names, all others
+    figures."""
 
     caption: str
     heads: tuple[str, ...]
@@ -71,17 +75,17 @@ class Facts:
 
 
 class Bar(NamedTuple):
-    """A row of parts: (colour, value). `spread`: how far its runs are from their mean."""
+    """A row of segments: (colour, value). `spread`: half the range of several runs."""
 
     label: str
-    parts: list[tuple[str, float]]
+    segments: list[tuple[str, float]]
     figure: str
     spread: float = 0.0
     link: str = ""
 
 
 class Key(NamedTuple):
-    """The meaning of a colour; where it has a figure, that and its fraction of the total."""
+    """The meaning of a colour, and, if it has one, a figure and its fraction of the total."""
 
     colour: str
     name: str
@@ -91,14 +95,14 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Bars:
-    """Bars of parts above an axis, or where the parts have no key, of one figure each. `limit`:
-    what cannot be exceeded. The text has the keys that have figures alone."""
+    """Bars of several segments with keys, or without keys, of one figure each."""
 
     caption: str
     rows: list[Bar]
     unit: str
+    # The text shows only keys that have figures.
     keys: list[Key]
-    limit: float | None = None
+    limit: float | None = None  # the value of a dashed line
 
 
 class Line(NamedTuple):
@@ -108,7 +112,7 @@ class Line(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Something that happened at `x`."""
+    """An event at `x`."""
 
     x: float
     words: str
@@ -116,15 +120,15 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """Lines over time or epochs. `top`: the upper edge, where that is fixed. `steady`: a few points
-    far above the others, as a loss gone astray, do not set the scale. The page alone has it."""
+    """Lines over time or epochs; only the page shows them."""
 
     title: str
     unit: str
     lines: list[Line]
     x_unit: str = "s"
-    top: float | None = None
+    top: float | None = None  # the upper edge if it is fixed
     note: str = ""
+    # A few points far above the others, as of a loss that diverged, do not set the scale.
     steady: bool = False
     marks: tuple[Mark, ...] = ()
 
@@ -139,7 +143,7 @@ Item = Paragraph | Command | Log | Choices | Table | Facts | Bars | Charts
 
 @dataclass(frozen=True)
 class Section:
-    """`aside`: what its figures are of, behind the title."""
+    """`aside`: a remark behind the title on what its figures are about."""
 
     title: str
     items: list[Item]
@@ -148,8 +152,8 @@ class Section:
 
 @dataclass(frozen=True)
 class View:
-    """`facts`: (figure, of what) pairs. The first section is the one that matters; `bad`: it tells
-    of a failure."""
+    """`facts`: (figure, its meaning) pairs. The first section matters most; `bad`: it reports a
+    failure."""
 
     brand: str
     title: str
@@ -162,16 +166,16 @@ class View:
 
 
 class Column(NamedTuple):
-    """`words` gives the cell of a row."""
+    """`words` returns the cell of a row."""
 
     head: str
     words: Callable[[Any], str]
 
 
-def table(caption: str, columns: Sequence[Column], uses: Sequence[Any], names: int = 2) -> Table:
-    """One row for each of `uses`."""
-    rows = (tuple(column.words(use) for column in columns) for use in uses)
-    return Table(caption, tuple(column.head for column in columns), tuple(rows), names)
+def table(caption: str, columns: Sequence[Column], rows: Sequence[Any], names: int = 2) -> Table:
+    """Return a table with a row for each of `rows`."""
+    cells = tuple(tuple(column.words(row) for column in columns) for row in rows)
+    return Table(caption, tuple(column.head for column in columns), cells, names)
 
 
 def or_unknown(value: float | None, words: Callable[[float], str]) -> str:
@@ -179,7 +183,7 @@ def or_unknown(value: float | None, words: Callable[[float], str]) -> str:
 
 
 def time_unit(longest: float) -> tuple[str, int]:
-    """The unit of a time axis, and its length in seconds."""
+    """Return the unit of an axis of `longest` seconds, and the unit's length in seconds."""
     return ("s", 1) if longest < 300 else ("min", 60) if longest < 10800 else ("h", 3600)
 
 

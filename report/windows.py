@@ -1,24 +1,27 @@
-"""When each host's training loop ran, on that machine's monotonic clock, and the values that were
-recorded meanwhile, of which a bounded number is kept."""
+"""Find when each host's training loop ran, and keep a bounded number of the values recorded then.
+
+Times are seconds of that machine's monotonic clock.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from report.files import Entry, time_of
-from report.read import Machine, Run, attempt_of
+from report.read import Machine, RunRecord
 
 
 @dataclass(frozen=True)
 class Window:
-    """The loop of one attempt on one host: monotonic seconds, and the steps its first rank took.
-    `warm_steps` of them were the warm-up of a strategy, which ended at `warm_end`."""
+    """The training loop of one attempt on one host."""
 
     attempt: int
     start: float
     end: float
-    steps: int
+    steps: int  # of the host's first rank
+    # The first steps, until `warm_end`, were the warm-up of a strategy.
     warm_steps: int = 0
     warm_end: float = 0.0
 
@@ -28,16 +31,16 @@ class Window:
 
     @property
     def after_warm_up(self) -> Window:
-        """The window without the warm-up; all of it where there is no warm-up, or nothing else."""
+        """The window without the warm-up, unless there is none or it fills the window."""
         if not 0 < self.warm_steps < self.steps - 1:
             return self
         return Window(self.attempt, self.warm_end, self.end, self.steps - self.warm_steps)
 
 
-def loop_windows(run: Run) -> dict[str, list[Window]]:
-    """Host -> its windows. A rank without an end is taken to have ended with its last line. A
-    script whose steps nobody timed has the time of its guard."""
+def loop_windows(run: RunRecord) -> dict[str, list[Window]]:
+    """Map each host to the windows of its attempts."""
     windows: dict[str, list[Window]] = {}
+    # A script without timed steps is taken to train for as long as its guard runs.
     for (host, attempt), entry in run.exits.items() if run.untimed else ():
         began, exit_time = entry.mono_start, entry.mono_end
         if began is not None and exit_time is not None and exit_time > began:
@@ -46,36 +49,39 @@ def loop_windows(run: Run) -> dict[str, list[Window]]:
         start = record.start.mono
         if start is None or any(w.attempt == record.attempt for w in windows.get(record.host, [])):
             continue
+        # A rank that died left no end: its last line stands for it.
         end = record.end.mono
         end = start + sum(record.seconds.values()) if end is None else end
         if end > start:
             columns = record.steps
-            lines = next((at for at, exact in enumerate(columns.exact) if not exact), len(columns))
-            warm = sum(columns.count[:lines])
-            warm_end = start + columns.clock[lines - 1] if lines else start
-            window = Window(record.attempt, start, end, sum(columns.count), warm, warm_end)
+            # The warm-up is at the beginning: it ends at the first line that is not exact.
+            exact = next((i for i, warm in enumerate(columns.exact) if not warm), len(columns))
+            warm_steps = sum(columns.count[:exact])
+            warm_end = start + columns.clock[exact - 1] if exact else start
+            window = Window(record.attempt, start, end, sum(columns.count), warm_steps, warm_end)
             windows.setdefault(record.host, []).append(window)
     return windows
 
 
 def within(machine: Machine, windows: list[Window]) -> Iterator[tuple[Window, float, Entry]]:
-    """Each of the samples that was taken within the loop of its attempt: that loop, when
-    it was taken (`mono`), and its line. Times never go back."""
+    """Yield each line that a machine recorded in a window, with its window and its time."""
     by_attempt = {window.attempt: window for window in windows}
-    last: dict[int, float] = {}
+    newest: dict[int, float] = {}
     for line in machine:
-        attempt, mono = attempt_of(line), time_of(line.get("mono"))
+        attempt, mono = line["attempt"], time_of(line.get("mono"))
+        # Lines outside the loop show starting, and belong to no step.
         window = by_attempt.get(attempt)
         if window is None or mono is None or not window.start <= mono <= window.end:
             continue
-        if mono >= last.get(attempt, 0.0):
-            last[attempt] = mono
+        # A time before that of an earlier line is damaged, or a lie.
+        if mono >= newest.get(attempt, 0.0):
+            newest[attempt] = mono
             yield window, mono, line
 
 
 Points = list[tuple[float, float]]  # (seconds, value)
 
-MOST = 1000  # beyond twice as many every second one is kept
+MOST_POINTS = 1000  # a series of twice as many drops every second one
 
 
 class Series:
@@ -83,17 +89,17 @@ class Series:
 
     def __init__(self) -> None:
         self.points: Points = []
-        self.count, self.stride = 0, 1  # how many were added; of how many one is kept
+        self.count, self.stride = 0, 1  # points added; one of `stride` points is stored
 
     def add(self, seconds: float, value: float) -> None:
         if self.count % self.stride == 0:
             self.points.append((seconds, value))
-        if len(self.points) > 2 * MOST:
+        if len(self.points) > 2 * MOST_POINTS:
             self.points, self.stride = self.points[::2], 2 * self.stride
         self.count += 1
 
 
-def thin(points: Points, most: int) -> Points:
-    """At most so many of them, evenly spaced."""
-    stride = -(-len(points) // most)
+def thin(points: list[Any], limit: int) -> list[Any]:
+    """Return at most `limit` of the points, evenly spaced."""
+    stride = -(-len(points) // limit)
     return points[::stride] if stride > 1 else points

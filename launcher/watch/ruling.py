@@ -10,10 +10,9 @@ from pathlib import Path
 
 from contract.errors import UserError
 from contract.text import seconds
-from report.bottleneck import parts
+from report.bottleneck import step_shares
 from report.hang import SHUTDOWN, Hang, Standing, by_place, finished_text, standings
-from report.status import Follower
-from report.status import Ruling as Judgement
+from report.status import Follower, Judgement
 from report.verdict import wait_words
 from report.wait_rules import WORDS
 
@@ -61,7 +60,7 @@ class Ruling:
             if progress is not None:
                 self._stood = progress.stands
             if progress is not None and not over:
-                self.judge(time.monotonic(), None if progress.hang else progress.ruling)
+                self.judge(time.monotonic(), None if progress.hang else progress.judgement)
                 self.note(progress.hang, progress.step, progress.leaving)
                 # Where steps only take long, nobody has to know where.
                 is_stuck = progress.hang or progress.finished
@@ -74,7 +73,7 @@ class Ruling:
         if ruling is None or kind not in WORDS or kind in self._told:
             self._since = None
             return
-        share = parts(ruling.step)[kind]
+        share = step_shares(ruling.step)[kind]
         since, before, first = self._since or (now, kind, share)
         if before != kind or abs(share - first) > STEADY * first:
             since, first = now, share

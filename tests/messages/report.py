@@ -10,7 +10,7 @@ from pathlib import Path
 from report.__main__ import main
 from report.analysis import analyse
 from report.links import Links, Pair, links_sentences
-from report.run_view import unequal_parts
+from report.run_view import describe_unequal_batches
 from report.verdict import headline_of
 from tests.unit.report.report_runs import (
     BOTTLENECKS,
@@ -82,9 +82,9 @@ def lines_of(folder):
     done = analyse(folder)
     if done.too_short:
         return (done.too_short.headline, done.too_short.command)
-    lines = [done.verdict.headline, *done.verdict.because, unequal_parts(done.step)]
+    lines = [done.verdict.headline, *done.verdict.because, describe_unequal_batches(done.step)]
     for place, one in enumerate(done.summary["advice"]):
-        gain = one["predicted_images_per_second"] / done.advice.now
+        gain = one["predicted_images_per_second"] / done.advice.images_per_second
         lines.append(f"{gain:.2f} x: {one['change']}{' ($)' if one['costs_money'] else ''}")
         if one["command"] and (place == 0 or one["change"].endswith("together")):
             lines.append(f"  {one['command']}")

@@ -81,7 +81,7 @@ DOCUMENTS = {
     ),
     "predictions": (prediction, lambda part, size: within("rows", part, size)),
     "facts files": (dry.read, array),
-    "evaluations": (evaluation.read, lambda part, size: within("classes", part, size)),
+    "evaluations": (evaluation.read_evaluation, lambda part, size: within("classes", part, size)),
     "sweeps": (
         sweep_file,
         lambda part, size: within("cells", part, size, sweep="x", rounds=1, runs=[]),

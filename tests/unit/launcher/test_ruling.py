@@ -11,8 +11,7 @@ from launcher.watch import ruling
 from launcher.watch.ruling import APART, LOOK_EVERY, STEADY, Ruling
 from report.analysis import analyse
 from report.hang import Hang, Standing
-from report.status import Follower
-from report.status import Ruling as Judgement
+from report.status import Follower, Judgement
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
 TOLD = "network: 0.40 s of 0.90 s a step (44 %); `make report` says what to do"
@@ -151,7 +150,7 @@ def test_where_a_rank_stood_stays_known_though_it_ends_in_order_once_it_is_told_
 
     def look(self):
         looks.append(self)
-        nothing = dict.fromkeys(("hang", "ruling", "step", "finished"))
+        nothing = dict.fromkeys(("hang", "judgement", "step", "finished"))
         return SimpleNamespace(stands=stood, leaving=False, **nothing)
 
     monkeypatch.setattr(Follower, "look", look)

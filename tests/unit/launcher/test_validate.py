@@ -383,8 +383,8 @@ def test_threads_learn_a_type_one_after_the_other(monkeypatch):
         at_once.pop()
 
     monkeypatch.setattr(schema.msgspec.json, "Decoder", learn)
-    schema.made_decoder.cache_clear()
+    schema.make_decoder.cache_clear()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(schema.decoder_of, [int, str, dict[str, int], list[int]]))
-    schema.made_decoder.cache_clear()
+    schema.make_decoder.cache_clear()
     assert most == [1, 1, 1, 1]

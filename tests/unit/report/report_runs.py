@@ -279,8 +279,8 @@ class RunBuilder:
         usual = {"r/s": 10.0, "w/s": 2.0, "wkB/s": 40.0, "w_await": 1.0, "aqu-sz": 0.1}
         return {"sda": {**usual, **self.disk}}
 
-    def card(self, rank, second):
-        """The counters of a card that sends evenly while the loop runs."""
+    def interface(self, rank, second):
+        """The counters of a network interface that sends evenly while the loop runs."""
         steps, warm = self.epochs * self.per_epoch, self.exact * self.exact_seconds
         rate = self.sent * (steps - self.exact) / (self.loop_seconds - warm)
         exact_rate = self.exact_sent * self.exact / warm if warm else 0.0
@@ -338,7 +338,7 @@ class RunBuilder:
                         "state": "R",
                     }
                 },
-                "card": self.card(rank, second),
+                "card": self.interface(rank, second),
                 "disks": self.disks(),
             }
             if of["pressure"] is not None:

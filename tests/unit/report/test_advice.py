@@ -6,10 +6,9 @@ import dataclasses
 import pytest
 
 from boundary.run_files import RankStart
-from contract import prices
 from report.advice import NONE, advise
 from report.analysis import analyse
-from report.measure import phases_of, real_rate
+from report.measure import achieved_rate
 from report.usage import ResourceUsage
 from tests.unit.report.report_runs import (
     BOTTLENECKS,
@@ -31,7 +30,7 @@ def test_processes_of_one_machine_are_told_nothing_of_strategies(tmp_path):
     """What they wait for is no matter of the machine's card, whatever its counters saw."""
     step = advised(tmp_path, **BOTTLENECKS["network"]).step
     inner = dataclasses.replace(step, nodes=1, world=4, network=0.1, rate=None)
-    assert real_rate(inner, []) is None
+    assert achieved_rate(inner, []) is None
     assert not any(
         "SYNC" in one.change
         for one in advise(inner, "network", RankStart(), ResourceUsage()).remedies
@@ -64,7 +63,7 @@ def test_saving_half_as_often_leaves_more_steps_in_which_a_file_is_written(tmp_p
     step = sum(STEP.values())
     stall = (0.1 + 3 * 12.0) / 4
     remedies = analyse(folder).advice.remedies
-    (saving,) = (remedy for remedy in remedies if remedy.part == "saving")
+    (saving,) = (remedy for remedy in remedies if remedy.step_part == "saving")
     left = 0.1 + (stall - 0.1 - 60 * step)
     assert saving.predicted == pytest.approx(128 / (step + left / 120), rel=0.01)
 
@@ -78,10 +77,6 @@ def test_advice_counts_the_warm_up_of_a_run_as_long(tmp_path):
     )
     exact = sum({**STEP, **BOTTLENECKS["network"]["step"]}.values())
     assert 128 / exact < sync["predicted_images_per_second"] < 2 * 128 / exact
-
-
-def test_an_optimizer_that_is_no_name_ends_no_report():
-    assert phases_of(RankStart(options={"optimizer": ["adamw"]})).family == prices.SGD
 
 
 @pytest.mark.parametrize(

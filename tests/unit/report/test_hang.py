@@ -36,7 +36,7 @@ def machine(folder, number, state, ran=0.01, waited=0.0):
     write(folder / f"nodes/node{number + 1}/machine.1.jsonl", samples, 0.0)
 
 
-ODD = (True, -1, 1e300, math.nan, [], "T" * 5000, "\x1b[2J")
+ODD = (True, -1, math.nan, [], "T" * 5000 + "\x1b[2J")
 
 
 @pytest.mark.parametrize("value", ODD, ids=repr)

@@ -65,7 +65,9 @@ def test_the_machines_in_parts_by_speed_and_the_links_as_measured(tmp_path, caps
     folder = Measured(tmp_path / "measured" / NAME, by_rank=slow, mbit=mbit).write()
     basis = read_basis(folder)
     assert [round(step.work, 3) for step in basis.steps] == [0.128, 0.146, 0.14]
-    assert basis.own_speeds == pytest.approx({"node1": 250, "node2": 190.5, "node3": 250}, abs=0.1)
+    assert basis.machine_speeds == pytest.approx(
+        {"node1": 250, "node2": 190.5, "node3": 250}, abs=0.1
+    )
     # Of two the slower way of their link; of three what came while all sent.
     assert [rate * 8 / 1e6 for rate in basis.rates] == pytest.approx([900.0, 900.0, 700.0])
     code, (out, _) = plan(tmp_path, capsys, *HERE)

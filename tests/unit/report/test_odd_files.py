@@ -407,7 +407,7 @@ def test_bytes_that_no_card_can_have_sent_are_left_out_and_said(tmp_path):
     assert [note for note in made.notes if note == made.step.contradiction]
 
 
-@pytest.mark.parametrize("limit", ["MOST_MEMORY = 96 << 20", "MOST_SECONDS = 1"])
+@pytest.mark.parametrize("limit", ["MEMORY_LIMIT_BYTES = 96 << 20", "CPU_LIMIT_SECONDS = 1"])
 def test_the_report_has_limits_of_its_own(tmp_path, limit):
     run = RunBuilder(tmp_path / "run").write()
     if "MEMORY" in limit:

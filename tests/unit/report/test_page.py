@@ -10,8 +10,8 @@ import pytest
 from report.__main__ import main
 from report.analysis import analyse
 from report.page import curve
-from report.run_view import restarts
-from report.time_charts import charts_of, marks_of
+from report.run_view import evaluation_section
+from report.time_charts import charts_of
 from report.view import Curve, Line
 from tests.unit.report.report_runs import (
     BOTTLENECKS,
@@ -148,8 +148,8 @@ def test_a_step_in_twenty_that_takes_long_is_seen(tmp_path):
         change_lines(path, lambda line: {**line, **slow_step(line)} if tenth(line) else None)
     spans = analyse(run).spans
     assert 50 < len(spans) <= 120
-    assert [span.half for span in spans] == pytest.approx([0.138] * len(spans))
-    assert [span.most for span in spans] == pytest.approx([1.098] * len(spans))
+    assert [span.p50 for span in spans] == pytest.approx([0.138] * len(spans))
+    assert [span.p95 for span in spans] == pytest.approx([1.098] * len(spans))
 
 
 def slow_step(line):
@@ -197,11 +197,11 @@ def test_a_restart_stalls_and_a_failure_are_marked_in_the_charts(tmp_path):
     later = {"attempt": 2, "status": "failed", "resumed_samples": samples / 2}
     change(made / "attempts.json", status="failed", attempts=[begun, {**begun, **later}])
     analysis = analyse(made)
-    *some, failed = marks_of(analysis)
+    *some, failed = charts_of(analysis)[0].marks
     assert [some[0].x, failed.words] == [0.0, "failure"]
     (stall,) = some[1:]
     assert "39 s" in stall.words and 0 < stall.x < failed.x
-    assert [mark.x for mark in restarts(analysis)] == [0.5]
+    assert [mark.x for mark in evaluation_section(analysis).items[0].curves[0].marks] == [0.5]
     page = page_of(analysis)
     drawn = [page.count(f">{mark.words}</text>") for mark in (*some, failed)]
     assert min(drawn) == len(charts_of(analysis)) and page.count('class="mark"') == sum(drawn)

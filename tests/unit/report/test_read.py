@@ -43,7 +43,7 @@ def test_what_was_read_as_it_came_is_what_the_report_says_at_the_end(case, tmp_p
     assert round(progress.images_per_second, 2) == analysis.summary["images_per_second"]
     assert progress.step == analysis.summary["steps"]
     assert progress.evaluated.top1 == analysis.summary["final_top1"]
-    assert progress.ruling is not None
+    assert progress.judgement is not None
     if case != "data_decode":
         assert progress.cause == analysis.summary["bottleneck"]
     # NaN stands for a loss that was not read.
@@ -70,7 +70,7 @@ def lines_of(progress):
 
 
 def test_the_last_evaluation_is_known_however_many_there_were(tmp_path, monkeypatch):
-    monkeypatch.setattr(read, "MOST_BESIDE", 5)
+    monkeypatch.setattr(read, "MOST_OTHER_LINES", 5)
     run = RunBuilder(tmp_path, epochs=40).write()
     for path in run.glob("nodes/*/rank*.jsonl"):
         change_lines(
@@ -115,14 +115,14 @@ def test_what_a_reader_did_not_foresee_is_one_machine_s(tmp_path, monkeypatch):
 
 def test_steps_that_cannot_be_read_are_one_machine_s(tmp_path, monkeypatch):
     run = RunBuilder(tmp_path, nodes=3).write()
-    fold = read.fold
+    fold = read.RankRecord.fold
 
     def broken(record, line):
         if record.host == "node2":
             raise RecursionError("planted")
         fold(record, line)
 
-    monkeypatch.setattr(read, "fold", broken)
+    monkeypatch.setattr(read.RankRecord, "fold", broken)
     analysis = analyse(run)
     assert analysis.summary["steps"] == 240
     assert [note for note in analysis.notes if "node2" in note and "planted" in note]

@@ -10,7 +10,7 @@ from contract.options import DEFAULT_MODEL
 from launcher import cli
 from launcher.options import document, new_config
 from report.analysis import analyse
-from report.compare import figures
+from report.compare import read_compared_run
 from report.rerun import train_line
 from report.status import Follower
 from tests.unit.report.report_runs import (
@@ -60,8 +60,8 @@ def test_steps_decide_whether_a_run_can_be_judged_and_not_seconds(
     assert (analysis.too_short is None) == judged
     for shown in (" ".join(text_of(analysis).split()), page_of(analysis)):
         assert ("too short to judge" in shown, "bottleneck" in shown) == (not judged, judged)
-    assert (Follower(tmp_path / "run").look().ruling is not None) == judged
-    assert bool(figures(tmp_path / "run").step.missing_for_verdict) != judged
+    assert (Follower(tmp_path / "run").look().judgement is not None) == judged
+    assert bool(read_compared_run(tmp_path / "run").step.missing_for_verdict) != judged
 
 
 def test_steps_that_are_far_from_equal_need_not_agree_better_than_chance_lets_them(tmp_path):

@@ -119,13 +119,13 @@ def test_a_fault_of_the_last_40_seconds_is_the_verdict(folder):
     for rank, waiting in ((0, 0.6), (1, 0.0)):
         train(folder, rank, [(1.0, waiting)] * 300)
     found = follower.look()
-    assert (found.cause, found.ruling.slower) == ("straggler", 1)
+    assert (found.cause, found.judgement.slower) == ("straggler", 1)
     assert status.verdict(found).startswith("now: slower ranks:")
     for rank in (0, 1):
         train(folder, rank, [(1.0, 0.0)] * 42, first=301)
     for reader in (follower, Follower(folder)):
         found = reader.look()
-        assert (found.cause, found.ruling.recent) == ("compute", True)
+        assert (found.cause, found.judgement.recent) == ("compute", True)
         assert status.verdict(found).startswith("now: computing")
 
 
@@ -170,8 +170,8 @@ def test_where_the_last_seconds_had_few_steps_the_last_steps_are_judged(folder, 
         line = {"kind": "evaluate", "epoch": 0, "top1": 0.5, "seconds": {"evaluate": 30.0}}
         write(folder, HOSTS[rank], steps(rank, 1), [line])
     found = Follower(folder).look()
-    assert (found.cause, found.ruling.recent, found.evaluated.top1) == ("network", True, 0.5)
-    assert found.ruling.step.measured_steps in (20, 21)
+    assert (found.cause, found.judgement.recent, found.evaluated.top1) == ("network", True, 0.5)
+    assert found.judgement.step.measured_steps in (20, 21)
 
 
 def test_where_the_last_steps_do_not_agree_all_are_judged(folder):
