@@ -23,6 +23,10 @@ from report.verdict import UNTIMED, Verdict, explain, headline_of
 LAST_LINES = 12
 
 
+# It grows if a stable field of summary.json (docs/run-directory.md) changes its meaning or goes.
+SUMMARY_VERSION = 1
+
+
 @dataclass(frozen=True)
 class Analysis:
     """One run, understood. `summary` is the content of summary.json."""
@@ -133,6 +137,7 @@ def summarise(
             for attempt in attempt_numbers(run)
         ]
     return {
+        "version": SUMMARY_VERSION,
         "status": status_of(run),
         "nodes": len(last_hosts(run)),
         "world_size": world_size(run),

@@ -39,7 +39,7 @@ FILES = {
         "exception": TEXT, "message": str, "remedy": TEXT, "last_lines": list,
     },
     "summary.json": {
-        "status": str, "nodes": int, "world_size": int, "attempts": list,
+        "version": int, "status": str, "nodes": int, "world_size": int, "attempts": list,
         "first_cause": (dict, NULL), "best_top1": MAYBE, "final_top1": MAYBE, "epochs": int,
         "steps": int, "images_per_second": MAYBE, "wall_seconds": NUMBER, "seconds": dict,
         "bytes_sent_per_step": MAYBE, "sync": TEXT, "bottleneck": str, "advice": list,
