@@ -1,5 +1,4 @@
-"""Reading the kernel's counters, /proc files as text in and plain values out; and what nvidia-smi
-says of GPUs."""
+"""Parses the kernel's counters (/proc files as text in, plain values out) and reads nvidia-smi."""
 
 import os
 import re
@@ -26,11 +25,11 @@ DISK_COUNTERS = (
 
 
 def network(dev, snmp, interface):
-    """Counters of one interface from /proc/net/dev and /proc/net/snmp; None if it is not there."""
+    """Return one interface's counters, from /proc/net/dev and /proc/net/snmp; None without it."""
     for line in dev.splitlines():
-        name, colon, rest = line.partition(":")
+        name, colon, figures = line.partition(":")
         if colon and name.strip() == interface:
-            values = [int(value) for value in rest.split()]
+            values = [int(value) for value in figures.split()]
             return {
                 "rx_bytes": values[0],
                 "tx_bytes": values[8],
@@ -42,27 +41,30 @@ def network(dev, snmp, interface):
 
 
 def tcp_retransmits(snmp):
-    """RetransSegs of the machine: /proc/net/snmp has a line of names, then one of values."""
+    """Return the segments that this machine sent again, RetransSegs of /proc/net/snmp."""
+    # A line of names comes first, then a line of values.
     lines = [line.split() for line in snmp.splitlines() if line.startswith("Tcp:")]
     return int(lines[1][lines[0].index("RetransSegs")])
 
 
 def default_interface(route, route6):
-    """The interface of the default route (/proc/net/route, ipv6_route); "" without one."""
+    """Return the interface of the default route (/proc/net/route, ipv6_route); "" if none."""
+    # Destination and mask are 0 in a default route.
     for line in route.splitlines()[1:]:
         fields = line.split()
         if fields[1] == "00000000" and fields[7] == "00000000":
             return fields[0]
     for line in route6.splitlines():
         fields = line.split()
+        # The kernel has an unreachable default route of IPv6 on the loopback.
         if fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
             return fields[9]
     return ""
 
 
 def processors(stat):
-    """Of /proc/stat: how many processors, and the seconds since boot, summed over them, in which
-    they ran something, waited for a disk, or were given to other virtual machines."""
+    """Return the number of processors in /proc/stat, and their seconds since boot, summed: busy,
+    waiting for a disk, and given to other virtual machines."""
     lines = [line.split() for line in stat.splitlines() if line.startswith("cpu")]
     user, nice, system, _, iowait, irq, softirq, steal = [int(text) for text in lines[0][1:9]]
     return {
@@ -82,96 +84,97 @@ MEMORY = {
 
 
 def memory(meminfo, vmstat):
-    """Bytes of memory and swap now, of /proc/meminfo, and bytes that were brought from swap and put
-    there since boot, of /proc/vmstat."""
+    """Return bytes of memory and swap now (/proc/meminfo), and bytes that came from swap and went
+    there since boot (/proc/vmstat)."""
     sizes = {}
     for line in meminfo.splitlines():
-        name, _, rest = line.partition(":")
-        sizes[name] = rest.split()[:1]
-    found = {ours: int(sizes[kernel][0]) * 1024 for ours, kernel in MEMORY.items()}
+        name, _, size = line.partition(":")
+        sizes[name] = size.split()[:1]  # without its unit, kB
+    figures = {name: int(sizes[key][0]) * 1024 for name, key in MEMORY.items()}
+    # A kernel without swap has no such lines.
     pages = dict(line.split() for line in vmstat.splitlines() if line.startswith("pswp"))
-    found["swapped_in"], found["swapped_out"] = (
+    figures["swapped_in"], figures["swapped_out"] = (
         int(pages.get(name, 0)) * PAGE for name in ("pswpin", "pswpout")
     )
-    return found
+    return figures
 
 
 def pressure(text):
-    """Seconds since boot in which some process waited for that resource, of a file of
-    /proc/pressure; None where this kernel does not say."""
+    """Return the seconds since boot in which some process waited for the resource of this file of
+    /proc/pressure; None if this kernel does not say."""
     match = re.search(r"^some .*total=(\d+)", text, re.M)
     return int(match.group(1)) / 1e6 if match else None
 
 
 def schedule(schedstat):
-    """(seconds that a thread ran, seconds that it waited for a processor) of its schedstat."""
+    """Return (seconds that a thread ran, seconds that it waited for a processor)."""
     ran, waited = schedstat.split()[:2]
     return int(ran) / 1e9, int(waited) / 1e9
 
 
 def shares(mounts):
-    """{mount point: (source, type)} of NFS and SMB mounts in /proc/self/mounts."""
-    found = {}
+    """Return {mount point: (source, type)} of NFS and SMB mounts in /proc/self/mounts."""
+    shares = {}
     for line in mounts.splitlines():
         source, point, kind = line.split()[:3]
         if kind in ("nfs", "nfs4", "cifs", "smb3"):
-            found[unescape(point)] = (unescape(source), "cifs" if kind == "smb3" else kind)
-    return found
+            shares[unescape(point)] = (unescape(source), "cifs" if kind == "smb3" else kind)
+    return shares
 
 
 def unescape(text):
-    """The kernel writes blanks in paths as three octal digits."""
+    """Decode a path: the kernel writes its blanks as three octal digits."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match.group(1), 8)), text)
 
 
 def nfs_read_bytes(mountstats):
-    """{mount point: bytes read from the server}: the fifth value of `bytes:` in mountstats."""
-    found, point = {}, None
+    """Return {mount point: bytes read from the server}."""
+    read_bytes, point = {}, None
     for line in mountstats.splitlines():
         words = line.split()
         if line.startswith("device "):
             point = unescape(words[4]) if " with fstype nfs" in line else None
         elif point is not None and words[:1] == ["bytes:"]:
-            found[point] = int(words[5])
-    return found
+            read_bytes[point] = int(words[5])
+    return read_bytes
 
 
 def cifs_read_bytes(stats):
-    """{share in lower case with slashes, //server/share: bytes read} from /proc/fs/cifs/Stats.
-
-    Kernels differ: `Bytes read: N  Bytes written: N`, or `Reads: N Bytes: N` in older ones.
-    """
-    found, share = {}, None
+    """Return {share in lower case with slashes, //server/share: bytes read}, from
+    /proc/fs/cifs/Stats."""
+    read_bytes, share = {}, None
     for line in stats.splitlines():
         start = re.match(r"\d+\) (\\\\\S+)", line)
+        # Older kernels have the second form.
         value = re.search(r"Bytes read: (\d+)|^Reads: +\d+ Bytes: (\d+)", line)
         if start:
             share = start.group(1).replace("\\", "/").lower()
         elif value and share is not None:
-            found[share] = int(value.group(1) or value.group(2))
-    return found
+            read_bytes[share] = int(value.group(1) or value.group(2))
+    return read_bytes
 
 
-def share_of(source):
-    """//server/share of a mount's source (which may be a folder below), for cifs_read_bytes."""
+def share_name(source):
+    """Return //server/share of an SMB mount's source, as cifs_read_bytes spells it."""
+    # The source may be a folder below the share.
     return "/".join(source.lower().split("/")[:4])
 
 
 def disks(diskstats):
-    """{device: counters} of /proc/diskstats, devices that never did anything left out."""
-    found = {}
+    """Return {device: counters} of /proc/diskstats, without devices that never did anything."""
+    counters = {}
     for line in diskstats.splitlines():
         fields = line.split()
         values = [int(value) for value in fields[3:14]]
         if any(values):
-            found[fields[2]] = dict(zip(DISK_COUNTERS, values))
-    return found
+            counters[fields[2]] = dict(zip(DISK_COUNTERS, values))
+    return counters
 
 
-def disk_rates(old, new, seconds):
-    """The columns of iostat, by its names and in its units, that the report reads: of one device,
-    from two readings of diskstats."""
-    grown = {name: new[name] - old[name] for name in new}
+def disk_rates(before, after, seconds):
+    """Return the columns of iostat that the report reads, by its names and in its units, from one
+    device's counters before and after these `seconds`."""
+    grown = {name: after[name] - before[name] for name in after}
     reads, writes = grown["reads"], grown["writes"]
     read_kb = grown["sectors_read"] * SECTOR / 1024
     write_kb = grown["sectors_written"] * SECTOR / 1024
@@ -187,7 +190,7 @@ def disk_rates(old, new, seconds):
     }
 
 
-# By its name in the records: what nvidia-smi calls it, and by what that is multiplied.
+# {name in the records: (nvidia-smi's name, factor)}
 GPU_FIGURES = {
     "index": ("index", 1),
     "utilization": ("utilization.gpu", 1),
@@ -197,13 +200,13 @@ GPU_FIGURES = {
     "clock_sm": ("clocks.sm", 1),
 }
 GPU_INTEGERS = ("index", "memory_used")
-# What an old driver prints, and nothing else, if it does not know one of them.
+# An old driver that lacks one of these fields prints this and nothing else.
 UNKNOWN_FIELD = re.compile(r'Field "(\S+)" is not a valid field to query')
 
 
 class Gpus:
-    """`process`: one nvidia-smi for as long as it is wanted, since starting it takes a second or
-    more; None where there is none."""
+    """Reads the samples of an nvidia-smi that goes on running, since its start takes a second or
+    more. `process` is None on a machine without nvidia-smi."""
 
     def __init__(self):
         self.process, self.names = None, list(GPU_FIGURES)
@@ -215,16 +218,17 @@ class Gpus:
             self.process = LineProcess([tool, query, "--format=csv,noheader,nounits", "--loop=1"])
 
     def read(self):
-        """The samples since the last look, a dictionary a GPU."""
+        """Return the samples since the last look, a dictionary for each line."""
         lines = self.process.lines() if self.process is not None else []
         unknown = {match.group(1) for match in map(UNKNOWN_FIELD.match, lines) if match}
-        known = [name for name in self.names if GPU_FIGURES[name][0] not in unknown]
-        if known != self.names:
+        names = [name for name in self.names if GPU_FIGURES[name][0] not in unknown]
+        # An old driver refuses the whole query: ask again without the fields that it lacks.
+        if names != self.names:
             self.stop()
-            self.names = known
+            self.names = names
             self.start()
             return []
-        samples = [gpu_sample(line, time.monotonic(), known) for line in lines]
+        samples = [gpu_sample(line, time.monotonic(), names) for line in lines]
         return [sample for sample in samples if sample is not None]
 
     def stop(self):
@@ -233,22 +237,15 @@ class Gpus:
 
 
 def gpu_sample(line, mono, names=tuple(GPU_FIGURES)):
-    """A line of nvidia-smi with these figures, as a record has it; None for any other line."""
+    """Parse a line of nvidia-smi that has the figures `names`; return None for other lines."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != len(names) or not fields[0].isdigit():
         return None
     sample = {"mono": mono}
     for name, field in zip(names, fields):
-        value, factor = number(field), GPU_FIGURES[name][1]
-        if value is not None:
-            value = int(value * factor) if name in GPU_INTEGERS else value * factor
-        sample[name] = value
+        try:
+            value = float(field) * GPU_FIGURES[name][1]
+            sample[name] = int(value) if name in GPU_INTEGERS else value
+        except ValueError:  # `[N/A]` and the like
+            sample[name] = None
     return sample
-
-
-def number(text):
-    """A figure of nvidia-smi, or None for `[N/A]` and the like."""
-    try:
-        return float(text)
-    except ValueError:
-        return None

@@ -1,5 +1,5 @@
-"""Finds in what a rank printed the error that a person would quote: in tracebacks as Python, rich
-and loguru print them, in those of loaders, pools and groups, or else in its last words."""
+"""Finds in a rank's output the error that a person would quote: in tracebacks as Python, rich and
+loguru print them, in those of loaders, pools and groups, or else in its last lines."""
 
 import re
 import unicodedata
@@ -14,13 +14,13 @@ HEADER = re.compile(
 EXCEPTION = re.compile(r"( *[|│] )?(?P<quote>[^\W\d][\w.<>]*(\(\w+\))?(: .*|:|))$")
 NAMED = re.compile(r"[\w.]*(Error|Exception|Exit|Interrupt|Warning)\b")
 GROUP = re.compile(r".*\(\d+ sub-exceptions?\)$")
-# These only report that another process failed, which mostly printed its own error before.
+# These only report that another process failed, which mostly printed an error before.
 FOLLOWS = re.compile(
     r"[\w.]*(ChildFailedError|CalledProcessError|ProcessExitedException|BrokenProcessPool|"
     r"TerminatedWorkerError|BrokenPipeError|ConnectionResetError|EOFError|KeyboardInterrupt|"
     r"queue\.Empty)\b|RuntimeError: DataLoader worker .*exited unexpectedly"
 )
-# What libraries print around an error or as a process ends: no sign that the script went on.
+# Libraries print this around an error or as a process ends: no sign that the script went on.
 FAREWELL = re.compile(
     r"\[?[IWE]\d{4} \d\d:|.{0,60}torch\.distributed\.elastic|(wandb|COMET \w+):|frame #\d+: |"
     r"\S+:\d+: \w*Warning: |.{0,200}\d%\|.*\||Exception in thread |Process \S+:$|"
@@ -33,25 +33,28 @@ PREFIX = re.compile(r"(\[rank\d+\]:\s?)|\[default\d+\]:|stderr: ")
 HIDDEN = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*\x1b?|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
 )
-MOST_LINES, LONGEST = 5000, 2000  # lines of a stream, and bytes of each, that are looked at
-QUOTED, BODY = 400, 30  # characters that are quoted, and lines that go with them
-SAME_MOMENT = 0.2  # seconds; which of two streams was written first is not known more exactly
+MOST_LINES, LONGEST = 5000, 2000  # lines of a stream, and bytes of each, that are searched
+QUOTED, BODY = 400, 30  # characters of a quote, and lines that belong to it
+# Seconds: the order of two streams is not known more exactly, since they are read in turn.
+SAME_MOMENT = 0.2
 
-# `is_marked`: torch has begun it with the rank.
+# `time`: when it was read; `is_marked`: torch has begun it with the rank.
 Line = namedtuple("Line", "text time is_marked")
-# `quote` is the line that names it, `body` what belongs to it, in lines [begin, end) of a stream.
+# `quote` is the line that names the error, `body` the lines that belong to it; it takes the lines
+# [begin, end) of its stream.
 Error = namedtuple("Error", "begin end quote body")
 
 
 def lines_of(pieces):
-    """The last Lines of a stream, as a terminal shows them. `pieces`: [(when it came, bytes)]."""
-    ended, rest, came = [], b"", 0.0
-    for came, data in pieces:
-        *whole, rest = (rest + data).split(b"\n")
-        ended += [(line, came) for line in whole]
+    """Return the last Lines of a stream, as a terminal shows them. `pieces`: [(time, bytes)]."""
+    timed_lines, unfinished, read_time = [], b"", 0.0
+    for read_time, data in pieces:
+        *complete, unfinished = (unfinished + data).split(b"\n")
+        timed_lines += [(line, read_time) for line in complete]
     lines = []
-    for line, time in [*ended, (rest, came)][-MOST_LINES:]:
-        visible = ([b""] + [part for part in line.split(b"\r") if part])[-1]  # of a progress bar
+    for line, time in [*timed_lines, (unfinished, read_time)][-MOST_LINES:]:
+        # A carriage return, as in a progress bar, lets later text overwrite earlier text.
+        visible = ([b""] + [text for text in line.split(b"\r") if text])[-1]
         text = HIDDEN.sub("", visible[:LONGEST].decode(errors="replace")).rstrip()
         prefix = PREFIX.match(text)
         text = text[prefix.end() :] if prefix else text
@@ -60,34 +63,36 @@ def lines_of(pieces):
 
 
 def describe_ending(streams, failed):
-    """What the Lines of a rank's stdout and stderr say about its end: the line to quote, what
-    belongs to it, and what was printed after it, or without it. An exception that was not the last
-    thing may have been handled: it counts only if the rank `failed`."""
-    errors, others = [], []
+    """Return what the Lines of a rank's stdout and stderr say about its end: the line to quote or
+    None, the lines that belong to it, and the last line after it (without it, of all) or None."""
+    errors, plain_lines = [], []
     for stream, lines in enumerate(streams):
-        found, plain = find_errors(lines)
-        others += [(lines[place].time, stream, place) for place in plain]
-        for error in found:
-            last = lines[error.end - 1]
-            errors.append((last.is_marked, last.time, stream, error))
-    is_marked, ended, own, error = max(errors, default=(False, 0.0, 0, None))
+        stream_errors, plain_places = find_errors(lines)
+        plain_lines += [(lines[place].time, stream, place) for place in plain_places]
+        for error in stream_errors:
+            end_line = lines[error.end - 1]
+            errors.append((end_line.is_marked, end_line.time, stream, error))
+    # The last error, but one that torch marked ends the rank for certain.
+    is_marked, error_time, error_stream, error = max(errors, default=(False, 0.0, 0, None))
     after = [
         streams[stream][place].text.strip(" │")[:QUOTED]
-        for time, stream, place in sorted(others)
-        if not error or (place >= error.end if stream == own else time > ended + SAME_MOMENT)
+        for time, stream, place in sorted(plain_lines)
+        if not error
+        or (place >= error.end if stream == error_stream else time > error_time + SAME_MOMENT)
     ]
-    # A record of an error says more than what is printed on the way out.
-    words = after[-5:] if failed and not is_marked else []
-    reported = [text for text in words if RECORD.match(text) and RECORD.match(text).group(1)]
-    last_line = (reported or words or [None])[-1]
+    # A logged error says more than the other lines that a process prints as it ends.
+    candidates = after[-5:] if failed and not is_marked else []
+    records = [text for text in candidates if RECORD.match(text) and RECORD.match(text).group(1)]
+    last_line = (records or candidates or [None])[-1]
+    # An exception that the script printed and survived may have been handled.
     if error and (failed or not after):
         return error.quote, error.body, last_line
     return None, [], last_line
 
 
 def find_errors(lines):
-    """The Errors in the Lines of a stream, without what only followed from another one, and the
-    places of other output."""
+    """Return the Errors in the Lines of a stream, without those that only followed from another
+    one, and the indices of other output."""
     errors, plain, place = [], [], 0
     while place < len(lines):
         begin, header, match, width = place, HEADER.search(lines[place].text), None, 0
@@ -113,36 +118,40 @@ def find_errors(lines):
             continue
         error = read_message(lines, begin, place, match.group("quote"), width)
         place = error.end
+        # A log line just before the traceback announces it.
         if plain[-1:] == [begin - 1]:
-            plain.pop()  # a record that announces it
+            plain.pop()
         if "Exception ignored " in text_before:
             continue
-        before = errors[-1] if errors and errors[-1].end > max([-1, *plain[-1:]]) else None
-        if before and FOLLOWS.match(error.quote) and not FOLLOWS.match(before.quote):
-            errors[-1] = before._replace(end=error.end)
+        # The error before this one, if the script printed nothing else between them.
+        previous = errors[-1] if errors and errors[-1].end > max([-1, *plain[-1:]]) else None
+        if previous and FOLLOWS.match(error.quote) and not FOLLOWS.match(previous.quote):
+            errors[-1] = previous._replace(end=error.end)
             continue
-        if before and any(line.text.startswith(BETWEEN) for line in lines[before.end : begin]):
-            causes = [*error.body, before.quote, *before.body]
+        # Python prints the causes first: they belong to the error that it prints last.
+        if previous and any(line.text.startswith(BETWEEN) for line in lines[previous.end : begin]):
+            causes = [*error.body, previous.quote, *previous.body]
             error = error._replace(body=causes[:BODY])
         errors.append(error)
     return errors, plain
 
 
 def read_message(lines, begin, place, quote, width):
-    """The Error whose exception stands before `place`, below a box of this `width`, if any."""
-    # Add the lines that the message goes on with. rich breaks a line before a word that would not
-    # fit, and within a word that is longer than a line.
-    first, last, body = lines[place - 1], quote, []
+    """Return the Error whose exception, `quote`, is the line before `place`. `width`: columns of
+    rich's box above it, 0 if there is none."""
+    # Add the lines with which the message continues. rich breaks a line before a word that would
+    # not fit, and within a word that is longer than a line.
+    quote_line, text_before, body = lines[place - 1], quote, []
     while place < len(lines) and len(body) < BODY and not GROUP.match(quote):
         line = lines[place]
         is_other = FAREWELL.match(line.text) or RECORD.match(line.text) or HEADER.search(line.text)
-        is_later = line.time > first.time + SAME_MOMENT
-        if is_other or is_later or line.is_marked != first.is_marked:
+        is_later = line.time > quote_line.time + SAME_MOMENT
+        if is_other or is_later or line.is_marked != quote_line.is_marked:
             break
         text = line.text.strip() if width else line.text
-        if width and width_of(last) + width_of(text.split()[0]) >= width:
-            is_cut = " " not in last and width_of(last) >= width - 1
-            quote, last = quote + ("" if is_cut else " ") + text, text
+        if width and width_of(text_before) + width_of(text.split()[0]) >= width:
+            is_cut = " " not in text_before and width_of(text_before) >= width - 1
+            quote, text_before = quote + ("" if is_cut else " ") + text, text
         else:
             width = 0
             body.append(text)
@@ -154,11 +163,11 @@ def read_message(lines, begin, place, quote, width):
     while is_group and place < len(lines) and lines[place].text.lstrip()[:1] in "|+│╭╰":
         texts.append(lines[place].text.rstrip(" │"))
         place += 1
-    parts = [match.group("quote") for match in map(EXCEPTION.match, texts) if match]
-    quote = ": ".join([quote, *[part for part in parts if not GROUP.match(part)][:1]])
+    members = [match.group("quote") for match in map(EXCEPTION.match, texts) if match]
+    quote = ": ".join([quote, *[member for member in members if not GROUP.match(member)][:1]])
     return Error(begin, place, quote[:QUOTED], body)
 
 
 def width_of(text):
-    """The columns of a terminal that it takes."""
+    """Return the columns of a terminal that a text takes."""
     return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

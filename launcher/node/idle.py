@@ -1,4 +1,4 @@
-"""How long the ranks of this node have done nothing, as when they wait for what never comes."""
+"""Measures for how long the ranks of this node have done nothing, as in a wait without end."""
 
 from launcher.node.processes import PROC
 from launcher.node.sockets import connections, sockets_of
@@ -8,42 +8,44 @@ CPU_SHARE = 0.02  # of a processor, by a rank: tandem.timings takes 0.3 % while 
 
 
 class Idleness:
-    """Looks at what the kernel counts for the ranks that `sampler` samples. `since` is None while
-    that is not known."""
+    """Compares the kernel's counters of the ranks that `sampler` samples. `idle_since` is None
+    while the counters are unknown."""
 
     def __init__(self, sampler):
-        self.sampler, self.since = sampler, None
-        self.looked, self.ran, self.moved = 0.0, 0.0, None  # at the last look
+        self.sampler, self.idle_since = sampler, None
+        # Of the last look.
+        self.look_time, self.ran_seconds, self.moved_bytes = 0.0, 0.0, None
 
     def seconds(self, now):
-        """How long no rank has used a processor or a GPU, or read, written or sent anything; None
-        if the kernel does not say."""
-        if now - self.looked >= LOOK_EVERY:
+        """Return for how long no rank has used a processor or a GPU, or read, written or sent
+        anything; None if the kernel does not say. `now` is a monotonic time in seconds."""
+        if now - self.look_time >= LOOK_EVERY:
             ranks = self.sampler.schedules.values()
             ran = sum(rank.ran for rank in ranks)
-            is_busy = ran - self.ran > CPU_SHARE * len(ranks) * (now - self.looked)
-            is_busy |= self.sampler.gpu_used >= self.looked
+            is_busy = ran - self.ran_seconds > CPU_SHARE * len(ranks) * (now - self.look_time)
+            is_busy |= self.sampler.gpu_busy_time >= self.look_time
             try:
-                # Nothing has to be counted of those who compute.
-                moved = None if is_busy else bytes_moved(ranks)
-                is_active = is_busy or moved != self.moved or self.since is None
-                self.since, self.moved = now if is_active else self.since, moved
+                # Bytes are only counted of ranks that do not compute: it takes time.
+                moved = None if is_busy else count_moved_bytes(ranks)
+                is_active = is_busy or moved != self.moved_bytes or self.idle_since is None
+                self.idle_since = now if is_active else self.idle_since
+                self.moved_bytes = moved
             except (OSError, ValueError):
-                self.since = None
-            self.looked, self.ran = now, ran
-        return None if self.since is None else now - self.since
+                self.idle_since = None
+            self.look_time, self.ran_seconds = now, ran
+        return None if self.idle_since is None else now - self.idle_since
 
 
-def bytes_moved(ranks):
-    """What the processes of these ranks have read and written, and what came and went by their
-    connections. Raises OSError or ValueError."""
+def count_moved_bytes(ranks):
+    """Return the bytes that the processes of these ranks have read and written, and sent and
+    received by TCP. Raises OSError or ValueError."""
     links = {link for rank in ranks for link in sockets_of(rank.pid)}
-    ours = [connection for connection in connections() if connection.link in links]
-    total = sum((each.sent or 0) + (each.received or 0) for each in ours)
+    rank_connections = [connection for connection in connections() if connection.link in links]
+    total = sum((each.sent or 0) + (each.received or 0) for each in rank_connections)
     for pid in (pid for rank in ranks for pid in rank.pids):
         try:
-            counted = (PROC / str(pid) / "io").read_text().splitlines()
+            lines = (PROC / str(pid) / "io").read_text().splitlines()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
-        total += sum(int(line[7:]) for line in counted if line.startswith(("rchar", "wchar")))
+            continue  # the process has ended
+        total += sum(int(line[7:]) for line in lines if line.startswith(("rchar", "wchar")))
     return total

@@ -13,8 +13,8 @@ from launcher.node.machine import boottime
 TEXT = 4000  # characters of a field: the control side accepts 4096, and 1 MiB per frame
 PATIENCE = 1.0  # seconds between two looks at a reader that takes nothing
 BACKLOG = 16 << 20  # bytes kept for a slow reader: 10,000 lines a second for as long as a lease
-LEASE, BEAT = 16.0, 1.0
-NEEDED = object()
+LEASE, BEAT = 16.0, 1.0  # seconds
+NEEDED = object()  # marks a field that has no default
 # {field: (its type, its default)}
 FIELDS = {
     "run": (str, NEEDED),
@@ -48,16 +48,17 @@ class BadTask(Exception):
 
 
 def read_task(line):
-    """The FIELDS of a `start` line, by their names. Raises BadTask."""
-    given = {name: line.get(name) for name in FIELDS}
+    """Return a namespace with the FIELDS of a `start` line. Raises BadTask."""
+    fields = {name: line.get(name) for name in FIELDS}
     values = {
-        name: default if given[name] is None else given[name]
+        name: default if fields[name] is None else fields[name]
         for name, (_, default) in FIELDS.items()
     }
     missing = [name for name, value in values.items() if value is NEEDED]
     if line.get("type") != "start" or missing:
         raise BadTask("the task for the guard lacks {}".format(", ".join(missing) or "its type"))
     for name, (kind, _) in FIELDS.items():
+        # JSON has one type of number: 16 may stand for 16.0.
         if kind is float and isinstance(values[name], int):
             values[name] = float(values[name])
         if not isinstance(values[name], kind):
@@ -77,7 +78,7 @@ class FrameWriter:
         self.seq = 0
         self.pending = collections.deque()
         self.size = 0  # bytes in `pending`
-        self.broken = False  # nobody reads any more
+        self.is_broken = False  # the reader is gone
 
     def send(self, kind, payload=b"", **fields):
         """Queue one frame, and write as much as the reader takes at once."""
@@ -88,7 +89,7 @@ class FrameWriter:
             head["bytes"] = len(payload)
         head["seq"], head["mono"] = self.seq, round(time.monotonic(), 6)
         self.seq += 1
-        if not self.broken:
+        if not self.is_broken:
             frame = json.dumps(head, separators=(",", ":")).encode() + b"\n" + payload
             self.pending.append(frame)
             self.size += len(frame)
@@ -102,17 +103,18 @@ class FrameWriter:
                 written = os.write(self.fd, frame)
                 self.size -= written
                 self.pending.popleft()
+                # A pipe may take a part of a frame; the rest of it has to go first.
                 if written < len(frame):
                     self.pending.appendleft(frame[written:])
         except BlockingIOError:
             return
         except OSError:
-            self.broken, self.size = True, 0
+            self.is_broken, self.size = True, 0
             self.pending.clear()
 
     @property
-    def full(self):
-        """Whether the reader is so far behind that no more output should be taken from workers."""
+    def is_full(self):
+        """True when the reader is so far behind that workers have to wait with their output."""
         return self.size > BACKLOG
 
 
@@ -123,25 +125,25 @@ class LineReader:
         os.set_blocking(fd, False)
         self.fd = fd
         self.partial = b""
-        self.ended = False
+        self.is_closed = False
 
     def lines(self):
-        """The objects that are complete by now. Lines that are not a JSON object are dropped."""
-        while not self.ended:
+        """Return the objects that are complete by now. Other lines are dropped."""
+        while not self.is_closed:
             try:
                 chunk = os.read(self.fd, 1 << 16)
             except BlockingIOError:
                 break
             except OSError:  # the connection was reset
                 chunk = b""
-            self.ended = not chunk
+            self.is_closed = not chunk
             self.partial += chunk
-        whole, _, self.partial = self.partial.rpartition(b"\n")
-        return [item for item in map(parse, whole.split(b"\n")) if isinstance(item, dict)]
+        complete, _, self.partial = self.partial.rpartition(b"\n")
+        return [item for item in map(parse, complete.split(b"\n")) if isinstance(item, dict)]
 
 
 def parse(line):
-    """One line as JSON, or None."""
+    """Parse one line of JSON; return None if it is none."""
     try:
         return json.loads(line.decode())
     except ValueError:
@@ -149,40 +151,41 @@ def parse(line):
 
 
 class Link:
-    """Both directions of the connection, and how long its silence may last."""
+    """Holds both directions of the connection, and the lease."""
 
     def __init__(self, stdin, stdout):
         self.frames, self.orders = FrameWriter(stdout), LineReader(stdin)
         self.lease = LEASE
+        # A clock that counts sleep, too: a machine that slept must not go on with an old lease.
         self.renewed = boottime()
 
-    def left(self):
-        """Seconds until the lease ends; below 0 when it has ended."""
+    def seconds_left(self):
+        """Return the seconds until the lease ends; below 0 when it has ended."""
         return self.renewed + self.lease - boottime()
 
-    def read(self):
-        """The orders that have arrived. Each of them renews the lease."""
+    def read_orders(self):
+        """Return the orders that have arrived. Each of them renews the lease."""
         orders = self.orders.lines()
         if orders:
             self.renewed = boottime()
         return orders
 
     @property
-    def lost(self):
-        """Whether the connection has ended."""
-        return self.orders.ended or self.frames.broken
+    def is_lost(self):
+        """True when the connection has ended."""
+        return self.orders.is_closed or self.frames.is_broken
 
-    def deliverable(self):
-        """Whether there are frames left, and a reader to wait for."""
-        return bool(self.frames.pending) and self.left() >= 0 and not self.orders.ended
+    def can_deliver(self):
+        """Return whether frames wait and their reader may still take them."""
+        return bool(self.frames.pending) and self.seconds_left() >= 0 and not self.orders.is_closed
 
     def wait_for_reader(self):
         """Give a slow reader time to take some more."""
         select.select([], [self.frames.fd], [], PATIENCE)
-        self.read()
+        self.read_orders()
         self.frames.flush()
 
-    def drain(self):
-        """Deliver the last frames as long as the control side shows that it lives."""
-        while self.deliverable():
+    def deliver_pending(self):
+        """Deliver the frames that wait, for as long as the control side shows that it lives."""
+        while self.can_deliver():
             self.wait_for_reader()

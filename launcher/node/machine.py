@@ -1,5 +1,5 @@
-"""What the guard says about its machine, how it words the machine's errors, and the hash by which
-the control machine knows whether a node holds the same tree of files."""
+"""Describes the guard's machine, words its errors, and hashes trees of files, by which the control
+machine knows whether a node holds the same tree."""
 
 import hashlib
 import json
@@ -11,65 +11,65 @@ import time
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 IN_JOB = "TANDEM_IN_JOB"  # in the environment of a guard that Slurm started
-# What is printed at most once a second while a data set is read: for each the control machine waits
-# 30 s more. The first reading of a million files takes minutes on a disk.
+# Printed at most once a second while a data set is read: after each the control machine waits 30 s
+# more. The first reading of a million files takes minutes on a disk.
 PULSE = " " * 63 + "\n"
 BOOTTIME = getattr(time, "CLOCK_BOOTTIME", 7)  # has a name since Python 3.7; counts sleep, too
 
 
 class Pulse:
-    """Says that something goes on."""
+    """Shows the control machine that long work continues."""
 
     def __init__(self):
-        self.last = time.monotonic()
+        self.last_beat = time.monotonic()
 
     def beat(self):
-        if time.monotonic() > self.last + 1:
-            self.last = time.monotonic()
+        if time.monotonic() > self.last_beat + 1:
+            self.last_beat = time.monotonic()
             print(PULSE, end="", flush=True)
 
 
 def identity():
-    """Which process on which machine this is."""
+    """Return which process on which machine this is, as fields of the `hello` frame."""
     python = platform.python_version()
     name = platform.node()
     return {"pid": os.getpid(), "hostname": name, "unix": time.time(), "python": python}
 
 
 def boottime():
-    """Seconds since boot, sleep included."""
+    """Return the seconds since boot, sleep included."""
     return time.clock_gettime(BOOTTIME)
 
 
 def disk_free(folder):
-    """Bytes an ordinary user may still write where the folder lies; None where that is unknown."""
+    """Return the bytes that an ordinary user may still write in this folder; None if unknown."""
     try:
-        found = os.statvfs(str(folder))
+        status = os.statvfs(str(folder))
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize
+    return status.f_bavail * status.f_frsize
 
 
 def cause_of(error):
-    """An error as one sentence."""
+    """Return an error as one sentence."""
     if isinstance(error, OSError) and error.strerror:
-        where = "{}: ".format(error.filename) if error.filename else ""
-        return where + error.strerror
+        prefix = "{}: ".format(error.filename) if error.filename else ""
+        return prefix + error.strerror
     return str(error)
 
 
 def who():
-    """Name and home of this user; a container may run under a user id that has neither."""
+    """Return this user's name and home."""
     try:
         user = pwd.getpwuid(os.getuid())
-    except KeyError:
+    except KeyError:  # a container may run under a user id that has neither
         return str(os.getuid()), "/"
     return user.pw_name, user.pw_dir
 
 
 def tree_sha256(root, names=None):
-    """SHA-256 over the names and contents of these files below `root` (a Path), without `names` of
-    all files there; None where there is no such folder.
+    """Return the SHA-256 over the names and contents of the files `names` (all files if None) below
+    the Path `root`; None if there is no such folder. Raises OSError.
 
     For each file, in the order of the names: name, NUL, "x" or "-" (executable), NUL, SHA-256 of
     the contents, newline.
@@ -88,7 +88,7 @@ def tree_sha256(root, names=None):
 
 
 def file_sha256(path):
-    """The SHA-256 of a file's contents. Raises OSError."""
+    """Return the SHA-256 of a file's contents, in hex. Raises OSError."""
     contents = hashlib.sha256()
     with path.open("rb") as file:
         for piece in iter(lambda: file.read(1 << 20), b""):
@@ -97,6 +97,6 @@ def file_sha256(path):
 
 
 def show(mark, folder):
-    """Print the hash of a folder's tree, "" where there is none, after a mark by which it is found
-    among other output."""
+    """Print the hash of a folder's tree ("" if there is none) after `mark`, by which the control
+    machine finds it among other output."""
     print(mark + json.dumps(tree_sha256(pathlib.Path(folder)) or ""))

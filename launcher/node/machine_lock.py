@@ -1,4 +1,4 @@
-"""Shows whoever asks who trains on a machine, by names that the kernel releases by itself."""
+"""Shows every user of a machine who trains there, by names that the kernel releases by itself."""
 
 import errno
 import itertools
@@ -14,18 +14,19 @@ from launcher.node.machine import boottime
 
 LONGEST = 107  # bytes of a name, the leading NUL apart
 ALONE = "\0tandem-alone"
-MOST_RUNS = 100  # that are told
-TRIES, PAUSE = 100, 0.01  # seconds; a name has no listener for the moment between two system calls
+MOST_RUNS = 100  # listed in an answer; any user may claim any number
+# A name has no listener between bind() and listen() of its owner.
+TRIES, PAUSE_SECONDS = 100, 0.01
 
 
 class InUse(Exception):
-    """Another run has the machine; the text says whose, for a person."""
+    """Another run has the machine; the text names its holder, for people."""
 
 
 def claim(run, holder):
-    """A socket whose abstract name says run and holder while this process lives.
+    """Return a socket whose abstract name has the run and its holder while this process lives.
 
-    /proc/net/unix shows it to every user of the machine, and the launcher's probe reads it.
+    /proc/net/unix shows the name to every user of the machine, and the launcher's probe reads it.
     """
     name = "/".join(["tandem", str(os.getpid()), plain(run), plain(holder)])
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -34,20 +35,20 @@ def claim(run, holder):
 
 
 def claims():
-    """The runs whose guards live on this machine, by the names that they claimed. Every user of the
-    machine may take any name, of any bytes."""
+    """Return the runs whose guards live on this machine, a dictionary each, by their claims."""
     names = pathlib.Path("/proc/net/unix").read_text(errors="replace")
+    # Every user of the machine may take any name, of any bytes: only names of this form count.
     word = r"/([\w@.+-]+)"
-    claimed = re.finditer(r" @tandem/(\d{1,9})" + word + word + "$", names, re.ASCII | re.MULTILINE)
-    found = (match.groups() for match in itertools.islice(claimed, MOST_RUNS))
+    matches = re.finditer(r" @tandem/(\d{1,9})" + word + word + "$", names, re.ASCII | re.MULTILINE)
+    runs = (match.groups() for match in itertools.islice(matches, MOST_RUNS))
     return [
-        {"pid": int(pid), "run": run, "holder": holder, "seconds": age_of(int(pid))}
-        for pid, run, holder in found
+        {"pid": int(pid), "run": run, "holder": holder, "seconds": process_age(int(pid))}
+        for pid, run, holder in runs
     ]
 
 
-def age_of(pid):
-    """Whole seconds that a process has lived; 0 where that is not known."""
+def process_age(pid):
+    """Return the whole seconds that a process has lived; 0 if unknown."""
     try:
         line = pathlib.Path("/proc/{}/stat".format(pid)).read_text(errors="replace")
         ticks = int(line.rpartition(")")[2].split()[19])
@@ -61,35 +62,39 @@ def plain(word):
 
 
 def claim_alone(run):
-    """The socket that only one guard on a machine can have; None where another guard of this run
-    has it.
+    """Return the socket that only one guard on a machine can have; None if another guard of this
+    run has it. Raises InUse if another run has it.
 
-    Two launchers that look in the same second both find the machine free; the kernel lets only one
-    of them have the name. Raises InUse for the other. Any local user may take the name and claim
-    anything: the claim that this run already has the machine is believed only from the run's own
-    user, and a holder that does not answer is not waited for.
+    Two launchers that look in the same second both find the machine free, and the kernel lets only
+    one of them have the name.
     """
     for _ in range(TRIES):
         mark = bind_alone()
         if mark is not None:
             return mark
         try:
-            user, other, holder = owner()
+            user, holder_run, holder = find_holder()
         except ConnectionRefusedError:  # the holder begins or ends this very moment
-            time.sleep(PAUSE)
+            time.sleep(PAUSE_SECONDS)
             continue
         except BlockingIOError:  # a full queue: the holder is not a guard, or is frozen
             break
+        # Any local user may take the name and claim anything: that this run already has the machine
+        # is believed only of a process of the run's user.
         if user != os.getuid():
-            holder = "{} (user {})".format(holder, name_of(user))
-        elif other == plain(run):
+            try:
+                user_name = pwd.getpwuid(user).pw_name
+            except KeyError:
+                user_name = str(user)
+            holder = "{} (user {})".format(holder, user_name)
+        elif holder_run == plain(run):
             return None
-        raise InUse("it is in use by {}: run {}".format(holder, other))
+        raise InUse("it is in use by {}: run {}".format(holder, holder_run))
     raise InUse("it is in use by a process that does not say its run")
 
 
 def bind_alone():
-    """The socket with the name; None where somebody has it."""
+    """Return the socket with the name; None if another process has it. Raises OSError."""
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         mark.bind(ALONE)
@@ -98,28 +103,21 @@ def bind_alone():
         if error.errno != errno.EADDRINUSE:
             raise
         return None
-    mark.listen(socket.SOMAXCONN)  # nobody is ever accepted: asking who has it is all
+    # No connection is ever accepted: one that waits can already ask for its peer's pid.
+    mark.listen(socket.SOMAXCONN)
     return mark
 
 
-def owner():
-    """(user id, run, holder) of whoever has the machine. Raises ConnectionRefusedError, and
-    BlockingIOError when it accepts no connection now."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        asking.setblocking(False)  # the guard must come back to its lease, whoever listens there
-        asking.connect(ALONE)
+def find_holder():
+    """Return (user id, run, holder) of the process that has the machine. Raises
+    ConnectionRefusedError, and BlockingIOError if it accepts no connection now."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)  # the guard must come back to its lease, whoever listens there
+        client.connect(ALONE)
         size = struct.calcsize("3i")
-        answer = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        answer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, user, _ = struct.unpack("3i", answer)
     names = pathlib.Path("/proc/net/unix").read_text(errors="replace")
-    found = re.search(r" @tandem/{}/([^/\n]+)/([^/\n]+)$".format(pid), names, re.MULTILINE)
-    run, holder = found.groups() if found else ("unknown", "process {}".format(pid))
+    match = re.search(r" @tandem/{}/([^/\n]+)/([^/\n]+)$".format(pid), names, re.MULTILINE)
+    run, holder = match.groups() if match else ("unknown", "process {}".format(pid))
     return user, run, holder
-
-
-def name_of(user):
-    """The name of a user id, or the id itself where it has none."""
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)

@@ -1,9 +1,9 @@
 """Measures the network between machines, for `make plan`.
 
-Every machine runs this with its own part of one timetable. In each round a machine measures with
-one partner or rests, so no two measurements share a cable. A client waits until its partner has
-reached the round, so nobody else has to keep them in step. In a round `ring` all machines send at
-once, each to the next, as in an all-reduce. Standard library only, Python >= 3.6.
+Each machine runs this with its rows of one timetable. In each round a machine measures with one
+partner or rests, so no two measurements share a cable. A client waits until its partner has reached
+the round, which keeps the machines in step. In a round `ring` all machines send at once, each to
+the next, as in an all-reduce. Standard library only, Python >= 3.6.
 """
 
 import hmac
@@ -20,53 +20,45 @@ from pathlib import Path
 
 CHUNK = 1 << 20
 LINE = 4096  # bytes of a request or an answer
-WAITING = 32  # connections that may be about to say their request; the oldest leaves first
-# Seconds at the start of a stream that are left out, if the plan does not name others (`settle`):
-# slow start, a shaper's burst.
+WAITING = 32  # connections whose request may still come; beyond these the oldest is closed
+# Seconds at the start of a stream that do not count (slow start, a shaper's burst), unless the plan
+# has others (`settle`).
 SETTLE = 0.25
 PINGS = 300
-# For a partner that has answered; one that has not is waited for until `patience` is over.
+# Seconds for a partner that has answered once. Until then it has the plan's `patience`.
 TIMEOUT = 30.0
-IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: set DF, do not lower the size by itself
-IP_MTU = 14  # linux/in.h: the MTU of the way to the peer
+IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: set DF, and keep the size as it is
+IP_MTU = 14  # linux/in.h: the MTU of the route to the peer
 HEADERS = 28  # bytes of the IPv4 and UDP headers
 
 
-def listen(plan):
-    """The TCP socket on which this machine serves, bound to its own address alone."""
-    server = socket.socket()
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.bind((plan["address"], plan["port"]))
-    server.listen(128)
-    return server
-
-
-def take_line(connection, said):
-    """What has arrived of a line after `said`, up to its end; nothing after it is consumed. Raises
-    OSError at the end of the stream, and for a line that is too long."""
-    there = connection.recv(LINE, socket.MSG_PEEK)
-    said += connection.recv(there.find(b"\n") + 1 or len(there) or 1)
-    if not there or len(said) > LINE:
+def extend_line(connection, line):
+    """Return `line` with what has arrived of it, up to its end; later bytes stay in the socket.
+    Raises OSError at the end of the stream, and for a line that is too long."""
+    peeked = connection.recv(LINE, socket.MSG_PEEK)
+    line += connection.recv(peeked.find(b"\n") + 1 or len(peeked) or 1)
+    if not peeked or len(line) > LINE:
         raise OSError("the partner hung up")
-    return said
+    return line
 
 
 def parse(line):
-    """A JSON object; an empty one where the line is none."""
+    """Parse a JSON object; return {} if the line is none."""
     try:
-        found = json.loads(line.decode())
+        value = json.loads(line.decode())
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def read_line(connection):
-    """The partner's answer, which has to be whole within the connection's timeout."""
+    """Read and parse the partner's answer. Raises OSError."""
+    # The whole line has one timeout: a partner that sends it byte by byte gets no more time.
     line, end = b"", time.monotonic() + connection.gettimeout()
     while not line.endswith(b"\n"):
         if time.monotonic() > end:
             raise socket.timeout("the partner did not answer in time")
-        line = take_line(connection, line)
+        line = extend_line(connection, line)
     return parse(line)
 
 
@@ -75,7 +67,7 @@ def send_line(connection, value):
 
 
 def send_for(connection, plan, seconds):
-    """Send as fast as the link allows for this many seconds, after those that are left out."""
+    """Send as fast as the link allows for this many seconds, after those that do not count."""
     block, end = bytes(CHUNK), time.monotonic() + seconds + plan.get("settle", SETTLE)
     while time.monotonic() < end:
         connection.sendall(block)
@@ -83,139 +75,139 @@ def send_for(connection, plan, seconds):
 
 
 def receive_rate(connection, plan):
-    """Mbit/s of payload that arrived, without the seconds at the start that are left out."""
+    """Return the Mbit/s of payload that arrive until the stream ends. Raises OSError."""
     buffer, settle = bytearray(CHUNK), plan.get("settle", SETTLE)
-    began = counted_from = last = None
+    start = counted_from = counted_to = None
     total = 0
     while True:
-        got = connection.recv_into(buffer)
+        size = connection.recv_into(buffer)
         now = time.monotonic()
-        if not got:
+        if not size:
             break
-        if began is None:
-            began = now
+        if start is None:
+            start = now
         if counted_from is None:
-            if now - began >= settle:
+            if now - start >= settle:
                 counted_from = now
             continue
-        total, last = total + got, now
-    if not total or last == counted_from:
+        total, counted_to = total + size, now
+    if not total or counted_to == counted_from:
         raise OSError("too little arrived to measure")
-    return round(total * 8 / (last - counted_from) / 1e6, 1)
+    return round(total * 8 / (counted_to - counted_from) / 1e6, 1)
 
 
 # ---------------------------------------------------------------------------- the serving side
 
 
 class Listener:
-    """Where partners come in. Others may come, too, before it is known that they have no token:
-    they keep nobody waiting, whatever they say or leave unsaid."""
+    """Accepts partners. Connections without the token delay nobody, whatever they send."""
 
     def __init__(self, plan):
-        self.server, self.token = listen(plan), plan["token"].encode()
+        self.server, self.token = socket.socket(), plan["token"].encode()
+        self.server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.server.bind((plan["address"], plan["port"]))
+        self.server.listen(128)
         self.server.setblocking(False)
-        self.coming = {}  # connection: what it has said, in the order of their coming
+        self.waiting = {}  # {connection: its request so far}, the oldest first
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_):
-        for connection in (*self.coming, self.server):
+        for connection in (*self.waiting, self.server):
             connection.close()
 
     def accept(self, end):
-        """The next connection from a peer that knows the token, and its request. Raises
+        """Return the next connection from a peer that knows the token, and its request. Raises
         socket.timeout at the moment `end`."""
         while True:
-            left = end - time.monotonic()
-            if left <= 0:
+            seconds_left = end - time.monotonic()
+            if seconds_left <= 0:
                 raise socket.timeout("the partner did not come in time")
-            ready, _, _ = select.select([self.server, *self.coming], [], [], left)
+            ready, _, _ = select.select([self.server, *self.waiting], [], [], seconds_left)
             for connection in ready:
                 if connection is self.server:
                     self.admit()
                     continue
-                request = self.listen_to(connection) if connection in self.coming else None
+                # An earlier one of this turn may have closed it (WAITING).
+                request = self.read_request(connection) if connection in self.waiting else None
                 if request:
                     return connection, request
 
     def admit(self):
+        """Accept a connection, whose request may come later."""
         try:
             connection, _ = self.server.accept()
-        except OSError:  # it has left already
+        except OSError:  # the peer has hung up already
             return
         connection.settimeout(TIMEOUT)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.coming[connection] = b""
-        if len(self.coming) > WAITING:
-            self.leave(next(iter(self.coming)))
+        self.waiting[connection] = b""
+        if len(self.waiting) > WAITING:
+            self.drop(next(iter(self.waiting)))
 
-    def listen_to(self, connection):
-        """A peer's request when it has said it. Whoever says something else is left."""
+    def read_request(self, connection):
+        """Return a peer's request once it is complete, else None. A connection that sends anything
+        else is closed."""
         try:
-            said = self.coming[connection] = take_line(connection, self.coming[connection])
+            line = self.waiting[connection] = extend_line(connection, self.waiting[connection])
         except OSError:
-            self.leave(connection)
+            self.drop(connection)
             return None
-        if not said.endswith(b"\n"):
+        if not line.endswith(b"\n"):
             return None
-        request = parse(said)
-        token, *others = [request.get(name) for name in ("token", "host", "test")]
-        words = all(isinstance(one, str) for one in (token, *others))
-        if not words or not hmac.compare_digest(token.encode(errors="replace"), self.token):
-            self.leave(connection)  # a stranger, or another run's probe
+        request = parse(line)
+        fields = [request.get(name) for name in ("token", "host", "test")]
+        are_texts = all(isinstance(field, str) for field in fields)
+        # A stranger, or another run's probe, has another token.
+        if not are_texts or not hmac.compare_digest(fields[0].encode(errors="replace"), self.token):
+            self.drop(connection)
             return None
-        del self.coming[connection]
+        del self.waiting[connection]
         return request
 
-    def leave(self, connection):
-        del self.coming[connection]
+    def drop(self, connection):
+        del self.waiting[connection]
         connection.close()
 
 
-def serve_round(door, plan, partner, early):
-    """Serve one partner until it says that it has finished, or `patience` is over.
+def serve_round(listener, plan, partner, early):
+    """Serve one partner until it sends `done`, or `patience` is over.
 
     early: {host: (connection, request)} of partners of later rounds that connected early and wait.
-    Raises OSError where this one waits in a later round, too, since it has given up.
+    Raises OSError if this partner waits in a later round, too, since it has given up.
     """
     end = time.monotonic() + plan["patience"]
     while True:
-        connection, request = early.pop(partner, None) or door.accept(end)
-        later = request["test"] not in (*SERVE, "done")
-        if later or request["host"] != partner:
+        connection, request = early.pop(partner, None) or listener.accept(end)
+        test = request["test"]
+        is_later = test not in ("latency", "receive", "send", "mtu", "done")
+        if is_later or request["host"] != partner:
             early[request["host"]] = connection, request
             if request["host"] == partner:
                 raise OSError("the partner gave up")
             continue
         with connection:
-            if request["test"] == "done":
+            if test == "done":
                 return
-            SERVE[request["test"]](connection, plan, request)
+            if test == "mtu":  # which answers once its socket can receive
+                serve_mtu(connection, plan)
+                continue
+            send_line(connection, {})
+            if test == "latency":
+                while True:
+                    byte = connection.recv(1)
+                    if not byte:
+                        break
+                    connection.sendall(byte)
+            elif test == "receive":
+                send_line(connection, {"mbit": receive_rate(connection, plan)})
+            elif test == "send":
+                send_for(connection, plan, request["seconds"])
+                connection.recv(1)  # the partner closes when it has read all
 
 
-def serve_latency(connection, plan, request):
-    send_line(connection, {})
-    while True:
-        byte = connection.recv(1)
-        if not byte:
-            return
-        connection.sendall(byte)
-
-
-def serve_receive(connection, plan, request):
-    send_line(connection, {})
-    rate = receive_rate(connection, plan)
-    send_line(connection, {"mbit": rate})
-
-
-def serve_send(connection, plan, request):
-    send_line(connection, {})
-    send_for(connection, plan, request["seconds"])
-    connection.recv(1)  # the partner closes when it has read all
-
-
-def serve_mtu(connection, plan, request):
+def serve_mtu(connection, plan):
     """Answer each datagram with its length, until the TCP connection ends."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as echo:
         echo.bind((plan["address"], plan["port"]))
@@ -235,14 +227,12 @@ def serve_mtu(connection, plan, request):
                     pass
 
 
-SERVE = {"latency": serve_latency, "receive": serve_receive, "send": serve_send, "mtu": serve_mtu}
-
 # ---------------------------------------------------------------------------- the measuring side
 
 
 def connect(plan, partner, test, agreed=True):
-    """A connection on which the partner has agreed to a test (or, without `agreed`, will
-    read the request for one); waits until the partner is in this round."""
+    """Return a connection to the partner for a test, once the partner is in this round and has
+    agreed; without `agreed`, once it has accepted the connection. Raises OSError."""
     end = time.monotonic() + plan["patience"]
     while True:
         try:
@@ -264,41 +254,35 @@ def connect(plan, partner, test, agreed=True):
     return connection
 
 
-def measure_round(plan, partner):
-    """All figures of one pair, seen from here."""
-    found = {}
-    for test, measure in MEASURE.items():
-        with connect(plan, partner, test) as connection:
-            found.update(measure(connection, plan, partner))
+def measure_pair(plan, partner):
+    """Return all figures of one pair, as this machine sees them. Raises OSError."""
+    figures = {}
+    with connect(plan, partner, "latency") as connection:
+        times = []
+        for _ in range(PINGS):
+            start = time.monotonic()
+            connection.sendall(b"x")
+            connection.recv(1)
+            times.append((time.monotonic() - start) * 1000)
+        figures["latency_ms"] = round(statistics.median(times), 3)
+        figures["latency_p99_ms"] = round(sorted(times)[int(PINGS * 0.99)], 3)
+    # The partner receives: it measures what arrives there.
+    with connect(plan, partner, "receive") as connection:
+        send_for(connection, plan, plan["seconds"])
+        figures["mbit_to"] = read_line(connection).get("mbit")
+        if not isinstance(figures["mbit_to"], (int, float)):
+            raise OSError("the partner did not say what arrived")
+    with connect(plan, partner, "send") as connection:
+        figures["mbit_from"] = receive_rate(connection, plan)
+    with connect(plan, partner, "mtu"):
+        figures["mtu"] = measure_mtu(plan, partner)
     connect(plan, partner, "done", agreed=False).close()
-    return found
+    return figures
 
 
-def measure_latency(connection, plan, partner):
-    times = []
-    for _ in range(PINGS):
-        began = time.monotonic()
-        connection.sendall(b"x")
-        connection.recv(1)
-        times.append((time.monotonic() - began) * 1000)
-    median, late = statistics.median(times), sorted(times)[int(PINGS * 0.99)]
-    return {"latency_ms": round(median, 3), "latency_p99_ms": round(late, 3)}
-
-
-def measure_sending(connection, plan, partner):
-    send_for(connection, plan, plan["seconds"])
-    rate = read_line(connection).get("mbit")
-    if not isinstance(rate, (int, float)):
-        raise OSError("the partner did not say what arrived")
-    return {"mbit_to": rate}
-
-
-def measure_receiving(connection, plan, partner):
-    return {"mbit_from": receive_rate(connection, plan)}
-
-
-def measure_mtu(connection, plan, partner):
-    """The largest IPv4 packet that arrives whole, found by datagrams that may not be fragmented."""
+def measure_mtu(plan, partner):
+    """Return the bytes of the largest IPv4 packet that arrives whole, None if none arrives."""
+    # Datagrams that may not be fragmented on the way.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
         probe.bind((plan["address"], 0))
@@ -307,19 +291,20 @@ def measure_mtu(connection, plan, partner):
         # Every IPv4 host must accept 576 bytes.
         low, high = 576 - HEADERS, probe.getsockopt(socket.IPPROTO_IP, IP_MTU) - HEADERS
         if arrives(probe, high):
-            return {"mtu": high + HEADERS}
+            return high + HEADERS
         if not arrives(probe, low):  # a firewall that drops every datagram says nothing of sizes
-            return {"mtu": None}
+            return None
         while high - low > 1:
             middle = (low + high) // 2
             if arrives(probe, middle):
                 low = middle
             else:
                 high = middle
-    return {"mtu": low + HEADERS}
+    return low + HEADERS
 
 
 def arrives(probe, size):
+    """Return whether the partner gets a datagram of this size, in one of three attempts."""
     for _ in range(3):
         try:
             probe.send(bytes(size))
@@ -330,39 +315,32 @@ def arrives(probe, size):
     return False
 
 
-# By what the partner is asked to do.
-MEASURE = {
-    "latency": measure_latency,
-    "receive": measure_sending,
-    "send": measure_receiving,
-    "mtu": measure_mtu,
-}
-
-
 # ------------------------------------------------------------------------ all machines at once
 
 
-def measure_ring(door, plan, turn, early):
-    """What arrives from the machine before this one while each sends to the next. Before that a
-    byte goes round twice, from the machine that is `first`: all are there, then all begin."""
-    with connect(plan, turn["partner"], "ring", agreed=False) as onward:
+def measure_ring(listener, plan, turn, early):
+    """Return the rate at which bytes arrive from the machine before this one while each machine
+    sends to the next. Raises OSError."""
+    with connect(plan, turn["partner"], "ring", agreed=False) as outgoing:
         request, end = None, time.monotonic() + plan["patience"]
         while request is None or request["test"] != "ring":
-            before, request = early.pop(turn["before"], None) or door.accept(end)
-        with before:
-            before.settimeout(plan["patience"])
+            incoming, request = early.pop(turn["before"], None) or listener.accept(end)
+        with incoming:
+            incoming.settimeout(plan["patience"])
+            # A byte goes round twice, from the machine that is `first`. After the first round all
+            # machines are there; after the second all begin at the same time.
             for _ in range(2):
                 if turn["first"]:
-                    onward.sendall(b".")
-                if not before.recv(1):
+                    outgoing.sendall(b".")
+                if not incoming.recv(1):
                     raise OSError("the machine before it hung up")
                 if not turn["first"]:
-                    onward.sendall(b".")
-            sending = (onward, plan, plan["seconds"])
+                    outgoing.sendall(b".")
+            sending = (outgoing, plan, plan["seconds"])
             sender = threading.Thread(target=send_for, args=sending)
             sender.start()
             try:
-                return {"mbit": receive_rate(before, plan)}
+                return {"mbit": receive_rate(incoming, plan)}
             finally:
                 sender.join()
 
@@ -370,8 +348,9 @@ def measure_ring(door, plan, turn, early):
 # ------------------------------------------------------------------------------- this machine
 
 
-def card(interface):
-    """MTU and speed of a network card (Mbit/s, None where the driver does not report it)."""
+def read_interface(interface):
+    """Return the MTU and speed of a network interface (Mbit/s, None if the driver does not report
+    it)."""
     figures = {"interface": interface}
     for name in ("mtu", "speed"):
         try:
@@ -381,36 +360,33 @@ def card(interface):
     return figures
 
 
-def take_part(door, plan, turn, early):
-    """What this machine measured in a round, or why it could not; None where its partner did."""
-    try:
-        if turn["role"] == "ring":
-            return measure_ring(door, plan, turn, early)
-        if turn["role"] == "client":
-            return measure_round(plan, turn["partner"])
-        return serve_round(door, plan, turn["partner"], early)
-    except (OSError, ValueError) as error:
-        return {"error": str(error) or type(error).__name__}
-
-
 def main(plan):
-    """All figures of this machine."""
+    """Return all figures of this machine. A link that failed has only an `error`."""
     result, early = {"host": plan["host"], "address": plan["address"], "pairs": {}}, {}
-    result["card"] = card(plan["interface"])
-    with Listener(plan) as door:
+    result["card"] = read_interface(plan["interface"])
+    with Listener(plan) as listener:
         for turn in filter(None, plan["rounds"]):
-            found = take_part(door, plan, turn, early)
+            figures, partner = None, turn["partner"]
+            try:
+                if turn["role"] == "ring":
+                    figures = measure_ring(listener, plan, turn, early)
+                elif turn["role"] == "client":
+                    figures = measure_pair(plan, partner)
+                else:  # the partner has the figures
+                    serve_round(listener, plan, partner, early)
+            except (OSError, ValueError) as error:
+                figures = {"error": str(error) or type(error).__name__}
             if turn["role"] == "ring":
-                result["ring"] = found
-            elif found is not None:
-                result["pairs"][turn["partner"]] = found
+                result["ring"] = figures
+            elif figures is not None:
+                result["pairs"][partner] = figures
     return result
 
 
 def measure_and_run(result, command):
-    """Write what was measured by the timetable in TANDEM_LINKS, and become the command; exit if a
-    link failed. (The timetable holds the token by which the machines know each other, and other
-    users may read a command line.)"""
+    """Measure by the timetable in TANDEM_LINKS, write the figures to the Path `result`, and become
+    `command`; exit if a link failed."""
+    # From the environment: other users can read a command line, and the timetable has the token.
     figures = main(json.loads(os.environ.pop("TANDEM_LINKS")))
     pairs = list(figures["pairs"].items())
     pairs.append(("the machine before it in the ring", figures["ring"]))

@@ -1,4 +1,4 @@
-"""Finding and ending processes by descent, and the kernel settings that make descent complete."""
+"""Finds and ends processes by descent, and sets what makes descent complete in the kernel."""
 
 import collections
 import contextlib
@@ -23,14 +23,15 @@ def prctl(option, value):
 
 
 def become_subreaper():
-    """Descendants whose parent ends become children of this process instead of init's."""
+    """Let descendants whose parent ends become children of this process instead of init's. Raises
+    OSError."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(number, parent):
-    """Get this signal when the parent (by its pid) ends, even if it has ended already."""
+    """Get the signal `number` when the process `parent` (a pid) ends. Raises OSError."""
     prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # it ended before the call
         os.kill(os.getpid(), number)
 
 
@@ -40,56 +41,57 @@ Stat = collections.namedtuple("Stat", "parent state alive start seconds")
 
 
 def stat_of(pid):
-    """The Stat of a process, or None when it is gone.
-
-    A process whose first thread has ended shows that thread's state, Z, while other threads go on:
-    one that hangs in the kernel, in a call to a GPU or a share, still holds its resources.
-    """
+    """Return the Stat of a process, or None if it is gone."""
     try:
         text = (PROC / str(pid) / "stat").read_text(errors="replace")
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the command, in brackets, may hold anything
+    # A process whose first thread has ended shows that thread's state, Z, while other threads
+    # live: one that hangs in the kernel, in a call to a GPU or a share, still holds its resources.
     alive = fields[0] not in "ZX" or int(fields[17]) > 1
     seconds = (int(fields[11]) + int(fields[12])) * TICK
     return Stat(int(fields[1]), fields[0], alive, fields[19], seconds)
 
 
 def start_of(pid):
-    """The tick of a process's start, which tells it from a later one of its pid; None where it is
-    gone."""
+    """Return the tick of a process's start, which distinguishes it from a later process with its
+    pid; None if it is gone."""
     stat = stat_of(pid)
     return stat and stat.start
 
 
 def command_of(pid):
-    """The command line of a process for people, cut to 200 characters."""
+    """Return the command line of a process for people, cut to 200 characters."""
     try:
         words = (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
         text = " ".join(word.decode(errors="replace") for word in words if word)
+        # A kernel's thread, or a zombie, has no command line.
         return (text or (PROC / str(pid) / "comm").read_text().strip())[:200]
     except OSError:
         return "(ended)"
 
 
 def descendants(ancestor):
-    """Pids of all living descendants. Dead ones have no children."""
+    """Return the pids of all living descendants of a pid."""
+    # Dead ones have no children: the kernel gives these to another parent.
     children = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():
             stat = stat_of(entry.name)
             if stat is not None and stat.alive:
                 children.setdefault(stat.parent, []).append(int(entry.name))
-    result, queue = [], [ancestor]
+    pids, queue = [], [ancestor]
     while queue:
-        mine = children.get(queue.pop(), [])
-        result += mine
-        queue += mine
-    return result
+        child_pids = children.get(queue.pop(), [])
+        pids += child_pids
+        queue += child_pids
+    return pids
 
 
 class LineProcess:
-    """A command that prints lines while this process lives. It is never waited for: it may hang."""
+    """Runs a command that prints lines while this process lives. No call waits for a line: the
+    command may hang."""
 
     def __init__(self, argv):
         parent = os.getpid()
@@ -105,7 +107,7 @@ class LineProcess:
         os.set_blocking(self.process.stdout.fileno(), False)
 
     def lines(self):
-        """Those that have come whole since the last look."""
+        """Return the complete lines since the last look."""
         try:
             data = os.read(self.process.stdout.fileno(), 1 << 16)
         except BlockingIOError:
@@ -115,51 +117,53 @@ class LineProcess:
         return [line.decode(errors="replace") for line in lines]
 
     def stop(self):
-        """End it with the command that it asks, if any."""
+        """End the command, with the processes that it started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
 def reap():
-    """Collect ended children: {pid: wait status}."""
-    ended = {}
+    """Collect ended children. Returns {pid: wait status}."""
+    statuses = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if pid == 0:
-            return ended
-        ended[pid] = status
+        except ChildProcessError:  # there are no children
+            return statuses
+        if pid == 0:  # all children live
+            return statuses
+        statuses[pid] = status
 
 
 def end_descendants(spare=(), seconds=10.0):
-    """SIGKILL every descendant until a search finds none, or the time is over.
+    """Kill every descendant, except the pids in `spare`, until a search finds none or the time is
+    over. The caller must be a subreaper.
 
-    It searches again because a process may fork meanwhile. The caller must be a subreaper. Returns
-    (ended, left, statuses): commands by pid, pids that hang in the kernel, wait statuses.
+    Returns (commands, hanging, statuses): {pid: command} of all that were killed, the pids that
+    hang in the kernel, {pid: wait status}.
     """
-    ended, statuses, me = {}, {}, os.getpid()
-    limit = time.monotonic() + seconds
+    commands, statuses, ancestor = {}, {}, os.getpid()
+    deadline = time.monotonic() + seconds
+    # Search again and again: a process may fork meanwhile.
     while True:
-        alive = [pid for pid in descendants(me) if pid not in spare]
-        # All are read before any is ended: a child may end with its parent (die_with_parent), and
-        # what is about to end has no command line any more.
-        ended.update({pid: command_of(pid) for pid in alive if pid not in ended})
+        alive = [pid for pid in descendants(ancestor) if pid not in spare]
+        # All commands are read before any process is killed: a child may end with its parent
+        # (die_with_parent), and then has no command line any more.
+        commands.update({pid: command_of(pid) for pid in alive if pid not in commands})
         for pid in alive:
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
         statuses.update(reap())
-        if not alive or time.monotonic() > limit:
-            return ended, alive, statuses
+        if not alive or time.monotonic() > deadline:
+            return commands, alive, statuses
         time.sleep(0.01)
 
 
 def decode_status(status):
-    """A wait status as (exit code, None) or (None, signal name)."""
+    """Return a wait status as (exit code, None) or (None, signal name)."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:

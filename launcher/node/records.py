@@ -1,8 +1,8 @@
-"""What a guard records of its machine: machine.<attempt>.jsonl, a line a second
-(docs/run-directory.md). The same lines, printed, are what `make top` shows between runs.
+"""Records a machine during an attempt: machine.<attempt>.jsonl, a line a second
+(docs/run-directory.md). `make top` prints the same lines between runs.
 
-Counters stand as the kernel has them, so that any two lines give what came between them; disks
-alone in rates since the line before, as iostat -x prints them.
+A line has the kernel's counters, so that the difference of any two lines gives what happened
+between them. Only disks have rates, since the line before, as iostat -x prints them.
 """
 
 import json
@@ -17,40 +17,36 @@ from launcher.node.processes import decode_status, descendants, stat_of
 from launcher.node.sockets import Peers
 
 INTERVAL = 1.0  # seconds between two lines
-LAST = 1 << 18  # bytes of all files after the last process has ended
+END_BYTES = 1 << 18  # of all files, sent after the last process has ended
 BACKLOG_LIMIT = 1 << 16  # bytes that wait for the reader: then nothing is added
 DECIMATE_AFTER = 20000  # lines: then every second sample is taken, then every fourth, ...
-LOOKED_FOR = 10  # samples between two searches for a rank's other processes
+SEARCH_EVERY = 10  # samples between two searches for a rank's other processes
 MOST_THREADS = 512  # of a rank that are read
 RANK_TIMES = ("ran", "waited", "loaders", "loaders_busy")  # seconds, of CpuTimes
 # Sensors of processors, as their drivers call themselves in /sys/class/hwmon.
 PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal")
-READ_ERRORS = (OSError, ValueError, KeyError, IndexError)  # of a file of the kernel's
+# Errors while a kernel's file is read and parsed: its format may differ on another kernel.
+READ_ERRORS = (OSError, ValueError, KeyError, IndexError)
 
 
-def text_of(path):
-    """A file of the kernel's, or "" where there is none."""
+def read_text(path):
+    """Read a file of the kernel's; return "" if there is none."""
     try:
         return pathlib.Path(path).read_text(errors="replace")
     except OSError:
         return ""
 
 
-def default_network_interface():
-    """The card of the default route, else the loopback."""
-    routes = text_of("/proc/net/route"), text_of("/proc/net/ipv6_route")
-    return counters.default_interface(*routes) or "lo"
-
-
 def read_disks():
-    """Counters of whole disks: a partition's are in its disk's already."""
-    disks = counters.disks(text_of("/proc/diskstats"))
+    """Return {disk: counters} of whole disks: they include their partitions' counters."""
+    disks = counters.disks(read_text("/proc/diskstats"))
     block = pathlib.Path("/sys/block")
     return {name: value for name, value in disks.items() if (block / name).exists()}
 
 
 def disk_of(path):
-    """The disk, as iostat names it, that holds a path; None for shares, overlays and memory."""
+    """Return the disk, as iostat names it, that holds a path; None for shares, overlays and
+    memory."""
     try:
         device = pathlib.Path(path).stat().st_dev
         place = pathlib.Path("/sys/dev/block/{}:{}".format(os.major(device), os.minor(device)))
@@ -61,55 +57,55 @@ def disk_of(path):
 
 
 class CpuTimes:
-    """Seconds that the threads of a process and of its descendants `ran`, and `waited` for a
-    processor, since they began. What a thread had that has ended stays in the sums.
+    """Sums the seconds that the threads of a process and of its descendants `ran`, and `waited` for
+    a processor, since they began. The times of threads that have ended stay in the sums.
 
-    `loaders`: seconds that its descendants ran or wanted to; `loaders_busy`: the same, each counted
-    by the part of the time in which it did. So their ratio is how busy those are that do something,
-    whatever sleeps beside them, as loaders of another part of the data and wandb's processes."""
+    `loaders`: seconds that its descendants ran or waited; `loaders_busy`: the same, each second
+    weighted by the fraction of the time in which its process was busy. Their ratio is how busy the
+    active loaders are, whatever processes sleep beside them (other loaders, wandb).
+    """
 
     def __init__(self, pid):
-        self.pid, self.pids, self.looks = pid, [pid], 0
+        self.pid, self.pids, self.look_count = pid, [pid], 0
         self.ran = self.waited = self.loaders = self.loaders_busy = 0.0
-        self.threads, self.looked = {}, time.monotonic()
+        self.threads, self.look_time = {}, time.monotonic()
 
     def state(self):
-        """How the kernel says its processes are: T where one is stopped, else D where one waits for
-        a disk or a file server, else that of the first; "" where it is gone."""
+        """Return a letter as ps writes it: T if a process is stopped, else D if one waits for a
+        disk or a file server, else the first one's state; "" if it is gone."""
         stats = map(stat_of, self.pids)
         states = [stat.state if stat is not None else "" for stat in stats]
-        return next((bad for bad in "TD" if bad in states), states[0])
+        return next((stuck for stuck in "TD" if stuck in states), states[0])
 
     def look(self):
-        """Add what has come since the last look."""
-        if self.looks % LOOKED_FOR == 0:
+        """Add the seconds since the last look."""
+        # A search reads all of /proc, so new loaders are found a few seconds late.
+        if self.look_count % SEARCH_EVERY == 0:
             self.pids = [self.pid, *descendants(self.pid)]
-        self.looks += 1
-        now, last, self.looked = {}, self.looked, time.monotonic()
-        passed = self.looked - last
+        self.look_count += 1
+        threads, before, self.look_time = {}, self.look_time, time.monotonic()
+        passed = self.look_time - before
         for pid in self.pids:
             busy = 0.0
-            for thread in threads_of(pid)[: MOST_THREADS - len(now)]:
-                text = text_of(str(thread / "schedstat"))
+            for folder in list_threads(pid)[: MOST_THREADS - len(threads)]:
+                text = read_text(str(folder / "schedstat"))
                 if text:
-                    now[thread] = counters.schedule(text)
-                    busy += self.add(self.threads.get(thread, (0.0, 0.0)), now[thread])
+                    threads[folder] = ran, waited = counters.schedule(text)
+                    ran_before, waited_before = self.threads.get(folder, (0.0, 0.0))
+                    # Below 0 if another thread has the number of one that ended.
+                    ran, waited = max(0.0, ran - ran_before), max(0.0, waited - waited_before)
+                    self.ran += ran
+                    self.waited += waited
+                    busy += ran + waited
             if pid != self.pid and passed > 0:
                 busy = min(busy, passed)
                 self.loaders += busy
                 self.loaders_busy += busy * busy / passed
-        self.threads = now
-
-    def add(self, before, now):
-        """What a thread had since the last look. Its sum."""
-        ran, waited = (max(0.0, later - earlier) for earlier, later in zip(before, now))
-        self.ran += ran
-        self.waited += waited
-        return ran + waited
+        self.threads = threads
 
 
-def threads_of(pid):
-    """The folders of a process's threads; none of one that has ended."""
+def list_threads(pid):
+    """Return the folders in /proc of a process's threads; [] if it has ended."""
     try:
         return list(pathlib.Path("/proc/{}/task".format(pid)).iterdir())
     except OSError:
@@ -117,20 +113,25 @@ def threads_of(pid):
 
 
 class Sampler:
-    """How this machine is now. What cannot be read is left out, and goes to `trouble(what, why)`.
-    `pids()` gives the process of each rank that lives; `folder`: where the run's files lie."""
+    """Samples the state of this machine. A sample lacks what cannot be read, which goes to
+    `trouble(subject, cause)`. `pids()` returns {rank: pid} of the ranks that live; `folder` is
+    where the run's files are."""
 
     def __init__(self, interface="", data="", folder=None, pids=dict, trouble=None):
-        self.interface = interface or default_network_interface()
+        if not interface:
+            routes = read_text("/proc/net/route"), read_text("/proc/net/ipv6_route")
+            interface = counters.default_interface(*routes) or "lo"
+        self.interface = interface
         self.data_disk = disk_of(data) if data else None
         self.folder, self.pids = folder, pids
-        self.trouble = trouble or (lambda what, why: None)
+        self.trouble = trouble or (lambda subject, cause: None)
         self.gpus, self.peers, self.schedules = counters.Gpus(), Peers(), {}
-        self.gpu_used = 0.0  # when one was seen at work last
+        self.gpu_busy_time = 0.0  # when a GPU was last seen busy, by the monotonic clock
         self.signs = {}  # that the ranks train apart, as fields of a line
         self.finished = []  # ranks that ended with exit code 0
         self.disks = (time.monotonic(), read_disks())
-        self.parts = {
+        # The keys go to `trouble`, which reports each once.
+        self.readers = {
             "processors": self.processors,
             "memory": self.memory,
             "temperature": self.temperature,
@@ -143,42 +144,41 @@ class Sampler:
         }
 
     def sample(self):
-        """One line."""
+        """Return one line, as a dictionary."""
         line = {"kind": "sample", "mono": time.monotonic(), "unix": round(time.time(), 3)}
-        for name, part in self.parts.items():
+        for name, read in self.readers.items():
             try:
-                line.update(part())
+                line.update(read())
             except READ_ERRORS as error:
                 self.trouble(name, "{}: {}".format(type(error).__name__, error))
         return line
 
     def processors(self):
-        return counters.processors(text_of("/proc/stat"))
+        return counters.processors(read_text("/proc/stat"))
 
     def memory(self):
-        found = counters.memory(text_of("/proc/meminfo"), text_of("/proc/vmstat"))
-        for what in ("cpu", "memory", "io"):
-            pressure = counters.pressure(text_of("/proc/pressure/" + what))
+        figures = counters.memory(read_text("/proc/meminfo"), read_text("/proc/vmstat"))
+        for resource in ("cpu", "memory", "io"):
+            pressure = counters.pressure(read_text("/proc/pressure/" + resource))
             if pressure is not None:
-                found["pressure_" + what] = pressure
-        return found
+                figures["pressure_" + resource] = pressure
+        return figures
 
     def temperature(self):
-        """The hottest processor in degrees Celsius, where a sensor tells."""
+        """Return the hottest processor's temperature in degrees Celsius, if a sensor has it."""
         degrees = []
         for folder in pathlib.Path("/sys/class/hwmon").glob("hwmon*"):
-            if text_of(folder / "name").strip() in PROCESSORS:
-                texts = [text_of(path).strip() for path in folder.glob("temp*_input")]
+            if read_text(folder / "name").strip() in PROCESSORS:
+                texts = [read_text(path).strip() for path in folder.glob("temp*_input")]
                 degrees += [int(text) / 1000 for text in texts if text.isdigit()]
         return {"temperature": max(degrees)} if degrees else {}
 
     def free_disk_bytes(self):
-        free = disk_free(self.folder) if self.folder is not None else None
-        return {} if free is None else {"disk_free": free}
+        free_bytes = disk_free(self.folder) if self.folder is not None else None
+        return {} if free_bytes is None else {"disk_free": free_bytes}
 
     def ranks(self):
-        """How each rank that lives is, and what its threads had of the processors; its loaders'
-        included."""
+        """Return the state and CpuTimes of each rank that lives, its loaders included."""
         pids = self.pids()
         self.schedules = {rank: self.schedules.get(rank) or CpuTimes(pids[rank]) for rank in pids}
         ranks = {}
@@ -190,59 +190,63 @@ class Sampler:
         return dict(self.signs, ranks=ranks, **finished) if ranks else finished
 
     def interface_counters(self):
-        dev, snmp = text_of("/proc/net/dev"), text_of("/proc/net/snmp")
-        card = counters.network(dev, snmp, self.interface)
-        if card is None:
+        dev, snmp = read_text("/proc/net/dev"), read_text("/proc/net/snmp")
+        figures = counters.network(dev, snmp, self.interface)
+        if figures is None:
             raise OSError("there is no network interface {}".format(self.interface))
-        speed = text_of("/sys/class/net/{}/speed".format(self.interface)).strip()
-        card.update(interface=self.interface)
-        if speed.isdigit():  # -1, or nothing, where the card does not say
-            card["speed_mbit"] = int(speed)
+        speed = read_text("/sys/class/net/{}/speed".format(self.interface)).strip()
+        figures.update(interface=self.interface)
+        if speed.isdigit():  # -1, or nothing, if the driver does not say
+            figures["speed_mbit"] = int(speed)
         try:
             peers = self.peers.look()
-        except OSError:  # the kernel does not tell what was sent to whom
+        except OSError:  # this kernel does not say what was sent to whom
             peers = {}
         if peers:
-            card["peers"] = peers
-        return {"card": card}
+            figures["peers"] = peers
+        return {"card": figures}
 
     def disk_rates(self):
-        """Of the disks that did something since the last line, and of the one with the data."""
-        (then, old), now = self.disks, (time.monotonic(), read_disks())
-        self.disks, passed = now, max(1e-3, now[0] - then)
+        """Return the rates of the disks that did something since the last line, and of the disk
+        with the data."""
+        (time_before, counters_before), self.disks = self.disks, (time.monotonic(), read_disks())
+        passed = max(1e-3, self.disks[0] - time_before)
         rates = {}
-        for name, counted in now[1].items():
-            if name in old and (name == self.data_disk or counted != old[name]):
-                rates[name] = counters.disk_rates(old[name], counted, passed)
-        known = {} if self.data_disk is None else {"data_disk": self.data_disk}
-        return dict(known, disks=rates)
+        for name, figures in self.disks[1].items():
+            before = counters_before.get(name)
+            if before is not None and (name == self.data_disk or figures != before):
+                rates[name] = counters.disk_rates(before, figures, passed)
+        data_disk = {} if self.data_disk is None else {"data_disk": self.data_disk}
+        return dict(data_disk, disks=rates)
 
     def mounts(self):
-        """Bytes read from each NFS and SMB mount."""
-        shares = counters.shares(text_of("/proc/self/mounts"))
+        """Return the bytes read from each NFS and SMB mount."""
+        shares = counters.shares(read_text("/proc/self/mounts"))
         if not shares:
             return {}
-        nfs = counters.nfs_read_bytes(text_of("/proc/self/mountstats"))
-        cifs = counters.cifs_read_bytes(text_of("/proc/fs/cifs/Stats"))
+        nfs = counters.nfs_read_bytes(read_text("/proc/self/mountstats"))
+        cifs = counters.cifs_read_bytes(read_text("/proc/fs/cifs/Stats"))
         mounts = {}
         for point, (source, kind) in shares.items():
-            read = cifs.get(counters.share_of(source)) if kind == "cifs" else nfs.get(point)
-            if read is not None:
-                mounts[point] = {"type": kind, "read_bytes": read}
+            share = counters.share_name(source)
+            read_bytes = cifs.get(share) if kind == "cifs" else nfs.get(point)
+            if read_bytes is not None:
+                mounts[point] = {"type": kind, "read_bytes": read_bytes}
         return {"mounts": mounts}
 
     def gpu_samples(self):
-        """The last that nvidia-smi printed of each GPU since the line before."""
-        seen = {}
-        for card in self.gpus.read():
-            seen[card["index"]] = card
-            # nvidia-smi does not know it of a part of a GPU, which counts as used.
-            self.gpu_used = card["mono"] if card["utilization"] != 0 else self.gpu_used
-        return {"gpus": [seen[index] for index in sorted(seen)]} if seen else {}
+        """Return the last sample of each GPU since the line before."""
+        samples = {}
+        for sample in self.gpus.read():
+            samples[sample["index"]] = sample
+            # nvidia-smi has no utilization of a slice of a GPU (MIG): the slice counts as busy.
+            if sample["utilization"] != 0:
+                self.gpu_busy_time = sample["mono"]
+        return {"gpus": [samples[index] for index in sorted(samples)]} if samples else {}
 
 
 class Lines:
-    """A file of JSON Lines in which a full disk leaves no broken line."""
+    """Appends to a file of JSON Lines; a full disk leaves no broken line there."""
 
     def __init__(self, path):
         self.path, self.fd = path, None
@@ -252,34 +256,38 @@ class Lines:
         if self.fd is None:
             self.fd = os.open(str(self.path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         line = json.dumps(value, separators=(",", ":")).encode() + b"\n"
+        # A full disk may take a part of a line: what it took is cut off again.
         size = os.fstat(self.fd).st_size
         try:
-            complete = os.write(self.fd, line) == len(line)
+            is_complete = os.write(self.fd, line) == len(line)
         except OSError:
             os.ftruncate(self.fd, size)
             raise
-        if not complete:
+        if not is_complete:
             os.ftruncate(self.fd, size)
             raise OSError("{}: no space for a whole line".format(self.path.name))
 
 
 class Recorder:
-    """The file of one attempt: `sample` lines, then `exit`. What fails goes to
-    `trouble(what, why)` and ends nothing."""
+    """Writes the file of one attempt: `sample` lines, then `exit`. A failure goes to
+    `trouble(subject, cause)` and ends nothing."""
 
     def __init__(self, task, folder, trouble, pids=dict):
         self.task, self.trouble = task, trouble
         self.file = Lines(folder / records.machine(task.attempt))
         self.sampler = Sampler(task.interface, task.data, folder, pids, trouble)
-        self.lines, self.ticks, self.every = 0, 0, 1  # of how many ticks one is a line
+        self.line_count, self.tick_count = 0, 0
+        self.ticks_per_line = 1
 
     def write(self, line):
+        """Add a line to the file; a full disk is reported."""
         try:
             self.file.append(line)
         except OSError as error:
             self.trouble("records", "{}: {}".format(type(error).__name__, error))
 
     def begin(self):
+        """Start nvidia-smi and write the first sample."""
         try:
             self.sampler.gpus.start()
         except OSError as error:
@@ -287,31 +295,31 @@ class Recorder:
         self.write(self.sampler.sample())
 
     def tick(self):
-        """To be called every INTERVAL; a run of weeks has a line in so many (DECIMATE_AFTER)."""
-        self.ticks += 1
-        if self.ticks % self.every == 0:
+        """Write a sample if it is due. To be called every INTERVAL."""
+        self.tick_count += 1
+        if self.tick_count % self.ticks_per_line == 0:
             self.write(self.sampler.sample())
-            self.lines += 1
-            if self.lines % DECIMATE_AFTER == 0:
-                self.every *= 2
+            self.line_count += 1
+            # The file of a run of weeks stays small: its lines become rarer.
+            if self.line_count % DECIMATE_AFTER == 0:
+                self.ticks_per_line *= 2
 
     def end(self, entry, peaks):
-        """The last lines: a sample, and how this node's part ended; `peaks` is the memory that
-        each worker had at most."""
+        """Write the last sample and the exit line: `entry`, and {rank: largest memory in bytes}."""
         self.write(self.sampler.sample())
         self.sampler.gpus.stop()
         signs = self.sampler.signs
         self.write(dict({"kind": "exit"}, **entry, peak_memory_bytes=peaks, **signs))
 
     def helper_pids(self):
-        """Processes that belong to the recorder and not to the run."""
+        """Return the pids of processes that belong to the recorder and not to the run."""
         nvidia_smi = self.sampler.gpus.process
         return [nvidia_smi.process.pid] if nvidia_smi is not None else []
 
 
 def exit_entry(mono_start, launch_status, workers):
-    """How a node's part of an attempt ended, for the record and the exit frame; launch_status or
-    None."""
+    """Return how an attempt ended on this node, for the record and the exit frame. `launch_status`
+    is launch's wait status, or None if it did not start."""
     code, name = decode_status(launch_status) if launch_status is not None else (None, None)
     return {
         "mono_start": mono_start,
@@ -322,21 +330,24 @@ def exit_entry(mono_start, launch_status, workers):
     }
 
 
-NAMED = 400  # processes listed with their command: a frame has 1 MiB at most
+LISTED_COMMANDS = 400  # processes listed with their command: a frame has 1 MiB at most
 
 
-def leftovers(ended, left):
-    """The processes that were ended (commands by pid), and those that could not be."""
+def leftovers(commands, hanging):
+    """Return the exit frame's lists of the processes that were ended (`commands` by pid), and of
+    the pids `hanging` among them that could not be ended."""
 
-    def listed(pids):
-        commands = [ended[pid] if place < NAMED else "" for place, pid in enumerate(sorted(pids))]
-        return [{"pid": pid, "command": command} for pid, command in zip(sorted(pids), commands)]
+    def list_processes(pids):
+        return [
+            {"pid": pid, "command": commands[pid] if place < LISTED_COMMANDS else ""}
+            for place, pid in enumerate(sorted(pids))
+        ]
 
-    return {"ended": listed(ended), "left": listed(left)}
+    return {"ended": list_processes(commands), "left": list_processes(hanging)}
 
 
 def stream():
-    """Print this machine's lines until nobody reads them."""
+    """Print this machine's lines until their reader closes the pipe."""
     sampler = Sampler()
     sampler.gpus.start()
     try:
@@ -348,46 +359,47 @@ def stream():
 
 
 class Tail:
-    """Sends what grows in the record files of an attempt, so that the control machine's copies grow
-    with them: a little a second, and nothing that anybody waits for. What is missing at the end is
-    fetched from where the copy ends (launcher/collect.py)."""
+    """Sends the growth of an attempt's record files, a little a second, so that the control
+    machine's copies grow with them. Nothing waits for it: launcher/collect.py fetches at the end
+    what a copy lacks."""
 
     def __init__(self, folder, task):
         self.folder = folder
-        self.sent = dict.fromkeys(records.names(task.attempt, task.ranks), 0)  # bytes
-        self.stepped = {}  # file: when a step, or another end of something, came into it last
+        self.sent_bytes = dict.fromkeys(records.names(task.attempt, task.ranks), 0)
+        self.step_times = {}  # file: when a line came that ends a step or something else
 
     def send(self, frames):
-        """The next piece of each file, unless the reader is behind. Returns the bytes of all."""
+        """Send the next piece of each file, unless the reader is behind. Returns the bytes sent."""
         total = 0
-        for name, offset in self.sent.items():
+        for name, offset in self.sent_bytes.items():
             if frames.size > BACKLOG_LIMIT:
                 break
             piece = self.read(name, offset)
             if piece:
                 frames.send("record", piece, file=name, offset=offset)
-                self.sent[name] += len(piece)
+                self.sent_bytes[name] += len(piece)
+                # A line `stall` says that a step does not end.
                 if any(b'"stall"' not in line for line in piece.splitlines()):
-                    self.stepped[name] = time.monotonic()
+                    self.step_times[name] = time.monotonic()
                 total += len(piece)
         return total
 
-    def rest(self, frames):
-        """What is left, as far as it goes quickly."""
+    def send_end(self, frames):
+        """Send up to END_BYTES of what was not sent yet."""
         total = 0
-        while total < LAST:
-            sent = self.send(frames)
-            if not sent:
+        while total < END_BYTES:
+            size = self.send(frames)
+            if not size:
                 return
-            total += sent
+            total += size
 
     def read(self, name, offset):
-        """Whole lines from there on; b"" where there are none."""
+        """Return whole lines from `offset` on, at most records.PIECE bytes; b"" for none."""
         try:
-            # What is no file there must not hold up the guard.
+            # The script may have put a pipe or a link there: that must not hold up the guard.
             flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW
             descriptor = os.open(str(self.folder / name), flags)
-        except OSError:  # not there yet, or the disk fails, which its rank says
+        except OSError:  # there is no file yet, or the disk fails, which its rank reports
             return b""
         try:
             piece = os.pread(descriptor, records.PIECE, offset)
@@ -395,5 +407,6 @@ class Tail:
             return b""
         finally:
             os.close(descriptor)
+        # A line longer than a piece is sent in parts.
         end = piece.rfind(b"\n") + 1
         return piece[:end] if end or len(piece) < records.PIECE else piece

@@ -1,8 +1,9 @@
-"""Where silent ranks stand: the guard asks each by a signal, on which its Python's faulthandler
-writes the stack of the main thread, which the kernel gives it to, into a file
-(startup/sitecustomize.py). Nothing of the rank has to
-run for that, not even its main thread, which may wait in a collective; only a stopped process
-cannot answer, and its state says why."""
+"""Asks silent ranks where they stand: on a signal from the guard, faulthandler in the rank's Python
+writes the main thread's stack into a file (startup/sitecustomize.py).
+
+This needs no cooperation of the rank: its main thread may wait in a collective. Only a stopped
+process cannot answer, and its state says so.
+"""
 
 import os
 import pathlib
@@ -16,7 +17,7 @@ ANSWER = 5.0  # seconds that an answer may take on a busy machine
 # Real-time signals: the others have meanings of their own, to Slurm, trainers and launchers.
 SIGNAL = signal.SIGRTMIN + 9
 MOST_BYTES = 1 << 17  # of an answer that are read
-MOST_FRAMES, LONGEST = 30, 200
+MOST_FRAMES, LONGEST = 30, 200  # frames of a stack, characters of a path or a name
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 STARTUP = str(pathlib.Path(__file__).resolve().parent / "startup")
 
@@ -28,12 +29,12 @@ def stacks_file(folder, rank):
 def let_rank_answer(environment, folder, rank):
     """Change the environment of a rank's Python so that it answers, into a file of this folder."""
     environment["TANDEM_STACKS"] = "{}:{}".format(int(SIGNAL), stacks_file(folder, rank))
-    others = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = STARTUP + ":" + others if others else STARTUP
+    path = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = STARTUP + ":" + path if path else STARTUP
 
 
-def catches(pid, number):
-    """Whether the process has a handler for this signal, which ends those that have none."""
+def has_handler(pid, number):
+    """Return whether the process has a handler for this signal."""
     try:
         text = pathlib.Path("/proc/{}/status".format(pid)).read_text()
     except OSError:
@@ -43,61 +44,65 @@ def catches(pid, number):
 
 
 def parse_stacks(text):
-    """The stack: [its frames [file, line, function], deepest first]; [] where there is none."""
-    found = [match.groups() for match in map(FRAME.match, text.splitlines()) if match]
-    frames = [[path[-LONGEST:], int(number), name[:LONGEST]] for path, number, name in found]
+    """Return [frames of the stack], each [file, line, function], the deepest first; [] if there is
+    no stack."""
+    matches = [match.groups() for match in map(FRAME.match, text.splitlines()) if match]
+    frames = [[path[-LONGEST:], int(number), name[:LONGEST]] for path, number, name in matches]
     return [frames[:MOST_FRAMES]] if frames else []
 
 
 class Question:
-    """What a rank was asked in one silence, which began at `last`. `threads`: its answer, empty
-    where none came."""
+    """Asks a rank once, in a silence that began at `silent_since`. `threads`: the stacks of its
+    answer, empty until one comes."""
 
-    def __init__(self, file, pid, last, now):
-        self.file, self.pid, self.last, self.asked = file, pid, last, now
-        self.threads, self.is_whole = [], False
+    def __init__(self, file, pid, silent_since, now):
+        self.file, self.pid, self.silent_since, self.asked_at = file, pid, silent_since, now
+        self.threads, self.is_complete = [], False
         self.offset = file.stat().st_size if file.exists() else 0
-        self.can_answer = catches(pid, SIGNAL)
+        # The signal ends a process that has no handler for it.
+        self.can_answer = has_handler(pid, SIGNAL)
         if self.can_answer:
             os.kill(pid, SIGNAL)
 
     def state(self):
-        """As ps writes it: T for a process that is stopped, "" for one that is gone."""
+        """Return a letter as ps writes it: T for a stopped process; "" if it is gone."""
         stat = stat_of(self.pid)
         return stat.state if stat is not None else ""
 
     def is_settled(self, now):
-        """Whether its answer is here, or none is to be expected."""
-        if self.can_answer and not self.is_whole and self.file.exists():
+        """Return whether the answer is complete, or none can be expected any more."""
+        if self.can_answer and not self.is_complete and self.file.exists():
             with self.file.open("rb") as file:
                 file.seek(self.offset)
                 threads = parse_stacks(file.read(MOST_BYTES).decode(errors="replace"))
-            # It is written frame by frame: whole once nothing has come between two looks.
-            self.is_whole, self.threads = bool(threads) and threads == self.threads, threads
-        late = now - self.asked >= ANSWER
-        return self.is_whole or late or not self.can_answer or self.state() == "T"
+            # It is written frame by frame: complete once nothing has come between two looks.
+            self.is_complete, self.threads = bool(threads) and threads == self.threads, threads
+        is_late = now - self.asked_at >= ANSWER
+        return self.is_complete or is_late or not self.can_answer or self.state() == "T"
 
     def entry(self):
-        return {"last": self.last, "state": self.state(), "threads": self.threads}
+        return {"last": self.silent_since, "state": self.state(), "threads": self.threads}
 
 
 class Stacks:
-    """Asks the ranks of this node, once in each silence of `ask_after` seconds. `active()` gives of
-    each rank that lives its pid and when, by the monotonic clock, it was active last."""
+    """Asks the ranks of this node, once in each silence of `ask_after` seconds. `find_activity()`
+    returns {rank: (pid, when it was last active by the monotonic clock)} of ranks that live."""
 
-    def __init__(self, folder, ask_after, active):
-        self.folder, self.ask_after, self.active = folder, ask_after, active
-        self.questions, self.recorded = {}, {}  # by rank; those of the last line
+    def __init__(self, folder, ask_after, find_activity):
+        self.folder, self.ask_after, self.find_activity = folder, ask_after, find_activity
+        self.questions, self.recorded = {}, {}  # by rank: now, and in the last line
 
     def look(self, now, at_once=False):
-        """A line for the record, where that has changed: the silent ranks, those that ended silent
-        among them, and where each stands. None while an answer is to come. `at_once`: all ranks
+        """Ask ranks that fell silent. Returns a line for the record if something has changed and no
+        answer is to come: the silent ranks and where each stands; else None. `at_once`: all ranks
         count as silent. Raises OSError."""
-        for rank, (pid, last) in self.active().items():
-            if now - last < self.ask_after and not at_once:
+        # A rank that ended silent keeps its question, so the line has it, too.
+        for rank, (pid, last_activity) in self.find_activity().items():
+            if now - last_activity < self.ask_after and not at_once:
                 self.questions.pop(rank, None)
             elif rank not in self.questions:
-                self.questions[rank] = Question(stacks_file(self.folder, rank), pid, last, now)
+                file = stacks_file(self.folder, rank)
+                self.questions[rank] = Question(file, pid, last_activity, now)
         settled = [question.is_settled(now) for question in self.questions.values()]
         if self.questions == self.recorded or not all(settled):
             return None

@@ -1,4 +1,4 @@
-"""Chooses what keeps the guard's death from leaving orphans: a systemd service, or else wardens.
+"""Starts the guard so that its death leaves no orphans: as a systemd service, or below wardens.
 
 docs/guard-protocol.md, "How nothing is left behind".
 """
@@ -24,55 +24,59 @@ from launcher.node.processes import (
 CODE = pathlib.Path(__file__).resolve().parent
 SERVICE_MARK = "TANDEM_GUARD_SERVICE"  # in the environment of a guard that is a service already
 PROPERTIES = ["KillMode=control-group", "TimeoutStopSec=4", "TasksMax=infinity"]
-# {property: the version of systemd since which it is there}. Without the first a killed data loader
-# ends the guard unreported. By the second systemd-oomd spares the run when memory is short, which
-# it heeds on a user's services from 252 on (systemd.resource-control(5)); role base helps before.
+# {property: the first version of systemd that has it}. Without the first property a killed data
+# loader ends the guard unreported. With the second systemd-oomd spares the run when memory is
+# short; before 252 it ignores that on a user's services (systemd.resource-control(5)), where role
+# base helps.
 SINCE = {"OOMPolicy=continue": 243, "ManagedOOMPreference=omit": 248}
 WARDENS = 2  # processes above the guard that only wait
-SHUTDOWN_SECONDS = 5  # seconds the guard gets to end the run itself
-JOURNAL_SECONDS = 2.0  # in which the journal has what was said of a service's end
+SHUTDOWN_SECONDS = 5  # that the guard gets to end the run itself
+JOURNAL_SECONDS = 2.0  # after which the journal has the lines about a service's end
 
 
 def main(arguments):
-    """Be the guard, or wait for it, in the best way available. Returns its exit code."""
+    """Run the guard as a service if possible, else below wardens. Returns its exit code."""
+    # This process is that service.
     if os.environ.pop(SERVICE_MARK, None):
         return guard.serve("service", None)
-    unit = re.sub(r"[^A-Za-z0-9_-]", "-", arguments[0] if arguments else "run")
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", arguments[0] if arguments else "run")
+    unit = "tandem-{}-{}".format(name, os.getpid())
     try:
-        command = service_command("tandem-{}-{}".format(unit, os.getpid()))
+        command = service_command(unit)
     except NoService as error:
-        why = str(error)
-        return run_under_guard(lambda: guard.serve("wardens", why))
-    code = subprocess.call(command)  # stdin and stdout go on as they are
-    if code != 0 and ended_by_oomd("tandem-{}-{}".format(unit, os.getpid())):
+        fallback_reason = str(error)
+        return run_below_wardens(lambda: guard.serve("wardens", fallback_reason))
+    code = subprocess.call(command)  # with this process's stdin and stdout
+    if code != 0 and ended_by_oomd(unit):
         print("systemd-oomd ended this service, for lack of memory", file=sys.stderr)
     return code
 
 
 def ended_by_oomd(unit):
-    """Whether the journal, as far as this user may read it, says that systemd-oomd ended a service
-    just now: systemd's own line, or systemd-oomd's."""
-    said = re.compile(
+    """Return whether systemd-oomd ended a service just now, as far as this user may read it in the
+    journal."""
+    # A line of systemd, or one of systemd-oomd.
+    pattern = re.compile(
         r"^{0}\.service: systemd-oomd killed|^Killed \S*/{0}\.service due to ".format(unit), re.M
     )
     argv = ["journalctl", "--quiet", "--no-pager", "--output=cat", "--since=-1min"]
     argv += ["--identifier=systemd", "--identifier=systemd-oomd"]
-    until = time.monotonic() + JOURNAL_SECONDS
+    deadline = time.monotonic() + JOURNAL_SECONDS
     while True:
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        if said.search(done.stdout.decode(errors="replace")):
+        result = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if pattern.search(result.stdout.decode(errors="replace")):
             return True
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             return False
         time.sleep(0.2)
 
 
 class NoService(Exception):
-    """This user cannot have a service here; the text says why."""
+    """This user cannot have a service here; the text is the reason."""
 
 
 def service_command(unit):
-    """The command that runs this guard as a service. Raises NoService."""
+    """Return the command that runs this guard as a service. Raises NoService."""
     if IN_JOB in os.environ:
         raise NoService("a service would leave the job, which Slurm ends as a whole")
     if not pathlib.Path("/run/systemd/system").is_dir():
@@ -80,46 +84,42 @@ def service_command(unit):
     reasons = []
     for manager in managers():
         flags = [*manager, "--quiet", "--pipe", "--wait", "--collect"]
-        found = attempt([*flags, "true"])
-        if found is None:
-            return [*flags, *settings(unit), sys.executable, "-IB", str(CODE), unit]
-        reasons.append("{}: {}".format(" ".join(manager[:3]), found))
+        error = find_error([*flags, "true"])
+        if error is None:
+            return [*flags, *unit_options(unit), sys.executable, "-IB", str(CODE), unit]
+        reasons.append("{}: {}".format(" ".join(manager[:3]), error))
     raise NoService("; ".join(reasons))
 
 
 def managers():
-    """The first words of systemd-run for each manager that may serve this user, the least
+    """Return the first words of systemd-run for each manager that may serve this user, the least
     privileged first."""
     if os.getuid() == 0:
         return [["systemd-run"]]
+    # A login without a session, as some ssh servers give it, lacks this variable.
     runtime = os.environ.setdefault("XDG_RUNTIME_DIR", "/run/user/{}".format(os.getuid()))
-    mine = [["systemd-run", "--user"]] if pathlib.Path(runtime, "systemd").is_dir() else []
-    who = ["--uid={}".format(os.getuid()), "--gid={}".format(os.getgid())]
-    return [*mine, ["sudo", "-n", "systemd-run", *who]]
+    user_manager = [["systemd-run", "--user"]] if pathlib.Path(runtime, "systemd").is_dir() else []
+    ids = ["--uid={}".format(os.getuid()), "--gid={}".format(os.getgid())]
+    return [*user_manager, ["sudo", "-n", "systemd-run", *ids]]
 
 
-def settings(unit):
-    """The rest of systemd-run's options."""
-    chosen = [*PROPERTIES, "WorkingDirectory={}".format(pathlib.Path.cwd())]
-    version = systemd_version()
-    chosen += [one for one, since in SINCE.items() if version >= since]
+def unit_options(unit):
+    """Return systemd-run's options about the unit."""
+    properties = [*PROPERTIES, "WorkingDirectory={}".format(pathlib.Path.cwd())]
+    text = subprocess.check_output(["systemd-run", "--version"], universal_newlines=True)
+    match = re.match(r"systemd (\d+)", text)
+    version = int(match.group(1)) if match else 0
+    properties += [name for name, since in SINCE.items() if version >= since]
     options = ["--unit=" + unit, "--description=Tandem training", "--setenv=" + SERVICE_MARK + "=1"]
-    for one in chosen:
-        options += ["-p", one]
+    for setting in properties:
+        options += ["-p", setting]
     return options
 
 
-def systemd_version():
-    """The number in the first line of `systemd-run --version`; 0 when there is none."""
-    text = subprocess.check_output(["systemd-run", "--version"], universal_newlines=True)
-    match = re.match(r"systemd (\d+)", text)
-    return int(match.group(1)) if match else 0
-
-
-def attempt(command):
-    """Run a command that should do nothing. Returns None when it worked, otherwise why not."""
+def find_error(command):
+    """Run a command that should do nothing. Returns None if it works, else the reason."""
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -129,40 +129,45 @@ def attempt(command):
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    lines = done.stderr.strip().splitlines()
-    return None if done.returncode == 0 else (lines or ["exit code {}".format(done.returncode)])[-1]
+    if result.returncode == 0:
+        return None
+    lines = result.stderr.strip().splitlines() or ["exit code {}".format(result.returncode)]
+    return lines[-1]
 
 
-def run_under_guard(run):
-    """Call `run` in a grandchild. Returns the exit code, in each of the three processes. Each is a
-    subreaper: whichever survives inherits what the others left behind."""
+def run_below_wardens(run):
+    """Call `run` in a grandchild. Returns the exit code, in each of the three processes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal's; the control side decides
+    # Only the control side ends a run: a terminal's signals must not.
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     for _ in range(WARDENS):
+        # Each is a subreaper: a survivor inherits the children of the others.
         become_subreaper()
         parent = os.getpid()
         child = os.fork()
         if child:
             return wait_for(child)
         die_with_parent(signal.SIGUSR1, parent)
-        os.setsid()  # whoever ends the control side's process group must not reach these
+        os.setsid()  # a signal to the control side's process group must not reach these
     return run()
 
 
 def wait_for(child):
-    """Wait until the child ends or an end is ordered; then end all descendants."""
+    """Wait until the child ends or the process above has ended; then end all descendants. Returns
+    the child's exit code, or 1."""
     code = 1
     while True:
-        signals = signal.sigwaitinfo(guard.WATCHED).si_signo
-        if signals == signal.SIGCHLD:
+        number = signal.sigwaitinfo(guard.WATCHED).si_signo
+        if number == signal.SIGCHLD:
             statuses = reap()
             if child in statuses:
                 code = decode_status(statuses[child])[0]
                 break
-        elif signals == signal.SIGTERM:
+        elif number == signal.SIGTERM:
             os.kill(child, signal.SIGTERM)
         else:
+            # The process above was killed: the guard ends the run, for a few seconds by itself.
             os.kill(child, signal.SIGUSR1)
             signal.sigtimedwait([signal.SIGCHLD], SHUTDOWN_SECONDS)
             break

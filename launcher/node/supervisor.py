@@ -1,8 +1,8 @@
-"""Stands between launch and one worker: gives it its rank's pipes and reports its end to the guard.
+"""Runs between launch and one worker: gives it its rank's pipes and reports its end to the guard.
 
 torch.distributed.run starts it in place of Python (PYTHON_EXEC) with Python's arguments. It is
 needed because launch returns 1 whatever its workers returned, mixes the output of all workers, and
-leaves them training on when it is killed.
+leaves them running when it is killed.
 """
 
 import json
@@ -21,32 +21,36 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signa
 
 
 def open_pipe(guard, number):
-    """Another end of a pipe that the guard holds, by way of /proc: it needs no name on a disk."""
+    """Open the writing end of the guard's pipe `number`. Raises OSError."""
+    # By way of /proc: the pipe needs no name on a disk.
     return os.open("/proc/{}/fd/{}".format(guard, number), os.O_WRONLY)
 
 
 def report(control, **fields):
-    """One line to the guard, below PIPE_BUF, so that lines cannot interleave. If the guard is gone,
-    launch's death will end this process."""
+    """Send one line to the guard."""
+    # Below PIPE_BUF, so that lines cannot interleave. If the guard is gone, launch's death ends
+    # this process.
     try:
         os.write(control, json.dumps(fields).encode() + b"\n")
     except OSError:
         return
 
 
-def arguments(given, option, local_rank):
-    """Python's arguments, with the option by which a script of the user's wants its local rank
-    where torch.distributed.launch would put it: newer ones spell it in another way."""
+def insert_local_rank(arguments, option, local_rank):
+    """Return Python's arguments with `option=local_rank` as the script's first one, where
+    torch.distributed.launch would put it; unchanged if the script wants no such option."""
+    # Done here because versions of launch spell the option differently.
     if not option:
-        return given
-    place = given.index("-m") + 2 if "-m" in given[:2] else given.index("-u") + 2
-    return [*given[:place], "{}={}".format(option, local_rank), *given[place:]]
+        return arguments
+    flag = arguments.index("-m") if "-m" in arguments[:2] else arguments.index("-u")
+    place = flag + 2
+    return [*arguments[:place], "{}={}".format(option, local_rank), *arguments[place:]]
 
 
 def start_worker(argv):
-    """Fork the worker; signals are blocked until their handlers are set. Returns the worker's
-    pid."""
+    """Fork the worker and forward signals to it. Returns its pid."""
     supervisor = os.getpid()
+    # A signal that comes before the handlers are set waits until then.
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     pid = os.fork()
     if pid == 0:
@@ -65,13 +69,14 @@ def start_worker(argv):
 
 
 def end_like(status):
-    """End as the worker ended, so that launch sees the same."""
+    """End with the worker's exit code or signal, so that launch sees the same."""
     code = decode_status(status)[0]
     if code is not None:
         os._exit(code)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the worker has dumped already, if at all
     number = os.WTERMSIG(status)
-    signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     os._exit(128 + number)  # a signal that by default does not end a process
 
@@ -85,19 +90,20 @@ def main():
     option = os.environ.pop("TANDEM_LOCAL_RANK", None)
     port = os.environ.pop("TANDEM_RANK_PORT", None)
     if port:
-        # With launch's store a script that names a port of its own waits there for nobody.
+        # Rank 0 has to open a store at this port. With launch's store all ranks would wait for it.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         os.environ["MASTER_PORT"] = port
+    # The script may start Pythons, which are no workers.
     for name in ("PYTHON_EXEC", "TANDEM_GUARD_PYTHON"):
         del os.environ[name]
     let_rank_answer(os.environ, os.environ.pop("TANDEM_STACKS_FOLDER"), os.environ["RANK"])
     for target, number in zip((1, 2), streams[local_rank].split(",")):
         os.dup2(open_pipe(guard, number), target)
     control = open_pipe(guard, control_fd)
-    pid = start_worker([python, *arguments(sys.argv[1:], option, local_rank)])
+    pid = start_worker([python, *insert_local_rank(sys.argv[1:], option, local_rank)])
     report(control, event="start", local_rank=local_rank, pid=pid)
-    _, status, used = os.wait4(pid, 0)
-    peak = used.ru_maxrss << 10
+    _, status, usage = os.wait4(pid, 0)
+    peak = usage.ru_maxrss << 10  # bytes
     report(control, event="exit", local_rank=local_rank, status=status, peak=peak)
     end_like(status)
 

@@ -2,6 +2,7 @@
 way to the control side, and how they ended."""
 
 import collections
+import contextlib
 import fcntl
 import os
 import pathlib
@@ -21,7 +22,7 @@ OPEN_FILES = 65536  # data loaders pass tensors as descriptors; 1024, the usual 
 POLL = 0.05  # seconds between two reads of output that keeps coming: one read takes many lines
 CHUNK = 1 << 16
 PIPE_SIZE = 1 << 20  # the most an ordinary user may have: room for a burst between two looks
-# What is kept of each stream to find the error in: rich's boxes alone may have 100 KiB.
+# The end of each stream, in which the error is found: one traceback of rich may have 100 KiB.
 TAIL, PIECES = 1 << 18, 4000  # bytes; reads
 
 
@@ -32,59 +33,54 @@ class Stream:
         self.rank, self.name = rank, name
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.reader, False)
-        self.pieces, self.kept = collections.deque(), 0  # what came last: (when, bytes)
-        self.last = None  # when something came
-        enlarge(self.writer)
+        self.pieces, self.tail_bytes = collections.deque(), 0  # the end of it: (when, bytes)
+        self.last_read = None  # when something came last
+        # The kernel may refuse: all pipes of a user together have a limit. A small one does, too.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.writer, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_SIZE)
 
     def read(self):
-        """What has come since the last look, at most CHUNK bytes; empty when there is nothing."""
+        """Return what has come since the last look, at most CHUNK bytes; b"" for nothing."""
         try:
             data = os.read(self.reader, CHUNK)
         except BlockingIOError:
             return b""
-        self.last = time.monotonic()
-        self.pieces.append((self.last, data))
-        self.kept += len(data)
-        while self.kept > TAIL or len(self.pieces) > PIECES:
-            self.kept -= len(self.pieces.popleft()[1])
+        self.last_read = time.monotonic()
+        self.pieces.append((self.last_read, data))
+        self.tail_bytes += len(data)
+        # Tiny reads are limited by their number: each costs memory besides its bytes.
+        while self.tail_bytes > TAIL or len(self.pieces) > PIECES:
+            self.tail_bytes -= len(self.pieces.popleft()[1])
         return data
 
 
-def enlarge(fd):
-    """A larger pipe, where the kernel allows it."""
-    try:
-        fcntl.fcntl(fd, getattr(fcntl, "F_SETPIPE_SZ", 1031), PIPE_SIZE)
-    except OSError:
-        return
-
-
 class Worker:
-    """One rank: `pid` None until it starts, `status` None until it ends; `peak` is the memory that
-    it had at most, in bytes."""
+    """One rank: `pid` is None until it starts, `status` is None until it ends; `peak` is its
+    largest resident memory, in bytes."""
 
     def __init__(self, rank):
         self.rank, self.pid, self.status = rank, None, None
         self.exception, self.error_lines, self.last_line = None, [], None
-        self.started = None
+        self.start_time = None
         self.peak = None
-        self.first = False
+        self.is_first_failure = False
 
     @property
-    def running(self):
+    def is_running(self):
         return self.pid is not None and self.status is None
 
     def outcome(self):
-        """Its entry in the record's last line. A worker that said nothing was ended with its
-        supervisor."""
+        """Return the worker's entry in the record's last line."""
         if self.status is not None:
             code, name = decode_status(self.status)
         else:
+            # No supervisor reported its end: it was killed together with its supervisor.
             code, name = None, "SIGKILL" if self.pid else None
         return {"exit_code": code, "signal": name, "exception": self.exception}
 
 
 class Workers:
-    """All ranks of the node, launch's own output, and the pipe on which the supervisors report."""
+    """Holds the ranks of the node, launch's output, and the pipe on which supervisors report."""
 
     def __init__(self, ranks):
         self.members = [Worker(rank) for rank in ranks]
@@ -94,57 +90,74 @@ class Workers:
         self.reports = LineReader(reader)
 
     def all_streams(self):
-        """Launch's streams, then each rank's."""
+        """Return launch's streams, then each rank's."""
         return self.launch + [stream for pair in self.streams for stream in pair]
 
     def address(self):
-        """How supervisors find the pipes: guard's pid, control pipe, `stdout,stderr` by rank."""
+        """Return where supervisors find the pipes, `pid:control:out,err:...`: the guard's pid and
+        its descriptors, a pair for each local rank."""
         pairs = ["{},{}".format(out.writer, err.writer) for out, err in self.streams]
         return ":".join([str(os.getpid()), str(self.control), *pairs])
 
-    def news(self):
-        """The supervisors' reports since the last look: [(event, worker)], states up to date."""
-        found = []
-        for line in self.reports.lines():
-            worker = self.members[line["local_rank"]]
-            if line["event"] == "start":
-                worker.pid, worker.started = line["pid"], time.monotonic()
+    def read_reports(self):
+        """Read the supervisors' reports since the last look and update the workers. Returns
+        [(event, worker)], whose event is "start" or "exit"."""
+        events = []
+        for report in self.reports.lines():
+            worker = self.members[report["local_rank"]]
+            if report["event"] == "start":
+                worker.pid, worker.start_time = report["pid"], time.monotonic()
             else:
-                worker.status, worker.peak = line["status"], line["peak"]
-            found.append((line["event"], worker))
-        return found
+                worker.status, worker.peak = report["status"], report["peak"]
+            events.append((report["event"], worker))
+        return events
 
     def describe_ending(self, worker):
-        """Note what its output says about its end."""
+        """Note in the worker what its output says about its end."""
         streams = self.streams[self.members.index(worker)]
-        ending = describe_ending([lines_of(each.pieces) for each in streams], worker.status != 0)
+        ending = describe_ending(
+            [lines_of(stream.pieces) for stream in streams], worker.status != 0
+        )
         worker.exception, worker.error_lines, worker.last_line = ending
 
     def running(self):
-        """The workers that are alive."""
-        return [worker for worker in self.members if worker.running]
+        """Return the workers that are alive."""
+        return [worker for worker in self.members if worker.is_running]
 
     def pids(self):
-        """The pid of each rank that is alive."""
+        """Return {rank: pid} of the workers that are alive."""
         return {worker.rank: worker.pid for worker in self.running()}
 
     def last_output(self, worker):
-        """When it printed last, or started."""
+        """Return when the worker printed last, or else started (monotonic clock, seconds)."""
         streams = self.streams[self.members.index(worker)]
-        return max([worker.started, *(one.last for one in streams if one.last is not None)])
+        reads = [stream.last_read for stream in streams if stream.last_read is not None]
+        return max([worker.start_time, *reads])
 
 
 def describe(worker):
-    """The fields of a `worker_exit` frame."""
+    """Return the fields of a `worker_exit` frame."""
     details = {"error_lines": worker.error_lines, "last_line": worker.last_line}
-    return dict(worker.outcome(), rank=worker.rank, first=worker.first, **details)
+    return dict(worker.outcome(), rank=worker.rank, first=worker.is_first_failure, **details)
 
 
 def start_launch(task, workers, mono_start, scratch):
-    """Start it in a session of its own: a signal to its group spares the guard. `scratch` is a
-    folder for temporary files that is the run user's alone. Raises OSError."""
+    """Start torch.distributed.run. `scratch` is a folder for temporary files that only the run's
+    user can enter. Raises OSError."""
     guard = os.getpid()
     stdout, stderr = workers.launch
+
+    def prepare_child():
+        die_with_parent(signal.SIGKILL, guard)
+        # The guard ignores these two (register_wakeups), and a child would inherit that.
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+        is_unlimited = hard_limit == resource.RLIM_INFINITY
+        open_files = OPEN_FILES if is_unlimited else min(OPEN_FILES, hard_limit)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, hard_limit))
+
+    # In a session of its own: a signal to launch's process group spares the guard.
     return subprocess.Popen(
         task.argv,
         cwd=task.cwd,
@@ -153,89 +166,67 @@ def start_launch(task, workers, mono_start, scratch):
         stdout=stdout.writer,
         stderr=stderr.writer,
         start_new_session=True,
-        preexec_fn=lambda: prepare_child(guard),
+        preexec_fn=prepare_child,
     )
 
 
 def environment(task, workers, mono_start, scratch):
-    """The whole environment of launch. Only HOME comes from the guard's own, so no shell startup
-    file matters; in a Slurm job all of it does, with what its modules have set."""
+    """Return the whole environment of launch."""
     name, home = who()
-    here = pathlib.Path(__file__).resolve().parent
+    node_folder = pathlib.Path(__file__).resolve().parent
+    # Of the guard's environment only HOME, so that no shell startup file matters; in a Slurm job
+    # all of it, which has what the job's modules have set.
     values = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", home)}
     values.update(os.environ if IN_JOB in os.environ else {})
     values.update(USER=name, LOGNAME=name, TMPDIR=scratch)
     values.update(task.env)
     values.update(TANDEM_NODE=task.host, TANDEM_ATTEMPT=str(task.attempt))
     values.update(TANDEM_GUARD_MONO=repr(mono_start))
-    values.update(PYTHON_EXEC=str(here / "worker"), TANDEM_GUARD_PIPES=workers.address())
+    # Launch starts the script `worker` in place of Python, which needs the other values.
+    values.update(PYTHON_EXEC=str(node_folder / "worker"), TANDEM_GUARD_PIPES=workers.address())
     values.update(TANDEM_WORKER_PYTHON=task.argv[0], TANDEM_GUARD_PYTHON=sys.executable)
     values.update(TANDEM_STACKS_FOLDER=scratch)
     return values
 
 
-def prepare_child(guard):
-    """In the forked child, before launch takes over."""
-    die_with_parent(signal.SIGKILL, guard)
-    for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = OPEN_FILES if most == resource.RLIM_INFINITY else min(OPEN_FILES, most)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
-
-
 class Output:
-    """Passes output and news on; `ended(worker)` is called at the end of each worker."""
+    """Passes on output and reports, and calls `on_exit(worker)` at the end of each worker."""
 
-    def __init__(self, workers, link, selector, ended):
-        self.workers, self.link, self.selector, self.ended = workers, link, selector, ended
-        self.next_poll = None  # None: woken by the next byte
+    def __init__(self, workers, link, selector, on_exit):
+        self.workers, self.link, self.selector, self.on_exit = workers, link, selector, on_exit
+        self.next_poll = None  # None: the next byte wakes the loop
 
     def poll(self):
-        """Every POLL seconds while there is something, else when woken."""
+        """Pass on what has come. Output that keeps coming waits POLL seconds, to be read at once;
+        otherwise the next byte wakes the loop."""
         now = time.monotonic()
         if self.next_poll is not None and now < self.next_poll:
             return
-        busy = self.pass_on()
-        self.listen(not busy)
-        self.next_poll = now + POLL if busy else None
-
-    def listen(self, wanted):
-        """Be woken by output, or not."""
+        is_busy = self.pass_on()
         readers = [stream.reader for stream in self.workers.all_streams()]
         for fd in [*readers, self.workers.reports.fd]:
-            known = fd in self.selector.get_map()
-            if wanted and not known:
+            is_registered = fd in self.selector.get_map()
+            if not is_busy and not is_registered:
                 self.selector.register(fd, selectors.EVENT_READ)
-            elif known and not wanted:
+            elif is_registered and is_busy:
                 self.selector.unregister(fd)
+        self.next_poll = now + POLL if is_busy else None
 
     def pass_on(self):
-        """Send news, and a worker's output before its end. Returns whether more may follow."""
+        """Send output and reports. Returns whether more may follow at once."""
         frames = self.link.frames
-        news = self.workers.news()
-        busy = frames.full or self.pass_on_output()
-        for event, worker in news:
+        # Reports are read before the output and sent after it: a worker's end comes last.
+        events = self.workers.read_reports()
+        is_busy = frames.is_full
+        for stream in self.workers.all_streams() if not is_busy else []:
+            data = stream.read()
+            while data:
+                is_busy = True
+                frames.send("log", data, rank=stream.rank, stream=stream.name)
+                data = b"" if frames.is_full else stream.read()
+        for event, worker in events:
             if event == "start":
                 frames.send("worker", rank=worker.rank, pid=worker.pid)
             else:
-                self.ended(worker)
-        return busy
-
-    def pass_on_output(self):
-        """Send what the workers wrote. Returns whether there was anything."""
-        frames, found = self.link.frames, False
-        for stream in self.workers.all_streams():
-            data = stream.read()
-            while data:
-                found = True
-                frames.send("log", data, rank=stream.rank, stream=stream.name)
-                data = b"" if frames.full else stream.read()
-        return found
-
-    def pass_on_the_rest(self):
-        """All writers are dead: what is in the pipes now is the rest."""
-        self.pass_on()
-        while self.link.frames.full and self.link.deliverable():
-            self.link.wait_for_reader()
-            self.pass_on()
+                self.on_exit(worker)
+        return is_busy

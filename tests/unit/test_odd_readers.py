@@ -123,7 +123,7 @@ def test_what_the_owner_s_programs_print_is_a_sign_or_none(printed, cards):
         return f"# {lines}" if argv[0] == "nvidia-smi" else printed
 
     assert all(owner.is_at_seat(one) in (True, False) for one in owner.sessions(ask))
-    assert all(isinstance(pid, int) for pid in owner.busy_cards(ask))
+    assert all(isinstance(pid, int) for pid in owner.gpu_pids(ask))
 
 
 NAMES = st.lists(

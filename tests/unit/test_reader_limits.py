@@ -232,7 +232,7 @@ def a_listing(folder, count):
 
 def what_programs_print(folder, count):
     printed = "# pid sm\n" + "7 99\n" * count
-    return lambda: owner.busy_cards(lambda argv: printed)
+    return lambda: owner.gpu_pids(lambda argv: printed)
 
 
 def what_a_machine_tells(folder, count):

@@ -205,7 +205,7 @@ def test_the_files_of_a_machine_and_of_its_ranks_keep_the_contract(made):
 
 def test_what_this_machine_may_not_have_keeps_it_too(monkeypatch):
     """A disk that did something and holds the data, a share, a peer and a card."""
-    looks, text_of = itertools.count(0, 900), records.text_of
+    looks, read_text = itertools.count(0, 900), records.read_text
     one = sockets.Connection(1, ("192.0.2.2", 5, "192.0.2.1", 6), "socket:[7]", 9, 9, 0.5)
     connections = iter([[], [one]])
 
@@ -214,7 +214,7 @@ def test_what_this_machine_may_not_have_keeps_it_too(monkeypatch):
 
     monkeypatch.setattr(records, "read_disks", read_disks)
     monkeypatch.setattr(records, "disk_of", lambda path: "sda")
-    monkeypatch.setattr(records, "text_of", lambda path: MOUNT.get(path) or text_of(path))
+    monkeypatch.setattr(records, "read_text", lambda path: MOUNT.get(path) or read_text(path))
     monkeypatch.setattr("launcher.node.sockets.connections", lambda: next(connections))
     sampler = records.Sampler(interface="lo", data="/")
     line = [sampler.sample() for _ in range(2)][1]

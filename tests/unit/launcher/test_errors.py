@@ -142,5 +142,5 @@ def test_of_endless_output_little_is_kept(size):
         os.write(stream.writer, b"x" * size)
         assert stream.read()
     kept = sum(len(data) for _, data in stream.pieces)
-    assert kept == stream.kept <= workers.TAIL and len(stream.pieces) <= workers.PIECES
+    assert kept == stream.tail_bytes <= workers.TAIL and len(stream.pieces) <= workers.PIECES
     os.close(stream.reader), os.close(stream.writer)

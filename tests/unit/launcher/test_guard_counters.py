@@ -82,7 +82,7 @@ def test_bytes_read_from_shares():
     assert counters.nfs_read_bytes(MOUNTSTATS) == {"/srv/tandem/my data": 52428800}
     assert counters.cifs_read_bytes(CIFS_NEW) == {"//nas/images": 41943040}
     assert counters.cifs_read_bytes(CIFS_OLD) == {"//nas/images": 4096}
-    assert counters.share_of("//NAS/Images/train/2012") == "//nas/images"
+    assert counters.share_name("//NAS/Images/train/2012") == "//nas/images"
 
 
 def test_disk_rates_are_those_of_iostat():

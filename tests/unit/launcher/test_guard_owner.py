@@ -67,42 +67,42 @@ PMON = """# gpu         pid   type     sm    mem    enc    dec    command
 
 
 def test_programs_that_use_a_card():
-    assert owner.busy_cards(lambda _argv: PMON) == [3120, 4000]
-    assert owner.busy_cards(lambda _argv: "") == []
+    assert owner.gpu_pids(lambda _argv: PMON) == [3120, 4000]
+    assert owner.gpu_pids(lambda _argv: "") == []
 
 
 def test_the_system_and_the_user_that_trains_are_nobody(monkeypatch):
     monkeypatch.setattr(owner.os, "getuid", lambda: 1001)
     users = (0, 120, 65534, 61184, 1001, 1000, 1234567890)
-    assert [owner.is_other(user) for user in users] == [False] * 5 + [True] * 2
+    assert [owner.is_other_person(user) for user in users] == [False] * 5 + [True] * 2
 
 
 def test_others_count_by_what_they_have_of_the_processors(monkeypatch):
     clock, had = [0.0], [{}]
     monkeypatch.setattr(owner.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(owner, "spent", lambda: dict(had[0]))
+    monkeypatch.setattr(owner, "processor_seconds", lambda: dict(had[0]))
     signs = owner.Signs(["processors"], "/nowhere")
     found = []
     for second in range(0, 60, 2):  # a job of 20 s that takes a whole processor
         clock[0] = float(second)
         had[0] = {("7", "1"): 100.0 + min(20, max(0, second - 10)), ("8", "1"): second / 100}
-        found.append(signs.present())
+        found.append(signs.find())
     busy = [2 * n for n, sign in enumerate(found) if sign]
     assert busy[0] in (16, 18) and busy[-1] in (32, 34) and set(found) == {"", "processors"}
 
 
 def test_what_was_spent_before_the_first_look_counts_for_nothing(monkeypatch):
-    monkeypatch.setattr(owner, "spent", lambda: {("7", "1"): 1e6})
+    monkeypatch.setattr(owner, "processor_seconds", lambda: {("7", "1"): 1e6})
     signs = owner.Signs(["processors"], "/nowhere", window=0.0)
-    assert [signs.present(), signs.present()] == ["", ""]
+    assert [signs.find(), signs.find()] == ["", ""]
 
 
 def test_only_what_is_agreed_is_looked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(owner, "sessions", lambda: [GNOME])
-    assert owner.Signs(["asked"], str(tmp_path)).present() == ""
-    assert owner.Signs(list(SIGNS), str(tmp_path)).present() == "seat"
+    assert owner.Signs(["asked"], str(tmp_path)).find() == ""
+    assert owner.Signs(list(SIGNS), str(tmp_path)).find() == "seat"
     (tmp_path / "anna").touch()
-    assert owner.Signs(["asked"], str(tmp_path)).present() == "asked"
+    assert owner.Signs(["asked"], str(tmp_path)).find() == "asked"
     assert list(owner.CHECKS) == list(SIGNS)
 
 
@@ -110,7 +110,7 @@ def looker(guard):
     """The process of this guard's that looks for the owner, by its pid."""
     for pid in descendants(guard):
         with contextlib.suppress(OSError):
-            if b"one.stream(" in (PROC / str(pid) / "cmdline").read_bytes():
+            if b"owner.stream(" in (PROC / str(pid) / "cmdline").read_bytes():
                 return pid
     return None
 

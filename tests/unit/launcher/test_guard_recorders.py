@@ -17,7 +17,7 @@ from launcher.node import idle, records
 from launcher.node.link import read_task
 from launcher.node.records import Lines, Recorder, Sampler, Tail
 
-PARTS = sorted(Sampler().parts)
+PARTS = sorted(Sampler().readers)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_record_is_of_samples_and_ends_with_how_the_node_s_part_did(record, tm
     told = {"kind": "exit", "mono_start": 1.0, "exit_code": 0, "peak_memory_bytes": {"0": 7}}
     assert last == told
     assert [path.name for path in (tmp_path / "node").iterdir()] == ["machine.2.jsonl"]
-    assert [*Tail(tmp_path, made.task).sent] == ["machine.2.jsonl", "rank0.2.steps.jsonl"]
+    assert [*Tail(tmp_path, made.task).sent_bytes] == ["machine.2.jsonl", "rank0.2.steps.jsonl"]
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -67,8 +67,8 @@ def test_what_fails_of_one_part_leaves_the_others(part, error):
 
     told = []
     sampler = Sampler(interface="lo", folder="/", trouble=lambda *trouble: told.append(trouble))
-    usual = {name: set(read()) for name, read in sampler.parts.items()}
-    sampler.parts[part] = fails
+    usual = {name: set(read()) for name, read in sampler.readers.items()}
+    sampler.readers[part] = fails
     line = sampler.sample()
     others = set().union(*(fields for name, fields in usual.items() if name != part))
     assert line.keys() == {"kind", "mono", "unix", *others}
@@ -76,7 +76,7 @@ def test_what_fails_of_one_part_leaves_the_others(part, error):
 
 
 def test_a_kernel_that_says_nothing_costs_no_line(monkeypatch):
-    monkeypatch.setattr(records, "text_of", lambda path: "")
+    monkeypatch.setattr(records, "read_text", lambda path: "")
     line = Sampler().sample()
     assert line["kind"] == "sample" and line["mono"] > 0 and "cpu_busy" not in line
 
@@ -156,30 +156,30 @@ class Rank:
 
     def __init__(self):
         self.schedules, self.pid, self.pids, self.ran = {0: self}, os.getpid(), [], 0.0
-        self.gpu_used = 0.0
+        self.gpu_busy_time = 0.0
 
 
 def test_a_rank_is_idle_while_it_neither_computes_nor_moves_anything(monkeypatch):
     rank, moved = Rank(), [0]
-    monkeypatch.setattr(idle, "bytes_moved", lambda _: moved[0])
+    monkeypatch.setattr(idle, "count_moved_bytes", lambda _: moved[0])
     idleness = idle.Idleness(rank)
     said = []
     for second in range(0, 130, 10):
         rank.ran += 0.05 + 5 * (second == 30)
         moved[0] += second == 60
-        rank.gpu_used = 990.0 + second if second == 90 else rank.gpu_used
+        rank.gpu_busy_time = 990.0 + second if second == 90 else rank.gpu_busy_time
         said.append(idleness.seconds(1000.0 + second))
     assert said == [0, 0, 10, 0, 0, 10, 0, 10, 20, 0, 0, 10, 20]
-    monkeypatch.setattr(idle, "bytes_moved", lambda _: int("unknown"))
+    monkeypatch.setattr(idle, "count_moved_bytes", lambda _: int("unknown"))
     assert idleness.seconds(1200.0) is None
 
 
 def test_what_a_process_reads_writes_and_sends_is_counted(tmp_path):
     rank = Rank()
     rank.pids = [rank.pid, 1 << 22]  # no process has this one
-    counts = [idle.bytes_moved([rank])]
+    counts = [idle.count_moved_bytes([rank])]
     (tmp_path / "file").write_bytes(bytes(1 << 20))
-    counts.append(idle.bytes_moved([rank]))
+    counts.append(idle.count_moved_bytes([rank]))
     ours, peer = socket.create_server(("127.0.0.1", 0)), socket.socket()
     with ours, peer:
         peer.connect(ours.getsockname())
@@ -187,7 +187,7 @@ def test_what_a_process_reads_writes_and_sends_is_counted(tmp_path):
             for _ in range(16):  # neither send() nor recv() counts as writing or reading
                 peer.sendall(bytes(1 << 16))
                 connection.recv(1 << 16, socket.MSG_WAITALL)
-            counts.append(idle.bytes_moved([rank]))
+            counts.append(idle.count_moved_bytes([rank]))
     assert all(after - before >= 1 << 20 for before, after in zip(counts, counts[1:]))
 
 

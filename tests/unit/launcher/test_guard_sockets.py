@@ -58,9 +58,9 @@ def test_an_older_kernel_says_less_and_an_error_is_one():
     short = struct.pack("=HH", 4 + 100, sockets.INFO) + bytes(100)
     ports = b"\0\1", b"\1\0"
     head = sockets.MESSAGE.pack(socket.AF_INET, *ports, bytes(16), b"\1" * 16, 0, bytes(8), 7)
-    found = sockets.connection(head + short)
+    found = sockets.parse_connection(head + short)
     assert (found.ends, found.link) == (("0.0.0.0", 1, "1.1.1.1", 256), "socket:[7]")
     assert found.sent is found.received is found.busy is None
     answer = sockets.HEADER.pack(36, sockets.ERROR, 0, 0, 0) + struct.pack("=l", -2) + bytes(16)
     with pytest.raises(OSError, match="socket diagnostics"):
-        sockets.take(answer, [])
+        sockets.parse_answer(answer, [])

@@ -115,7 +115,7 @@ def test_the_environments_own_sitecustomize_runs_and_nothing_else_sees_ours(tmp_
 
 def test_an_answer_that_is_still_being_written_is_waited_for(tmp_path, monkeypatch):
     """It comes frame by frame, a library's first."""
-    monkeypatch.setattr(stacks, "catches", lambda *_: True)
+    monkeypatch.setattr(stacks, "has_handler", lambda *_: True)
     monkeypatch.setattr(os, "kill", lambda *_: None)
     question = stacks.Question(tmp_path / "0", os.getpid(), 0.0, 0.0)
     with (tmp_path / "0").open("w") as file:

@@ -75,9 +75,9 @@ def test_machines_measure_each_other_and_go_on(tmp_path, monkeypatch):
 def test_a_firewall_that_drops_datagrams_makes_no_small_packets(monkeypatch):
     monkeypatch.setattr(pairprobe, "arrives", lambda probe, size: False)
     plan = {"address": "127.0.0.1", "peers": {"node2": "127.0.0.1"}, "port": 9}
-    assert pairprobe.measure_mtu(None, plan, "node2") == {"mtu": None}
+    assert pairprobe.measure_mtu(plan, "node2") is None
     monkeypatch.setattr(pairprobe, "arrives", lambda probe, size: size <= 1400)
-    assert pairprobe.measure_mtu(None, plan, "node2") == {"mtu": 1400 + pairprobe.HEADERS}
+    assert pairprobe.measure_mtu(plan, "node2") == 1400 + pairprobe.HEADERS
 
 
 STRANGERS = {
@@ -93,13 +93,14 @@ STRANGERS = {
 def test_a_partner_that_has_given_up_is_met_in_the_round_of_all():
     with socket.create_server(("127.0.0.1", 0)) as any_port:
         plan = {"address": "127.0.0.1", "port": any_port.getsockname()[1], "token": "secret"}
-    early, turn = {}, {"role": "server", "partner": "node2"}
+    early = {}
     with (
         pairprobe.Listener(plan) as door,
         socket.create_connection((plan["address"], plan["port"])) as partner,
     ):
         partner.sendall(b'{"token": "secret", "host": "node2", "test": "ring"}\n')
-        assert "error" in pairprobe.take_part(door, {**plan, "patience": 10}, turn, early)
+        with pytest.raises(OSError, match="gave up"):
+            pairprobe.serve_round(door, {**plan, "patience": 10}, "node2", early)
         (connection, request) = early["node2"]
         connection.close()
         assert request["test"] == "ring"

@@ -53,7 +53,7 @@ class Way:
 
     def move(self, rest=False):
         """Returns the names and bytes of the pieces."""
-        (self.tail.rest if rest else self.tail.send)(self.writer)
+        (self.tail.send_end if rest else self.tail.send)(self.writer)
         pieces = []
         while True:
             self.writer.flush()

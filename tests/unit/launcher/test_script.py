@@ -206,10 +206,11 @@ def test_the_local_rank_is_given_where_the_parser_has_it_as_it_spells_it(project
     (project / "helpers.py").write_text(f'p.add_argument("{spelled}", type=int, default=-1)\n')
     assert planned(read(project)).nodes[0].env["TANDEM_LOCAL_RANK"] == spelled
     given = ["-u", "train.py", "--lr", "1"]
-    assert supervisor.arguments(given, spelled, 3) == [*given[:2], f"{spelled}=3", *given[2:]]
+    insert = supervisor.insert_local_rank
+    assert insert(given, spelled, 3) == [*given[:2], f"{spelled}=3", *given[2:]]
     given = ["-u", "-m", "package.train", "--lr", "1"]
-    assert supervisor.arguments(given, spelled, 0) == [*given[:3], f"{spelled}=0", *given[3:]]
-    assert supervisor.arguments(given, None, 0) == given
+    assert insert(given, spelled, 0) == [*given[:3], f"{spelled}=0", *given[3:]]
+    assert insert(given, None, 0) == given
 
 
 OTHERS = """

@@ -33,16 +33,16 @@ def record(path, name, monkeypatch):
     """A machine's file with the lines that the sampler makes of what was recorded."""
     now, samples = {}, json.loads((RECORDED / f"{name}.json").read_text())
 
-    def text_of(path):
+    def read_text(path):
         path = Path(path)
         if path.name == "schedstat":
             return now["schedstat"][path.parent.name]
         return now.get(str(path), "")
 
     with monkeypatch.context() as patch:
-        patch.setattr(records, "text_of", text_of)
+        patch.setattr(records, "read_text", read_text)
         patch.setattr(records, "descendants", lambda pid: [])
-        patch.setattr(records, "threads_of", lambda pid: [Path(one) for one in now["schedstat"]])
+        patch.setattr(records, "list_threads", lambda pid: [Path(one) for one in now["schedstat"]])
         sampler, file = records.Sampler("eth0", pids=lambda: {0: 4711}), records.Lines(path)
         for place, sample in enumerate(samples):
             now.update(sample, mono=GUARD + START + 2 * place)
