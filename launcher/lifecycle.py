@@ -368,7 +368,7 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
         can_resume = run.ready.program.resume is not None
         how = how_to_resume(run.folder.name, saved, outcome.cause) if can_resume else cannot_go_on()
         if outcome.status != "finished":
-            run.attempts.say_how(how)
+            run.attempts.note_how_to_resume(how)
         is_whole = make_report(run.folder, run.terminal) and is_whole
     except KeyboardInterrupt:
         name = run.folder.name

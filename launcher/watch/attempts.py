@@ -1,5 +1,5 @@
-"""The attempts of a run: what became of each (attempts.json), what people hear of the end, and the
-exit code that tells scripts."""
+"""Keeps the attempts of a run (attempts.json), and words how a run ended, for people and as an
+exit code for scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, to_builtins
 
 from boundary import run_files
-from boundary.frames import Exit, Process
+from boundary.frames import Exit
 from boundary.schema import Invalid, decode
 from contract.errors import STOPPED, UNWRITTEN
 from contract.text import pluralize, write_whole
@@ -25,12 +25,12 @@ from launcher.watch import failures
 from launcher.watch.failures import Failure, document
 from report.files import before_hole, open_record
 
-LINE = 1 << 20  # bytes; no line of ours is longer
+LINE = 1 << 20  # bytes; no line that Tandem writes is longer
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended."""
+    """Describes how an attempt ended."""
 
     status: str
     cause: Failure | None
@@ -43,29 +43,30 @@ class Outcome:
 
 
 def write_json(path: Path, value: object, mode: int = 0o644) -> None:
-    """Whole or not at all. Raises OSError."""
+    """Write `value` as JSON, whole or not at all. Raises OSError."""
     write_whole(path, (json.dumps(value, indent=1) + "\n").encode(), mode)
 
 
 class Attempts:
-    """The attempts of a run, including the earlier ones when it is resumed."""
+    """Keeps the attempts of a run, including the earlier ones when it is resumed."""
 
     def __init__(self, folder: Path):
         self.path = folder / "attempts.json"
         self.list: list[dict[str, Any]] = []
-        self.problem: str | None = None  # why the file is not what it should be
+        self.problem: str | None = None  # why the file could not be written
         self.status = "running"
         if self.path.exists():
-            found = recorded(self.path, run_files.Attempts)
-            self.list, self.status = found["attempts"], found["status"]
+            document = recorded(self.path, run_files.Attempts)
+            self.list, self.status = document["attempts"], document["status"]
 
     @property
     def ports(self) -> frozenset[int]:
-        """Ports of earlier attempts: a machine that thaws must not find the run at its old port."""
+        """The master ports of earlier attempts, which no later one may use: ranks of a machine that
+        was frozen would connect to them again."""
         return frozenset(attempt["master_port"] for attempt in self.list)
 
     def begin(self, plan: Plan, reason: str, unix: float, last: str | None = None) -> None:
-        """`last`: the checkpoint that it is told to go on from."""
+        """Add an attempt, that begins now. `last`: the checkpoint from which it resumes."""
         self.list.append(
             {
                 "attempt": plan.attempt,
@@ -89,6 +90,7 @@ class Attempts:
         self._write("running")
 
     def end(self, outcome: Outcome) -> None:
+        """Note how the newest attempt ended. The run goes on until `close`."""
         self.list[-1].update(
             status=outcome.status,
             wall_seconds=outcome.wall_seconds,
@@ -107,9 +109,8 @@ class Attempts:
         return max((attempt["attempt"] for attempt in self.list), default=0)
 
     def read_starts(self) -> None:
-        """Copy from the ranks' first lines where each attempt resumed and what its ranks decided.
-        One rank's line for each attempt is enough, so a file is read no further than the last of
-        them."""
+        """Copy where each attempt resumed, and its ranks' decisions, from their first lines."""
+        # One rank's line for each attempt is enough: reading stops when every attempt has one.
         unknown = {attempt["attempt"]: attempt for attempt in self.list}
         paths = self.path.parent.glob("nodes/*/rank*.steps.jsonl")
         for start in (line for path in paths for line in lines_of(path, run_files.Start)):
@@ -121,36 +122,39 @@ class Attempts:
         self._write(self.status)
 
     def decided(self) -> dict[str, Any]:
-        """Return what the ranks of the newest attempt decided that came so far; {} if none did."""
+        """Return the decisions of the newest attempt whose ranks decided; {} if there is none."""
         self.read_starts()
         return next((a["decided"] for a in reversed(self.list) if a.get("decided")), {})
 
-    def say_how(self, to_resume: str) -> None:
-        """What to type now, for the report."""
+    def note_how_to_resume(self, to_resume: str) -> None:
+        """Keep what the user has to type now, for the report."""
         if self.list:
             self.list[-1]["to_resume"] = to_resume
             self._write(self.status)
 
     @staticmethod
     def saved(folder: Path) -> bool:
-        """Whether any rank whose records are here wrote a checkpoint."""
+        """Return whether any rank whose records are here wrote a checkpoint."""
         paths = folder.glob("nodes/*/rank*.steps.jsonl")
         return any(line.file for path in paths for line in lines_of(path, run_files.Checkpoint))
 
     def unfit(self, folder: Path) -> frozenset[str]:
-        """Checkpoints that the last attempts were told to go on from: a rank of each failed by
-        itself, and before any step that was timed."""
-        found = set()
+        """Return the checkpoints from which the last attempts made no step: a rank of each failed
+        with an exit code before any step was timed."""
+        unfit_names = set()
+        # From the newest back, up to an attempt that made a step or failed in another way, as when
+        # a machine was lost: before that one the checkpoints were fit.
         for attempt in reversed(self.list):
             name, cause = attempt.get("went_on_from"), attempt.get("first_cause") or {}
             paths = folder.glob(f"nodes/*/rank*.{attempt['attempt']}.steps.jsonl")
             stepped = any(True for path in paths for _ in lines_of(path, run_files.Step))
             if not name or cause.get("rank") is None or not cause.get("exit_code") or stepped:
                 break
-            found.add(name)
-        return frozenset(found)
+            unfit_names.add(name)
+        return frozenset(unfit_names)
 
     def close(self, status: str) -> None:
+        """Write the status with which the run ended."""
         self._write(status)
 
     def _write(self, status: str) -> None:
@@ -164,23 +168,25 @@ class Attempts:
 
 
 def lines_of(path: Path, kind: type[Struct]) -> Iterator[Any]:
-    """The lines of a rank's timings that are of this kind: what a rank wrote is not trusted."""
+    """Yield the lines of a rank's timings that are of this kind. A line that is invalid, or a file
+    that cannot be read, is skipped: what a rank wrote is not trusted."""
     word = f'"{kind.__struct_config__.tag}"'.encode()
     with contextlib.suppress(OSError), open_record(path) as text:
-        left, _ = before_hole(text.buffer, 0)
-        while line := text.buffer.readline(min(LINE, left)):
-            left -= len(line)
+        bytes_left, _ = before_hole(text.buffer, 0)
+        while line := text.buffer.readline(min(LINE, bytes_left)):
+            bytes_left -= len(line)
+            # Most lines are steps: only lines that have the word are decoded.
             if word in line:
                 with contextlib.suppress(Invalid):
                     yield decode(line, kind, "line")
 
 
-# Of the processes that still live on a machine: how many are named, with how many characters each.
-NAMED, LONGEST = 5, 200
+# Processes that still live on a machine: how many are listed, with how many characters each.
+LISTED, LONGEST = 5, 200
 
 
 def describe(cause: dict[str, Any]) -> list[str]:
-    """The first cause: what happened, what to do about it, and the last lines of output."""
+    """Return lines about the first cause: what happened, what to do, and its last output."""
     lines = [_sentence(cause["message"]), f"What to do: {_sentence(cause['remedy'])}"]
     if cause["last_lines"]:
         lines += ["Its last lines:", *(f"  {line}" for line in cause["last_lines"])]
@@ -192,13 +198,18 @@ def _sentence(text: str) -> str:
 
 
 def leftovers(outcome: Outcome) -> list[str]:
-    """What each node's guard says is left of the attempt there."""
+    """Return a line for each node about the processes that remain of the attempt there."""
     lines = []
     for host, frame in outcome.exits.items():
-        left = _named(frame.left)
-        ended = pluralize(len(frame.ended), "leftover process")
-        clean = f"clean: {ended} ended" if frame.ended else "clean: nothing was left"
-        lines.append(f"{host}: still alive: {left}" if left else f"{host}: {clean}")
+        processes = [f"{process.pid} {process.command[:LONGEST]}" for process in frame.left]
+        # A machine may report any number of processes.
+        extra_count = len(processes) - LISTED
+        extra = f" and {extra_count} more" if extra_count > 0 else ""
+        count = pluralize(len(frame.ended), "leftover process")
+        clean = f"clean: {count} ended" if frame.ended else "clean: nothing was left"
+        alive = f"still alive: {', '.join(processes[:LISTED])}{extra}"
+        lines.append(f"{host}: {alive if processes else clean}")
+    # These guards cannot report, but end their processes when their lease or connection ends.
     for host in outcome.gone:
         lines.append(f"{host}: does not answer; its guard ends its part by itself within 20 s")
     for host in outcome.unresponsive:
@@ -208,23 +219,17 @@ def leftovers(outcome: Outcome) -> list[str]:
     return lines
 
 
-def _named(processes: list[Process]) -> str:
-    """Names the first few and counts the rest, since a machine may claim any number."""
-    named = [f"{process.pid} {process.command[:LONGEST]}" for process in processes[:NAMED]]
-    more = len(processes) - NAMED
-    return ", ".join(named) + (f" and {more} more" if more > 0 else "")
-
-
-def exit_code(outcome: Outcome, whole: bool = True) -> int:
-    """The run's exit code. `whole`: whether this machine has all that a run leaves here."""
+def exit_code(outcome: Outcome, is_complete: bool = True) -> int:
+    """Return the run's exit code. `is_complete`: this machine has all files that a run leaves."""
     if outcome.status == "finished":
-        return 0 if whole else UNWRITTEN
+        return 0 if is_complete else UNWRITTEN
     if outcome.status == "stopped":
         return STOPPED
     return failures.exit_code(outcome.cause) if outcome.cause else 1
 
 
 def cannot_go_on() -> str:
+    """Word why a script's run cannot be resumed."""
     return (
         "this run cannot be continued: how its script goes on was not said (RESUME_ARGS=, "
         "docs/own-script.md); start it again as a new run"
@@ -232,19 +237,20 @@ def cannot_go_on() -> str:
 
 
 def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
-    """What to type after a run that did not finish; `saved` is whether it can go on."""
+    """Word what to type after a run that did not finish. `saved`: it has a checkpoint."""
     if not saved:
         return (
             "this run cannot be continued, since it ended before its first checkpoint: start it "
             "again as a new run"
         )
     refusal = failures.no_resume(cause, run) if cause else None
-    again = f"`sbatch runs/{run}.sbatch`" if JOB in os.environ else f"`make train RESUME={run}`"
-    return refusal or f"to continue where it was saved: {again}"
+    # In a job of Slurm a new job has to be queued.
+    command = f"`sbatch runs/{run}.sbatch`" if JOB in os.environ else f"`make train RESUME={run}`"
+    return refusal or f"to continue where it was saved: {command}"
 
 
 def not_copied(folder: Path, error: Exception) -> str:
-    """What became of a run's files that this machine's disk did not take."""
+    """Word where a run's files remain that this machine's disk did not take."""
     return (
         f"this machine's disk took no more of the run's records and checkpoints ({error}): what is "
         f"not in {relative(folder)} stays on the machines, in runs/{folder.name} of their "

@@ -1,4 +1,4 @@
-"""What can end a run: the kinds of failure, and which of several failures explains the others.
+"""Lists the kinds of failure that can end a run, and finds the one that explains the others.
 
 Clocks of different machines are not compared. On one machine the guard says which worker failed
 first; between machines, an error that only says "a peer is gone" ranks below any other.
@@ -38,20 +38,20 @@ NCCL_PEER_LOST = re.compile(
     r"socket(Progress|Poll|Connect)\w{0,20}:? .{0,200}(closed|reset|timed out|refused)",
     re.IGNORECASE,
 )
-# Characters of a line that are looked at: these patterns take 0.2 s for twenty lines of 4096 that
-# somebody made for them.
+# Characters of a line that are searched: these patterns take 0.2 s for twenty lines of 4096
+# characters that somebody made for them.
 JUDGED = 1000
-OWN_WORDS = re.compile(r"^trainer: (.*)", re.MULTILINE)
+TRAINER_MESSAGE = re.compile(r"^trainer: (.*)", re.MULTILINE)
 KILLED_IN_LAUNCH = re.compile(r"Signal \d+ \((SIG\w{3,7})\) received by PID")
 READ_BELOW = "read its last lines below"  # where nothing better is known
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Something that went wrong on one node, as it reached the control machine.
+    """Describes what went wrong on one node, as it reached the control machine.
 
     `source`: worker (a rank failed), launch (launch failed), gone (the machine, or the connection
-    to it), guard (its guard was killed, or sends what no guard does), busy (another run has the
+    to it), guard (its guard was killed, or sends what no guard sends), busy (another run has the
     machine), left (a rank ended with 0, and the others lost it or it printed an exception), idle (a
     rank does nothing after another ended with 0), paused (the control machine did not run, so the
     lease ended), hung (a rank for which the others waited until they gave up), alone (all ranks
@@ -77,14 +77,15 @@ class Failure:
 
     @cached_property
     def text(self) -> str:
-        """All that is known in words."""
+        """All text of the failure: exception, message and last lines."""
         return "\n".join(filter(None, [self.exception, self.message, *self.last_lines]))
 
     @cached_property
     def evidence(self) -> str:
-        """What known errors are looked for in: the exception, the lines that belong to it and its
-        causes. The last lines only where there is no traceback: others are mere warnings."""
+        """The text in which known errors are searched: an exception with its lines and causes."""
         lines = [*self.last_lines]
+        # A signal ends a process at any line, so its last lines prove nothing. Beside a traceback
+        # the other last lines are mere warnings.
         if self.signal not in (None, "SIGABRT"):
             lines = []
         elif self.exception:
@@ -92,27 +93,28 @@ class Failure:
         return "\n".join(filter(None, [self.message, *lines]))
 
     @cached_property
-    def own_words(self) -> str | None:
-        """What the trainer said last; torch may add warnings as it exits."""
-        said: list[str] = OWN_WORDS.findall("\n".join(self.last_lines))
-        return said[-1] if said else None
+    def trainer_message(self) -> str | None:
+        """The trainer's last message, before warnings that torch may add as it exits."""
+        messages: list[str] = TRAINER_MESSAGE.findall("\n".join(self.last_lines))
+        return messages[-1] if messages else None
 
     @cached_property
     def peer_lost(self) -> bool:
-        """Whether the error only says that another process is gone."""
+        """True if the error only says that another process is gone."""
         return self.priority is CausePriority.PEER_LOST
 
     @cached_property
     def priority(self) -> CausePriority:
-        """Its kind's priority, judged once: lines that were made for these patterns cost time."""
-        found: CausePriority = _answer(self, "priority")
-        return found
+        """The priority of its kind."""
+        # Cached: lines that somebody made for these patterns cost time.
+        priority: CausePriority = _answer(self, "priority")
+        return priority
 
     def words(self) -> dict[str, object]:
-        """What sentences are made of; what is not known of this failure is left out."""
-        last = self.last_lines[-1] if self.last_lines else None
+        """Return the words for FailureKind's sentences, {name: text}, without unknown ones."""
+        last_line = self.last_lines[-1] if self.last_lines else None
         killed = KILLED_IN_LAUNCH.search(self.text[-4000:])
-        known = {
+        words = {
             "host": self.host,
             "who": self.host if self.rank is None else f"{self.host}, rank {self.rank}",
             "exit_code": self.exit_code,
@@ -123,21 +125,21 @@ class Failure:
             "message": self.message,
             "exception": self.exception,
             "last_line": None if self.exception else self.last_line,
-            "own": self.own_words,
-            "last": f"trainer: {self.own_words}" if self.own_words else last,
+            "own": self.trainer_message,
+            "last": f"trainer: {self.trainer_message}" if self.trainer_message else last_line,
         }
-        # What goes on with a sentence, if it is known.
+        # These continue a sentence; unknown ones are empty, and the sentence ends before them.
         ends = {
             "after": "" if self.seconds is None else f" after {self.seconds:.0f} s",
             "and_message": f": {self.message}" if self.message else "",
             "and_error": f": {self.exception}" if self.exception else "",
             "and_last_line": f"; it printed last: {self.last_line}" if self.last_line else "",
         }
-        return {name: value for name, value in known.items() if value is not None} | ends
+        return {name: value for name, value in words.items() if value is not None} | ends
 
 
 class CausePriority(enum.IntEnum):
-    """Whose failure explains the others: the lowest wins."""
+    """Ranks failures by what they explain: the lowest explains the others."""
 
     BUSY = 0
     OWN = 1
@@ -147,7 +149,7 @@ class CausePriority(enum.IntEnum):
 
 
 class Restart(enum.Enum):
-    """What another attempt would come to."""
+    """The result that another attempt would have."""
 
     HELPS = enum.auto()
     SAME_AGAIN = enum.auto()
@@ -156,7 +158,7 @@ class Restart(enum.Enum):
 
 @dataclass(frozen=True)
 class FailureKind:
-    """One kind of failure: how it is told, and what follows if it is a run's first cause.
+    """Describes one kind of failure, and what follows if it is a run's first cause.
 
     Several kinds may fit one failure. Each question (a field that is not None) is answered by the
     first of FAILURE_KINDS that fits and has an answer. Sentences are templates of Failure.words();
@@ -170,10 +172,10 @@ class FailureKind:
     general_remedy: str | None = None  # for a program with options of its own
     restart: Restart | None = None
     reason: str | None = None  # why there is another attempt
-    exit_code: int | None = None  # of the run; where no kind says, it is the process's own
+    exit_code: int | None = None  # the run's; if no kind has one, the process's exit code
     one_rank_explains: bool | None = None  # all ranks of a machine end by it, and one says why
     no_resume: str | None = None  # why the run is not to be continued from what it saved
-    known: str | None = None  # what it means: of a script it goes before the remedy, as a hint
+    known: str | None = None  # its meaning, a hint before the remedy if a script failed
 
 
 def _from(*sources: str) -> Callable[[Failure], bool]:
@@ -181,11 +183,11 @@ def _from(*sources: str) -> Callable[[Failure], bool]:
 
 
 def _exits(code: int, source: str | None = None) -> Callable[[Failure], bool]:
-    """Whether it is this exit code of the trainer."""
+    """Return a test for failures by this exit code of the trainer."""
 
     def fits(failure: Failure) -> bool:
-        own = failure.exit_code == code and failure.has_exit_codes
-        return own and source in (None, failure.source)
+        is_code = failure.exit_code == code and failure.has_exit_codes
+        return is_code and source in (None, failure.source)
 
     return fits
 
@@ -194,48 +196,50 @@ def _ended_by(name: str, source: str | None = None) -> Callable[[Failure], bool]
     return lambda failure: failure.signal == name and source in (None, failure.source)
 
 
-def _killed_in_launch(name: str) -> Callable[[Failure], bool]:
-    """Whether launch says that a signal ended one of its processes."""
-
-    return lambda failure: failure.source == "launch" and failure.words().get("killed") == name
-
-
 def _says(pattern: str) -> Callable[[Failure], bool]:
     return lambda failure: bool(re.search(pattern, failure.evidence))
 
 
 def _lost_its_peer(failure: Failure) -> bool:
-    aborted = failure.signal == "SIGABRT"
+    """Return whether a rank failed only because another process is gone."""
+    is_aborted = failure.signal == "SIGABRT"
     if failure.source != "worker" and not (failure.source == "left" and failure.exception):
         return False
+    # The trainer ends so when it is stopped.
     if failure.exit_code == STOPPED and failure.has_exit_codes:
         return True
     lines = [line[:JUDGED] for line in failure.last_lines]
-    if failure.signal is None or aborted:
-        own = failure.exception or (aborted and failure.own_words)
-        if not own and NCCL_PEER_LOST.search("\n".join(lines)):
+    # NCCL's watchdog aborts a process without any exception of the program.
+    if failure.signal is None or is_aborted:
+        has_error = failure.exception or (is_aborted and failure.trainer_message)
+        if not has_error and NCCL_PEER_LOST.search("\n".join(lines)):
             return True
     if failure.signal is not None:
         return False
-    said = (failure.exception or "\n".join(lines[-3:]))[: 3 * JUDGED]
-    return bool(PEER_LOST.search(said) or NCCL_PEER_LOST.search(said))
+    text = (failure.exception or "\n".join(lines[-3:]))[: 3 * JUDGED]
+    return bool(PEER_LOST.search(text) or NCCL_PEER_LOST.search(text))
 
 
 LAUNCHED = "{host}: a process of torch.distributed.launch was ended by {killed}{after}"
 
 
 def _by_signal(name: str, meaning: str, remedy: str) -> tuple[FailureKind, ...]:
-    """A process that a signal ended: launch itself, another, and one of which launch says so."""
+    """Return the kinds in which this signal ended launch, a rank, or a process that launch
+    reports."""
     launch = f"{{host}}: torch.distributed.launch was ended by {name}{{after}}: {meaning}"
-    own = f"{{who}} was ended by {name}{{after}}: {meaning}"
+    rank = f"{{who}} was ended by {name}{{after}}: {meaning}"
+
+    def is_reported_by_launch(failure: Failure) -> bool:
+        return failure.source == "launch" and failure.words().get("killed") == name
+
     return (
         FailureKind(_ended_by(name, "launch"), None, launch, remedy),
-        FailureKind(_ended_by(name), None, own, remedy),
-        FailureKind(_killed_in_launch(name), None, f"{LAUNCHED}: {meaning}", remedy),
+        FailureKind(_ended_by(name), None, rank, remedy),
+        FailureKind(is_reported_by_launch, None, f"{LAUNCHED}: {meaning}", remedy),
     )
 
 
-# In the order in which they are asked.
+# In the order of proof: the first that fits a failure answers.
 FAILURE_KINDS: tuple[FailureKind, ...] = (
     FailureKind(
         _exits(OUT_OF_MEMORY, "worker"),
@@ -256,15 +260,15 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     ),
     *(
         FailureKind(
-            _says(one.pattern),
-            sentence=f"{{who}}: {one.meaning}",
-            remedy=one.remedy,
-            general_remedy=one.general_remedy,
-            known=one.meaning,
+            _says(error.pattern),
+            sentence=f"{{who}}: {error.meaning}",
+            remedy=error.remedy,
+            general_remedy=error.general_remedy,
+            known=error.meaning,
         )
-        for one in KNOWN_ERRORS
+        for error in KNOWN_ERRORS
     ),
-    *(kind for name, told in SIGNALS.items() for kind in _by_signal(name, *told)),
+    *(kind for name, texts in SIGNALS.items() for kind in _by_signal(name, *texts)),
     FailureKind(
         lambda failure: failure.signal is not None,
         sentence="{who} ended by {signal}",
@@ -276,7 +280,7 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         remedy=READ_BELOW,
         reason="{who} failed: {exception}",
     ),
-    # No process says another.
+    # No process of a program has an exit code for these.
     FailureKind(
         _from("busy", "paused", "gone", "guard", "hung", "alone", "left", "idle"), exit_code=1
     ),
@@ -403,51 +407,54 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
 
 
 def _answer(failure: Failure, question: str) -> Any:
-    """What the first kind that fits and answers says; None where none does."""
+    """Return the first answer of a kind that fits, the value of its field `question`; None if no
+    kind answers."""
     answers = ((getattr(kind, question), kind) for kind in FAILURE_KINDS)
-    fitting = (one for one, kind in answers if one is not None and kind.fits(failure))
+    # A test may search twenty lines for a pattern, so kinds without an answer are not tested.
+    fitting = (answer for answer, kind in answers if answer is not None and kind.fits(failure))
     return next(fitting, None)
 
 
 def first_of(failures: list[Failure]) -> Failure | None:
-    """The failure that explains the others."""
+    """Return the failure that explains the others; None of an empty list."""
 
-    def place(failure: Failure) -> tuple[int, bool, bool, int]:
-        silent = bool(_answer(failure, "one_rank_explains")) and failure.own_words is None
-        return (failure.priority, silent, not failure.first_on_node, failure.order)
+    def sort_key(failure: Failure) -> tuple[int, bool, bool, int]:
+        is_silent = bool(_answer(failure, "one_rank_explains")) and failure.trainer_message is None
+        return (failure.priority, is_silent, not failure.first_on_node, failure.order)
 
-    return min(failures, key=place, default=None)
+    return min(failures, key=sort_key, default=None)
 
 
 def explained(failure: Failure) -> tuple[str, str]:
-    """One sentence about what happened, and one about what to do; its commands keep the run's list
-    of machines, for the report prints them, too."""
+    """Return one sentence about what happened, and one about what to do."""
     words = failure.words()
-    told = [kind for kind in FAILURE_KINDS if kind.sentence is not None and kind.fits(failure)]
-    hints = [kind for kind in told if kind.known and not failure.has_exit_codes]
-    for kind in told:
+    kinds = [kind for kind in FAILURE_KINDS if kind.sentence is not None and kind.fits(failure)]
+    # What a script prints may only look like a known error: that is a hint, and no sentence.
+    hints = [kind for kind in kinds if kind.known and not failure.has_exit_codes]
+    for kind in kinds:
         if kind not in hints:
-            with contextlib.suppress(KeyError):  # a word that is not known
+            with contextlib.suppress(KeyError):  # a word is unknown
                 sentence = str(kind.sentence).format_map(words)
                 remedy = _remedy(kind, failure)
                 if hints:
                     remedy = f"perhaps {hints[0].known}: {_remedy(hints[0], failure)}"
+                # The commands name the run's list of machines: the report prints them, too.
                 return sentence, failure.file_hint or verbs.with_inventory(remedy)
     raise AssertionError("the last kind fits every failure")
 
 
 def _remedy(kind: FailureKind, failure: Failure) -> str:
-    own = None if failure.has_exit_codes else kind.general_remedy
-    return own or kind.remedy or READ_BELOW
+    general_remedy = None if failure.has_exit_codes else kind.general_remedy
+    return general_remedy or kind.remedy or READ_BELOW
 
 
 def document(failure: Failure) -> dict[str, Any]:
-    """The failure as attempts.json has it."""
+    """Return the failure as attempts.json has it."""
     message, remedy = explained(failure)
-    kept = asdict(failure)
+    values = asdict(failure)
     fields = ("host", "rank", "exit_code", "signal", "exception")
     return {
-        **{name: kept[name] for name in fields},
+        **{name: values[name] for name in fields},
         "message": message,
         "remedy": remedy,
         "last_lines": list(failure.last_lines),
@@ -455,29 +462,29 @@ def document(failure: Failure) -> dict[str, Any]:
 
 
 def restart(failure: Failure) -> Restart:
-    """What another attempt would come to."""
-    found: Restart = _answer(failure, "restart")
-    return found
+    """Return the result that another attempt would have."""
+    result: Restart = _answer(failure, "restart")
+    return result
 
 
 def reason(failure: Failure, divisor: int) -> str:
-    """Why another attempt begins, whose micro-batches are 1/`divisor` of what was asked for."""
+    """Return why another attempt begins, whose micro-batches are 1/`divisor` of the options'."""
     words = {"message": None, **failure.words(), "divisor": divisor}
     for kind in FAILURE_KINDS:
         if kind.reason is not None and kind.fits(failure):
-            with contextlib.suppress(KeyError):  # a word that is not known
+            with contextlib.suppress(KeyError):  # a word is unknown
                 return kind.reason.format_map(words)
     raise AssertionError("the last kind fits every failure")
 
 
 def exit_code(failure: Failure) -> int:
-    """The exit code of a run that it ended; where a signal ended a process 128 + signal, as in a
-    shell."""
-    own = 128 + getattr(signal, failure.signal, signal.SIGKILL) if failure.signal else None
-    return _answer(failure, "exit_code") or own or failure.exit_code or 1
+    """Return the exit code of a run that this failure ended."""
+    # After a signal 128 + its number, as in a shell. A real-time signal has no name here.
+    by_signal = 128 + getattr(signal, failure.signal, signal.SIGKILL) if failure.signal else None
+    return _answer(failure, "exit_code") or by_signal or failure.exit_code or 1
 
 
 def no_resume(failure: Failure, run: str) -> str | None:
-    """Why a run that it ended is not to be continued from what it saved; None where it is."""
+    """Return why a run that this failure ended is not to be continued; None if it may be."""
     template = _answer(failure, "no_resume")
     return template and template.format(run=run)

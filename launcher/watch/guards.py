@@ -1,5 +1,5 @@
-"""The guards of an attempt: the code is sent, a guard is started on each node and given its task,
-and what it sends is read (docs/guard-protocol.md)."""
+"""Sends an attempt's code, starts a guard on each node with its task, and keeps what it sends
+(docs/guard-protocol.md)."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from launcher.plan.code import Delivery
 from launcher.plan.layer import DAYS
 from launcher.plan.plan import NodePlan, Plan
 
-# Code, and a layer, are as old as their last use. None of another run's is in use for so long.
+# Marks a folder (code, or a layer) as used now, and removes its neighbors that were not used for
+# DAYS. No other run still uses a folder of that age.
 USED = 'touch "$1" && find "${1%/*}" -mindepth 1 -maxdepth 1 -mtime "+$2" -exec rm -rf -- "{}" +'
 
 
 def deliver(
     deliveries: Iterable[Delivery], machines: OpenMachines, say: Callable[[str], None]
 ) -> None:
-    """Send files to the machines that do not hold them, see that they came, and throw away there
-    what was long not used beside them. Raises MachineError."""
+    """Send files to the machines that lack them and check that they arrived. Remove there what was
+    not used for DAYS. Raises MachineError."""
     hosts, nodes, facts = machines.hosts, machines.nodes, machines.facts
     for delivery in deliveries:
         sent = delivery.code
@@ -49,7 +50,7 @@ def deliver(
         is_held = engine.of_each(
             partial(_holds, sent.sha256), [(nodes[h.name], folders[h.name]) for h in hosts]
         )
-        lacking = [host for host, there in zip(hosts, is_held) if not there]
+        lacking = [host for host, has_files in zip(hosts, is_held) if not has_files]
         if lacking:
             say(f"{delivery.said} {', '.join(host.name for host in lacking)}")
             code.send(sent, {host.name: nodes[host.name] for host in lacking}, folders)
@@ -57,33 +58,34 @@ def deliver(
 
 
 def _holds(sha256: str, place: tuple[Node, str]) -> bool:
-    """Whether the folder of a machine has exactly these files; what was changed there goes."""
+    """Return whether a machine's folder, (node, folder), has exactly these files. A folder with
+    other files is removed."""
     node, folder = place
-    there = remote.tree_sha256(node, folder)
-    if there:
-        used = ["sh", "-c", USED, "sh", folder, str(DAYS)]
+    found_sha256 = remote.tree_sha256(node, folder)
+    if found_sha256:
+        mark_used = ["sh", "-c", USED, "sh", folder, str(DAYS)]
+        # Without either the run works, too: the check after sending decides.
         with contextlib.suppress(OSError, UserError):
-            argv = used if there == sha256 else ["rm", "-rf", "--", folder]
+            argv = mark_used if found_sha256 == sha256 else ["rm", "-rf", "--", folder]
             talk(node.start(argv), b"", 20.0)
-    return there == sha256
+    return found_sha256 == sha256
 
 
 def check_code(
     sha256: str, hosts: list[Host], nodes: dict[str, Node], folders: dict[str, str]
 ) -> None:
-    """Check that these machines hold the code that is recorded. Raises MachineError for those that
+    """Check that these machines hold the recorded code. Raises MachineError, which names those that
     do not."""
 
-    def one(host: Host) -> str | None:
-        found = remote.tree_sha256(nodes[host.name], folders[host.name])
-        if found == sha256:
+    def check_host(host: Host) -> str | None:
+        if remote.tree_sha256(nodes[host.name], folders[host.name]) == sha256:
             return None
         return (
             f"{host.label()}: {folders[host.name]} does not hold what was sent: see that "
             "nothing else writes there and that its disk is not full, then start again."
         )
 
-    results = zip(hosts, engine.of_each(one, hosts))
+    results = zip(hosts, engine.of_each(check_host, hosts))
     problems = {host.name: problem for host, problem in results if problem}
     if problems:
         raise MachineError([*problems], *problems.values())
@@ -105,8 +107,8 @@ def lay_out(
         if answer.kept.count:
             names = show_names([*map(unquote, answer.kept.first)], answer.kept.count)
             say(f"{node.host}: this run's own versions stay in {work}, not the sent ones: {names}")
-        why = answer.problem
-        return why and f"{node.host}: the folder of the script cannot be made: {why}"
+        problem = answer.problem
+        return problem and f"{node.host}: the folder of the script cannot be made: {problem}"
 
     problems = zip(plan.nodes, engine.of_each(lay_out_on, plan.nodes))
     failed = {node.host: problem for node, problem in problems if problem}
@@ -115,18 +117,20 @@ def lay_out(
 
 
 def start_guards(plan: Plan, machines: OpenMachines) -> dict[str, Process]:
-    """Start a guard on each node, all at once; the guards then wait for their task."""
+    """Start a guard on each node, all at once; the guards then wait for their task. Returns
+    {host: process}."""
 
-    def one(node: NodePlan) -> Process:
+    def start_guard(node: NodePlan) -> Process:
         python = engine.of(node.connection).guard_python
         argv = [python, "-IB", f"{node.code}/launcher/node", plan.unit]
         return machines.nodes[node.host].start(argv)
 
-    return dict(zip([node.host for node in plan.nodes], engine.of_each(one, plan.nodes)))
+    return dict(zip([node.host for node in plan.nodes], engine.of_each(start_guard, plan.nodes)))
 
 
 def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
-    """The first line for a node's guard: argv and env exactly as a dry run prints them."""
+    """Return the first line for a node's guard (FIELDS in launcher/node/link.py)."""
+    # argv and env are exactly what a dry run prints.
     return {
         "type": "start",
         "run": plan.run,
@@ -142,83 +146,87 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "interface": node.interface,
         "holder": f"{who()[0]}@{socket.gethostname()}",
         "shared": plan.options.force,
-        "peers": peers_of(plan, node),
+        "peers": peer_addresses(plan, node),
         "owner_signs": list(node.owner_signs),
         "away_dir": node.away_dir,
         "measured": plan.measured.document() if plan.measured else {},
     }
 
 
-def peers_of(plan: Plan, node: NodePlan) -> list[str]:
-    """Where ranks are found of which nobody knows whether they make a process group."""
+def peer_addresses(plan: Plan, node: NodePlan) -> list[str]:
+    """Return the addresses to which each rank of a node is to connect; [] for a single rank."""
     if plan.world_size == 1:
         return []
-    near = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
-    return [*{other.address: None for other in plan.nodes}, *near]
+    # Ranks of one machine may meet on its loopback.
+    loopback = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
+    return [*dict.fromkeys(peer.address for peer in plan.nodes), *loopback]
 
 
 class Guarded:
-    """One node's guard as the control machine sees it."""
+    """Holds what the control machine knows of one node's guard, and sends it orders."""
 
     def __init__(self, node: NodePlan, process: Process, now: float):
         self.node = node
         self.process = process
         self.frames = Frames(node.ranks)
-        self.heard = now
+        self.heard = now  # when its last frame came, by the monotonic clock
         self.exit: Exit | None = None
         self.running: list[int] = []  # ranks
         self.idle: float | None = None  # seconds in which these did nothing, if that is known
-        self.behind = False  # it sent frames that were not taken yet
+        self.has_backlog = False  # it sent frames that were not handled yet
         self.ended = False  # its stream has ended, or it was given up
-        self.gone = False
+        self.gone = False  # it was silent for too long, or its connection broke
         self._pending = bytearray()
 
     def send(self, line: dict[str, Any]) -> None:
+        """Queue one line, and write as much as the pipe takes."""
         self._pending += json.dumps(line).encode() + b"\n"
         self.push()
 
     def renew(self) -> None:
-        """Renew the lease. One renewal that waits for the network is enough: more would only arrive
-        all at once."""
+        """Renew the lease."""
+        # One renewal that waits for the network is enough: more would only arrive all at once.
         if not self._pending:
             self.send({"type": "lease"})
         else:
             self.push()
 
     def push(self) -> None:
-        # A broken pipe: the end of its stdout shows it.
+        """Write as much of the queued lines as the pipe takes."""
+        # A broken pipe is no error here: the end of the guard's stdout shows it.
         with contextlib.suppress(OSError, ValueError):
             while self._pending:
-                taken = self.process.write(bytes(self._pending))
-                if not taken:
+                written = self.process.write(bytes(self._pending))
+                if not written:
                     return
-                del self._pending[:taken]
+                del self._pending[:written]
 
 
-# A guard sends a piece of a file a second. So much may come besides: the rest at its end, and what
-# waited in the network. A piece counts as LEAST, so that tiny ones are few, too.
-BESIDE, LEAST = 4 * MIB, 1024
+# A guard sends one piece of a file a second. EXTRA_BYTES may come besides: the end of the file, and
+# what waited in the network. A piece counts as PIECE_COST at least, so that tiny ones are few, too.
+EXTRA_BYTES, PIECE_COST = 4 * MIB, 1024
 
 
 class Copy:
-    """One file of one node."""
+    """Keeps the copy of one file of one node."""
 
     def __init__(self, path: Path, limit: int):
         self.path, self.limit = path, limit
-        self.end = 0  # bytes that were sent of it
-        self.cost = 0  # the same, as they count
+        self.end = 0  # bytes of it that were sent
+        self.cost = 0  # bytes; the same, but a small piece costs PIECE_COST
 
     def append(self, offset: int, data: bytes) -> None:
-        """Write a piece where it belongs, at the file's end, whole or not at all: what a full disk
-        takes nothing of is fetched at the end, from where the file ends then."""
+        """Write a piece at the file's end, whole or not at all."""
+        # The launcher fetches a piece that a full disk did not take after the run, from where the
+        # file ends then.
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(self.path, flags, 0o644)
             try:
-                whole = os.fstat(descriptor).st_size
-                if whole == offset and os.write(descriptor, data) < len(data):
-                    os.ftruncate(descriptor, whole)
+                size = os.fstat(descriptor).st_size
+                if size == offset and os.write(descriptor, data) < len(data):
+                    os.ftruncate(descriptor, size)
             finally:
                 os.close(descriptor)
         except OSError:
@@ -226,20 +234,19 @@ class Copy:
 
 
 class Records:
-    """Those of an attempt, each of at most so many bytes."""
+    """Keeps local copies of an attempt's record files, each of at most `max_bytes`."""
 
-    def __init__(self, plan: Plan, folder: Path, spool: Spool, most: int):
-        self._spool, self._begun = spool, time.monotonic()
+    def __init__(self, plan: Plan, folder: Path, spool: Spool, max_bytes: int):
+        self._spool, self._start = spool, time.monotonic()
         self._copies = {
-            (node.host, name): Copy(folder / "nodes" / node.host / name, most)
+            (node.host, name): Copy(folder / "nodes" / node.host / name, max_bytes)
             for node in plan.nodes
             for name in records.names(plan.attempt, node.ranks)
         }
 
     def take(self, host: str, frame: Record, payload: bytes) -> None:
-        """A piece of a file. Raises Invalid for one that its guard does not have, that does not
-        follow the last, or that comes sooner than a guard sends it. Beyond the file's limit pieces
-        are counted and left out."""
+        """Add a piece of a file; beyond the file's limit it is only counted. Raises Invalid for a
+        file that the guard does not have, a gap, and more bytes than a guard sends."""
         copy = self._copies.get((host, frame.file))
         if copy is None:
             raise Invalid(f"a record {frame.file!r}, which is none of its own")
@@ -247,9 +254,9 @@ class Records:
         if frame.offset != offset:
             raise Invalid(f"byte {frame.offset} of {frame.file} after byte {offset}")
         copy.end += len(payload)
-        copy.cost += max(len(payload), LEAST)
-        seconds = time.monotonic() - self._begun
-        if copy.cost > BESIDE + PIECE * seconds:
+        copy.cost += max(len(payload), PIECE_COST)
+        seconds = time.monotonic() - self._start
+        if copy.cost > EXTRA_BYTES + PIECE * seconds:
             raise Invalid(f"more of {frame.file} than a guard sends in {int(seconds) + 1} s")
         if copy.end <= copy.limit:
             self._spool.add(lambda: copy.append(offset, payload), len(payload))

@@ -1,5 +1,5 @@
-"""Errors that are known by what a process prints, which are lines of known_errors.txt, and what
-signals mean. failures.py makes kinds of failure of them."""
+"""Loads known_errors.txt, a table of errors that are known by what a process prints, and lists what
+signals mean. failures.py makes kinds of failure of both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class KnownError(NamedTuple):
-    """A line of the table."""
+    """Holds a line of the table."""
 
     pattern: str
     meaning: str

@@ -1,5 +1,5 @@
-"""Says, while a run goes on, which wait rules it, once a kind, when it has for a minute; and where
-it hangs, which rank the others wait for."""
+"""Reports, while a run goes on, which wait dominates its steps, and for which rank the others wait
+if the run hangs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from report.verdict import wait_words
 from report.wait_rules import WORDS
 
 LOOK_EVERY = 5.0  # seconds
-LAST_LOOK = 5.0  # seconds that the end of a run waits for the last one
-# Two looks so far apart share few steps (report.status.RECENT); they have to agree.
+LAST_LOOK = 5.0  # seconds that the end of a run waits for the last look
+# Seconds between two looks that have to agree: they share few steps (report.status.RECENT).
 APART = 45.0
-STEADY = 0.1  # of its share by which a wait may differ between them
+STEADY = 0.1  # relative difference of a wait's share that these looks may have
 
 
 class Ruling:
@@ -29,13 +29,13 @@ class Ruling:
 
     def __init__(self, folder: Path, say: Callable[[str], None]):
         self._follower, self._say = Follower(folder), say
-        self._told: set[str] = set()
+        self._reported_kinds: set[str] = set()
         self._since: tuple[float, str, float] | None = None  # when first seen, kind, share
-        self.hang: Hang | None = None  # as it was seen last
-        self._places: set[str] = set()  # where ranks were said to stand in the present hang
-        self._step: int | None = None  # after which it hangs
-        self._stood: Sequence[Standing] = ()  # where ranks stood at the last look
-        self._before_stop: Sequence[Standing] = ()
+        self.hang: Hang | None = None  # as of the last look
+        self._reported_places: set[str] = set()  # of ranks in the present hang
+        self._hang_step: int | None = None  # the last step before it
+        self._standings: Sequence[Standing] = ()  # at the last look
+        self._standings_before_stop: Sequence[Standing] = ()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="ruling")
 
@@ -58,61 +58,60 @@ class Ruling:
                 self._say(f"what holds the run up cannot be said: {type(error).__name__}: {error}")
                 return
             if progress is not None:
-                self._stood = progress.stands
+                self._standings = progress.stands
             if progress is not None and not over:
                 self.judge(time.monotonic(), None if progress.hang else progress.judgement)
                 self.note(progress.hang, progress.step, progress.leaving)
-                # Where steps only take long, nobody has to know where.
+                # While steps only take long, nobody needs the places.
                 is_stuck = progress.hang or progress.finished
-                stuck = [one for one in progress.stands if is_stuck or one.place == SHUTDOWN]
-                self.note_places(stuck, progress.finished)
+                stuck = [s for s in progress.stands if is_stuck or s.place == SHUTDOWN]
+                # Report each place once in a hang.
+                for place, line in by_place(stuck).items():
+                    if place not in self._reported_places:
+                        self._reported_places.add(place)
+                        finished = progress.finished
+                        self._say(f"{finished_text(finished)}; {line}" if finished else line)
 
     def judge(self, now: float, ruling: Judgement | None) -> None:
-        """Say what rules if it did APART seconds ago, too."""
+        """Report the wait that dominates, once for each kind, if it did APART seconds ago, too."""
         kind = ruling.kind if ruling is not None and ruling.recent else None
-        if ruling is None or kind not in WORDS or kind in self._told:
+        if ruling is None or kind not in WORDS or kind in self._reported_kinds:
             self._since = None
             return
         share = step_shares(ruling.step)[kind]
-        since, before, first = self._since or (now, kind, share)
-        if before != kind or abs(share - first) > STEADY * first:
-            since, first = now, share
-        self._since = since, kind, first
+        since, kind_before, first_share = self._since or (now, kind, share)
+        # Another wait, or one that grows or shrinks, has to last from now on.
+        if kind_before != kind or abs(share - first_share) > STEADY * first_share:
+            since, first_share = now, share
+        self._since = since, kind, first_share
         if now - since >= APART:
-            self._told.add(kind)
-            of = wait_words(ruling.step, kind)
+            self._reported_kinds.add(kind)
+            share_text = wait_words(ruling.step, kind)
             wait = WORDS[kind].format(ruling.step.samples)
-            self._say(f"{wait}: {of}; `make report` says what to do")
+            self._say(f"{wait}: {share_text}; `make report` says what to do")
 
     def note_stop(self) -> None:
-        """The ranks are about to be told to stop. One that the others wait for may do so, as from a
-        read that takes forever, and is then no longer among those that stand."""
-        self._before_stop = self._stood
+        """Keep where the ranks stand: they are about to be stopped."""
+        # A rank for which the others wait may stop, too, as from a read that takes forever. Then it
+        # no longer stands anywhere.
+        self._standings_before_stop = self._standings
 
     def standings(self, attempt: int) -> Sequence[Standing]:
-        """Where the ranks of an attempt stood before they were stopped; else those that were silent
-        when they were asked last."""
-        return self._before_stop or standings(self._follower.machines.values(), attempt)
-
-    def note_places(
-        self, stands: Sequence[Standing], finished: Sequence[tuple[str, int]] = ()
-    ) -> None:
-        """Say where ranks stand, once each place in a hang. `finished` ranks have ended."""
-        for place, line in by_place(stands).items():
-            if place not in self._places:
-                self._places.add(place)
-                self._say(f"{finished_text(finished)}; {line}" if finished else line)
+        """Return where the ranks of an attempt stood before they were stopped, or else where the
+        silent ones stood when their guards asked last."""
+        return self._standings_before_stop or standings(self._follower.machines.values(), attempt)
 
     def note(self, hang: Hang | None, step: int | None, leaving: bool) -> None:
-        """Say that it hangs, again where other ranks are waited for, and that steps come again.
-        `leaving`: a rank has ended its records, its last steps among them, and not yet its process:
-        what it waited for until then stays known."""
+        """Report that the run hangs, again if it waits for other ranks, and that steps come again.
+        `step`: the newest; `leaving`: a rank has ended its records, and not yet its process."""
+        # The last steps of a rank that leaves are recorded at once: for what it waited until then
+        # stays known.
         if leaving:
             return
         before, self.hang = self.hang, hang
         if hang is not None and (before is None or hang.ranks != before.ranks):
-            self._step = step
+            self._hang_step = step
             self._say(hang.sentence)
-        if hang is None and before is not None and step != self._step:
-            self._places.clear()
+        if hang is None and before is not None and step != self._hang_step:
+            self._reported_places.clear()
             self._say(f"steps come again, after more than {seconds(before.seconds)} without one")

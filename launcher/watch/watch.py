@@ -32,21 +32,21 @@ RENEW_EVERY = 1.0
 # A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine has to
 # be noticed within 20 s.
 SILENCE = 15.0
-# How long the watch waits, after the first failure, for reports of other nodes.
+# Seconds that the watch waits, after the first failure, for reports of other nodes.
 SETTLE = 1.5
-STOP_GRACE = 20
-EXITS_WITHIN = 10.0
+STOP_GRACE = 20  # seconds that workers get to save
+EXITS_WITHIN = 10.0  # seconds after these, in which guards end their workers and report
 # The event loop turns at least once a second; under load it is late by less than this.
 LONGEST_TURN = 5.0
-# How long frames of one machine are taken in a turn; the rest of them waits for the next.
+# Seconds in which frames of one machine are taken in a turn; the others wait for the next turn.
 SLICE = 0.1
-LONGEST_IDLE = 600.0  # how long all ranks may do nothing after one has ended with 0
-WHOLE = ("finished", "alone")  # why a guard ends whose workers all returned 0
-STATUS_WITHIN = 1.0  # how long a guard that has closed its stream may take to end
+LONGEST_IDLE = 600.0  # seconds that all ranks may do nothing after one has ended with 0
+SUCCESSES = ("finished", "alone")  # reasons of a guard whose workers all returned 0
+STATUS_WITHIN = 1.0  # seconds in which a guard that has closed its stream has to end
 
 
 class Stage(enum.Enum):
-    """Where a watch stands; `due` says, without a clock of its own, how one follows another."""
+    """The stage of a watch. `next_stage` decides how one follows another, without a clock."""
 
     RUNNING = enum.auto()
     SETTLING = enum.auto()  # something failed: what others report now may turn out to be its cause
@@ -55,18 +55,18 @@ class Stage(enum.Enum):
     OVER = enum.auto()  # guards that are silent even now are given up
 
 
-def due(stage: Stage, seconds: float, failed: bool, asked: int) -> Stage:
-    """The stage to be in, `seconds` after entering `stage`. `failed`: some node has failed;
-    `asked`: how often the user asked to stop."""
+def next_stage(stage: Stage, seconds: float, failed: bool, stop_requests: int) -> Stage:
+    """Return the stage to be in, `seconds` after `stage` began. `failed`: some node has failed;
+    `stop_requests`: how often the user asked to stop."""
     if stage is Stage.RUNNING and failed:
         return Stage.SETTLING
     # Also while a failure settles: whoever asked wants checkpoints of the ranks that still run.
-    if stage in (Stage.RUNNING, Stage.SETTLING) and asked:
+    if stage in (Stage.RUNNING, Stage.SETTLING) and stop_requests:
         return Stage.STOPPING
     if stage is Stage.SETTLING and seconds >= SETTLE:
         return Stage.ENDING
     # Failures change nothing here: one rank that cannot save must not keep the others from it.
-    if stage is Stage.STOPPING and (asked > 1 or seconds > STOP_GRACE + EXITS_WITHIN):
+    if stage is Stage.STOPPING and (stop_requests > 1 or seconds > STOP_GRACE + EXITS_WITHIN):
         return Stage.ENDING
     # A living guard answers a kill at once; one that is silent for this long is gone or frozen.
     if stage is Stage.ENDING and seconds > SILENCE:
@@ -75,17 +75,17 @@ def due(stage: Stage, seconds: float, failed: bool, asked: int) -> Stage:
 
 
 class Pauses:
-    """When this process did not run: it was stopped (Ctrl-Z, SIGSTOP), or the machine slept. Call
-    `check` in each turn of a loop."""
+    """Notices when this process did not run: it was stopped (Ctrl-Z, SIGSTOP), or the machine
+    slept. Call `check` in each turn of a loop. `longest` is in seconds."""
 
     def __init__(self):
-        self._seen = boottime()
+        self._last_check = boottime()
         self.longest = 0.0
 
     def check(self) -> float:
-        """How many seconds since the last call this process did not run; 0 in an ordinary turn."""
-        before, self._seen = self._seen, boottime()
-        pause = self._seen - before
+        """Return the seconds since the last call if this process did not run, else 0."""
+        last_check, self._last_check = self._last_check, boottime()
+        pause = self._last_check - last_check
         if pause < LONGEST_TURN:
             return 0.0
         self.longest = max(self.longest, pause)
@@ -112,14 +112,13 @@ class Watch:
         self._regroup: str | None = None
         self._begin = self._end = now
         self._guards = {n.host: Guarded(n, processes[n.host], now) for n in plan.nodes}
-        most = plan.options.keep * MIB
-        self._records = Records(plan, logs.folder, logs.terminal.spool, most)
+        self._records = Records(plan, logs.folder, logs.terminal.spool, plan.options.keep * MIB)
         self._ruling = Ruling(logs.folder, self._say)
         self._pauses = Pauses()
         self._failures: list[Failure] = []
         self._stage, self._since = Stage.RUNNING, now
-        self._begun: set[tuple[str, int]] = set()  # processes that a guard reported
-        self._left: list[Failure] = []  # ranks that ended with 0
+        self._started: set[tuple[str, int]] = set()  # (host, rank) that a guard reported
+        self._exited: list[Failure] = []  # ranks that ended with 0
         self._notice: WaitNotice | None = WaitNotice(
             logs.terminal, "starting (torch, network, data)"
         )
@@ -133,12 +132,13 @@ class Watch:
                     guard.send(task(self._plan, guard.node))
             renew_at = time.monotonic() + RENEW_EVERY
             while self._active():
-                asked = self._stopper.asked
-                for guard in self._ready(selector, wake, renew_at):
+                stop_requests = self._stopper.asked
+                for guard in self._wait_for_guards(selector, wake, renew_at):
                     with self._isolate_errors(guard, selector):
                         self._read(guard)
-                    if self._stopper.asked > asked:
-                        break  # what the others sent is still there in the next turn
+                    # A stop comes before more output, which waits for the next turn.
+                    if self._stopper.asked > stop_requests:
+                        break
                 now = time.monotonic()
                 # After `now`, by which silence is judged: an earlier pause is known by then, and
                 # one that begins here counts against nobody.
@@ -149,18 +149,18 @@ class Watch:
                     if self._participants and self._stage is Stage.RUNNING:
                         self._regroup = self._participants.regroup()
                     if self._notice:
-                        begun, size = len(self._begun), self._plan.world_size
-                        self._notice.update(f"{begun} of {size} processes run")
+                        started, size = len(self._started), self._plan.world_size
+                        self._notice.update(f"{started} of {size} processes run")
                     for guard in self._active():
                         with self._isolate_errors(guard, selector):
                             guard.renew()
-                self._decide(now, selector)
+                self._handle_deadlines(now, selector)
         return self._outcome()
 
     @contextlib.contextmanager
     def _isolate_errors(self, guard: Guarded, selector: selectors.BaseSelector) -> Iterator[None]:
-        """Around whatever is done with one machine and its data: what goes wrong there, a defect of
-        ours included, is that machine's failure."""
+        """Make any error in what is done with one machine and its data, a defect of ours included,
+        that machine's failure."""
         try:
             yield
         except Invalid as error:
@@ -171,6 +171,7 @@ class Watch:
             self._hang_up(guard, selector)
 
     def _hang_up(self, guard: Guarded, selector: selectors.BaseSelector) -> None:
+        """Unregister a guard that has ended, and close the connection to it."""
         keys = selector.get_map().values()
         for fd in [key.fd for key in keys if key.data is guard]:
             selector.unregister(fd)
@@ -179,21 +180,23 @@ class Watch:
                 with contextlib.suppress(Exception):
                     guard.process.close()
 
-    def _ready(
+    def _wait_for_guards(
         self, selector: selectors.BaseSelector, wake: socket.socket, until: float
     ) -> list[Guarded]:
-        """The guards that have sent something, once one has or at `until`."""
-        behind = [guard for guard in self._active() if guard.behind]
+        """Wait until a guard has sent something, or until `until`; return the guards to read."""
+        backlogged = [guard for guard in self._active() if guard.has_backlog]
         if self._stage is Stage.SETTLING:
             until = min(until, self._since + SETTLE)
         wait = min(max(0.0, until - time.monotonic()), RENEW_EVERY)
-        ready = [key.data for key, _ in selector.select(0.0 if behind else wait)]
+        ready = [key.data for key, _ in selector.select(0.0 if backlogged else wait)]
+        # A signal woke the loop: empty its socket.
         if None in ready:
             wake.recv(4096)
-        return behind + [one for one in ready if one is not None and one not in behind]
+        return backlogged + [g for g in ready if g is not None and g not in backlogged]
 
     def _notice_pause(self) -> None:
-        """No node counts as silent while this process did not run: what it sent is still unread."""
+        """Restart all clocks if this process did not run: what a node sent is still unread, so no
+        node counts as silent."""
         pause = self._pauses.check()
         if not pause:
             return
@@ -209,36 +212,36 @@ class Watch:
         return [guard for guard in self._guards.values() if not guard.ended]
 
     def _read(self, guard: Guarded) -> None:
-        """Take what a guard sent, for about SLICE seconds."""
+        """Handle the frames that a guard sent, for about SLICE seconds."""
         data: bytes | None = b""
-        if not guard.behind:
+        if not guard.has_backlog:
+            # An error ends the stream, as no data does.
             with contextlib.suppress(OSError):
                 data = guard.process.read()
             if data is None:
                 return
         now = self._end = time.monotonic()
-        if not data and not guard.behind:
-            self._ended(guard)
+        if not data and not guard.has_backlog:
+            self._handle_stream_end(guard)
             return
-        guard.behind = True
+        guard.has_backlog = True
         for frame, payload in guard.frames.feed(data or b""):
             # Only a whole frame is a sign of life, not a single byte now and then; and after
             # the last frame the stream has to end.
             if guard.exit is None:
                 guard.heard = now
-            self._take(guard, frame, payload)
+            self._handle_frame(guard, frame, payload)
             if time.monotonic() - now > SLICE:
                 return
-        guard.behind = False
+        guard.has_backlog = False
 
     def _distrust(self, guard: Guarded, message: str) -> None:
-        """Stop believing this guard. Its stdin is closed then, which ends the run on its
-        machine."""
+        """Stop believing this guard. The caller closes its stdin, which ends the run there."""
         guard.ended = True
         guard.exit = None
         self._fail(self._failure(guard.node.host, "guard", message=message))
 
-    def _take(self, guard: Guarded, frame: frames.Frame, payload: bytes) -> None:
+    def _handle_frame(self, guard: Guarded, frame: frames.Frame, payload: bytes) -> None:
         host = guard.node.host
         if isinstance(frame, frames.Trouble):
             self._say(f"{host}: {frame.message}")
@@ -248,23 +251,25 @@ class Watch:
             guard.running, guard.idle = frame.running, frame.idle
         elif isinstance(frame, frames.Log):
             self._logs.feed(host, frame.rank, frame.stream, payload)
-            if frame.rank is not None:
+            if frame.rank is not None:  # a rank prints: the start is over
                 self._notice = None
         elif isinstance(frame, frames.Record):
             self._records.take(host, frame, payload)
         elif isinstance(frame, frames.Worker):
-            self._begun.add((host, frame.rank))
+            self._started.add((host, frame.rank))
         elif isinstance(frame, frames.WorkerExit):
-            self._worker_exit(host, frame)
+            self._handle_worker_exit(host, frame)
         elif isinstance(frame, frames.Exit):
-            self._exit(guard, frame)
+            self._handle_exit(guard, frame)
 
-    def _exit(self, guard: Guarded, frame: frames.Exit) -> None:
+    def _handle_exit(self, guard: Guarded, frame: frames.Exit) -> None:
+        """Note a guard's last frame, and the failure that it reports."""
         host = guard.node.host
         guard.exit = frame
         if frame.reason == "busy":
             self._fail(self._failure(host, "busy", message=frame.message))
-        elif frame.reason == "failed" and all(one.host != host for one in self._failures):
+        # A worker's failure, if there is one, explains launch's.
+        elif frame.reason == "failed" and all(f.host != host for f in self._failures):
             self._fail(
                 self._failure(
                     host,
@@ -272,7 +277,7 @@ class Watch:
                     exit_code=frame.exit_code,
                     signal=frame.signal,
                     message=frame.message,
-                    last_lines=tuple(self._logs.of(host, None).last),
+                    last_lines=tuple(self._logs.get_log(host, None).last_lines),
                 )
             )
         elif frame.reason in ("lease", "eof", "guard") and not self._ending:
@@ -282,17 +287,19 @@ class Watch:
                 "guard": f"a part of its guard was killed after {self._seconds():.0f} s",
             }[frame.reason]
             source = "guard" if frame.reason == "guard" else "gone"
+            # The lease ended because this machine slept: it could not renew it.
             if frame.reason == "lease" and self._pauses.longest > LEASE / 2:
                 source = "paused"
                 message = f"the control machine did not run for {self._pauses.longest:.0f} s"
             self._fail(self._failure(host, source, message=message))
 
-    def _worker_exit(self, host: str, frame: frames.WorkerExit) -> None:
+    def _handle_worker_exit(self, host: str, frame: frames.WorkerExit) -> None:
+        """Note how a worker ended, as a failure or among the ranks that ended with 0."""
         if self._ending:
             return
-        last_lines = [*self._logs.of(host, frame.rank).last]
+        last_lines = [*self._logs.get_log(host, frame.rank).last_lines]
+        # More was printed after the error than LAST_LINES: show the error instead of some of it.
         if frame.exception and not any(frame.exception[:40] in line for line in last_lines):
-            # More was printed after the error than is kept.
             error = [*[frame.exception, *frame.error_lines][: LAST_LINES // 2], "..."]
             last_lines = [*error, *last_lines[len(error) :]]
         failure = self._failure(
@@ -308,11 +315,13 @@ class Watch:
             first_on_node=frame.first or frame.exit_code == 0,
         )
         if frame.exit_code == 0:
-            self._left.append(failure)
-        elif frame.first or not self._asked:
+            self._exited.append(failure)
+        # After a stop only the first failure of a node counts: the others follow from it.
+        elif frame.first or not self._stop_requests:
             self._fail(failure)
 
     def _failure(self, host: str, source: str, **fields: Any) -> Failure:
+        """Return a Failure of now."""
         return Failure(
             host=host,
             source=source,
@@ -326,57 +335,55 @@ class Watch:
         return time.monotonic() - self._begin
 
     def _fail(self, failure: Failure) -> None:
-        _ = failure.priority  # judged now, within the border of its machine
-        if not self._failures and failure.peer_lost:
-            self._failures += self._hung()
+        """Add a failure."""
+        # Judged now: an error in it is then a failure of its machine (_isolate_errors).
+        _ = failure.priority
+        hang = self._ruling.hang
+        # The first rank gave up its wait: the rank for which all waited failed before it.
+        if hang is not None and not self._failures and failure.peer_lost:
+            message = f"no step for {hang.seconds:.0f} s: {hang.why}"
+            for host, rank in hang.ranks[:1]:
+                if host in self._guards:
+                    hung = self._failure(host, "hung", rank=rank, message=message)
+                    self._failures.append(hung)
         self._failures.append(failure)
 
-    def _hung(self) -> list[Failure]:
-        """The rank for which the others waited when the first of them gave up."""
-        hang = self._ruling.hang
-        if hang is None:
-            return []
-        message = f"no step for {hang.seconds:.0f} s: {hang.why}"
-        return [
-            self._failure(host, "hung", rank=rank, message=message)
-            for host, rank in hang.ranks[:1]
-            if host in self._guards
-        ]
-
     def _find_idle_rank(self) -> Failure | None:
-        """A rank that goes on after another has finished, if for LONGEST_IDLE no rank has done
-        anything: nothing would ever end this run."""
+        """Return a failure if a rank has finished and for LONGEST_IDLE no other has done anything:
+        nothing would ever end this run."""
         waiting = [guard for guard in self._active() if guard.running]
-        if not self._left or not waiting:
+        if not self._exited or not waiting:
             return None
         idle = min(guard.idle or 0.0 for guard in waiting)
-        if min(idle, self._seconds() - (self._left[-1].seconds or 0.0)) < LONGEST_IDLE:
+        if min(idle, self._seconds() - (self._exited[-1].seconds or 0.0)) < LONGEST_IDLE:
             return None
-        host, rank, first = waiting[0].node.host, waiting[0].running[0], self._left[0]
+        host, rank, finished = waiting[0].node.host, waiting[0].running[0], self._exited[0]
         standings = self._ruling.standings(self._plan.attempt)
-        places = [one.place for one in standings if (one.host, one.rank) == (host, rank)]
+        places = [s.place for s in standings if (s.host, s.rank) == (host, rank)]
         message = (
-            f"has done nothing for {idle / 60:.0f} min, after {first.host}, rank {first.rank} "
-            f"ended with 0: {(places or ['it did not say where it stands'])[0]}"
+            f"has done nothing for {idle / 60:.0f} min, after {finished.host}, rank "
+            f"{finished.rank} ended with 0: {(places or ['it did not say where it stands'])[0]}"
         )
         return self._failure(host, "idle", rank=rank, message=message)
 
-    def _ended(self, guard: Guarded) -> None:
+    def _handle_stream_end(self, guard: Guarded) -> None:
+        """Note that a guard's stream has ended; a failure if no `exit` frame came before."""
         guard.ended = True
         status = guard.process.wait(STATUS_WITHIN)
         if guard.exit is not None:
             return
         host = guard.node.host
+        # The guard still runs, and ends its part when its lease is over.
         if guard.process.broken:
             guard.gone = True
             self._fail(self._failure(host, "gone", message="its ssh connection broke"))
             return
-        said = " ".join(f"{guard.frames.rest()} {guard.process.stderr()}".split())[-400:]
-        said = said or f"it was killed after {self._seconds():.0f} s"
-        self._fail(self._failure(host, "guard", exit_code=status, message=said))
+        output = " ".join(f"{guard.frames.rest()} {guard.process.stderr()}".split())[-400:]
+        message = output or f"it was killed after {self._seconds():.0f} s"
+        self._fail(self._failure(host, "guard", exit_code=status, message=message))
 
-    def _decide(self, now: float, selector: selectors.BaseSelector) -> None:
-        """Act on what follows from time or from a signal."""
+    def _handle_deadlines(self, now: float, selector: selectors.BaseSelector) -> None:
+        """Give up silent guards, handle Ctrl-Z, and enter the stages that are due."""
         for guard in self._active():
             if now - guard.heard > SILENCE:
                 guard.ended = guard.gone = True
@@ -394,24 +401,26 @@ class Watch:
                 "order, and a run that is started with DETACH=1 needs no terminal"
             )
         while True:
-            stage = due(self._stage, now - self._since, bool(self._failures), self._asked)
+            seconds = now - self._since
+            stage = next_stage(self._stage, seconds, bool(self._failures), self._stop_requests)
             if stage is self._stage:
                 return
-            self._enter(stage, now, selector)
+            self._enter_stage(stage, now, selector)
 
     @property
-    def _asked(self) -> int:
-        """How often a stop was asked for, by the user or by an owner who is back."""
+    def _stop_requests(self) -> int:
+        """How often the user, or an owner who is back, asked to stop."""
         return self._stopper.asked or int(self._regroup is not None)
 
-    def _enter(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
+    def _enter_stage(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
+        """Give the order of a new stage to all guards, and say so if the workers stop."""
         self._stage, self._since = stage, now
         if stage is Stage.STOPPING:
             self._ruling.note_stop()
-            what = self._plan.program.when_stopped.format(seconds=STOP_GRACE)
-            why = "stopping" if self._stopper.asked else self._regroup
-            again = " (press again to kill them at once)" if self._stopper.asked else ""
-            self._say(f"{why}: the workers {what}{again}")
+            action = self._plan.program.when_stopped.format(seconds=STOP_GRACE)
+            cause = "stopping" if self._stopper.asked else self._regroup
+            hint = " (press again to kill them at once)" if self._stopper.asked else ""
+            self._say(f"{cause}: the workers {action}{hint}")
         for guard in self._active():
             with self._isolate_errors(guard, selector):
                 if stage is Stage.STOPPING:
@@ -420,45 +429,50 @@ class Watch:
                     guard.send({"type": "kill"})
                 elif stage is Stage.OVER:
                     guard.ended = True
-                    # The others only lost their peer: it is this one that holds on to the run.
+                    # If all others only lost their peer, this guard holds on to the run.
                     if all(failure.peer_lost for failure in self._failures):
                         message = "it was told to end its part, but went on"
                         self._fail(self._failure(guard.node.host, "guard", message=message))
 
     @property
     def _distrusted(self) -> bool:
-        """Whether a guard was killed, or sent what no guard does."""
+        """True if a guard was killed, or sent what no guard sends."""
         return any(failure.source == "guard" for failure in self._failures)
 
     @property
     def _ending(self) -> bool:
-        """Whether the guards were told to end, so that a guard's end is no failure."""
+        """True once the guards got the order to end: a guard's end is no failure then."""
         return self._stage in (Stage.ENDING, Stage.OVER)
 
     def _outcome(self) -> Outcome:
+        """Return how the attempt ended, once every guard has ended or is given up."""
         exits = {host: guard.exit for host, guard in self._guards.items() if guard.exit}
         gone = [host for host, guard in self._guards.items() if guard.gone]
-        whole = len(exits) == len(self._guards)
-        finished = whole and all(one.reason in WHOLE for one in exits.values())
+        all_exited = len(exits) == len(self._guards)
+        finished = all_exited and all(frame.reason in SUCCESSES for frame in exits.values())
+        # Only now is it a failure that ranks met no other: the run was to end by itself.
         for host, frame in exits.items() if finished else ():
-            if frame.reason == "alone":  # only now: the others were to end by themselves
+            if frame.reason == "alone":
                 finished = False
                 self._fail(self._failure(host, "alone", message=frame.message))
-        status = "finished" if finished else "stopped" if self._asked else "failed"
+        status = "finished" if finished else "stopped" if self._stop_requests else "failed"
         cause = first_of(self._failures) if status == "failed" else None
         # Only now: another machine may report later that one of its ranks had ended.
-        printed = [failure for failure in self._left if failure.exception]
+        with_exception = [failure for failure in self._exited if failure.exception]
         if status == "finished":
-            cause = first_of(printed)
+            cause = first_of(with_exception)
         elif cause and cause.source == "worker":
-            is_lost, other = cause.peer_lost, f"{cause.host}, rank {cause.rank}"
-            in_order = [one for one in self._left if is_lost and not one.exception]
-            own = [one for one in printed if is_lost or one.order <= cause.order]
-            own = [one for one in own if not one.peer_lost]
-            then = None if is_lost else f"then {explained(cause)[0]}"
+            # A rank that ended with 0 explains the failure of another: first one that printed an
+            # exception (before the failure, unless that is a lost peer), then, for a lost peer, one
+            # that just ended.
+            is_lost, lost_rank = cause.peer_lost, f"{cause.host}, rank {cause.rank}"
+            silent = [failure for failure in self._exited if is_lost and not failure.exception]
+            earlier = [f for f in with_exception if is_lost or f.order <= cause.order]
+            earlier = [failure for failure in earlier if not failure.peer_lost]
+            consequence = None if is_lost else f"then {explained(cause)[0]}"
             cause = [
-                *(replace(one, message=then) for one in own),
-                *(replace(one, message=other) for one in in_order),
+                *(replace(failure, message=consequence) for failure in earlier),
+                *(replace(failure, message=lost_rank) for failure in silent),
                 cause,
             ][0]
         return Outcome(

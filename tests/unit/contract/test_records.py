@@ -160,7 +160,7 @@ def attempted(made):
     cause = Failure("node1", "worker", 0, rank=0, exit_code=1, signal="SIGKILL", exception="E: x")
     mine.end(Outcome("failed", cause, 2.0, [], {}))
     mine.close("failed")
-    mine.say_how("type it again")
+    mine.note_how_to_resume("type it again")
     (entry,), (written,) = (
         read.read_run(made.scratch).attempts,
         json.loads(path.read_text())["attempts"],

@@ -55,9 +55,9 @@ def test_more_machines_demanded_than_there_are():
 
 def test_what_finished_but_is_not_all_here_has_a_code_of_its_own():
     finished, stopped = ended("finished"), ended("stopped")
-    assert [exit_code(finished), exit_code(finished, whole=False)] == [0, UNWRITTEN]
-    assert exit_code(stopped, whole=False) == exit_code(stopped) == STOPPED
-    assert exit_code(ended(exit_code=9), whole=False) == 9
+    assert [exit_code(finished), exit_code(finished, is_complete=False)] == [0, UNWRITTEN]
+    assert exit_code(stopped, is_complete=False) == exit_code(stopped) == STOPPED
+    assert exit_code(ended(exit_code=9), is_complete=False) == 9
 
 
 def test_a_run_whose_first_files_cannot_be_written_does_not_begin(monkeypatch):

@@ -20,7 +20,7 @@ def test_lines_do_not_depend_on_the_pieces(size):
     for start in range(0, len(wire), size):
         lines += assembler.feed(wire[start : start + size])[0]
     assert lines == ["one", "100%", "two", ""]
-    assert assembler.rest() == "last"
+    assert assembler.take_rest() == "last"
 
 
 @pytest.mark.parametrize("size", [1000, LONGEST - 1, 3 * LONGEST])
@@ -43,7 +43,7 @@ def test_of_a_long_line_the_beginning_is_shown_and_the_log_has_all(tmp_path):
     assert (tmp_path / "nodes/node1/rank0.log").read_text() == "x" * 5000 + "\n"
     cut = "x" * SHOWN + " ... (904 more characters in the log)"
     assert screen.getvalue() == f"[node1 0] {cut}\n"
-    assert list(logs.of("node1", 0).last) == [cut]
+    assert list(logs.get_log("node1", 0).last_lines) == [cut]
 
 
 def test_terminal_gets_node_and_rank_and_launch_stays_off_it(tmp_path):

@@ -158,10 +158,10 @@ def test_more_than_a_guard_sends_is_refused_before_it_fills_anything(way, size):
     with pytest.raises(Invalid):
         for number in range(1 << 16):
             way.copies.take("node1", frames.Record(STEPS, number * size, size), piece)
-    most = guards.BESIDE + PIECE * (time.monotonic() - begun)
+    most = guards.EXTRA_BYTES + PIECE * (time.monotonic() - begun)
     way.spool.drain()
     # What a second may bring is counted from the first piece, a moment before `begun` ends.
-    assert 0 < len(way.copy(STEPS)) <= 1.1 * most * size / max(size, guards.LEAST)
+    assert 0 < len(way.copy(STEPS)) <= 1.1 * most * size / max(size, guards.PIECE_COST)
 
 
 @pytest.mark.parametrize("takes", [0.0, 0.5])
@@ -229,7 +229,7 @@ READERS = {
     "its records": (guards.Records, "take", lambda _, host, *rest: host == "node1"),
     "its ranks' words": (RunLogs, "feed", lambda _, host, *rest: host == "node1"),
     "its troubles": (
-        *(Watch, "_take"),
+        *(Watch, "_handle_frame"),
         lambda _, guard, frame, *rest: (guard.node.host, frame.type) == ("node1", "trouble"),
     ),
     "its failure": (failures, "_answer", lambda failure, _: failure.source == "worker"),

@@ -319,7 +319,7 @@ def test_a_run_ends_when_one_rank_is_done_and_no_other_has_done_anything_for_lon
     """`seconds` after the first one ended; `idle` is what the other machine counts."""
     monkeypatch.setattr("launcher.watch.watch.RENEW_EVERY", 0.05)
     monkeypatch.setattr("launcher.watch.watch.SETTLE", 0)
-    monkeypatch.setattr(Watch, "_seconds", lambda watch: seconds if watch._left else 0)
+    monkeypatch.setattr(Watch, "_seconds", lambda watch: seconds if watch._exited else 0)
     outcome, _ = watch(tmp_path, [LEFT % (0, None), IDLE % idle])
     cause = outcome.cause and (outcome.cause.source, outcome.cause.rank)
     assert cause == (("idle", 1) if idle == seconds == 601 else None)

@@ -18,6 +18,7 @@ from boundary.answers import MOST_PACKAGES, Unreached
 from boundary.frames import KINDS, LARGEST, Frames
 from boundary.schema import Invalid
 from contract.errors import UserError
+from contract.records import PIECE
 from contract.text import clean
 from launcher import judge, look, measure
 from launcher.look import Control, OpenMachines
@@ -104,6 +105,9 @@ WHOLE_EXIT = GOOD[-1]
         ('{"type": "log", "rank": 2, "stream": "stdin", "bytes": 3}', "stream"),
         ('{"type": "trouble", "what": "x", "message": {"a": 1}}', "message"),
         (json.dumps({**GOOD[1], "rank": 7}), "rank"),
+        (json.dumps({**GOOD[5], "offset": None}), "offset"),
+        (json.dumps({**GOOD[5], "bytes": 0}), "bytes"),
+        (json.dumps({**GOOD[5], "bytes": PIECE + 1}), "bytes"),
         (json.dumps({**GOOD[6], "rank": 7}), "rank"),
         (json.dumps({**GOOD[6], "exit_code": "1"}), "exit_code"),
         (json.dumps({**WHOLE_EXIT, "left": ["x"]}), "left"),
