@@ -1,1 +1,1 @@
-"""What runs on a node: the guard and its recorders. Standard library only, Python >= 3.6."""
+"""Runs on a node: the guard and its recorders. Standard library only, Python >= 3.6."""

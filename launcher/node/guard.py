@@ -385,7 +385,7 @@ class Guard:
             self.owner.stop()
         # nvidia-smi is spared: the last sample still needs it, and the recorder ends it.
         spared = self.recorder.helper_pids() if self.recorder is not None else []
-        ended, hanging, statuses = end_descendants(spared)
+        commands, hanging, statuses = end_descendants(spared)
         self.note_launch_end(statuses)
         if self.output is not None:
             # All writers are dead, so what is in the pipes now is the end of the output.
@@ -400,7 +400,7 @@ class Guard:
             self.tail.send_end(self.frames)
         if hanging:
             self.message = "processes hang in the kernel and cannot be ended: {}".format(hanging)
-        processes = leftovers(ended, hanging)
+        processes = leftovers(commands, hanging)
         self.frames.send(
             "exit", reason=self.reason, message=self.message, **dict(entry, **processes)
         )

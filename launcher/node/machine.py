@@ -58,7 +58,7 @@ def cause_of(error):
     return str(error)
 
 
-def who():
+def current_user():
     """Return this user's name and home."""
     try:
         user = pwd.getpwuid(os.getuid())

@@ -7,15 +7,15 @@ import signal
 import subprocess
 import threading
 
-from launcher.node.machine import PATH, who
+from launcher.node.machine import PATH, current_user
 
-KEPT_BYTES = 8192  # of what it prints, the end
+TAIL_BYTES = 8192  # of its output, from the end
 
 
 def main(mark, task):
     """Run `task`, and print one line of JSON after the mark: the exit code, None if the check did
     not end in time, and its last lines."""
-    name, home = who()
+    name, home = current_user()
     env = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": os.environ.get("HOME", home)}
     env.update(task["env"], USER=name, LOGNAME=name)
     process = subprocess.Popen(
@@ -27,10 +27,11 @@ def main(mark, task):
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
-    ended = []
+    timed_out = threading.Event()
 
+    # The whole group: a process that the check started may hold the pipe open.
     def end_group():
-        ended.append(True)
+        timed_out.set()
         os.killpg(process.pid, signal.SIGKILL)
 
     timer = threading.Timer(task["seconds"], end_group)
@@ -38,8 +39,8 @@ def main(mark, task):
     tail, piece = b"", b"-"
     while piece:
         piece = os.read(process.stdout.fileno(), 1 << 16)
-        tail = (tail + piece)[-KEPT_BYTES:]
+        tail = (tail + piece)[-TAIL_BYTES:]
     code = process.wait()
     timer.cancel()
     lines = [line for line in tail.decode("utf-8", "replace").splitlines() if line.strip()]
-    print(mark + json.dumps({"code": None if ended else code, "lines": lines}))
+    print(mark + json.dumps({"code": None if timed_out.is_set() else code, "lines": lines}))

@@ -76,25 +76,25 @@ def versions():
     from importlib import metadata
 
     # From the metadata of packages: importing torch takes seconds.
-    found = {"python": "{}.{}.{}".format(*sys.version_info[:3])}
+    packages = {"python": "{}.{}.{}".format(*sys.version_info[:3])}
     for name in ("torch", "torchvision"):
         try:
-            found[name] = metadata.version(name)
+            packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = None
-    found["nccl"] = found["cuda"] = None
+            packages[name] = None
+    packages["nccl"] = packages["cuda"] = None
     for distribution in metadata.distributions():
         name = distribution.metadata["Name"] or ""
         if re.match(r"nvidia-nccl-cu\d+$", name):
-            found["nccl"] = distribution.version
+            packages["nccl"] = distribution.version
     # torch's metadata lacks the CUDA version that it was built with; its version.py has it.
     for folder in sys.path:
         path = pathlib.Path(folder, "torch", "version.py")
         if path.exists():
             match = re.search(r"^cuda[^=]*= *'([^']+)'", path.read_text(), re.MULTILINE)
-            found["cuda"] = match.group(1) if match else None
+            packages["cuda"] = match.group(1) if match else None
             break
-    return found
+    return packages
 
 
 def distributions(max_count):

@@ -1,4 +1,4 @@
-"""Whether this machine reaches its peers by TCP: each listens, then each connects to all others.
+"""Tests whether this machine reaches its peers by TCP: each listens, and connects to all others.
 
 Standard library only.
 """
@@ -15,29 +15,30 @@ WAIT_SECONDS = 20.0
 
 
 def main(address, listen_port, peers, mark):
-    """Listen on `address`; connect to `peers`, a list of [address, port]; print what failed
-    after the mark."""
+    """Listen on `address`, connect to `peers`, a list of [address, port], and print after the mark
+    the peers that cannot be reached."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     server = socket.socket(family, socket.SOCK_STREAM)
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Another launcher may look in the same second; both may listen, so neither stops the other.
+    # Another launcher may test in the same second; both may listen, so neither stops the other.
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    listens = listen(server, address, listen_port)
-    tried = [{"address": a, "port": port, "why": reach(family, (a, port))} for a, port in peers]
-    print(mark + json.dumps([one for one in tried if one["why"]]))
+    is_listening = listen(server, address, listen_port)
+    results = [{"address": a, "port": port, "why": reach(family, (a, port))} for a, port in peers]
+    print(mark + json.dumps([result for result in results if result["why"]]))
     sys.stdout.flush()
-    # Others may still be on their way: the control machine ends this by closing stdin.
+    # Peers may still be on their way: the control machine ends this by closing stdin.
     deadline = time.monotonic() + WAIT_SECONDS
     while not select.select([sys.stdin], [], [], 0.1)[0] and time.monotonic() < deadline:
-        listens = listens or listen(server, address, listen_port)
+        is_listening = is_listening or listen(server, address, listen_port)
 
 
 def listen(server, address, port):
-    """Whether it listens. If not, another user's launcher looks in this moment (they may not share
-    a port as those of one user may), and who reaches that one has reached this machine."""
+    """Listen on a port. Returns False if another process does; any other error ends the program."""
     try:
         server.bind((address, port))
     except OSError as error:
+        # The launcher of another user tests at this moment, and users cannot share a port. A peer
+        # that reaches that launcher has reached this machine.
         if error.errno == errno.EADDRINUSE:
             return False
         sys.exit(f"it cannot listen on {address}, port {port}: {error.strerror or error}")
@@ -46,9 +47,9 @@ def listen(server, address, port):
 
 
 def reach(family, peer):
-    """Why a peer cannot be reached, or None. The peer may begin to listen a little later than
-    this machine."""
+    """Connect to a peer. Returns None, or the reason why it cannot be reached."""
     deadline = time.monotonic() + CONNECT_SECONDS
+    # Try again for a while: the peer may begin to listen later than this machine.
     while True:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.settimeout(CONNECT_SECONDS)
@@ -56,7 +57,7 @@ def reach(family, peer):
                 sock.connect(peer)
                 return None
             except OSError as error:
-                said = error.strerror or str(error)
+                reason = error.strerror or str(error)
         if time.monotonic() > deadline:
-            return said
+            return reason
         time.sleep(0.1)

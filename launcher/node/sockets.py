@@ -33,7 +33,7 @@ Connection = collections.namedtuple("Connection", "cookie ends link sent receive
 def connections():
     """Return the Connections of this network namespace. Raises OSError if the kernel has no such
     diagnostics."""
-    found = []
+    result = []
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as link:
         link.settimeout(1.0)
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -42,12 +42,12 @@ def connections():
             link.send(HEADER.pack(size, SOCK_DIAG_BY_FAMILY, REQUEST_DUMP, 0, 0) + request)
             has_more = True
             while has_more:
-                has_more = parse_answer(link.recv(1 << 16), found)
-    return found
+                has_more = parse_answer(link.recv(1 << 16), result)
+    return result
 
 
-def parse_answer(data, found):
-    """Add the connections of one answer to the list `found`. Returns whether more answers follow.
+def parse_answer(data, result):
+    """Add the connections of one answer to the list `result`. Returns whether more answers follow.
     Raises OSError if the answer is an error."""
     offset = 0
     while offset + HEADER.size <= len(data):
@@ -57,8 +57,8 @@ def parse_answer(data, found):
             raise OSError(number, "socket diagnostics")
         if kind == DONE or size < HEADER.size:
             return False
-        if len(found) < MOST_SOCKETS:
-            found.append(parse_connection(data[offset + HEADER.size : offset + size]))
+        if len(result) < MOST_SOCKETS:
+            result.append(parse_connection(data[offset + HEADER.size : offset + size]))
         offset += size + -size % 4  # messages begin at multiples of 4 bytes
     return True
 

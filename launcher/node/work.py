@@ -64,15 +64,15 @@ def update(sent, work):
             # Whole or not at all, and with its time. Its owner may write to it, whatever the
             # original allows, since the run or a later version may change it.
             target.parent.mkdir(parents=True, exist_ok=True)
-            part, status = target.with_name(PART), source.stat()
-            shutil.copyfile(str(source), str(part))
-            part.chmod(status.st_mode & 0o777 | 0o600)
-            os.utime(str(part), ns=(status.st_atime_ns, status.st_mtime_ns))
-            part.replace(target)
+            copy, status = target.with_name(PART), source.stat()
+            shutil.copyfile(str(source), str(copy))
+            copy.chmod(status.st_mode & 0o777 | 0o600)
+            os.utime(str(copy), ns=(status.st_atime_ns, status.st_mtime_ns))
+            copy.replace(target)
         files[name] = [new_hash, target.stat().st_size, target.stat().st_mtime_ns]
-    part = work.with_name(work.name + ".part")
-    part.write_text(json.dumps({"version": version, "files": files, "kept": kept_names}))
-    part.replace(list_path(work))
+    new_list = work.with_name(work.name + ".part")
+    new_list.write_text(json.dumps({"version": version, "files": files, "kept": kept_names}))
+    new_list.replace(list_path(work))
     return kept_names
 
 

@@ -15,7 +15,7 @@ import time
 
 from launcher.node.errors import describe_ending, lines_of
 from launcher.node.link import LineReader
-from launcher.node.machine import IN_JOB, PATH, who
+from launcher.node.machine import IN_JOB, PATH, current_user
 from launcher.node.processes import decode_status, die_with_parent
 
 OPEN_FILES = 65536  # data loaders pass tensors as descriptors; 1024, the usual limit, is too few
@@ -172,7 +172,7 @@ def start_launch(task, workers, mono_start, scratch):
 
 def environment(task, workers, mono_start, scratch):
     """Return the whole environment of launch."""
-    name, home = who()
+    name, home = current_user()
     node_folder = pathlib.Path(__file__).resolve().parent
     # Of the guard's environment only HOME, so that no shell startup file matters; in a Slurm job
     # all of it, which has what the job's modules have set.

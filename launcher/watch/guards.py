@@ -26,7 +26,7 @@ from launcher.look import OpenMachines
 from launcher.machines import engine
 from launcher.machines.engine import Host, MachineError, Node, Process, talk
 from launcher.node.link import LEASE
-from launcher.node.machine import who
+from launcher.node.machine import current_user
 from launcher.outputs import show_names
 from launcher.plan import code
 from launcher.plan.code import Delivery
@@ -144,7 +144,7 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "data": node.data,
         "lease": LEASE,
         "interface": node.interface,
-        "holder": f"{who()[0]}@{socket.gethostname()}",
+        "holder": f"{current_user()[0]}@{socket.gethostname()}",
         "shared": plan.options.force,
         "peers": peer_addresses(plan, node),
         "owner_signs": list(node.owner_signs),

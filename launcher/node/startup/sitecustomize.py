@@ -1,6 +1,6 @@
-"""What a rank's Python runs before its script: when its guard asks by a signal, faulthandler writes
-where its main thread stands (launcher/node/stacks.py). It runs in whatever Python a script has,
-so it imports next to nothing, and then gives way to the environment's own sitecustomize."""
+"""Lets a rank answer its guard: on a signal, faulthandler writes the stack of its main thread
+(launcher/node/stacks.py). A rank's Python runs this before its script. It may be any Python, so
+this imports next to nothing, and then runs the environment's sitecustomize in its place."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
 
 
 def answer_signal():
-    """Register faulthandler for the signal, and the file, that the guard named."""
+    """Register faulthandler for the signal and the file that the guard named."""
     number, _, path = os.environ.pop("TANDEM_STACKS", "").partition(":")
     if path:
         import faulthandler
@@ -21,16 +21,17 @@ def answer_signal():
 
 
 def hide_folder():
-    """Neither the script nor a Python that it starts finds this folder."""
+    """Hide this folder from the script, and from Pythons that it starts."""
     sys.path[:] = [entry for entry in sys.path if entry != FOLDER]
-    left = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry != FOLDER]
-    if any(left):
-        os.environ["PYTHONPATH"] = ":".join(left)
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry != FOLDER]
+    if any(entries):
+        os.environ["PYTHONPATH"] = ":".join(entries)
     else:
         os.environ.pop("PYTHONPATH", None)
 
 
-def run_the_environments_own():
+def run_hidden_sitecustomize():
+    """Run the sitecustomize of the environment, which this one hides."""
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec
 
@@ -45,4 +46,4 @@ try:
 except Exception as error:  # a rank that cannot be asked still trains
     sys.stderr.write("tandem: this rank cannot say where it stands: {}\n".format(error))
 hide_folder()
-run_the_environments_own()
+run_hidden_sitecustomize()
