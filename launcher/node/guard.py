@@ -29,7 +29,7 @@ MACHINE_STOP = 3.0
 
 
 class Stage(enum.Enum):
-    """The stage of a guard, which only moves down this list."""
+    """Names the stages of a guard, which only moves down this list."""
 
     WAITING = "no task yet"
     RUNNING = "launch was started"
@@ -404,7 +404,9 @@ class Guard:
         self.frames.send(
             "exit", reason=self.reason, message=self.message, **dict(entry, **processes)
         )
-        self.link.deliver_pending()
+        # The frames that wait are delivered for as long as the control side shows that it lives.
+        while self.link.can_deliver():
+            self.link.wait_for_reader()
         if self.scratch is not None:
             remove_scratch(self.scratch, self.scratch_lock)
 

@@ -44,7 +44,7 @@ FIELDS = {
 
 
 class BadTask(Exception):
-    """The task cannot be carried out; the text says why, for a person."""
+    """A task cannot be carried out; the text is the reason, for people."""
 
 
 def read_task(line):
@@ -184,8 +184,3 @@ class Link:
         select.select([], [self.frames.fd], [], PATIENCE)
         self.read_orders()
         self.frames.flush()
-
-    def deliver_pending(self):
-        """Deliver the frames that wait, for as long as the control side shows that it lives."""
-        while self.can_deliver():
-            self.wait_for_reader()

@@ -16,7 +16,7 @@ TICK = 1.0 / os.sysconf("SC_CLK_TCK")  # seconds; the unit of its counters
 
 
 def prctl(option, value):
-    """prctl(2) with one argument. Raises OSError."""
+    """Call prctl(2) with one argument. Raises OSError."""
     if LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -27,7 +27,7 @@ TAIL, PIECES = 1 << 18, 4000  # bytes; reads
 
 
 class Stream:
-    """One pipe for output. The guard keeps both ends: there is no end of file while it lives."""
+    """Holds a pipe for output. The guard keeps both ends, so it sees no end of file."""
 
     def __init__(self, rank, name):
         self.rank, self.name = rank, name
@@ -55,7 +55,7 @@ class Stream:
 
 
 class Worker:
-    """One rank: `pid` is None until it starts, `status` is None until it ends; `peak` is its
+    """Describes a rank: `pid` is None until it starts, `status` until it ends; `peak` is its
     largest resident memory, in bytes."""
 
     def __init__(self, rank):

@@ -149,7 +149,7 @@ class CausePriority(enum.IntEnum):
 
 
 class Restart(enum.Enum):
-    """The result that another attempt would have."""
+    """Names the results that another attempt may have."""
 
     HELPS = enum.auto()
     SAME_AGAIN = enum.auto()

@@ -46,7 +46,7 @@ STATUS_WITHIN = 1.0  # seconds in which a guard that has closed its stream has t
 
 
 class Stage(enum.Enum):
-    """The stage of a watch. `next_stage` decides how one follows another, without a clock."""
+    """Names the stages of a watch; `next_stage` decides how one follows another."""
 
     RUNNING = enum.auto()
     SETTLING = enum.auto()  # something failed: what others report now may turn out to be its cause
@@ -384,6 +384,7 @@ class Watch:
 
     def _handle_deadlines(self, now: float, selector: selectors.BaseSelector) -> None:
         """Give up silent guards, handle Ctrl-Z, and enter the stages that are due."""
+        # A guard sends a beat every second: a silent machine is off, frozen or unreachable.
         for guard in self._active():
             if now - guard.heard > SILENCE:
                 guard.ended = guard.gone = True
@@ -394,12 +395,14 @@ class Watch:
                     self._fail(self._failure(guard.node.host, "gone", message=message))
         if idle := self._find_idle_rank() if self._stage is Stage.RUNNING else None:
             self._fail(idle)
+        # A suspended process cannot renew the leases.
         if self._stopper.suspended:
             self._stopper.suspended = False
             self._say(
                 "Ctrl-Z would end the run on every machine, so it is ignored: Ctrl-C ends it in "
                 "order, and a run that is started with DETACH=1 needs no terminal"
             )
+        # More than one stage may be due at once, as when a second Ctrl-C came.
         while True:
             seconds = now - self._since
             stage = next_stage(self._stage, seconds, bool(self._failures), self._stop_requests)
@@ -409,7 +412,7 @@ class Watch:
 
     @property
     def _stop_requests(self) -> int:
-        """How often the user, or an owner who is back, asked to stop."""
+        """The number of requests to stop, by the user or by an owner who is back."""
         return self._stopper.asked or int(self._regroup is not None)
 
     def _enter_stage(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
