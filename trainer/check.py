@@ -19,15 +19,14 @@ from .errors import sentence_of
 
 
 def check(options: Options) -> int:
-    """Print what is worth knowing of a run with these options, and what would fail; return the exit
-    code."""
+    """Print notes on a run with these options, and what would fail; return the exit code."""
     name = options.model
     try:
-        known = classifier_names() if ":" not in name else []
-        if known and name not in known:
-            near = ", ".join(difflib.get_close_matches(name, known, 3) or known[:3])
+        names = classifier_names() if ":" not in name else []
+        if names and name not in names:
+            nearest = ", ".join(difflib.get_close_matches(name, names, 3) or names[:3])
             raise UserError(
-                f"--model {name}: this torchvision has no such classifier; nearest: {near}. "
+                f"--model {name}: this torchvision has no such classifier; nearest: {nearest}. "
                 "Your own: path/file.py:function."
             )
         if (":" in name and name != DEFAULT_MODEL) or options.weights:
@@ -39,10 +38,10 @@ def check(options: Options) -> int:
     except Exception as error:  # in the user's own code
         frames = traceback.extract_tb(error.__traceback__)
         # Frames of libraries say nothing to the author of a model.
-        theirs = [frame for frame in frames if "site-packages" not in frame.filename]
-        last = (theirs or frames)[-1]
+        own_frames = [frame for frame in frames if "site-packages" not in frame.filename]
+        frame = (own_frames or frames)[-1]
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        place = f"{last.filename}, line {last.lineno}"
+        place = f"{frame.filename}, line {frame.lineno}"
         error = UserError(f"--model {name}: {reason} ({place})")
         print(sentence_of(error), file=sys.stderr)
         return BAD_INPUT
@@ -50,17 +49,19 @@ def check(options: Options) -> int:
 
 
 def try_model(options: Options) -> List[str]:
-    """Build the model, and load the weights into it; return what is worth saying. Raises
+    """Build the model, compare the weights with it, and return notes for the user. Raises
     UserError."""
+    # Imported late: torch takes seconds, and most checks do without it.
     from . import models, weights
 
     # With one rank, a parameter without a gradient keeps nobody waiting.
-    alone = int(os.environ.get("WORLD_SIZE", "1")) == 1
-    allowed = options.find_unused_parameters or alone
-    given = options.model_arguments()
-    model, notes = models.try_out(options.model, options.image_size, allowed, given)
+    is_one_rank = int(os.environ.get("WORLD_SIZE", "1")) == 1
+    allowed = options.find_unused_parameters or is_one_rank
+    arguments = options.model_arguments()
+    model, notes = models.try_out(options.model, options.image_size, allowed, arguments)
     if options.weights:
         name = f"--weights {options.weights}"
-        fit = weights.fitting(model, weights.read_weights(options.weights).tensors, models.CLASSES)
+        tensors = weights.read_weights(options.weights).tensors
+        fit = weights.fit_tensors(model, tensors, models.CLASSES)
         fit.refuse_another_net(name, options.model)
     return notes

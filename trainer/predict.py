@@ -36,43 +36,44 @@ Columns = Dict[str, torch.Tensor]  # of all images, by name
 
 def infer(options: Options, world: World) -> int:
     """Write the files of --predict, --extract and --evaluate, with each image once, in the order of
-    the data set; train nothing."""
-    asked = " and ".join(f"--{name}" for name in options.results)
+    the data set; train nothing. Returns the exit code. Raises UserError. Collective."""
+    flags = " and ".join(f"--{name}" for name in options.results)
     if options.weights is None and options.resume == "none":
-        raise UserError(f"{asked} needs a trained model: give --resume auto or --weights.")
+        raise UserError(f"{flags} needs a trained model: give --resume auto or --weights.")
     with world.raise_on_all_ranks():
         if world.rank == 0:  # which alone writes
             _check_writable(options)
-    trained = _trained_model(options, world)
-    parts = build_materials(options, world)
-    here = parts.train_set.classes
-    classes = here if trained.classes is None else trained.classes
+    trained = _read_model(options, world)
+    materials = build_materials(options, world)
+    data_classes = materials.train_set.classes
+    classes = data_classes if trained.classes is None else trained.classes
     if options.evaluate:
-        _check_classes(here, classes)
-    if len(classes) != len(here):
+        _check_classes(data_classes, classes)
+    # The model was built for the classes of --data: build it again for those it was trained on.
+    if len(classes) != len(data_classes):
         with world.raise_on_all_ranks():
-            _refuse_more_classes(parts.model, trained.tensors, len(here), len(classes))
+            _refuse_more_classes(materials.model, trained.tensors, len(data_classes), len(classes))
             words = options.model_arguments()
-            model = build_model(options.model, len(classes), parts.image_size, words)
-        parts = dataclasses.replace(parts, model=model)
-    job = build_job(options, world, parts, Clock(world.device))
+            model = build_model(options.model, len(classes), materials.image_size, words)
+        materials = dataclasses.replace(materials, model=model)
+    job = build_job(options, world, materials, Clock(world.device))
     with world.raise_on_all_ranks():
         checkpoint.load_weights(job.model, trained.tensors)
     columns = _infer_all(job, classes)
     if world.rank == 0:
-        _write(job, columns, classes)
+        _write_results(job, columns, classes)
         images = pluralize(len(job.eval_set), "image")
         print(f"{len(columns['index'])} of {images} of val: written")
         if trained.classes is None:
             print("the weights name no classes: the names are those of --data, by their order")
-        elif changes := checkpoint.class_changes(trained.classes, here):
+        elif changes := checkpoint.class_changes(trained.classes, data_classes):
             print(f"classes are named as the model was trained: {changes}")
     return 0
 
 
-def _trained_model(options: Options, world: World) -> TrainedModel:
-    """That of the newest checkpoint, or of --weights where there is none; its average where it has
-    one, as in a run's own evaluation. Collective."""
+def _read_model(options: Options, world: World) -> TrainedModel:
+    """Read the model of the newest checkpoint, or of --weights if there is none; its average if it
+    has one, as in a run's own evaluation. Collective."""
     state = resume.find_model(options, world)
     if state is not None:
         average = state["ema"]["average"] if state["ema"] else None
@@ -84,41 +85,48 @@ def _trained_model(options: Options, world: World) -> TrainedModel:
     return trained
 
 
-def _check_classes(here: List[str], classes: List[str]) -> None:
-    """Raise UserError where --data has images that no class of the model is right for."""
-    known = set(classes)
-    unknown = [name for name in here if name not in known]
+def _check_classes(data_classes: List[str], classes: List[str]) -> None:
+    """Raise UserError if --data has a class that the model does not know."""
+    trained = set(classes)
+    unknown = [name for name in data_classes if name not in trained]
     if unknown:
         raise UserError(
-            f"--evaluate: of the {pluralize(len(here), 'class')} of --data the model was not "
-            f"trained on {checkpoint.listed(unknown)}, but on {checkpoint.listed(classes)}: give "
-            "images of its own classes, in folders of their names."
+            f"--evaluate: of the {pluralize(len(data_classes), 'class')} of --data the model was "
+            f"not trained on {checkpoint.listed(unknown)}, but on {checkpoint.listed(classes)}: "
+            "give images of its own classes, in folders of their names."
         )
 
 
 def _refuse_more_classes(
-    model: torch.nn.Module, tensors: Dict[str, torch.Tensor], here: int, count: int
+    model: torch.nn.Module,
+    tensors: Dict[str, torch.Tensor],
+    data_class_count: int,
+    class_count: int,
 ) -> None:
-    """Raise UserError where a file names `count` classes and has fewer numbers than a classifier of
-    so many has: it would be built before its weights are compared. `here`: classes of `model`."""
+    """Raise UserError if a file names more classes than its numbers are enough for. `model` is
+    built for `data_class_count` classes."""
+    # The net for `class_count` classes is built before its weights are compared: a damaged file
+    # that names a billion must not take the memory for them.
     state = model.state_dict()
-    numbers_per_class = sum(state[name].numel() for name in head(model, here)) // here
+    head_numbers = sum(state[name].numel() for name in head(model, data_class_count))
+    numbers_per_class = head_numbers // data_class_count
     numbers = sum({place(tensor): tensor.numel() for tensor in tensors.values()}.values())
-    if count * max(1, numbers_per_class) > numbers:
+    if class_count * max(1, numbers_per_class) > numbers:
         raise UserError(
-            f"the weights name {count:,} classes and have {numbers:,} numbers, which no classifier "
-            "of so many classes has: they are damaged. Take another file."
+            f"the weights name {class_count:,} classes and have {numbers:,} numbers, which no "
+            "classifier of so many classes has: they are damaged. Take another file."
         )
 
 
 def _check_writable(options: Options) -> None:
-    """Raise UserError before the work rather than after it if a file could not be written."""
+    """Raise UserError if a file of the results could not be written: before the work, not after."""
     files = [pathlib.Path(file) for file in options.results.values()]
     if len(set(files)) < len(files):
-        asked = " and ".join(f"--{name}" for name in options.results)
-        raise UserError(f"{asked} would write the same file: give each a name of its own.")
+        flags = " and ".join(f"--{name}" for name in options.results)
+        raise UserError(f"{flags} would write the same file: give each a name of its own.")
     for file in files:
         folder = file.parent
+        # A launcher names files in the run's output, whose folders nobody has made yet.
         if options.output and pathlib.Path(options.output) in folder.parents:
             with contextlib.suppress(OSError):  # then there is none, which is said below
                 folder.mkdir(parents=True, exist_ok=True)
@@ -128,12 +136,13 @@ def _check_writable(options: Options) -> None:
             raise UserError(f"{file}: this user may not write into {folder}.")
 
 
-def _write(job: Job, columns: Columns, classes: List[str]) -> None:
-    """`classes`: the names of the model's."""
+def _write_results(job: Job, columns: Columns, classes: List[str]) -> None:
+    """Write a file for each result that the options name. `classes`: the model's names. Raises
+    RankError."""
     writers: Dict[str, Callable[[Job, Columns, BinaryIO], None]] = {
-        "predict": partial(_predictions, classes),
-        "extract": _embeddings,
-        "evaluate": partial(_evaluation, classes),
+        "predict": partial(_write_predictions, classes),
+        "extract": _write_embeddings,
+        "evaluate": partial(_write_evaluation, classes),
     }
     for option, name in job.options.results.items():
         try:
@@ -145,56 +154,59 @@ def _write(job: Job, columns: Columns, classes: List[str]) -> None:
 
 @torch.no_grad()
 def _infer_all(job: Job, classes: List[str]) -> Columns:
-    """What the options ask for of all images of all ranks, in data-set order; `classes`: the names
-    of the model's."""
+    """Run the model over all images of all ranks; return the columns that the options need, in
+    data-set order: int64 `index`, `label` and `target`, fp64 `probability` and `loss`, bool `top1`
+    and `top5`, each (images), and fp32 `features` (images, features). `classes`: the model's names.
+    Raises UserError. Collective."""
     options = job.options
     captured: Dict[str, torch.Tensor] = {}
-    last = last_linear(job.model)
-    if options.extract and last is None:
+    classifier = last_linear(job.model)
+    if options.extract and classifier is None:
         raise UserError("--extract: this model has no linear layer whose input to take.")
-    if last is not None:
-        last.register_forward_pre_hook(lambda _, inputs: captured.update(features=inputs[0]))
-    # By their names, since --data may have only some of the model's classes.
+    if classifier is not None:
+        classifier.register_forward_pre_hook(lambda _, inputs: captured.update(features=inputs[0]))
+    # Match classes by name, since --data may have only some of the model's.
     numbers = torch.tensor(
         [classes.index(name) for name in job.train_set.classes if name in classes]
     )
-    # The same on any number of ranks, as a rank's part of a step is not.
+    # The size of a batch changes a result's last bits, so it must not depend on the ranks.
     size = max(1, options.per_node_batch_size // options.accumulate)
-    parts = []
+    batches = []
     job.model.eval()
     for batch in eval_batches(job.eval_set, options, job.world, size):
         images, _ = batch.on(job.world.device)
         with one_pass(), job.precision.computing():
             outputs = job.model(job.normalise(images)).double()
         best = outputs.softmax(1).max(1)
-        part = {"index": batch.indices, "label": best.indices, "probability": best.values}
+        row_columns = {"index": batch.indices, "label": best.indices, "probability": best.values}
         if options.extract:
-            part["features"] = captured["features"].flatten(1).float()
+            row_columns["features"] = captured["features"].flatten(1).float()
         if options.evaluate:
-            part["target"] = numbers[batch.targets]
-            scores = score(outputs, part["target"].to(outputs.device))
-            part.update(zip(("top1", "top5", "loss"), scores))
-        parts.append({name: column.cpu() for name, column in part.items()})
-    rows = [theirs for theirs in job.world.gather_state(_joined(parts)) if theirs]
+            row_columns["target"] = numbers[batch.targets]
+            scores = score(outputs, row_columns["target"].to(outputs.device))
+            row_columns.update(zip(("top1", "top5", "loss"), scores))
+        batches.append({name: column.cpu() for name, column in row_columns.items()})
+    rows = [theirs for theirs in job.world.gather_state(_join_columns(batches)) if theirs]
     if not rows:
         raise UserError("--predict, --extract, --evaluate: not one image of val can be read.")
-    columns = _joined(rows)
-    lost = int((~columns["probability"].isfinite()).sum())
-    if lost:
+    columns = _join_columns(rows)
+    unfinite_count = int((~columns["probability"].isfinite()).sum())
+    if unfinite_count:
         raise UserError(
-            f"the model's outputs for {lost} of {len(columns['index'])} images are not finite: "
-            "give --precision fp32, or a checkpoint from before it diverged."
+            f"the model's outputs for {unfinite_count} of {len(columns['index'])} images are not "
+            "finite: give --precision fp32, or a checkpoint from before it diverged."
         )
     order = columns["index"].argsort()
     return {name: column[order] for name, column in columns.items()}
 
 
-def _joined(parts: List[Columns]) -> Columns:
-    return {name: torch.cat([part[name] for part in parts]) for name in (parts or [{}])[0]}
+def _join_columns(tables: List[Columns]) -> Columns:
+    return {name: torch.cat([table[name] for table in tables]) for name in (tables or [{}])[0]}
 
 
-def _predictions(classes: List[str], job: Job, columns: Columns, file: BinaryIO) -> None:
-    """A CSV table. Names that are not UTF-8 keep their bytes, which alone find the file."""
+def _write_predictions(classes: List[str], job: Job, columns: Columns, file: BinaryIO) -> None:
+    """Write a CSV table of path, class and probability."""
+    # A path that is not UTF-8 keeps its bytes: no others find the file.
     text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
     table = csv.writer(text)
     table.writerow(["path", "class", "probability"])
@@ -205,25 +217,27 @@ def _predictions(classes: List[str], job: Job, columns: Columns, file: BinaryIO)
     text.detach()  # flushes the text and leaves the file open for its owner to close
 
 
-def _embeddings(job: Job, columns: Columns, file: BinaryIO) -> None:
-    """A torch file: `paths`, and `embeddings` float32 (images, features)."""
+def _write_embeddings(job: Job, columns: Columns, file: BinaryIO) -> None:
+    """Write a torch file: `paths`, and `embeddings` fp32 (images, features)."""
     paths = [job.eval_set.paths[index] for index in columns["index"].tolist()]
     torch.save({"paths": paths, "embeddings": columns["features"]}, file)
 
 
-def _evaluation(classes: List[str], job: Job, columns: Columns, file: BinaryIO) -> None:
-    """JSON, described in docs/run-directory.md: the same on any number of ranks."""
+def _write_evaluation(classes: List[str], job: Job, columns: Columns, file: BinaryIO) -> None:
+    """Write JSON, described in docs/run-directory.md: the same on any number of ranks."""
     by_class = [
-        {"name": name, **_figures(columns, columns["target"] == classes.index(name))}
+        {"name": name, **_measure(columns, columns["target"] == classes.index(name))}
         for name in job.train_set.classes
     ]
-    wrong = ~columns["top1"]
-    pairs = columns["target"][wrong] * len(classes) + columns["label"][wrong]
+    is_wrong = ~columns["top1"]
+    pairs = columns["target"][is_wrong] * len(classes) + columns["label"][is_wrong]
+    # One number stands for each pair of true and predicted class, so that torch can count pairs.
     codes, counts = (column.tolist() for column in pairs.unique(return_counts=True))
-    most = sorted(zip(codes, counts), key=lambda pair: (-pair[1], pair[0]))[:MOST_CONFUSED]
+    by_frequency = sorted(zip(codes, counts), key=lambda pair: (-pair[1], pair[0]))
     confused = [
         {"name": classes[true], "predicted": classes[predicted], "images": number}
-        for (true, predicted), number in ((divmod(code, len(classes)), n) for code, n in most)
+        for code, number in by_frequency[:MOST_CONFUSED]
+        for true, predicted in [divmod(code, len(classes))]
     ]
     document: Dict[str, Any] = {
         "model": job.options.model,
@@ -231,15 +245,16 @@ def _evaluation(classes: List[str], job: Job, columns: Columns, file: BinaryIO) 
         "precision": job.options.precision,
         "image_size": job.eval_set.sizes.evaluate,
         "unreadable": len(job.eval_set) - len(columns["index"]),
-        **_figures(columns, torch.ones_like(wrong)),
+        **_measure(columns, torch.ones_like(is_wrong)),
         "classes": by_class,
         "confused": confused,
     }
     file.write(json.dumps(document, indent=1).encode())
 
 
-def _figures(columns: Columns, chosen: torch.Tensor) -> Dict[str, Any]:
-    """Of the chosen images; sums are exact, so that no order of images changes their last bit."""
+def _measure(columns: Columns, chosen: torch.Tensor) -> Dict[str, Any]:
+    """Compute accuracy and mean loss of the images that the mask `chosen` (images) selects."""
+    # These sums are exact: no order of the images changes their last bit.
     count = int(chosen.sum())
     if not count:
         return {"images": 0, "top1": None, "top5": None, "loss": None}

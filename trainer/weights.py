@@ -59,104 +59,116 @@ def read_weights(file: str, average: bool = False) -> TrainedModel:
             state = load(name, content)
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}.") from error
-    # Of a checkpoint of another version no more is asked than is used.
+    # Check only the fields that are used: the checkpoint may be of another version.
     classes = state.get("classes")
-    known = classes if classes and SNAPSHOT["classes"](classes) else None
+    class_names = classes if classes and SNAPSHOT["classes"](classes) else None
     if not average:
-        tensors = dict(_flat(state))
-        return TrainedModel(tensors_in(name, tensors or None), known)
+        tensors = dict(_iterate_tensors(state))
+        return TrainedModel(tensors_in(name, tensors or None), class_names)
     ema = state.get("ema")
     if isinstance(ema, dict):
-        return TrainedModel(tensors_in(name, ema.get("average")), known)
+        return TrainedModel(tensors_in(name, ema.get("average")), class_names)
     key = next((key for key in KEYS if isinstance(state.get(key), dict)), None)
-    return TrainedModel(tensors_in(name, state[key] if key else state), known)
+    return TrainedModel(tensors_in(name, state[key] if key else state), class_names)
 
 
-def _flat(state: Dict[Any, Any], prefix: str = "", depth: int = 0) -> Iterable[Tuple[str, Any]]:
+def _iterate_tensors(
+    state: Dict[Any, Any], prefix: str = "", depth: int = 0
+) -> Iterable[Tuple[str, Any]]:
     """Yield the tensors of a file by their names, with the keys above them."""
     for key, value in state.items():
+        # Whoever made the file chose its keys: the limits bound the time and memory they take.
         if not isinstance(key, str) or len(prefix) + len(key) > LONGEST_NAME:
             continue
         if is_plain(value):
             yield prefix + key, value
         elif isinstance(value, dict) and depth < DEEPEST:
-            yield from _flat(value, f"{prefix}{key}.", depth + 1)
+            yield from _iterate_tensors(value, f"{prefix}{key}.", depth + 1)
 
 
 def start_from_weights(job: Job) -> None:
     """Start from the model of --weights. Collective."""
-    name, now, changes = f"--weights {job.options.weights}", job.train_set.classes, ""
+    name, class_names, changes = f"--weights {job.options.weights}", job.train_set.classes, ""
     with job.world.raise_on_all_ranks():
         trained = read_weights(job.options.weights or "")
-        fit = fitting(job.model, trained.tensors, len(now), job.options.weights_prefix)
-        said = fit.refuse_another_net(name, job.options.model)
+        typed_prefix = job.options.weights_prefix
+        fit = fit_tensors(job.model, trained.tensors, len(class_names), typed_prefix)
+        lines = fit.refuse_another_net(name, job.options.model)
         refuse_not_finite(job.model, fit.tensors)
         job.model.load_state_dict(fit.tensors, strict=False)
+        # Masters and average were made of the random weights that have just been replaced.
         job.precision.renew_masters(job.model, fit.tensors)
         if job.ema is not None:
             job.ema.begin(job.precision.full_state(job.model))
     if trained.classes is not None:
-        changes = class_changes(trained.classes, now)
-    for line in said:
+        changes = class_changes(trained.classes, class_names)
+    for line in lines:
         log.info(f"{name}: {line}")
     if changes:
         log.info(f"{name}: its model was trained on other classes ({changes})")
 
 
 class Fit(NamedTuple):
-    """What a file has for a model: `tensors` by the model's names; of the model those that are
-    `new`, and why; and how many of the file's have no place. `prefixes`: of all networks that fit
-    equally well, the chosen one's first; `is_settled`: the others are averages of it."""
+    """A file's tensors by a model's names. `new` maps each tensor of the model that the file lacks
+    to the reason. `unplaced_count`: tensors of the file that the model lacks. `backbone_share`: the
+    loaded part of the backbone's parameters, 0 to 1. `prefixes`: of all networks that fit equally
+    well, the chosen one's first; `is_settled`: the others are averages of it."""
 
     tensors: Dict[str, torch.Tensor]
     new: Dict[str, str]
-    left: int
-    share: float  # of the parameters of the backbone
+    unplaced_count: int
+    backbone_share: float
     prefixes: List[str]
     is_settled: bool
 
     def refuse_another_net(self, name: str, model: str) -> List[str]:
-        """Say what was loaded. Raises UserError where less than half of the backbone is there, or
-        where several networks are."""
-        all_of_it = len(self.tensors) + len(self.new)
-        found = f"{len(self.tensors)} of the {pluralize(all_of_it, 'tensor')} of --model {model}"
-        if self.share < 0.5:
+        """Return lines that say what was loaded. Raises UserError if the file has less than half of
+        the backbone, or several networks that fit equally well."""
+        total = len(self.tensors) + len(self.new)
+        loaded = f"{len(self.tensors)} of the {pluralize(total, 'tensor')} of --model {model}"
+        if self.backbone_share < 0.5:
             raise UserError(
-                f"{name}: only {found} are in it, {100 * self.share:.0f} % of the backbone's "
-                f"parameters ({_listed(self.new)}): they are weights of another net: give the "
-                "model that they were trained in, or weights of this one."
+                f"{name}: only {loaded} are in it, {100 * self.backbone_share:.0f} % of the "
+                f"backbone's parameters ({_list_names(self.new)}): they are weights of another "
+                "net: give the model that they were trained in, or weights of this one."
             )
-        chosen, *others = (repr(prefix) if prefix else "no prefix" for prefix in self.prefixes)
+        chosen, *other_prefixes = (
+            repr(prefix) if prefix else "no prefix" for prefix in self.prefixes
+        )
         if not self.is_settled:
             raise UserError(
                 f"{name}: several networks in it fit --model {model} equally well. Their prefixes: "
-                f"{_listed([chosen, *others])}. Choose one with --weights_prefix, like "
+                f"{_list_names([chosen, *other_prefixes])}. Choose one with --weights_prefix, like "
                 f"WEIGHTS_PREFIX={self.prefixes[0] or self.prefixes[1]}"
             )
-        left = f"; {self.left} of the file have no place in it" if self.left else ""
+        count = self.unplaced_count
+        unplaced = f"; {count} of the file have no place in it" if count else ""
+        average = ", and not its average " if other_prefixes else ""
         lines = [
-            f"loaded {found}, {100 * self.share:.4g} % of the backbone's parameters{left}. Prefix "
-            f"in the file: {chosen}{', and not its average ' * bool(others)}{_listed(others)}"
+            f"loaded {loaded}, {100 * self.backbone_share:.4g} % of the backbone's parameters"
+            f"{unplaced}. Prefix in the file: {chosen}{average}{_list_names(other_prefixes)}"
         ]
-        named = _listed([f"{key} ({why})" for key, why in self.new.items()])
-        return lines + ([f"not loaded, so new: {named}"] if self.new else [])
+        new_tensors = _list_names([f"{key} ({reason})" for key, reason in self.new.items()])
+        return lines + ([f"not loaded, so new: {new_tensors}"] if self.new else [])
 
 
-def fitting(
+def fit_tensors(
     model: nn.Module,
     tensors: Dict[str, torch.Tensor],
     classes: int,
     typed_prefix: Optional[str] = None,
 ) -> Fit:
-    """Find what of a file's tensors the model takes. Raises UserError for a prefix that fits
-    nothing."""
-    state, theirs = model.state_dict(), set(head(model, classes))
+    """Match a file's `tensors` with `model`, a net for `classes` classes, by name and shape.
+    `typed_prefix`: the user's choice among the file's networks. Raises UserError for a prefix that
+    fits nothing."""
+    state, head_names = model.state_dict(), set(head(model, classes))
+    # torch.compile puts this part into the names of what it has wrapped.
     plain = {name.replace("_orig_mod.", ""): tensor for name, tensor in tensors.items()}
-    backbone = {name: tensor for name, tensor in state.items() if name not in theirs}
+    backbone = {name: tensor for name, tensor in state.items() if name not in head_names}
     fits = _count_fits(plain, backbone)
     if typed_prefix is not None:
-        fits = _with_prefix(fits, typed_prefix)
-    # Of networks that fit equally well the one is taken of which the others are averages.
+        fits = _keep_prefix(fits, typed_prefix)
+    # Of networks that fit equally well, take the one of which the others are averages.
     best = max(fits.values())
     equal = sorted(way for way, count in fits.items() if count == best)
     if 2 * best < len(backbone):
@@ -164,29 +176,33 @@ def fitting(
     trained = [way for way in equal if not AVERAGE.search(way[0])] or equal
     ways = trained + [way for way in equal if way not in trained]
     cut, added = ways[0]
+    # Tensors outside the chosen network keep their names, and count as unplaced below.
     aligned = {name: tensor for name, tensor in plain.items() if not name.startswith(cut)}
     for name, tensor in plain.items():
         if name.startswith(cut):
             aligned[added + name[len(cut) :]] = tensor
     loaded: Dict[str, torch.Tensor] = {}
     new: Dict[str, str] = {}
-    for name, own in state.items():
+    for name, expected in state.items():
         value = aligned.get(name)
-        if value is not None and value.shape != own.shape and name.split(".")[-1] in POSITIONS:
-            value = _resized(value, own)
+        # A transformer for another image size differs only in the number of its positions.
+        if value is not None and value.shape != expected.shape and name.split(".")[-1] in POSITIONS:
+            value = _resize_positions(value, expected)
         if value is None and name.endswith("num_batches_tracked"):
-            value = own  # older files have none, and it counts only without a momentum
+            value = expected  # older files have none, and it counts only without a momentum
         if value is None:
             new[name] = "not there"
-        elif value.shape != own.shape:
-            new[name] = f"{_shape(value)} there, {_shape(own)} here"
+        elif value.shape != expected.shape:
+            new[name] = f"{_describe_shape(value)} there, {_describe_shape(expected)} here"
         else:
             loaded[name] = value
-    counts = {k: p.numel() for k, p in model.named_parameters() if k not in theirs}
+    counts = {k: p.numel() for k, p in model.named_parameters() if k not in head_names}
     total = sum(counts.values())
-    share = sum(counts.get(name, 0) for name in loaded) / total if total else 1.0
-    left = sum(name not in state for name in aligned)
-    return Fit(loaded, new, left, share, [cut for cut, _ in ways], len(trained) == 1)
+    # A net that is all head has no backbone to lack.
+    backbone_share = sum(counts.get(name, 0) for name in loaded) / total if total else 1.0
+    unplaced_count = sum(name not in state for name in aligned)
+    prefixes = [cut for cut, _ in ways]
+    return Fit(loaded, new, unplaced_count, backbone_share, prefixes, len(trained) == 1)
 
 
 Way = Tuple[str, str]  # to the model's names: a prefix that is cut off, and one that is added
@@ -197,55 +213,59 @@ def _count_fits(
 ) -> "Counter[Way]":
     """Count how many tensors of the backbone each way finds, by name and shape."""
     fits: Counter[Way] = Counter({("", ""): 0})
-    parts = Counter(name[: dot.end()] for name in backbone for dot in re.finditer("[.]", name))
+    modules = Counter(name[: dot.end()] for name in backbone for dot in re.finditer("[.]", name))
     # Most of the model may be in a module that the file's network is.
-    added = ["", *(part for part, count in parts.items() if 2 * count > len(backbone))]
+    large = [module for module, count in modules.items() if 2 * count > len(backbone)]
+    added_prefixes = ["", *large]
     for name, tensor in tensors.items():
         dots = itertools.islice(re.finditer("[.]", name), LONGEST_PREFIX)
         for end in (0, *(dot.end() for dot in dots)):
-            cut, rest = name[:end], name[end:]
-            for more in added:
-                ours = backbone.get(more + rest)
+            cut, suffix = name[:end], name[end:]
+            for added in added_prefixes:
+                ours = backbone.get(added + suffix)
                 # What is cut off and added again changes nothing.
-                if ours is None or (more and cut.endswith(more)):
+                if ours is None or (added and cut.endswith(added)):
                     continue
-                fits[cut, more] += ours.shape == tensor.shape or rest.split(".")[-1] in POSITIONS
+                fits[cut, added] += ours.shape == tensor.shape or suffix.split(".")[-1] in POSITIONS
     return fits
 
 
-def _with_prefix(fits: "Counter[Way]", typed: str) -> "Counter[Way]":
-    """Keep the ways of one prefix, which may lack the keys above it. Raises UserError."""
-    whole = f"{typed.rstrip('.')}." if typed else ""
-    cuts = {cut for cut, _ in fits if f".{cut}".endswith(f".{whole}")} if whole else {""}
+def _keep_prefix(fits: "Counter[Way]", typed: str) -> "Counter[Way]":
+    """Keep the ways that cut off the prefix `typed`. Raises UserError if there are none."""
+    # The user may leave out the keys of the file above the net, such as `state_dict`.
+    ending = f"{typed.rstrip('.')}." if typed else ""
+    cuts = {cut for cut, _ in fits if f".{cut}".endswith(f".{ending}")} if ending else {""}
     if not cuts:
-        known = ", ".join(repr(cut) for (cut, _), _ in fits.most_common(SHOWN) if cut)
+        examples = ", ".join(repr(cut) for (cut, _), _ in fits.most_common(SHOWN) if cut)
         raise UserError(
             f"--weights_prefix {typed}: no tensor behind it fits the model. Of the file these do: "
-            f"{known or 'none'}."
+            f"{examples or 'none'}."
         )
     return Counter({way: n for way, n in fits.items() if way[0] == min(cuts, key=len)})
 
 
-def _resized(value: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
-    """A transformer's positions (1, tokens, width) for images of another size; as they are where
-    the tokens are no square with the same ones before it."""
-    if value.ndim != 3 or own.ndim != 3 or value.shape[2] != own.shape[2]:
+def _resize_positions(value: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Scale a transformer's positions (1, tokens, width) to the image size of `target`. Return them
+    unchanged if their tokens are no square with as many extra tokens before it as in `target`."""
+    if value.ndim != 3 or target.ndim != 3 or value.shape[2] != target.shape[2]:
         return value
-    then, now = math.isqrt(value.shape[1]), math.isqrt(own.shape[1])
-    first = value.shape[1] - then**2
-    if first != own.shape[1] - now**2 or len(value) != 1:
+    source_side, target_side = math.isqrt(value.shape[1]), math.isqrt(target.shape[1])
+    extra_tokens = value.shape[1] - source_side**2
+    if extra_tokens != target.shape[1] - target_side**2 or len(value) != 1:
         return value
-    grid = value[:, first:].float().reshape(1, then, then, -1).permute(0, 3, 1, 2)
-    grid = functional.interpolate(grid, (now, now), mode="bicubic", antialias=True)
+    # The extra tokens (class, registers) have no place in the image, and stay as they are.
+    grid = value[:, extra_tokens:].float().reshape(1, source_side, source_side, -1)
+    grid = grid.permute(0, 3, 1, 2)
+    grid = functional.interpolate(grid, (target_side, target_side), mode="bicubic", antialias=True)
     flat = grid.permute(0, 2, 3, 1).flatten(1, 2).to(value.dtype)
-    return torch.cat([value[:, :first], flat], 1)
+    return torch.cat([value[:, :extra_tokens], flat], 1)
 
 
-def _shape(tensor: torch.Tensor) -> str:
+def _describe_shape(tensor: torch.Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a number"
 
 
-def _listed(names: Iterable[str]) -> str:
+def _list_names(names: Iterable[str]) -> str:
     listed = list(names)
-    more = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return ", ".join(listed[:SHOWN]) + more
+    ending = f" and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
+    return ", ".join(listed[:SHOWN]) + ending

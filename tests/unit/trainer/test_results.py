@@ -116,7 +116,7 @@ def test_a_predicted_class_cannot_be_a_formula(tmp_path):
     values = {"index": [0, 1], "label": [1, 0], "probability": [0.5, 0.5]}
     with (tmp_path / "out.csv").open("wb") as file:
         columns = {name: torch.tensor(value) for name, value in values.items()}
-        predict._predictions(["=1", "-1\ud800"], job, columns, file)
+        predict._write_predictions(["=1", "-1\ud800"], job, columns, file)
     rows = (tmp_path / "out.csv").read_bytes().splitlines()[1:]
     assert rows == [
         b"val/=1/caf\xe9.png,'-1\\ud800,0.500000", rb"val/a/\x1b[2J.png,'=1,0.500000",

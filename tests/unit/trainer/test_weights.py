@@ -23,7 +23,7 @@ from tests.trainer_ranks import (
 from trainer.freeze import freeze
 from trainer.models import WithHead, head
 from trainer.optim import build_optimizer
-from trainer.weights import fitting, read_weights
+from trainer.weights import fit_tensors, read_weights
 
 PER_CLASS = 8
 MODEL = ["--model", "tests.trainer_models:normed", "--workers", 0, "--per_node_batch_size", 4]
@@ -63,8 +63,8 @@ def test_the_files_that_people_have_start_a_model_of_ten_classes(thousand, tmp_p
     else:
         torch.save(FILES[kind](thousand), path)
     model = RESNET(weights=None, num_classes=10)
-    fit = fitting(model, read_weights(str(path)).tensors, 10)
-    assert sorted(fit.new) == ["fc.bias", "fc.weight"] and fit.share == 1
+    fit = fit_tensors(model, read_weights(str(path)).tensors, 10)
+    assert sorted(fit.new) == ["fc.bias", "fc.weight"] and fit.backbone_share == 1
     same = [
         torch.allclose(fit.tensors[n].float(), thousand[n].float(), atol=1e-3) for n in fit.tensors
     ]
@@ -100,7 +100,7 @@ def test_of_two_networks_in_a_file_the_trained_one_or_the_named_one_is_taken(
     zeros = {name: torch.zeros_like(one) for name, one in thousand.items()}
     torch.save(PAIRS[kind](thousand, zeros), path)
     tensors = read_weights(str(path)).tensors
-    fit = fitting(model, tensors, 10)
+    fit = fit_tensors(model, tensors, 10)
     if kind in AVERAGED:
         assert fit.tensors["conv1.weight"].any() and fit.prefixes[0] == AVERAGED[kind]
         assert fit.prefixes[1] in fit.refuse_another_net("x", "y")[0]
@@ -109,19 +109,19 @@ def test_of_two_networks_in_a_file_the_trained_one_or_the_named_one_is_taken(
             fit.refuse_another_net("x", "y")
         assert all(prefix in str(refused.value) for prefix in fit.prefixes)
     for number, prefix in enumerate(PREFIXES[kind]):
-        named = fitting(model, tensors, 10, prefix)
+        named = fit_tensors(model, tensors, 10, prefix)
         assert named.tensors["conv1.weight"].any() == (number == 0)
         assert named.prefixes[0] in named.refuse_another_net("x", "y")[0]
     with pytest.raises(UserError, match="--weights_prefix nothing: "):
-        fitting(model, tensors, 10, "nothing")
+        fit_tensors(model, tensors, 10, "nothing")
 
 
 def test_a_backbone_of_one_s_own_takes_the_net_s_weights(thousand):
     """Its tensors have a prefix that the file's have not."""
     backbone = RESNET(weights=None)
     backbone.fc = nn.Identity()
-    fit = fitting(WithHead(backbone, 512, 10), thousand, 10)
-    assert sorted(fit.new) == ["fc.bias", "fc.weight"] and fit.share == 1
+    fit = fit_tensors(WithHead(backbone, 512, 10), thousand, 10)
+    assert sorted(fit.new) == ["fc.bias", "fc.weight"] and fit.backbone_share == 1
 
 
 def test_a_transformer_s_positions_are_resized():
@@ -129,7 +129,7 @@ def test_a_transformer_s_positions_are_resized():
     grid is near that of the old one."""
     make = lambda side: torchvision.models.VisionTransformer(side, 16, 1, 2, 8, 8, num_classes=3)  # noqa: E731
     theirs, ours = make(32).state_dict(), make(64)
-    value = fitting(ours, theirs, 3).tensors["encoder.pos_embedding"]
+    value = fit_tensors(ours, theirs, 3).tensors["encoder.pos_embedding"]
     old = theirs["encoder.pos_embedding"]
     assert value.shape == (1, 17, 8) and torch.equal(value[:, 0], old[:, 0])
     assert torch.cdist(value[:, 1], old[0, 1:]).argmin() == 0
