@@ -36,7 +36,7 @@ from tandem.pickles import Refused, load_tensors
 from . import optim
 from .build import Job
 from .finite import not_finite
-from .snapshots import OwnState, Snapshot
+from .snapshots import NodeState, Snapshot
 from .writer import is_complete
 
 log = logging.getLogger(__name__)
@@ -56,16 +56,17 @@ class Position:
         return self.epoch * per_epoch + self.sample
 
 
-def new_run(job: Job) -> Position:
-    """The position at which a new run begins. Names of runs sort by when they began. Collective."""
-    # The first rank's, since the machines' clocks differ.
+def start_new_run(job: Job) -> Position:
+    """Return the position at which a new run begins, with the run's name. Names sort by the time of
+    their start. Collective."""
+    # All take the first rank's name, since the machines' clocks differ.
     name = time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + uuid.uuid4().hex[:8]
     return Position(run=job.world.gather(name)[0])
 
 
 def snapshot(job: Job, position: Position) -> Snapshot:
-    """A copy of all state of the rank that saves it, on the CPU, so that training may go on. Copies
-    from CUDA are complete once the function that `arrival` returns has returned."""
+    """Copy all state of the rank that saves it to the CPU, so that training may go on. Copies from
+    CUDA are complete once the function that `arrival` returns has returned."""
     return Snapshot(
         model=_copy(job.precision.full_state(job.model)),
         optimizer=_copy(job.optimizer.state_dict()),
@@ -80,20 +81,19 @@ def snapshot(job: Job, position: Position) -> Snapshot:
         samples=position.samples(len(job.train_set)),
         train_images=len(job.train_set),
         classes=list(job.train_set.classes),
-        options={**decisive(job.options), "epochs": repr(job.options.epochs)},
+        options={**fixed_options(job.options), "epochs": repr(job.options.epochs)},
     )
 
 
 def arrival(device: torch.device) -> Callable[[], None]:
-    """A function for another thread, which waits until all copies begun so far from the device are
-    complete."""
+    """Return a function for another thread that waits for all copies begun so far from `device`."""
     if device.type != "cuda":
         return lambda: None
     event = torch.cuda.Event()
     event.record()
 
     def arrived() -> None:
-        torch.cuda.set_device(device)  # else torch makes a context on card 0, too
+        torch.cuda.set_device(device)  # else torch makes a context on GPU 0, too
         event.synchronize()
 
     return arrived
@@ -102,8 +102,8 @@ def arrival(device: torch.device) -> Callable[[], None]:
 def _copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and value.is_cuda:
         # Into pinned memory: the device makes the copy asynchronously, before its next step.
-        there = torch.empty_like(value, device="cpu", pin_memory=True)
-        return there.copy_(value.detach(), non_blocking=True)
+        pinned = torch.empty_like(value, device="cpu", pin_memory=True)
+        return pinned.copy_(value.detach(), non_blocking=True)
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
@@ -114,8 +114,9 @@ def _copy(value: Any) -> Any:
 
 
 def restore(job: Job, state: Snapshot) -> Position:
-    """Load a snapshot in place, since DDP and the optimizer hold these tensors. Raises UserError
-    for one of another model, optimizer or data set."""
+    """Load a snapshot and return its position. Raises UserError for one of another model, optimizer
+    or data set."""
+    # All is loaded in place, since DDP and the optimizer hold these tensors.
     if state["sample"] >= max(1, len(job.train_set)):
         raise UserError(f"the checkpoint is at image {state['sample']} of {len(job.train_set)}.")
     job.precision.renew_masters(job.model, load_weights(job.model, state["model"]))
@@ -136,14 +137,14 @@ def restore(job: Job, state: Snapshot) -> Position:
     )
 
 
-def own_state(job: Job, position: Position) -> Optional[OwnState]:
-    """A copy of this machine's own state; None where there is none, and on all its ranks but the
-    first."""
-    own = job.sync.state_dict() if job.sync is not None else None
-    if job.sync is None or own is None or not job.sync.topology.is_leader:
+def copy_node_state(job: Job, position: Position) -> Optional[NodeState]:
+    """Copy the state that the strategy keeps for this machine. Returns None if it keeps none, and
+    on all ranks of a machine but the first."""
+    state = job.sync.state_dict() if job.sync is not None else None
+    if job.sync is None or state is None or not job.sync.topology.is_leader:
         return None
     nodes = list(job.world.nodes)
-    return OwnState(sync=_copy(own), run=position.run, step=position.step, nodes=nodes)
+    return NodeState(sync=_copy(state), run=position.run, step=position.step, nodes=nodes)
 
 
 class Damaged(UserError):
@@ -151,9 +152,9 @@ class Damaged(UserError):
 
 
 def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
-    """The dict of tensors and plain values that a file holds; messages call the file `name`. Raises
-    UserError for anything else, Damaged where its bytes are no torch file's, and OSError where it
-    cannot be read; executes nothing of it."""
+    """Read a file's dict of tensors and plain values, without running code from it. Messages call
+    the file `name`. Raises UserError for anything else, Damaged if its bytes are no torch file's,
+    and OSError if it cannot be read."""
     try:
         state = load_tensors(content)
     except Refused as error:
@@ -173,9 +174,9 @@ def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
     return state
 
 
-def complete(files: Iterable[pathlib.Path]) -> Iterator[Tuple[pathlib.Path, Dict[Any, Any]]]:
-    """Each file that is whole, and what it holds. Others were left by a machine that lost power, or
-    by a disk that fails: they are named, and an older one can be taken."""
+def read_complete(files: Iterable[pathlib.Path]) -> Iterator[Tuple[pathlib.Path, Dict[Any, Any]]]:
+    """Yield each file that is whole, with its contents. Warns of the others."""
+    # A machine that lost power, or a disk that fails, leaves broken ones: an older one is taken.
     for file in files:
         if not is_complete(file):
             continue
@@ -214,21 +215,22 @@ def refuse_not_finite(model: torch.nn.Module, state: Dict[str, torch.Tensor]) ->
         )
 
 
-def class_changes(then: Sequence[str], now: Sequence[str]) -> str:
-    """How the names of the classes differ from those of a checkpoint, as a clause; "" where they do
-    not."""
-    theirs, ours = set(then), set(now)  # a file may name a million
-    lost, new = [n for n in then if n not in ours], [n for n in now if n not in theirs]
-    clauses = [("is not in --data", lost), ("is new there", new)]
-    return ", ".join(f"{listed(names)} {what}" for what, names in clauses if names)
+def class_changes(saved_names: Sequence[str], names: Sequence[str]) -> str:
+    """Describe in a clause how the names of the classes differ from a checkpoint's `saved_names`;
+    "" if they do not differ."""
+    saved, current = set(saved_names), set(names)  # a file may name a million
+    missing = [name for name in saved_names if name not in current]
+    added = [name for name in names if name not in saved]
+    clauses = [("is not in --data", missing), ("is new there", added)]
+    return ", ".join(f"{list_some(changed)} {change}" for change, changed in clauses if changed)
 
 
-def listed(names: List[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return "/".join(map(printable, names[:3])) + more
+def list_some(names: List[str]) -> str:
+    ending = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return "/".join(map(printable, names[:3])) + ending
 
 
-def decisive(options: Options) -> Dict[str, str]:
-    """The options that a resumed run must share with the run that it continues, by their repr."""
+def fixed_options(options: Options) -> Dict[str, str]:
+    """Return the repr of each option that a resumed run must share with the run it continues."""
     names = [name for name, entry in ENTRIES.items() if not entry.changeable_on_resume]
     return {name: repr(getattr(options, name)) for name in names}

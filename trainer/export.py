@@ -12,7 +12,7 @@ from contract.errors import UserError
 from contract.runs import RUNS
 from contract.text import pluralize
 
-from .checkpoint import complete
+from .checkpoint import read_complete
 from .finite import not_finite, place
 from .snapshots import Snapshot, snapshot_in
 from .writer import atomic_write, checkpoints
@@ -21,36 +21,38 @@ WITH_HEAD = "backbone."  # where models.WithHead has a backbone of one's own
 
 
 def best(run: str) -> Snapshot:
-    """The best state of the newest run in a folder, or the one with the most samples where none was
-    evaluated; `run`: an output folder, the name of a run, or a checkpoint. Raises UserError."""
+    """Read the best state of the newest run in a folder, or the one with the most samples if none
+    was evaluated. `run`: an output folder, the name of a run, or a checkpoint. Raises UserError."""
     path = next((p for p in (pathlib.Path(run), pathlib.Path(RUNS, run)) if p.exists()), None)
     if path is None:
         raise UserError(f"RUN={run}: there is no such run or folder: `make runs` lists the runs.")
-    kept = [path] if path.is_file() else sorted(path.glob("checkpoints/*/best.pt"))
-    for files in (kept, checkpoints(path)):
-        states = [snapshot_in(str(file), state) for file, state in complete(files)]
+    best_files = [path] if path.is_file() else sorted(path.glob("checkpoints/*/best.pt"))
+    for files in (best_files, checkpoints(path)):
+        states = [snapshot_in(str(file), state) for file, state in read_complete(files)]
         if states:
             return max(states, key=lambda state: (state["run"], state["samples"]))
     raise UserError(f"{path}: no complete best.pt or step-*.pt in checkpoints/*/.")
 
 
 def weights(state: Snapshot) -> Dict[str, torch.Tensor]:
-    """The state dict of the model, or of its moving average, which was evaluated where there is
-    one; without DDP's prefix, in fp32 at least. Raises UserError."""
+    """Return the state dict of the model, or of its moving average if it has one, without DDP's
+    prefix, in fp32 at least. Raises UserError for one that is not finite."""
+    # The run evaluated the average, so this is the model whose accuracy it has reported.
     chosen = state["model"] if state["ema"] is None else state["ema"]["average"]
     if not_finite(chosen, chosen):
         raise UserError("the state is not finite: the run diverged. Export an earlier one.")
     half = (torch.float16, torch.bfloat16)
-    whole: Dict[str, torch.Tensor] = {}  # a tensor of several names, such as a shared layer's, once
+    converted: Dict[str, torch.Tensor] = {}
+    # A tensor of several names, such as a shared layer's, must stay one tensor.
     for value in chosen.values():
-        if place(value) not in whole:
-            whole[place(value)] = value.float() if value.dtype in half else value
-    return {key: whole[place(value)] for key, value in chosen.items()}
+        if place(value) not in converted:
+            converted[place(value)] = value.float() if value.dtype in half else value
+    return {key: converted[place(value)] for key, value in chosen.items()}
 
 
 def backbone(tensors: Dict[str, torch.Tensor], classes: int) -> Dict[str, torch.Tensor]:
-    """Without the classifier: the last layer that has an output for each class. Raises
-    UserError."""
+    """Return the tensors without the classifier, which is the last layer with an output for each
+    class. Raises UserError if there is none."""
     heads = [key for key, value in tensors.items() if value.ndim > 1 and len(value) == classes]
     if not heads:
         raise UserError(
@@ -58,13 +60,13 @@ def backbone(tensors: Dict[str, torch.Tensor], classes: int) -> Dict[str, torch.
             "class, so that it is not known which to leave out: export the whole model."
         )
     head = heads[-1].rpartition(".")[0] + "."
-    rest = {key: value for key, value in tensors.items() if not key.startswith(head)}
-    own = all(key.startswith(WITH_HEAD) for key in rest)
-    return {key[len(WITH_HEAD) * own :]: value for key, value in rest.items()}
+    remaining = {key: value for key, value in tensors.items() if not key.startswith(head)}
+    is_own_backbone = all(key.startswith(WITH_HEAD) for key in remaining)
+    return {key[len(WITH_HEAD) * is_own_backbone :]: value for key, value in remaining.items()}
 
 
 def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
-    """Write a torch or a safetensors file, depending on the suffix. Raises UserError."""
+    """Write a torch or a safetensors file, depending on the suffix of `path`. Raises UserError."""
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no such folder to write to.")
     if path.suffix == ".safetensors":

@@ -92,8 +92,9 @@ def _check_classes(data_classes: List[str], classes: List[str]) -> None:
     if unknown:
         raise UserError(
             f"--evaluate: of the {pluralize(len(data_classes), 'class')} of --data the model was "
-            f"not trained on {checkpoint.listed(unknown)}, but on {checkpoint.listed(classes)}: "
-            "give images of its own classes, in folders of their names."
+            f"not trained on {checkpoint.list_some(unknown)}, but on "
+            f"{checkpoint.list_some(classes)}: give images of its own classes, in folders of "
+            "their names."
         )
 
 

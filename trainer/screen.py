@@ -105,7 +105,7 @@ class Screen:
     def _in_step(self) -> None:
         self.doing(f"{self._epoch}  in step {self._step + 1} of {self._steps_per_epoch}")
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether people should get figures now, whether or not this is a log point."""
         return self.shown and time.monotonic() >= self._due_at
 
@@ -118,7 +118,7 @@ class Screen:
             room = columns() - len(f"{self._epoch} 100%|| 00:00") - NARROWEST
             self._bar.set_postfix_str(", ".join(fitting(parts, room)), refresh=False)
             self._due_at = time.monotonic() + BAR_EVERY
-        elif self.due():
+        elif self.is_due():
             self.say(
                 f"{self._epoch}  step {step}  loss {loss:.4f}  top-1 {top1:.2%}  "
                 + "  ".join([*self._speed(), f"{rest} to go"])

@@ -35,33 +35,35 @@ class Snapshot(TypedDict):
     options: Dict[str, str]
 
 
-class OwnState(TypedDict):
+class NodeState(TypedDict):
     """The contents of a machine's own file."""
 
-    sync: Dict[str, Any]  # the strategy's own
+    sync: Dict[str, Any]  # what the strategy keeps for this machine
     run: str
     step: int
     nodes: List[int]  # the machine of each rank
 
 
 def snapshot_in(name: str, state: Dict[str, Any]) -> Snapshot:
-    """The snapshot that the file `name` holds. Raises UserError, naming a field that is missing or
-    of another kind than Snapshot says."""
+    """Check the contents of the file `name` and return them as a Snapshot. Raises UserError, naming
+    a field that is missing or of another kind than Snapshot says."""
     _check(name, state, SNAPSHOT)
+    # Two fields say how far the run has come: a file in which they differ was changed by hand.
     if state["samples"] != state["epoch"] * state["train_images"] + state["sample"]:
-        raise _odd(name, "samples")
+        raise _invalid_field(name, "samples")
     return cast(Snapshot, state)
 
 
-def own_state_in(name: str, state: Dict[str, Any]) -> OwnState:
-    """The OwnState that the file `name` holds. Raises UserError, as snapshot_in does."""
-    _check(name, state, OWN_STATE)
-    return cast(OwnState, state)
+def node_state_in(name: str, state: Dict[str, Any]) -> NodeState:
+    """Check the contents of the file `name` and return them as a NodeState. Raises UserError, as
+    snapshot_in does."""
+    _check(name, state, NODE_STATE)
+    return cast(NodeState, state)
 
 
 def tensors_in(name: str, value: Any) -> Dict[str, torch.Tensor]:
-    """A state dict. Raises UserError for anything else."""
-    if not _tensors(value):
+    """Check a state dict and return it. Raises UserError for anything else."""
+    if not _is_tensors(value):
         raise UserError(f"{name} holds no tensors by name: give a checkpoint or a state dict.")
     return cast(Dict[str, torch.Tensor], value)
 
@@ -69,45 +71,44 @@ def tensors_in(name: str, value: Any) -> Dict[str, torch.Tensor]:
 def _check(name: str, state: Dict[str, Any], shape: Dict[str, Callable[[Any], bool]]) -> None:
     for key, fits in shape.items():
         if key not in state or not fits(state[key]):
-            raise _odd(name, key)
+            raise _invalid_field(name, key)
 
 
-def _odd(name: str, field: str) -> UserError:
+def _invalid_field(name: str, field: str) -> UserError:
     return UserError(
         f"{name} is no checkpoint of this program: its `{field}` is missing or not what it should "
         "be. Remove it, or start afresh with --resume none."
     )
 
 
-def _count(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
+    # A bool is an int, too. JSON and fp64, in which counts travel, are exact up to 2**53.
     return type(value) is int and 0 <= value < 2**53
 
 
-def _fraction(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1
-
-
-def _tensors(value: Any) -> bool:
+def _is_tensors(value: Any) -> bool:
     return isinstance(value, dict) and all(
         isinstance(key, str) and is_plain(tensor) for key, tensor in value.items()
     )
 
 
-def _strings(value: Any) -> bool:
+def _is_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _named_strings(value: Any) -> bool:
-    return isinstance(value, dict) and _strings([*value.keys(), *value.values()])
+def _is_text_by_name(value: Any) -> bool:
+    return isinstance(value, dict) and _is_strings([*value.keys(), *value.values()])
 
 
-def _average(value: Any) -> bool:
+def _is_average(value: Any) -> bool:
     return value is None or (
-        isinstance(value, dict) and _count(value.get("updates")) and _tensors(value.get("average"))
+        isinstance(value, dict)
+        and _is_count(value.get("updates"))
+        and _is_tensors(value.get("average"))
     )
 
 
-def _precision(value: Any) -> bool:
+def _is_precision(value: Any) -> bool:
     if not isinstance(value, dict) or "scale" not in value:
         return False
     scale = value["scale"]
@@ -115,33 +116,33 @@ def _precision(value: Any) -> bool:
         isinstance(scale, dict)
         and type(scale.get("value")) is float
         and 0 < scale["value"] < math.inf
-        and _count(scale.get("good_steps"))
+        and _is_count(scale.get("good_steps"))
     )
 
 
-def _dict(value: Any) -> bool:
+def _is_dict(value: Any) -> bool:
     return isinstance(value, dict)
 
 
 SNAPSHOT: Dict[str, Callable[[Any], bool]] = {
-    "model": _tensors,
-    "optimizer": _dict,  # optim.load_state looks into it
-    "precision": _precision,
-    "ema": _average,
-    "sync": lambda value: value is None or _dict(value),
-    "epoch": _count,
-    "sample": _count,
-    "step": _count,
-    "best_top1": _fraction,
+    "model": _is_tensors,
+    "optimizer": _is_dict,  # optim.load_state looks into it
+    "precision": _is_precision,
+    "ema": _is_average,
+    "sync": lambda value: value is None or _is_dict(value),
+    "epoch": _is_count,
+    "sample": _is_count,
+    "step": _is_count,
+    "best_top1": lambda value: type(value) in (int, float) and 0 <= value <= 1,
     "run": lambda value: isinstance(value, str),
-    "samples": _count,
-    "train_images": _count,
-    "classes": _strings,
-    "options": _named_strings,
+    "samples": _is_count,
+    "train_images": _is_count,
+    "classes": _is_strings,
+    "options": _is_text_by_name,
 }
-OWN_STATE: Dict[str, Callable[[Any], bool]] = {
-    "sync": _dict,
+NODE_STATE: Dict[str, Callable[[Any], bool]] = {
+    "sync": _is_dict,
     "run": SNAPSHOT["run"],
     "step": SNAPSHOT["step"],
-    "nodes": lambda value: isinstance(value, list) and all(map(_count, value)),
+    "nodes": lambda value: isinstance(value, list) and all(map(_is_count, value)),
 }

@@ -61,7 +61,7 @@ class Tried:
         )
         self.folder, self.fed = folder, batches(self.job)[:2]
         train(self.job, self.fed)
-        at = checkpoint.new_run(self.job)
+        at = checkpoint.start_new_run(self.job)
         at.sample, at.step = 8, 2
         self.good = checkpoint.snapshot(self.job, at)
         self.path = folder / "checkpoints/node1/step-00000002.pt"
@@ -196,14 +196,14 @@ class Kept:
         fed = batches(self.job)
         self.step = lambda: train(self.job, fed[:3])
         self.step()
-        self.at = checkpoint.new_run(self.job)
-        self.good = checkpoint.own_state(self.job, self.at)
+        self.at = checkpoint.start_new_run(self.job)
+        self.good = checkpoint.copy_node_state(self.job, self.at)
         assert any(tensor.any() for one in self.good["sync"]["kept"].values() for tensor in one)
         self.path = folder / "checkpoints/node1/rank0/step-00000003.pt"
 
     def resumed(self):
         """Whether there was something to resume from; then steps are done. Raises UserError."""
-        there = resume.restore_own(self.job, self.at)
+        there = resume.restore_node_state(self.job, self.at)
         self.step()
         return there
 

@@ -54,20 +54,20 @@ def test_a_config_file_has_the_same_fields_and_flags_win(tmp_path):
 
 
 def test_only_what_changes_learning_must_be_equal_to_resume():
-    from trainer.checkpoint import decisive
-    from trainer.resume import differing
+    from trainer.checkpoint import fixed_options
+    from trainer.resume import find_differences
 
-    state = {"options": decisive(Options()), "train_images": 9, "classes": ["ant", "bee"]}
+    state = {"options": fixed_options(Options()), "train_images": 9, "classes": ["ant", "bee"]}
     images = TrainSet(range(9), ["ant", "bee"])
     same = Options(output="x", workers=3, accumulate=4, balance=(2, 1))
-    assert differing(state, same, images) == []
+    assert find_differences(state, same, images) == []
     fewer = TrainSet(range(8), ["ant", "bee"])
-    assert differing(state, Options(lr=0.2, seed=1), fewer) == [
+    assert find_differences(state, Options(lr=0.2, seed=1), fewer) == [
         "--seed 1 (it has 0)",
         "--lr 0.2 (it has 0.1)",
         "data set",
     ]
-    (renamed,) = differing(state, same, TrainSet(range(9), ["ant", "wasp"]))
+    (renamed,) = find_differences(state, same, TrainSet(range(9), ["ant", "wasp"]))
     assert "bee is not in --data" in renamed and "wasp is new" in renamed
 
 

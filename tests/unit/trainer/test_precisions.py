@@ -9,7 +9,7 @@ from contract.errors import UserError
 from contract.options import Options
 from contract.precisions import Device, resolve
 from tests.trainer_ranks import lines, run_ranks, said, snapshot, trainer
-from trainer.checkpoint import decisive
+from trainer.checkpoint import fixed_options
 from trainer.decide import decide
 from trainer.world import World, own_device
 from trainer.writer import write_whole
@@ -167,7 +167,7 @@ def test_tensor_cores_get_their_memory_format_and_cudnn_s_fastest(
 def test_a_run_that_goes_on_keeps_what_it_began_with(monkeypatch, tmp_path, name):
     """On other machines too."""
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
-    state = snapshot(options=decisive(Options(precision="O1", **{name: True})))
+    state = snapshot(options=fixed_options(Options(precision="O1", **{name: True})))
     path, again = tmp_path / "checkpoints/node1/step-1.pt", {"output": str(tmp_path)}
     again["resume"] = "auto"
     write_whole(state, path)

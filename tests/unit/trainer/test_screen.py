@@ -46,7 +46,7 @@ def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys, caplog):
         for step in range(1, 61):
             time.seconds += 0.5
             ours.step(images=5)
-            if ours.due():
+            if ours.is_due():
                 ours.figures(step, left=7200, loss=1.5, top1=0.25)
         ours.evaluation(0, 1.25, 0.375, Result(99, 0.5, 0.9, 1.75), images=99)
         said = capsys.readouterr()
