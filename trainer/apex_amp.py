@@ -16,30 +16,31 @@ from .world import World
 # Options that are incompatible with apex: it replaces the model's forward, which neither
 # DataParallel's replicas nor torch.compile support, and O1 caches cast weights until backward,
 # which a forward that is repeated or aborted leaves behind.
-ALONE = ("compile", "checkpoint_activations", "auto_batch", "skip_oom")
+UNSUPPORTED = ("compile", "checkpoint_activations", "auto_batch", "skip_oom")
 
 
 def choose(options: Options, world: World) -> Precision:
-    """apex's amp where every rank has it and it supports these options, else ours, with the reason
-    in `why`. Collective. Raises UserError where --amp apex is impossible."""
-    amp, reason = _apex(options, world) if options.precision.startswith("O") else (None, "")
+    """Return apex's amp if every rank has it and it supports these options, else our own precision,
+    with the reason in `fallback_reason`. Collective. Raises UserError if --amp apex is
+    impossible."""
+    amp, reason = _import_apex(options, world) if options.precision.startswith("O") else (None, "")
     reasons = [str(answer) for answer in world.gather(reason) if answer]
     if options.amp == "apex" and (reasons or amp is None):
         raise UserError(f"--amp apex: {(reasons or ['it is for O0 to O3'])[0]}.")
     if amp is not None and not reasons:
         return ApexAmp(amp, options.precision, world.device)
-    ours = Precision(options.precision, world.device, world.size)
-    ours.why = reasons[0] if reasons and options.amp == "auto" else ""
-    return ours
+    precision = Precision(options.precision, world.device, world.size)
+    precision.fallback_reason = reasons[0] if reasons and options.amp == "auto" else ""
+    return precision
 
 
-def _apex(options: Options, world: World) -> Tuple[Any, str]:
-    """apex.amp, or None and the reason why this rank cannot use it."""
+def _import_apex(options: Options, world: World) -> Tuple[Any, str]:
+    """Import apex.amp; return it and "", or None and the reason why this rank cannot use it."""
     if options.amp == "torch":
         return None, "as asked"
     if world.device.type != "cuda":
         return None, "apex needs CUDA"
-    unfit = [f"--{name}" for name in ALONE if getattr(options, name)]
+    unfit = [f"--{name}" for name in UNSUPPORTED if getattr(options, name)]
     unfit += [f"--parallel {options.parallel}"] * (options.parallel != "ddp")
     if unfit:
         return None, f"apex does not support {unfit[0]}"
@@ -49,20 +50,18 @@ def _apex(options: Options, world: World) -> Tuple[Any, str]:
         amp = importlib.import_module("apex.amp")
     if amp is None:
         return None, "apex is not installed" + f" on {world.host}" * (world.size > 1)
-    if options.amp == "auto" and not _has_kernels():
-        return None, (
-            f"apex on {world.host} lacks amp_C and would wait for the GPU at each gradient: "
-            "--amp apex takes it all the same"
-        )
+    # amp_C scales and checks all gradients at once. Without it, apex checks each gradient for
+    # overflow on the host (161 times a step with ResNet-50).
+    if options.amp == "auto":
+        kernels: Any = None
+        with contextlib.suppress(Exception):
+            kernels = importlib.import_module("amp_C")
+        if kernels is None:
+            return None, (
+                f"apex on {world.host} lacks amp_C and would wait for the GPU at each gradient: "
+                "--amp apex takes it all the same"
+            )
     return amp, ""
-
-
-def _has_kernels() -> bool:
-    """Whether amp_C is there, with which apex scales and checks all gradients at once. Without it,
-    apex checks each gradient for overflow on the host (161 times a step with ResNet-50)."""
-    with contextlib.suppress(Exception):
-        return importlib.import_module("amp_C") is not None
-    return False
 
 
 class ApexAmp(Precision):
@@ -82,25 +81,26 @@ class ApexAmp(Precision):
         self.optimizer = optimizer
         # torch counts the samples of all ranks in the type of the statistics (precision.py).
         wide = self.level == "O3" and any(isinstance(m, nn.SyncBatchNorm) for m in model.modules())
-        more = {"keep_batchnorm_fp32": True} if wide else {}
-        self.amp.initialize(model, optimizer, opt_level=self.level, verbosity=0, **more)
+        settings = {"keep_batchnorm_fp32": True} if wide else {}
+        self.amp.initialize(model, optimizer, opt_level=self.level, verbosity=0, **settings)
         optimizer.zero_grad()  # creates apex's masters, which a checkpoint must find
         pairs = zip(weights, weights_of(optimizer))
         self.masters = [(weight, master) for weight, master in pairs if weight is not master]
 
-    def backward(self, loss: torch.Tensor, last: bool = True) -> None:
-        with self.amp.scale_loss(loss, self.optimizer, delay_unscale=not last) as scaled:
+    def backward(self, loss: torch.Tensor, is_last: bool = True) -> None:
+        with self.amp.scale_loss(loss, self.optimizer, delay_unscale=not is_last) as scaled:
             scaled.backward()
 
     def step(self, optimizer: torch.optim.Optimizer, clip: float) -> bool:
         if clip:
             nn.utils.clip_grad_norm_(weights_of(optimizer), clip)
         optimizer.step()  # apex has patched it to do nothing after an overflow
+        # O0 and O3 have no scale that adapts, and skip no step.
         if self.scale is None:
             return False
-        before = self.scale.value
+        scale_before = self.scale.value
         self.scale = LossScale(*self.amp.state_dict()["loss_scaler0"].values())
-        return self.scale.value < before
+        return self.scale.value < scale_before
 
     def load_state_dict(self, state: PrecisionState) -> None:
         super().load_state_dict(state)

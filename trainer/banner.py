@@ -16,7 +16,7 @@ Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward wh
 
 
 def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
-    """The fields of the `start` line, described in docs/run-directory.md."""
+    """Return the fields of the `start` line, described in docs/run-directory.md."""
     world, options = job.world, job.options
     return {
         **describe_process(world, world.host, world.device, job.clock.started),
@@ -31,7 +31,7 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         "global_batch": world.global_batch,
         "rank_batch": world.batches[world.rank],
         "accumulate": job.micro_batches,
-        "workers": workers(job),
+        "workers": count_workers(job),
         "train_images": len(job.train_set),
         "eval_images": len(job.eval_set),
         "steps_per_epoch": job.steps_per_epoch,
@@ -41,8 +41,8 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
     }
 
 
-def workers(job: Job) -> int:
-    """Loader processes of this rank in training."""
+def count_workers(job: Job) -> int:
+    """Count the loader processes of this rank in training."""
     if job.options.generated:
         return 0
     images = len(job.train_set) // job.world.size
@@ -50,42 +50,44 @@ def workers(job: Job) -> int:
 
 
 def describe_run(job: Job, cost: Cost) -> str:
-    """What is about to be trained, in sentences for people."""
+    """Describe for people what is about to be trained, and how."""
     world, options, size = job.world, job.options, job.image_size
-    count, flops = cost
-    work = "FLOPs unknown" if flops is None else amount(flops, "FLOP") + " an image"
+    parameters, flops = cost
+    work = "FLOPs unknown" if flops is None else format_amount(flops, "FLOP") + " an image"
     ranks = pluralize(world.size, "rank")
     level = options.precision
     if level.startswith("O"):
-        why = f" ({job.precision.why})" if job.precision.why else ""
-        level += f" by {job.precision.backend}{why}"
+        reason = job.precision.fallback_reason
+        level += f" by {job.precision.backend}" + (f" ({reason})" if reason else "")
     level += ", channels last" if options.channels_last else ""
-    parts = f" ({' + '.join(map(str, world.batches))})" if options.balance else ""
-    parts += f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
+    details = f" ({' + '.join(map(str, world.batches))})" if options.balance else ""
+    details += f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     if world.size > 1:
+        # The strategy of this run may not be the one that was typed: say so.
         strategy = parse(effective_spec(options.sync, world.nodes, options.family))
         if strategy.rule is not parse(options.sync).rule:
-            parts += f"\n--sync {options.sync} is between machines: on this one sums are exact"
+            details += f"\n--sync {options.sync} is between machines: on this one sums are exact"
         elif strategy != parse(options.sync):
-            parts += (
+            details += (
                 f"\n--sync {options.sync} is {strategy.spec} with --optimizer {options.optimizer}"
             )
         steps = options.epochs * job.steps_per_epoch
         warm_up = options.phases.all_warm_up(strategy)
         for note in [warm_up, *prices.caveats(strategy, options.family, steps)]:
-            parts += f"\n{note}" if note else ""
+            details += f"\n{note}" if note else ""
     saved = "" if options.output else "; nothing is saved: no --output"
     return (
-        f"{options.model}: {amount(count, ' parameters')}, {work} of {size} px, {level}\n"
-        f"{pluralize(len(job.train_set), 'image')} of "
+        f"{options.model}: {format_amount(parameters, ' parameters')}, {work} of {size} px, "
+        f"{level}\n{pluralize(len(job.train_set), 'image')} of "
         f"{pluralize(len(job.train_set.classes), 'class')}{saved}\n"
         f"{pluralize(job.steps_per_epoch, 'step')} an epoch; "
-        f"batch {world.global_batch} over {ranks}{parts}"
+        f"batch {world.global_batch} over {ranks}{details}"
     )
 
 
-def amount(number: int, unit: str) -> str:
-    """Three digits and a unit with its letter: 25.6 M parameters (" parameters"), 3.65 GFLOP."""
+def format_amount(number: int, unit: str) -> str:
+    """Format a number with three digits and a unit: " parameters" gives 25.6 M parameters, and FLOP
+    gives 3.65 GFLOP."""
     for letter, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= scale:
             return f"{number / scale:.3g} {letter}{unit}"

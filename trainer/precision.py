@@ -22,7 +22,7 @@ WEIGHTS = {"fp64": torch.float64, "O2": torch.float16, "O3": torch.float16}
 
 
 def refuse_other_apex() -> None:
-    """PyPI's `apex` has nothing to do with NVIDIA's, and hides it. Raises UserError."""
+    """Raise UserError if `apex` is PyPI's package of that name: it hides NVIDIA's."""
     spec = importlib.util.find_spec("apex")
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     if spec is not None and not any(pathlib.Path(f, "normalization").is_dir() for f in folders):
@@ -33,21 +33,21 @@ def refuse_other_apex() -> None:
 
 
 def weights_of(optimizer: torch.optim.Optimizer) -> List[nn.Parameter]:
-    """The parameters that the optimizer updates, in its order."""
+    """Return the parameters that the optimizer updates, in its order."""
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
-# Loss scale: O1 and O2 have apex's schedule. It begins at FIRST, as many times lower as there are
-# ranks: the loss is multiplied by these, since DDP takes the mean of their gradients. It is halved
-# when a gradient overflows, and doubled after PATIENCE steps without overflow. torch's GradScaler
-# is not used, since it refuses fp16 gradients and, in torch 1.12, any CPU.
+# Loss scale: O1 and O2 have apex's schedule. It begins at FIRST_SCALE, as many times lower as there
+# are ranks: the loss is multiplied by these, since DDP takes the mean of their gradients. It is
+# halved when a gradient overflows, and doubled after PATIENCE steps without overflow. torch's
+# GradScaler is not used, since it refuses fp16 gradients and, in torch 1.12, any CPU.
 #
 # The invariant: ranks that sum their gradients have equal scales in each step, though they never
 # exchange them. They begin with the same scale, and all hold the same sum, which is inf or NaN
 # where any rank's part of it was: so either all of them skip the step and halve the scale, or none
 # does. Therefore the sum must be checked, never a rank's own gradients. Ranks that train by
 # themselves check their own, and each has its own scale.
-FIRST, MOST, PATIENCE = 2.0**16, 2.0**24, 2000
+FIRST_SCALE, MAX_SCALE, PATIENCE = 2.0**16, 2.0**24, 2000
 
 
 class ScaleState(TypedDict):
@@ -61,7 +61,7 @@ class ScaleState(TypedDict):
 class LossScale:
     """The scale on the host, which must know for each step whether it overflowed."""
 
-    value: float = FIRST
+    value: float = FIRST_SCALE
     good_steps: int = 0
 
     @property
@@ -78,7 +78,7 @@ class LossScale:
         if overflow:
             self.value /= 2
         elif self.good_steps == PATIENCE:
-            self.value, self.good_steps = min(self.value * 2, MOST), 0
+            self.value, self.good_steps = min(self.value * 2, MAX_SCALE), 0
 
     def state_dict(self) -> ScaleState:
         return {"value": self.value, "good_steps": self.good_steps}
@@ -88,34 +88,35 @@ class LossScale:
 
 
 class DeviceScale:
-    """The same on the device, so that the host need not wait to learn of an overflow."""
+    """A loss scale on the device, so that the host need not wait to learn of an overflow."""
 
-    def __init__(self, device: torch.device, begun: ScaleState) -> None:
+    def __init__(self, device: torch.device, state: ScaleState) -> None:
         # These tensors are made once: creating one on a GPU from a Python number waits for the GPU.
         self.device = device
         self.factor = self._good = torch.zeros((), device=device)
-        self.load_state_dict(begun)
+        self.load_state_dict(state)
 
     @property
     def value(self) -> float:
-        """Waits for the device."""
+        """Read the scale. Waits for the device."""
         return self.factor.item()
 
     @property
     def good_steps(self) -> int:
-        """Waits for the device."""
+        """Read the steps since the scale changed. Waits for the device."""
         return int(self._good.item())
 
     def inverse(self, device: torch.device) -> torch.Tensor:
         return 1 / self.factor
 
     def update(self, overflow: torch.Tensor) -> None:
-        """`overflow`: a scalar bool tensor on the device."""
+        """Adjust the scale after a step. `overflow`: a scalar bool tensor on the device."""
+        # This is LossScale.update without a branch, since a branch would wait for the device.
         good = (self._good + 1) * ~overflow
         doubled = good == PATIENCE
         self._good = good * ~doubled
         factor = self.factor * (1 - 0.5 * overflow.float())
-        self.factor = torch.where(doubled, (factor * 2).clamp(max=MOST), factor)
+        self.factor = torch.where(doubled, (factor * 2).clamp(max=MAX_SCALE), factor)
 
     def state_dict(self) -> ScaleState:
         return {"value": self.value, "good_steps": self.good_steps}
@@ -135,7 +136,7 @@ class Precision:
     """Our own levels, on torch's autocast."""
 
     backend = "torch"
-    why = ""  # why apex is not used, for people
+    fallback_reason = ""  # for people: the reason why apex is not used
 
     def __init__(self, level: str, device: torch.device, ranks: int = 1) -> None:
         self.level, self.device = level, device
@@ -143,14 +144,14 @@ class Precision:
         self.autocast = AUTOCAST.get(level)
         self.scale: Union[LossScale, DeviceScale, None] = None
         if level in ("O1", "O2"):
-            self.scale = LossScale(FIRST / 2 ** (ranks - 1).bit_length())
+            self.scale = LossScale(FIRST_SCALE / 2 ** (ranks - 1).bit_length())
         # Half-precision weights, and the fp32 copies that the optimizer updates in their place: in
         # the weights themselves, small updates would round to zero.
         self.masters: List[Tuple[nn.Parameter, nn.Parameter]] = []
         self._places: Optional[Places] = None
 
     def get_scale(self) -> float:
-        """What the next loss is multiplied by, as torch's GradScaler has it. May wait for the
+        """Return the factor of the next loss, as torch's GradScaler does. May wait for the
         device."""
         return 1.0 if self.scale is None else self.scale.value
 
@@ -167,6 +168,7 @@ class Precision:
                 module.float()
         if self.level != "O2":
             return
+        # Batch normalisation stayed fp32, and needs no master.
         for group in optimizer.param_groups:
             for position, weight in enumerate(group["params"]):
                 if weight.dtype is torch.float16:
@@ -175,13 +177,13 @@ class Precision:
                     self.masters.append((weight, master))
 
     def computing(self) -> ContextManager[Any]:
-        """The context for each forward."""
+        """Return the context for each forward."""
         if self.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
 
-    def backward(self, loss: torch.Tensor, last: bool = True) -> None:
-        """`last`: `step` comes next, not another backward."""
+    def backward(self, loss: torch.Tensor, is_last: bool = True) -> None:
+        """Run backward of the scaled loss. `is_last`: `step` comes next, not another backward."""
         (loss if self.scale is None else loss * self.scale.factor).backward()
 
     @torch.no_grad()
@@ -203,10 +205,12 @@ class Precision:
             overflow = overflows > 0
             self.scale.update(overflow)
             _make_momenta(optimizer)
+            # torch's fused optimizers skip their step by themselves where this is not zero.
             optimizer.found_inf = overflows  # type: ignore[attr-defined]
         elif self.scale is not None:
             overflow = bool(overflows)
             self.scale.update(overflow)
+        # A tensor is not True: the fused optimizer decides on the device.
         if overflow is not True:
             optimizer.step()
             if self.masters:
@@ -215,24 +219,24 @@ class Precision:
         return overflow
 
     def full_state(self, model: nn.Module) -> Dict[str, torch.Tensor]:
-        """The model's state dict, with masters in place of half-precision weights."""
+        """Return the model's state dict, with masters in place of half-precision weights."""
         masters = dict(self.masters)
         named = {name: masters.get(weight) for name, weight in model.named_parameters()}
         return {**model.state_dict(), **{name: m for name, m in named.items() if m is not None}}
 
     def live_state(self, model: nn.Module) -> Dict[str, torch.Tensor]:
-        """The same as `full_state`, but fast enough for each step: the places of the tensors are
-        looked up once. The tensors themselves are not cached, since batch normalisation in torch
-        1.12 replaces its counter by a new tensor."""
+        """Return the same as `full_state`, but fast enough for each step."""
+        # The places of the tensors are looked up once. The tensors themselves are not cached, since
+        # batch normalisation in torch 1.12 replaces its counter by a new tensor.
         if self._places is None:
-            self._places = _places(model, self.full_state(model), dict(self.masters))
+            self._places = _find_places(model, self.full_state(model), dict(self.masters))
         if not self._places:
             return self.full_state(model)
         return {name: tensors[key] for name, (tensors, key) in self._places.items()}
 
     @torch.no_grad()
     def renew_masters(self, model: nn.Module, state: Dict[str, torch.Tensor]) -> None:
-        """Copy `state` into the masters; it was loaded into the model, whose half-precision weights
+        """Copy `state` into the masters. The model has loaded it, and its half-precision weights
         have rounded it."""
         masters = dict(self.masters)
         for name, weight in model.named_parameters():
@@ -252,10 +256,10 @@ class Precision:
 Places = Dict[str, Tuple[Dict[str, Any], str]]
 
 
-def _places(
+def _find_places(
     model: nn.Module, state: Dict[str, torch.Tensor], masters: Dict[nn.Parameter, nn.Parameter]
 ) -> Places:
-    """The places of `state`'s tensors; {} where a model builds its state dict in its own way."""
+    """Find the places of `state`'s tensors; {} if a model builds its state dict in its own way."""
     places: Places = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for tensors in (module._parameters, module._buffers):
@@ -272,8 +276,8 @@ def _make_momenta(optimizer: torch.optim.Optimizer) -> None:
     """Create SGD's momentum buffers before its first step: the fused SGD, if it skips that step,
     would leave them uninitialised."""
     for group in optimizer.param_groups:
-        first = group["params"][0]
-        if group.get("momentum") and "momentum_buffer" not in optimizer.state[first]:
+        first_weight = group["params"][0]
+        if group.get("momentum") and "momentum_buffer" not in optimizer.state[first_weight]:
             for weight in group["params"]:
                 if weight.grad is not None:
                     optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)

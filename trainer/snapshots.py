@@ -48,7 +48,7 @@ def snapshot_in(name: str, state: Dict[str, Any]) -> Snapshot:
     """Check the contents of the file `name` and return them as a Snapshot. Raises UserError, naming
     a field that is missing or of another kind than Snapshot says."""
     _check(name, state, SNAPSHOT)
-    # Two fields say how far the run has come: a file in which they differ was changed by hand.
+    # Two fields say how far the run has come: if they differ, the file is damaged.
     if state["samples"] != state["epoch"] * state["train_images"] + state["sample"]:
         raise _invalid_field(name, "samples")
     return cast(Snapshot, state)

@@ -106,7 +106,8 @@ def test_apex_serves_where_all_ranks_can(apex, settings, device, other, serves):
     chosen = choose(Options(**settings), rank(device, other))
     assert type(chosen) is (ApexAmp if serves else Precision)
     because = settings.get("amp") != "torch" and settings["precision"] != "bf16" and not serves
-    assert (chosen.backend, bool(chosen.why)) == ("apex" if serves else "torch", because)
+    assert chosen.backend == ("apex" if serves else "torch")
+    assert bool(chosen.fallback_reason) == because
 
 
 def test_apex_without_its_kernels_is_left_alone_unless_asked_for(apex, monkeypatch):
@@ -114,9 +115,11 @@ def test_apex_without_its_kernels_is_left_alone_unless_asked_for(apex, monkeypat
     monkeypatch.setitem(sys.modules, "amp_C", None)
     chosen = choose(Options(precision="O2"), rank())
     assert type(chosen) is Precision
-    assert "lacks amp_C" in chosen.why and "--amp apex" in chosen.why
+    assert "lacks amp_C" in chosen.fallback_reason and "--amp apex" in chosen.fallback_reason
     assert type(choose(Options(precision="O2", amp="apex"), rank())) is ApexAmp
     monkeypatch.setitem(sys.modules, "apex.amp", None)
-    assert choose(Options(precision="O1"), rank()).why == "apex is not installed on node1"
+    assert (
+        choose(Options(precision="O1"), rank()).fallback_reason == "apex is not installed on node1"
+    )
     with pytest.raises(UserError, match="--amp apex: apex is not installed on node1"):
         choose(Options(precision="O1", amp="apex"), rank())

@@ -154,7 +154,7 @@ def test_tallies_keep_no_graph(kind):
         loss=build_loss(Options()),
     )  # fmt: skip
     images = torch.randint(0, 255, (6, 3, 8, 8), dtype=torch.uint8)
-    tally = step._gradients(job, images, torch.tensor([0, 1, 1, 0, 1, 0]), 6, [2, 2, 2], 3)
+    tally = step._sum_gradients(job, images, torch.tensor([0, 1, 1, 0, 1, 0]), 6, [2, 2, 2], 3)
     assert linear.weight.grad is not None and tally.shape == (2,)
     assert not (tally.requires_grad or tally.grad_fn)
     assert set(sizes) == {2}
