@@ -25,8 +25,8 @@ BILINEAR = Image.Resampling.BILINEAR
 ENOUGH = 1.5
 
 
-# Whether torch scales bytes, in half of Pillow's time. The machines of a run have the same torch,
-# so that all of them make the same pixels.
+# torch 2.1 and newer scale bytes, in half of Pillow's time. The machines of a run have the same
+# torch, so that all of them make the same pixels.
 RESIZES_BYTES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 1)
 
 
@@ -43,10 +43,10 @@ class Train:
             kind = "shift" if sizes.train <= SMALL else "crop"
         self.kind, self.size, self.erase, self.scaled = kind, sizes.train, erase, scaled
         self.keeps = kind in ("none", "shift")
-        self.reach = self.size // 8 if kind == "shift" else 0
+        self.max_shift = self.size // 8 if kind == "shift" else 0
 
     def __call__(self, picture: Picture, rng: Random) -> np.ndarray:
-        """uint8 (size, size, 3)."""
+        """Make an epoch's pixels of a picture: uint8 (size, size, 3). Raises BadImage."""
         if self.keeps:
             return self.augment(self.base(picture), rng)
         pixels = random_crop(picture, self.size, rng, self.scaled)
@@ -57,24 +57,25 @@ class Train:
         return self._erase(pixels, rng)
 
     def base(self, picture: Picture) -> np.ndarray:
-        """uint8 (side, side, 3): the middle, its border repeated as far as a shift may reach."""
+        """Cut out the middle, and repeat its border as far as a shift may reach: uint8 (side, side,
+        3). Raises BadImage."""
         middle = np.asarray(center_crop(picture.pixels(), self.size, self.size))
-        if not self.reach:
+        if not self.max_shift:
             return middle
-        places = np.arange(-self.reach, self.size + self.reach).clip(0, self.size - 1)
+        places = np.arange(-self.max_shift, self.size + self.max_shift).clip(0, self.size - 1)
         return middle[places[:, None], places]
 
     @property
     def side(self) -> int:
-        """The side of `base` in pixels."""
-        return self.size + 2 * self.reach
+        """Return the side of `base` in pixels."""
+        return self.size + 2 * self.max_shift
 
     def augment(self, base: np.ndarray, rng: Random) -> np.ndarray:
-        """uint8 (size, size, 3), perhaps a view: shifted by up to an eighth of the size. It is not
-        mirrored, since a mirrored digit or letter is a different one."""
+        """Shift `base` by up to an eighth of the size: uint8 (size, size, 3), perhaps a view."""
+        # It is not mirrored, since a mirrored digit or letter is a different one.
         top = left = 0
-        if self.reach:
-            top, left = (int(rng.random() * (2 * self.reach + 1)) for _ in range(2))
+        if self.max_shift:
+            top, left = (int(rng.random() * (2 * self.max_shift + 1)) for _ in range(2))
         return self._erase(base[top : top + self.size, left : left + self.size], rng)
 
     def _erase(self, pixels: np.ndarray, rng: Random) -> np.ndarray:
@@ -85,8 +86,9 @@ class Train:
 
 
 class Evaluate:
-    """The evaluation transform: scale the short side to `resize`, then crop the middle. It is
-    deterministic."""
+    """The evaluation transform: scale the short side to `resize`, then crop the middle.
+
+    It is deterministic, so it has the methods of Train and ignores their `rng`."""
 
     keeps = True
 
@@ -94,7 +96,7 @@ class Evaluate:
         self.sizes, self.size, self.side = sizes, sizes.evaluate, sizes.evaluate
 
     def __call__(self, picture: Picture, rng: Random) -> np.ndarray:
-        """uint8 (size, size, 3)."""
+        """Make the pixels of a picture: uint8 (size, size, 3). Raises BadImage."""
         return self.base(picture)
 
     def base(self, picture: Picture) -> np.ndarray:
@@ -108,7 +110,7 @@ def center_crop(image: Image.Image, resize: int, size: int) -> Image.Image:
     """Scale the short side to `resize` pixels and cut `size` x `size` from the middle."""
     width, height = image.size
     side = min(width, height)
-    # Of a long image, only the middle is used: scaled as a whole, 1 x 5000 pixels would become
+    # Only the middle of a long image is used: scaled as a whole, 1 x 5000 pixels would become
     # gigabytes.
     left, top = (max(0, length - LONGEST * side) // 2 for length in (width, height))
     width, height = min(width, LONGEST * side), min(height, LONGEST * side)
@@ -126,32 +128,35 @@ Box = Tuple[int, int, int, int]  # left, top, right, bottom
 
 
 def random_box(
-    of: Tuple[int, int], rng: Random, least: float, most: float, aspect: float
+    image_size: Tuple[int, int], rng: Random, min_share: float, max_share: float, aspect: float
 ) -> Optional[Box]:
-    """A box with `least` to `most` of the area of an image of size `of`, its longer side up to
-    `aspect` times the shorter one; None if none of ten random boxes fits."""
+    """Draw a box with `min_share` to `max_share` of the area of an image of `image_size` (width,
+    height), its longer side up to `aspect` times the shorter one. Returns None if none of ten
+    random boxes fits."""
+    width_limit, height_limit = image_size
     for _ in range(10):
-        area = of[0] * of[1] * (least + (most - least) * rng.random())
+        area = width_limit * height_limit * (min_share + (max_share - min_share) * rng.random())
+        # Uniform in the logarithm: a box is as likely to be twice as wide as twice as high.
         ratio = math.exp((2 * rng.random() - 1) * math.log(aspect))
         width, height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-        if 0 < width <= of[0] and 0 < height <= of[1]:
-            left = int(rng.random() * (of[0] - width + 1))
-            top = int(rng.random() * (of[1] - height + 1))
+        if 0 < width <= width_limit and 0 < height <= height_limit:
+            left = int(rng.random() * (width_limit - width + 1))
+            top = int(rng.random() * (height_limit - height + 1))
             return left, top, left + width, top + height
     return None
 
 
 def random_crop(picture: Picture, size: int, rng: Random, scaled: bool = False) -> np.ndarray:
-    """A region of 8-100 % of the area with an aspect ratio of 3:4 to 4:3, scaled to `size` x `size`
-    (Szegedy et al., "Going deeper with convolutions", 2014); for a very long image, the middle.
-    `scaled`: a JPEG is decoded to fewer pixels where enough are left; the region is the same.
-    Returns uint8 (size, size, 3)."""
+    """Crop a region of 8-100 % of the area with an aspect ratio of 3:4 to 4:3, scaled to `size` x
+    `size` (Szegedy et al., "Going deeper with convolutions", 2014); for a very long image, the
+    middle. `scaled`: a JPEG is decoded to fewer pixels where enough are left; the region is the
+    same. Returns uint8 (size, size, 3)."""
     side = min(picture.size)
     left, top = ((length - side) // 2 for length in picture.size)
     middle = (left, top, left + side, top + side)
     box = random_box(picture.size, rng, 0.08, 1.0, 4 / 3) or middle
     factor = reduction(picture.factors, box, size) if scaled else 1
-    # Fractions of a pixel are Pillow's alone.
+    # Only Pillow can cut at fractions of a pixel, which a reduced JPEG needs.
     cut = picture.region(box) if factor == 1 and RESIZES_BYTES else None
     if cut is None:
         region = (box[0] / factor, box[1] / factor, box[2] / factor, box[3] / factor)
@@ -163,9 +168,10 @@ def random_crop(picture: Picture, size: int, rng: Random, scaled: bool = False) 
 
 
 def reduction(factors: Sequence[int], box: Box, size: int) -> int:
-    """The largest factor that leaves each side of `box` at least ENOUGH times `size` pixels."""
-    least = min(box[2] - box[0], box[3] - box[1])
-    return next((factor for factor in factors if least >= ENOUGH * size * factor), 1)
+    """Return the largest factor that leaves each side of `box` at least ENOUGH times `size`
+    pixels."""
+    short_side = min(box[2] - box[0], box[3] - box[1])
+    return next((factor for factor in factors if short_side >= ENOUGH * size * factor), 1)
 
 
 def erase(pixels: np.ndarray, rng: Random) -> None:
@@ -201,7 +207,9 @@ TRIVIAL = (
 
 
 def trivial(image: Image.Image, rng: Random) -> Image.Image:
-    """One operation of random strength (Müller and Hutter, "TrivialAugment", 2021, "wide")."""
-    most, signed, operation = TRIVIAL[int(rng.random() * len(TRIVIAL))]
-    magnitude = most * int(rng.random() * 31) / 30
+    """Apply one operation of random strength (Müller and Hutter, "TrivialAugment", 2021,
+    "wide")."""
+    max_magnitude, signed, operation = TRIVIAL[int(rng.random() * len(TRIVIAL))]
+    # The paper has 31 strengths.
+    magnitude = max_magnitude * int(rng.random() * 31) / 30
     return operation(image, -magnitude if signed and rng.random() < 0.5 else magnitude)

@@ -22,9 +22,9 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as torc
 Pair = Sequence[torch.Tensor]
 
 
-def derive_seed(*parts: object) -> int:
-    """A 63-bit seed that depends on all parts; unlike sums, (1, 2) and (2, 1) differ."""
-    text = "/".join(map(str, parts)).encode()
+def derive_seed(*values: object) -> int:
+    """Derive a 63-bit seed from values and their order: (1, 2) and (2, 1) give different ones."""
+    text = "/".join(map(str, values)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
@@ -33,7 +33,7 @@ class Batch:
     """`images` are uint8 (n, 3, size, size), channels last; `targets` and `indices` are int64 (n).
 
     `indices` are positions in the data set; the pixels and target of a bad image are those of its
-    replacement. `sizes`: the samples of each rank in this step (in evaluation, this rank's alone).
+    replacement. `sizes`: the samples of each rank in this step; in evaluation, only this rank's.
     """
 
     images: torch.Tensor
@@ -46,7 +46,7 @@ class Batch:
         return sum(self.sizes)
 
     def on(self, device: torch.device) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Images and targets, copied to the device asynchronously."""
+        """Copy images and targets to the device asynchronously; return both."""
         return self.images.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
 
 
@@ -87,10 +87,10 @@ class Mix:
 
 
 def plan_mix(options: Options, size: int, step: int, rank: int) -> Optional[Mix]:
-    """How to mix a rank's batch of images of `size` pixels a side, drawn from (seed, global step,
-    rank); None where neither is on.
+    """Draw how to mix a rank's batch, of images of `size` pixels a side, from (seed, global step,
+    rank). Returns None if neither mixup nor CutMix is on; if both are, one is drawn.
 
-    Zhang et al., "mixup", 2017; Yun et al., "CutMix", 2019. Where both are on, one is drawn.
+    Zhang et al., "mixup", 2017; Yun et al., "CutMix", 2019.
     """
     rng = Random(derive_seed("mix", options.seed, step, rank))
     kinds = [kind for kind in ("mixup", "cutmix") if getattr(options, kind) > 0]
@@ -105,6 +105,7 @@ def plan_mix(options: Options, size: int, step: int, rank: int) -> Optional[Mix]
     row, column = rng.random() * size, rng.random() * size
     edges = (row - half, row + half, column - half, column + half)
     top, bottom, left, right = (min(size, max(0, round(edge))) for edge in edges)
+    # The border may have cut the box, so the weight follows from the area that remains.
     return Mix(1 - (bottom - top) * (right - left) / size**2, (top, bottom, left, right))
 
 
@@ -120,12 +121,13 @@ def mix_images(images: torch.Tensor, neighbours: torch.Tensor, mix: Mix) -> torc
     return mixed
 
 
-# Of outputs, the batch's own targets and the same rolled by one (which is done before a batch is
-# split into micro-batches), and how they are mixed; summed over samples.
+# A loss takes outputs (n, classes), the targets of the images and of their neighbours, and the mix,
+# and returns the sum over samples. A batch is rolled before it is split into micro-batches.
 Loss = Callable[[torch.Tensor, Pair, Optional[Mix]], torch.Tensor]
 
 
 def build_loss(options: Options) -> Loss:
+    """Choose the loss of the options."""
     if options.loss == "bce":
         return partial(binary_loss, options.label_smoothing, options.bce_threshold)
     return partial(mixed_loss, options.label_smoothing)
@@ -134,23 +136,29 @@ def build_loss(options: Options) -> Loss:
 def mixed_loss(
     smoothing: float, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]
 ) -> torch.Tensor:
-    """Cross-entropy against both targets, weighted."""
-    own, other = (
+    """Compute the cross-entropy against both targets, weighted, summed over samples."""
+    image_loss, neighbour_loss = (
         partial(cross_entropy, outputs, target, reduction="sum", label_smoothing=smoothing)
         for target in targets
     )
-    return own() if mix is None else mix.weight * own() + (1 - mix.weight) * other()
+    if mix is None:
+        return image_loss()
+    return mix.weight * image_loss() + (1 - mix.weight) * neighbour_loss()
 
 
 def binary_loss(
     smoothing: float, threshold: float, outputs: torch.Tensor, targets: Pair, mix: Optional[Mix]
 ) -> torch.Tensor:
-    """Wightman et al., "ResNet strikes back", 2021: each class is a yes or a no; of a mixed image
-    both classes are, above the threshold in full."""
+    """Compute the binary cross-entropy of each class, summed over samples. A mixed image is of both
+    classes: each counts in full above the threshold (Wightman et al., "ResNet strikes back", 2021).
+    """
     count, weight = outputs.shape[1], 1.0 if mix is None else mix.weight
     numbers = torch.arange(count, device=outputs.device)
-    own, other = ((target[:, None] == numbers).to(outputs.dtype) for target in targets)
-    share = (1 - smoothing) * (weight * own + (1 - weight) * other) + smoothing / count
+    image_classes, neighbour_classes = (
+        (target[:, None] == numbers).to(outputs.dtype) for target in targets
+    )
+    blend = weight * image_classes + (1 - weight) * neighbour_classes
+    share = (1 - smoothing) * blend + smoothing / count
     if threshold:
         share = (share > threshold).to(outputs.dtype)
     return binary_cross_entropy_with_logits(outputs, share, reduction="sum") / count

@@ -47,7 +47,7 @@ LARGEST = 280 << 20
 # opened: some start external programs (EPS starts Ghostscript). MPO files are JPEGs with several
 # pictures, as cameras and phones make them.
 FORMATS = ("JPEG", "MPO", "PNG", "BMP", "WEBP", "TIFF", "GIF", "PPM")
-OTHERS = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}  # by what begins at their fifth byte
+UNREAD_FORMATS = {b"ftypavif": "AVIF", b"ftypheic": "HEIC"}  # by what begins at their fifth byte
 # Bytes of a text or colour profile of a PNG, unpacked: photo editors write 2 MiB of history, and
 # Pillow takes 1.
 PngImagePlugin.MAX_TEXT_CHUNK = 16 << 20
@@ -89,11 +89,12 @@ class Missing(Unreadable):
 
 
 class Picture:
-    """An opened image. For a JPEG, only the header is read until the wanted number of pixels is
-    known; any other format is decoded at once."""
+    """An opened image. Of a JPEG, only the header is read until a caller asks for pixels and says
+    how many; any other format is decoded at once."""
 
     def __init__(self, image: Image.Image, content: bytes = b"") -> None:
-        """`content`: of the file. Raises BadImage, as `pixels` does."""
+        """Decode the image unless it is a JPEG. `content`: the bytes of its file. Raises
+        BadImage."""
         self._later = image if isinstance(image, JpegImageFile) else None
         self._content, self._file_bytes = content, len(content)
         if self._later is None:
@@ -102,14 +103,14 @@ class Picture:
             self._pixels = _decode(image, self._file_bytes)
             self.size = self._pixels.size  # upright
         else:
-            self._file_bytes += _coefficients(self._later)
+            self._file_bytes += _coefficient_bytes(self._later)
             width, height = image.size
-            self._turned = _turn(image)
+            self._turned = _read_turn(image)
             self.size = (height, width) if self._turned in SIDEWAYS else (width, height)
 
     @property
     def factors(self) -> Tuple[int, ...]:
-        """The factors that `pixels` accepts without moving any pixel, largest first."""
+        """Return the factors that `pixels` accepts without moving any pixel, largest first."""
         factors = (8, 4, 2, 1) if self._later is not None else (1,)
         if self._later is None or self._turned is None:
             return factors
@@ -117,25 +118,25 @@ class Picture:
         return tuple(factor for factor in factors if not any(side % factor for side in self.size))
 
     def pixels(self, factor: int = 1) -> Image.Image:
-        """8-bit RGB, upright. A JPEG has `factor` (2, 4 or 8) times fewer pixels a side, rounded
-        up: its decoder then skips the highest frequencies, and most of the work with them. The
-        first call's factor holds for all later calls. Raises BadImage."""
+        """Return 8-bit RGB, upright. A JPEG has `factor` (2, 4 or 8) times fewer pixels a side,
+        rounded up: its decoder then skips the highest frequencies, and most of the work with them.
+        The first call's factor holds for all later calls. Raises BadImage."""
         if self._later is not None:
             if factor > 1:
-                wanted = (self._later.width // factor, self._later.height // factor)
-                self._later.draft(None, wanted)
+                reduced_size = (self._later.width // factor, self._later.height // factor)
+                self._later.draft(None, reduced_size)
             self._pixels, self._later = _decode(self._later, self._file_bytes), None
         return self._pixels
 
     def region(self, box: Tuple[int, int, int, int]) -> Optional["np.ndarray"]:
-        """A box (left, top, right, bottom) of `pixels()` as uint8 (height, width, 3). None if it
-        would take too much memory besides them. Raises BadImage."""
+        """Return a box (left, top, right, bottom) of `pixels()` as uint8 (height, width, 3), or
+        None if it would take too much memory. Raises BadImage."""
         import numpy as np  # which `make shrink` does without
 
         left, top, right, bottom = box
-        whole, part = self.size[0] * self.size[1], (right - left) * (bottom - top)
+        image_pixels, region_pixels = self.size[0] * self.size[1], (right - left) * (bottom - top)
         # NumPy copies what Pillow has cut out three times.
-        if self._file_bytes + 4 * whole + 10 * part > LARGEST:
+        if self._file_bytes + 4 * image_pixels + 10 * region_pixels > LARGEST:
             return None
         decoded = None
         if self._later is not None and self._turned is None and simplejpeg is not None:
@@ -148,8 +149,8 @@ class Picture:
 
 
 def _decode_fast(image: JpegImageFile, content: bytes) -> Optional["np.ndarray"]:
-    """The same pixels as Pillow's in less time. None where Pillow has to decide: what it makes of
-    other colours, and of a file with errors, which is bad where Pillow refuses it."""
+    """Decode to the same pixels as Pillow in less time, or return None: Pillow then decodes."""
+    # Pillow decides what becomes of other colours, and whether a file with errors is bad.
     if image.mode not in ("RGB", "L"):
         return None
     try:
@@ -160,18 +161,21 @@ def _decode_fast(image: JpegImageFile, content: bytes) -> Optional["np.ndarray"]
 
 
 def _decode(image: Image.Image, file_bytes: int) -> Image.Image:
-    """8-bit RGB, rotated upright by its EXIF orientation. `file_bytes`: of the file, and of what
-    its decoder holds besides the pixels. Raises BadImage.
-
-    16-bit grey is refused although Pillow would convert it: it would be clipped to white, and
-    training would use wrong pixels. CMYK is converted by Pillow without a colour profile.
-    """
+    """Decode to 8-bit RGB, rotated upright by its EXIF orientation. `file_bytes`: bytes of the
+    file, and of what its decoder holds besides the pixels. Raises BadImage."""
     with _explain_errors():
+        # 16-bit grey is refused although Pillow would convert it: it would be clipped to white, and
+        # training would use wrong pixels. CMYK is converted by Pillow without a colour profile.
         if image.mode not in EIGHT_BIT:
             raise BadImage(f"pixels are {image.mode}, not 8-bit grey or RGB: convert it")
         _refuse_large(image, file_bytes)
         image.load()
-        rgb, turn = image if image.mode == "RGB" else _to_rgb(image), _turn(image)
+        turn, rgb = _read_turn(image), image
+        # Pillow knows the transparent colour of a palette only on the way to RGBA.
+        if _has_transparent_color(image):
+            rgb = image.convert("RGBA")
+        if rgb.mode != "RGB":
+            rgb = rgb.convert("RGB")
         if turn is None:
             return rgb
         _refuse_large(image, file_bytes, turned=True)  # a PNG says it behind its pixels
@@ -179,31 +183,37 @@ def _decode(image: Image.Image, file_bytes: int) -> Image.Image:
 
 
 def _refuse_large(image: Image.Image, file_bytes: int, turned: bool = False) -> None:
-    """A small file may hold any number of equal pixels."""
-    kinds = [image.mode, *["RGBA"] * _has_holes(image), *["RGB"] * (image.mode != "RGB")]
-    channels = [1 if kind in ("1", "L", "P") else 4 for kind in (*kinds, *["RGB"] * turned)]
+    """Raise BadImage for an image whose pixels take more than LARGEST bytes."""
+    # A small file may hold any number of equal pixels. Each stage of the conversion holds its own.
+    modes = [image.mode]
+    modes += ["RGBA"] * _has_transparent_color(image)
+    modes += ["RGB"] * ((image.mode != "RGB") + turned)
+    channels = [1 if mode in ("1", "L", "P") else 4 for mode in modes]
     total = file_bytes + image.width * image.height * sum(channels)
     if total > LARGEST:
-        most = f"{LARGEST >> 20} MiB are taken at most"
-        raise BadImage(f"its pixels take {total >> 20:,} MiB, {most}: make it smaller")
+        limit = f"{LARGEST >> 20} MiB are taken at most"
+        raise BadImage(f"its pixels take {total >> 20:,} MiB, {limit}: make it smaller")
 
 
-def _coefficients(image: JpegImageFile) -> int:
-    """Bytes that the decoder holds until the last scan, however few pixels are wanted: two for each
-    value of each component, unless the one scan has all components. To be called first."""
+def _coefficient_bytes(image: JpegImageFile) -> int:
+    """Return the bytes that the decoder holds until the last scan, whatever the reduction. Call it
+    before anything else reads the file."""
+    # It holds two bytes for each value of each component, unless one scan has all components.
     layers = len(image.layer)
     header = b"\xff\xda" + struct.pack(">HB", 6 + 2 * layers, layers)
     file = cast(BinaryIO, image.fp)  # behind the head of the first scan
     file.seek(-len(header) - 2 * layers - 3, io.SEEK_CUR)
     if file.read(len(header)) == header and "progressive" not in image.info:
         return 0
-    most = max(high for _, high, *_ in image.layer) * max(wide for *_, wide, _ in image.layer)
-    values = sum(high * wide for _, high, wide, _ in image.layer) / most
+    # A component with fewer samples down or across than the largest has fewer values than pixels.
+    max_down = max(down for _, down, *_ in image.layer)
+    max_across = max(across for *_, across, _ in image.layer)
+    values = sum(down * across for _, down, across, _ in image.layer) / (max_down * max_across)
     return int(2 * values * image.width * image.height)
 
 
 def _decoder_bytes(image: Image.Image) -> int:
-    """Bytes that the decoder of another format than JPEG holds besides the pixels."""
+    """Return the bytes that the decoder of another format than JPEG holds besides the pixels."""
     tile = getattr(image, "tile", None)  # which not every kind of Pillow's images has
     decoder = tile[0][0] if tile else ""
     if image.format == "WEBP":  # three pictures of four channels, of a still one too
@@ -213,7 +223,7 @@ def _decoder_bytes(image: Image.Image) -> int:
     if not isinstance(image, TiffImageFile) or decoder != "libtiff":
         return 0
     # A tile or strip, however small the image is, and as much again in some decoders (LZMA, JPEG).
-    tags = _tags_of_sizes(image)
+    tags = _read_size_tags(image)
     width, rows = tags.get(TILEWIDTH), tags.get(TILELENGTH)
     if width is None and rows is None:
         width, rows = image.width, min(tags.get(ROWSPERSTRIP, image.height), image.height)
@@ -224,10 +234,10 @@ def _decoder_bytes(image: Image.Image) -> int:
     return 2 * math.prod(numbers) * max(tags.get(BITSPERSAMPLE, (1,))) // 8
 
 
-def _tags_of_sizes(image: TiffImageFile) -> Mapping[int, Any]:
-    """The tags on which the memory of libtiff depends, as Pillow has read them. Raises BadImage
-    where libtiff, which reads the file again, could find others: Pillow passes over some types and
-    places, and over what is there twice."""
+def _read_size_tags(image: TiffImageFile) -> Mapping[int, Any]:
+    """Return the tags on which the memory of libtiff depends, as Pillow has read them. Raises
+    BadImage if libtiff could read others."""
+    # libtiff reads the file again. Pillow passes over some types and places, and over second tags.
     tags, file = image.tag_v2, cast(BinaryIO, image.fp)
     file.seek(0)
     head = file.read(4)
@@ -236,18 +246,21 @@ def _tags_of_sizes(image: TiffImageFile) -> Mapping[int, Any]:
     count, entry = map(struct.Struct, DIRECTORIES[head])
     file.seek(tags.offset)
     (entries,) = count.unpack(file.read(count.size))
-    found = [number for number, _ in entry.iter_unpack(file.read(entries * entry.size))]
+    tags_in_file = [number for number, _ in entry.iter_unpack(file.read(entries * entry.size))]
     for tag in SIZES:
-        if found.count(tag) != (tag in tags) or tags.tagtype.get(tag, SHORT) not in (SHORT, LONG):
+        is_number = tags.tagtype.get(tag, SHORT) in (SHORT, LONG)
+        if tags_in_file.count(tag) != (tag in tags) or not is_number:
             raise BadImage("damaged: its sizes are there twice, or of another type")
     return tags
 
 
 def read_file(path: Path, pauses: Tuple[float, ...] = PAUSES) -> bytes:
-    """Raises BadImage; Unreadable where disk or file server fail after so many pauses."""
+    """Read a file. Raises BadImage; Missing if there is no such file; Unreadable if disk or file
+    server still fail after all `pauses`, in seconds."""
     for pause in (*pauses, 0.0):
         try:
             _refuse_pipe(path)
+            # A file that grows while it is read must not take more memory than its size said.
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 if size <= LARGEST:
@@ -264,7 +277,8 @@ def read_file(path: Path, pauses: Tuple[float, ...] = PAUSES) -> bytes:
 
 
 def is_readable(path: Path) -> bool:
-    """Whether the disk or file server still gives a file's bytes; the page cache does not count."""
+    """Return whether the disk or file server still gives a file's bytes."""
+    # A file in the page cache is readable without a disk, so the cache is emptied first.
     try:
         with path.open("rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -275,13 +289,13 @@ def is_readable(path: Path) -> bool:
 
 
 def open_picture(path: Path, again: bool = True) -> Picture:
-    """Raises BadImage with the reason; Unreadable where disk or file server fail, with `again`
-    after several trials; and Missing where there is no such file."""
+    """Open a picture; with `again`, try several times. Raises BadImage with the reason, Unreadable
+    if disk or file server fail, and Missing if there is no such file."""
     return picture_of(read_file(path, PAUSES if again else ()))
 
 
 def picture_of(content: bytes) -> Picture:
-    """The same of a file's bytes. Raises BadImage."""
+    """Open the picture in a file's bytes. Raises BadImage."""
     if not content:
         raise BadImage("empty file")
     with _explain_errors():
@@ -289,7 +303,7 @@ def picture_of(content: bytes) -> Picture:
 
 
 def size_of(path: Path) -> Tuple[int, int]:
-    """Width and height from the file's header, before any rotation. Raises BadImage."""
+    """Read width and height from the file's header, before any rotation. Raises BadImage."""
     with _explain_errors():
         _refuse_pipe(path)
         with _open(path) as image:
@@ -303,7 +317,7 @@ def _refuse_pipe(path: Path) -> None:
 
 @contextlib.contextmanager
 def _explain_errors() -> Iterator[None]:
-    """Turns what Pillow raises within the block into a BadImage."""
+    """Turn what Pillow raises within the block into a BadImage."""
     try:
         yield
     except (BadImage, MemoryError):
@@ -314,34 +328,29 @@ def _explain_errors() -> Iterator[None]:
 
 
 def _open(file: Union[BinaryIO, Path]) -> Image.Image:
-    """The header of an image of one of FORMATS. Raises what Pillow raises."""
+    """Read the header of an image of one of FORMATS. Raises BadImage, and what Pillow raises."""
     Image.init()  # without it, formats whose plug-in is not loaded yet would raise a KeyError
     try:
         return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])
     except Image.UnidentifiedImageError as error:
+        # The first bytes often say what the file is instead.
         with file.open("rb") if isinstance(file, Path) else file as opened:
             opened.seek(0)
             begin = opened.read(1024)
         if kind := pointer_kind(begin):
             raise BadImage(f"a pointer of {kind}") from error
-        name = OTHERS.get(begin[4:12])
+        name = UNREAD_FORMATS.get(begin[4:12])
         reason = f"{name}, a format that is not read: convert it" if name else "not an image"
         raise BadImage(reason) from error
 
 
-def _turn(image: Image.Image) -> Optional[Image.Transpose]:
-    """How a viewer turns the image, by the orientation in its EXIF data."""
+def _read_turn(image: Image.Image) -> Optional[Image.Transpose]:
+    """Read how a viewer turns the image: the orientation in its EXIF data."""
     try:
         return TURNS.get(image.getexif().get(ORIENTATION, 1))
     except Exception:  # damaged EXIF data does not make the image unusable
         return None
 
 
-def _has_holes(image: Image.Image) -> bool:
+def _has_transparent_color(image: Image.Image) -> bool:
     return image.mode == "P" and "transparency" in image.info
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if _has_holes(image):
-        image = image.convert("RGBA")
-    return image.convert("RGB")

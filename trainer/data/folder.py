@@ -37,7 +37,8 @@ NOT_DECODED, GOOD, BAD = 0, 1, 2
 
 
 class Sizes(NamedTuple):
-    """In pixels: the training crop, the evaluation crop, and the short side before the latter."""
+    """In pixels: the training crop, the evaluation crop, and the short side to which an image is
+    scaled before the evaluation crop."""
 
     train: int
     evaluate: int
@@ -57,8 +58,8 @@ class ImageFolder:
         self.options = options
         with _explain_errors(root):
             read = read_split(self.root, split)
-        # As they were when the images were listed: one that is gone later keeps its name.
-        self.mounts = mounts()
+        # Read when the images are listed: a mount that is gone later keeps its name.
+        self.mounts = read_mounts()
         if note := read.note(split):
             log.info("%s: %s", root, note)
         self.classes = list(read.images)
@@ -67,7 +68,7 @@ class ImageFolder:
         self.cache: Optional[ImageCache] = None
 
     def __getstate__(self) -> Dict[str, Any]:
-        """For loader processes: they only decode images that are not cached yet."""
+        """Leave the cache out for loader processes: they only decode images that are not in it."""
         return {**vars(self), "cache": None}
 
     def __len__(self) -> int:
@@ -78,8 +79,8 @@ class ImageFolder:
         return image_sizes(self.options, self.options.image_size or self.natural_size())
 
     def natural_size(self) -> int:
-        """The median short side in pixels of the training images, whichever split this is, from
-        the headers of about 64 of them, spread over the classes."""
+        """Return the median short side in pixels of the training images, whatever the split is."""
+        # About 64 headers, spread over the classes, tell enough.
         sides = []
         for name in self.classes[:: len(self.classes) // 64 + 1]:
             with _explain_errors(self.root):
@@ -92,13 +93,12 @@ class ImageFolder:
         return median_low(sides or [USUAL])
 
     def refuse_if_unusable(self, rank: int) -> None:
-        """Raise UserError if none of OPENED images can be used, drawn over all classes, and others
-        on each rank. The first that can be used ends the search; a run that may have more bad
-        images than these is refused only after as many."""
-        draw, count = Random(rank), max(OPENED, self.quarantine.limit)
+        """Raise UserError if none of OPENED images can be used, or of as many as --bad_images
+        allows to be bad. Each rank draws other images, over all classes."""
+        rng, count = Random(rank), max(OPENED, self.quarantine.limit)
         images = [self.images_of(number) for number in range(len(self.classes))]
-        classes = [draw.sample(some, min(len(some), count)) for some in images]
-        draw.shuffle(classes)
+        classes = [rng.sample(places, min(len(places), count)) for places in images]
+        rng.shuffle(classes)
         # An image of each class, then a second one of each, and so on.
         drawn = [image for image in chain(*zip_longest(*classes)) if image is not None][:count]
         reasons: List[str] = []
@@ -106,7 +106,7 @@ class ImageFolder:
             try:
                 picture = open_picture(self.root / path, again=False)
                 picture.pixels(picture.factors[0])
-                return
+                return  # one good image is enough
             except Unreadable:
                 return  # a disk or file server that fails is waited for when an image is used
             except BadImage as error:
@@ -119,18 +119,22 @@ class ImageFolder:
         )
 
     def images_of(self, number: int) -> range:
-        """The places of a class's images, which stand together."""
+        """Return the places of a class's images, which stand together."""
         return range(bisect_left(self.targets, number), bisect_right(self.targets, number))
 
-    def reads_others(self, path: str) -> bool:
-        """Whether any of PROBE_COUNT other images on this one's disk or share can be read."""
-        others = [other for other in self.by_mount[self.mount_of(path)] if other != path]
-        step, place = len(others) // PROBE_COUNT + 1, self.paths.index(path)
-        return not others or any(is_readable(self.root / p) for p in others[place % step :: step])
+    def can_read_neighbours(self, path: str) -> bool:
+        """Return whether any of PROBE_COUNT other images on this one's disk or share can be
+        read."""
+        neighbours = [other for other in self.by_mount[self.mount_of(path)] if other != path]
+        # Where the bad image is decides which others are read, so that it is not always the same.
+        step, place = len(neighbours) // PROBE_COUNT + 1, self.paths.index(path)
+        probed = neighbours[place % step :: step]
+        return not neighbours or any(is_readable(self.root / probe) for probe in probed)
 
     @cached_property
     def by_mount(self) -> Dict[str, List[str]]:
-        """The images of each disk or share."""
+        """List the images of each disk or share."""
+        # A folder is on one mount, and resolving a path is slow: do it once a folder.
         folders: Dict[str, List[str]] = {}
         for path in self.paths:
             folders.setdefault(path.rpartition("/")[0], []).append(path)
@@ -140,7 +144,7 @@ class ImageFolder:
         return paths
 
     def mount_of(self, path: str) -> str:
-        """`/srv/data (node1:/data, nfs4)`: where an image was mounted. Asks no file server."""
+        """Name the mount of an image, like `/srv/data (node1:/data, nfs4)`. Asks no file server."""
         real = os.path.realpath((self.root / path).parent) + "/"
         above = (mount for mount in self.mounts if real.startswith(mount.folder.rstrip("/") + "/"))
         mount = max(above, key=lambda mount: len(mount.folder), default=Mount("", "/", ""))
@@ -148,21 +152,23 @@ class ImageFolder:
 
 
 class Mount(NamedTuple):
+    """A line of /proc/self/mounts: a disk or share, the folder it is mounted on, and its type."""
+
     source: str
     folder: str
     kind: str
 
 
-def mounts() -> List[Mount]:
-    """All mounts, the last one first: of two on one folder it hides the other."""
+def read_mounts() -> List[Mount]:
+    """Read all mounts, the last one first: of two on one folder it hides the other."""
     lines = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
     # The kernel writes blanks in paths as three octal digits.
-    rows = ([re.sub(r"\\([0-7]{3})", _character, word) for word in line.split()] for line in lines)
-    return [Mount(*row[:3]) for row in rows][::-1]
-
-
-def _character(match: "re.Match[str]") -> str:
-    return chr(int(match.group(1), 8))
+    octal = re.compile(r"\\([0-7]{3})")
+    rows = [
+        [octal.sub(lambda match: chr(int(match.group(1), 8)), word) for word in line.split()]
+        for line in lines
+    ]
+    return [Mount(*row[:3]) for row in reversed(rows)]
 
 
 @contextlib.contextmanager
@@ -175,22 +181,24 @@ def _explain_errors(root: object) -> Iterator[None]:
         raise UserError(f"--data {root}: {error}") from error
 
 
-def image_sizes(options: Options, natural: int) -> Sizes:
-    """The sizes that the options give; by default 224, or the images' own size if smaller."""
-    train = options.image_size or min(USUAL, natural)
+def image_sizes(options: Options, natural_size: int) -> Sizes:
+    """Compute the sizes that the options give. `natural_size`: the images' short side in pixels; it
+    is the training crop by default, up to 224."""
+    train = options.image_size or min(USUAL, natural_size)
     evaluate = options.eval_size or train
-    usual = evaluate if evaluate <= SMALL else round(evaluate / 0.875)
-    return Sizes(train, evaluate, max(evaluate, options.eval_resize or usual))
+    default_resize = evaluate if evaluate <= SMALL else round(evaluate / 0.875)
+    # The middle of a photo has its object: the usual crop is 7/8 of the short side.
+    return Sizes(train, evaluate, max(evaluate, options.eval_resize or default_resize))
 
 
 class Bad(NamedTuple):
-    """An image that cannot be used. `mount`: the disk or share that failed to give it, where the
-    image itself is not at fault; `alone`: other images there can be read."""
+    """An image that cannot be used. `mount`: the disk or share that failed to give it, if the image
+    itself is not at fault. `is_alone`: other images there can be read."""
 
     path: str
     reason: str
     mount: str = ""
-    alone: bool = True
+    is_alone: bool = True
 
 
 class Quarantine:
@@ -210,24 +218,26 @@ class Quarantine:
             if bad.path in self.images:
                 continue
             self.images[bad.path] = bad
-            if not bad.alone:
-                raise self._lost(bad, "and other images there cannot be read either")
+            if not bad.is_alone:
+                raise self._mount_error(bad, "and other images there cannot be read either")
             log.warning("bad image %s: %s", printable(bad.path), bad.reason)
             if len(self.images) <= self.limit:
                 continue
+            # Most of the images failed with their mount: name it, not the last image.
             if sum(bool(image.mount) for image in self.images.values()) > self.limit // 2:
-                raise self._lost(bad, f"as {len(self.images)} images could not be used before it")
+                detail = f"as {len(self.images)} images could not be used before it"
+                raise self._mount_error(bad, detail)
             raise RankError(
                 f"{pluralize(len(self.images), 'image')} cannot be used, the last is "
                 f"{printable(bad.path)}: {bad.reason}. "
                 f"Repair or remove them, or raise --bad_images (now {self.limit})."
             )
 
-    def _lost(self, bad: Bad, why: str) -> DataLost:
+    def _mount_error(self, bad: Bad, detail: str) -> DataLost:
         path = printable(bad.path)
         mount = bad.mount or next(image.mount for image in self.images.values() if image.mount)
         return DataLost(
-            f"{mount} does not give the images any more: {path} {bad.reason}, {why}. Check "
+            f"{mount} does not give the images any more: {path} {bad.reason}, {detail}. Check "
             "that disk or file server; what was saved before is kept."
         )
 
@@ -245,21 +255,21 @@ class ImageCache:
         self.state = np.full(count, NOT_DECODED, dtype=np.uint8)
 
     def missing(self, indices: List[int]) -> List[int]:
-        """The indices that have not been decoded yet."""
+        """List the indices that have not been decoded yet."""
         return [index for index in indices if self.state[index] == NOT_DECODED]
 
     def put(self, index: int, base: Optional[np.ndarray]) -> None:
-        """A `base` of None means that the image is bad."""
+        """Store the base of an image; None means that the image is bad."""
         self.state[index] = BAD if base is None else GOOD
         if base is not None:
             self.pixels[index] = base
 
     def get(self, index: int) -> Optional[np.ndarray]:
-        """The base; None if the image is bad."""
+        """Return the base of an image, or None if the image is bad."""
         return self.pixels[index] if self.state[index] == GOOD else None
 
 
-def fits(count: int, side: int, ranks: int) -> bool:
-    """Whether each of a machine's ranks may keep `count` bases."""
+def fits_into_memory(count: int, side: int, ranks: int) -> bool:
+    """Return whether each of a machine's `ranks` may keep `count` bases of `side` pixels a side."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return count * side * side * 3 * ranks <= min(CACHE_BYTES_MAX, memory // 8)

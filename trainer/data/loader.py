@@ -21,7 +21,7 @@ from ..world import World
 from .augment import Evaluate, Train
 from .batch import Batch, derive_seed
 from .decode import BadImage, Missing, Unreadable, open_picture
-from .folder import SMALL, USUAL, Bad, ImageCache, ImageFolder, Quarantine, fits
+from .folder import SMALL, USUAL, Bad, ImageCache, ImageFolder, Quarantine, fits_into_memory
 from .workers import data_loader, start, worker_count
 
 RETRY_AFTER = 60.0  # seconds in which a disk or share is waited for once
@@ -36,7 +36,9 @@ class Draw(NamedTuple):
 
 
 class Sample(NamedTuple):
-    pixels: Optional[np.ndarray]
+    """What a loader process makes of a draw, and the bad images that it met."""
+
+    pixels: Optional[np.ndarray]  # uint8 (size, size, 3); None if no image can be used
     target: int
     number: int  # its place in the data set
     bad: List[Bad]
@@ -56,51 +58,54 @@ class Samples(Dataset):  # type: ignore[type-arg]
     patience: Dict[str, float] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, draw: Draw) -> Sample:
-        """In training (where the draw has an epoch), a bad image is replaced by another one of its
-        class, drawn from (seed, epoch, index); in evaluation, after TRIALS replacements, and where
-        a disk gives no image any more, `pixels` is None."""
+        """Make the sample of a draw. In training (where the draw has an epoch), another image of
+        its class, drawn from (seed, epoch, index), replaces a bad one. `pixels` is None for a bad
+        image in evaluation, after TRIALS replacements, and if a disk gives no image any more."""
         paths, targets = self.folder.paths, self.folder.targets
         rng, index = self.sample_rng(draw), draw.number % len(paths)
         bad: List[Bad] = []
-        chosen = index
+        place = index
         for trial in range(1 if draw.epoch is None else 1 + TRIALS):
             try:
-                again = self._waits_for(paths[chosen])
-                picture = open_picture(self.folder.root / paths[chosen], again)
-                return Sample(self.transform(picture, rng), targets[chosen], index, bad)
+                may_wait = self._may_wait_for(paths[place])
+                picture = open_picture(self.folder.root / paths[place], may_wait)
+                return Sample(self.transform(picture, rng), targets[place], index, bad)
             except BadImage as error:
-                bad.append(self._bad(paths[chosen], error))
-                # Of its class, then of any, since all of a class may be bad.
-                others = range(len(paths))
+                bad.append(self._describe_failure(paths[place], error))
+                # Replace it by one of its class, then by any, since all of a class may be bad.
+                candidates = range(len(paths))
                 if trial < TRIALS // 2:
-                    others = self.folder.images_of(targets[index])
-                chosen = others[int(rng.random() * len(others))]
-            if not bad[-1].alone:
+                    candidates = self.folder.images_of(targets[index])
+                place = candidates[int(rng.random() * len(candidates))]
+            if not bad[-1].is_alone:
                 break
         return Sample(None, targets[index], index, bad)
 
-    def _waits_for(self, path: str) -> bool:
-        """Whether to wait where its disk fails. Raises Unreadable where that gives no image."""
+    def _may_wait_for(self, path: str) -> bool:
+        """Return whether to wait for an image if its disk fails. Raises Unreadable if that disk
+        gives no image any more."""
         until = self.patience.get(self.folder.mount_of(path), 0.0) if self.patience else 0.0
         if until == math.inf:
             raise Unreadable("is not read any more")
         return path not in self.given_up and time.monotonic() >= until
 
-    def _bad(self, path: str, error: BadImage) -> Bad:
+    def _describe_failure(self, path: str, error: BadImage) -> Bad:
+        """Describe why an image cannot be used, and note how long to wait for its mount."""
         if not isinstance(error, Unreadable):
             return Bad(path, str(error))
         mount = self.folder.mount_of(path)
-        alone = self.patience.get(mount) != math.inf and self.folder.reads_others(path)
-        if not alone:
+        is_alone = self.patience.get(mount) != math.inf and self.folder.can_read_neighbours(path)
+        if not is_alone:
             self.patience[mount] = math.inf
         elif isinstance(error, Missing):
             return Bad(path, str(error))  # its mount is there, and no one waits for it
         elif path not in self.given_up:
             self.patience[mount] = time.monotonic() + RETRY_AFTER
         self.given_up.add(path)
-        return Bad(path, str(error), mount, alone)
+        return Bad(path, str(error), mount, is_alone)
 
     def sample_rng(self, draw: Draw) -> Random:
+        """Make the random generator of a draw: it depends on nothing but seed, epoch and number."""
         return Random(derive_seed("augment", self.seed, draw.epoch, draw.number))
 
 
@@ -112,9 +117,9 @@ class Bases(Dataset):  # type: ignore[type-arg]
     transform: Union[Train, Evaluate]
 
     def __getitem__(self, index: int) -> Tuple[int, Optional[np.ndarray]]:
-        """The index and its base, which is None for a bad image."""
+        """Return the index and its base, which is None for a bad image."""
         try:
-            # Samples tries again what cannot be read now.
+            # This does not wait: `Samples` tries again what cannot be read now.
             picture = open_picture(self.folder.root / self.folder.paths[index], again=False)
             return index, self.transform.base(picture)
         except BadImage:
@@ -137,8 +142,8 @@ class TrainBatches:
         )
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
-        """This rank's samples of each step from position `start` of the epoch on; a step may have
-        none for this rank. Raises RankError when there are too many bad images."""
+        """Yield this rank's samples of each step from position `start` of the epoch on; a step may
+        have none for this rank. Raises RankError if there are too many bad images."""
         repeats = self.options.repeat_augment
         order = epoch_order(len(self.dataset), self.options.seed, epoch, repeats)
         steps, shares = [], []
@@ -166,18 +171,18 @@ class TrainBatches:
 def eval_batches(
     dataset: ImageFolder, options: Options, world: World, size: int
 ) -> Iterator[Batch]:
-    """Every image exactly once over all ranks, in batches of `size`, which are the same on any
-    number of ranks: what a network computes of an image depends on them in the last bits. Bad
-    images are left out."""
+    """Yield every image exactly once over all ranks, in batches of `size`, without bad images."""
+    # The batches are the same on any number of ranks: what a network computes of an image depends
+    # in the last bits on the images beside it.
     samples = Samples(dataset, Evaluate(dataset.sizes), options.seed)
     begins = range(world.rank * size, len(dataset), world.size * size)
     steps = [list(range(begin, min(begin + size, len(dataset)))) for begin in begins]
     for images, targets, indices, bad in Source(samples, options, world).batches(steps):
         dataset.quarantine.add(bad)
         if bad:
-            lost = {image.path for image in bad}
+            bad_paths = {image.path for image in bad}
             paths = [dataset.paths[index] for index in indices.tolist()]
-            good = [place for place, path in enumerate(paths) if path not in lost]
+            good = [place for place, path in enumerate(paths) if path not in bad_paths]
             targets, indices = targets[good], indices[good]
         if len(indices):
             yield Batch(images, targets, indices, [len(indices)])
@@ -210,13 +215,15 @@ class Source:
     def batches(
         self, steps: Sequence[List[int]], epoch: Optional[int] = None
     ) -> Iterator[Collated]:
-        """`steps`: numbers of Draw. Only one such iterator may be in use at a time."""
+        """Iterate over collated steps. `steps`: the numbers of each step's draws; `epoch`: None in
+        evaluation. Only one such iterator may be in use at a time."""
         folder, transform = self.samples.folder, self.samples.transform
         small = transform.keeps and self.size <= SMALL
-        if small and fits(len(folder), transform.side, self.world.local_size):
+        if small and fits_into_memory(len(folder), transform.side, self.world.local_size):
             return self._from_cache(steps, epoch)
         if not steps:
             return iter(())
+        # Loader processes that live on keep the object `_steps`, so it is changed in place.
         self._steps.epoch, self._steps.indices = epoch, steps
         if self._loader is None:
             self._loader = data_loader(
@@ -233,7 +240,7 @@ class Source:
         return worker_count(self.options, self.world, self.size, images)
 
     def _from_cache(self, steps: Sequence[List[int]], epoch: Optional[int]) -> Iterator[Collated]:
-        """Small images: only those that this rank has not seen yet are decoded."""
+        """Yield steps of small images; decode only those that this rank has not seen yet."""
         folder, side = self.samples.folder, self.samples.transform.side
         if folder.cache is None or folder.cache.pixels.shape[1] != side:
             folder.cache = ImageCache(len(folder), side)
@@ -241,19 +248,20 @@ class Source:
         missing = [folder.cache.missing([*dict.fromkeys(indices)]) for indices in images_of]
         count = sum(map(len, missing))
         bases = Bases(folder, self.samples.transform)
-        wanted = [indices for indices in missing if indices]
-        decoded = start(data_loader(bases, wanted, list, self._workers(count) if count else 0))
-        for indices, lacking in zip(steps, missing):
-            for index, base in next(decoded) if lacking else []:
+        missing_steps = [indices for indices in missing if indices]
+        workers = self._workers(count) if count else 0
+        decoded = start(data_loader(bases, missing_steps, list, workers))
+        for indices, missing_indices in zip(steps, missing):
+            for index, base in next(decoded) if missing_indices else []:
                 folder.cache.put(index, base)
-            samples = [self._augment(folder.cache, Draw(epoch, index)) for index in indices]
+            samples = [self._augment_cached(folder.cache, Draw(epoch, index)) for index in indices]
             images, targets, numbers, bad = _collate(self.size, samples)
             if self.world.device.type == "cuda":
                 images, targets = images.pin_memory(), targets.pin_memory()
             yield images, targets, numbers, bad
 
-    def _augment(self, cache: ImageCache, draw: Draw) -> Sample:
-        """The same as `samples[draw]`, without decoding a good image again."""
+    def _augment_cached(self, cache: ImageCache, draw: Draw) -> Sample:
+        """Make the same as `samples[draw]`, without decoding a good image again."""
         index = draw.number % len(self.samples.folder)
         base = cache.get(index)
         if base is None:
@@ -263,7 +271,8 @@ class Source:
 
 
 def _collate(size: int, samples: Sequence[Sample]) -> Collated:
-    """Images (those that could be read), targets and indices (of all), and the bad images."""
+    """Stack samples: images uint8 (n, 3, size, size) of those that could be read, targets and
+    indices of all, and the bad images."""
     pixels = [sample.pixels for sample in samples if sample.pixels is not None]
     images = torch.from_numpy(np.stack(pixels)) if pixels else torch.empty(0, size, size, 3)
     targets = torch.tensor([sample.target for sample in samples], dtype=torch.int64)
@@ -273,15 +282,15 @@ def _collate(size: int, samples: Sequence[Sample]) -> Collated:
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> torch.Tensor:
-    """The numbers of an epoch's `count` draws as int64, shuffled by seed and epoch alone: with
-    `repeats`, as many copies of an image one after the other, and fewer images (Berman et al.,
-    "MultiGrain", 2019)."""
+    """Draw the order of an epoch from seed and epoch: the numbers of `count` draws as int64. With
+    `repeats`, as many copies of an image follow one another, and fewer images take part (Berman et
+    al., "MultiGrain", 2019)."""
     generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
     images = torch.randperm(count, generator=generator).repeat_interleave(repeats)[:count]
     return images + torch.arange(count) % repeats * count
 
 
-# The numbers of ImageNet. Classes matter: a classifier's last layer is part of what is sent.
+# ImageNet has these numbers. Classes matter: the last layer's gradients are sent, too.
 IMAGES, CLASSES = 1_281_167, 1000
 
 
@@ -301,14 +310,15 @@ class Generated(ImageFolder):
 
 
 class GeneratedBatches(TrainBatches):
-    """The same images and targets in each step; an epoch consists of full steps only."""
+    """Steps that all have the same images and targets; an epoch has full steps only."""
 
     def __init__(self, dataset: Generated, options: Options, world: World) -> None:
         super().__init__(dataset, options, world)
         count, size = world.batches[world.rank], dataset.sizes.train
-        chance = torch.Generator().manual_seed(options.seed)
-        pixels = torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=chance)
-        targets = torch.randint(0, CLASSES, (count,), generator=chance)
+        generator = torch.Generator().manual_seed(options.seed)
+        shape = (count, size, size, 3)
+        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        targets = torch.randint(0, CLASSES, (count,), generator=generator)
         if world.device.type == "cuda":
             pixels, targets = pixels.pin_memory(), targets.pin_memory()
         shown = pixels.permute(0, 3, 1, 2)
@@ -331,6 +341,7 @@ class SampleLog:
             self._file.write("epoch,position,index\n")
 
     def add(self, epoch: int, begin: int, indices: List[int]) -> None:
+        """Append the samples of a step, from position `begin` of the epoch's order on."""
         if self._file is not None:
             rows = (f"{epoch},{begin + place},{index}\n" for place, index in enumerate(indices))
             self._file.writelines(rows)

@@ -28,12 +28,13 @@ PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
 
 def worker_count(options: Options, world: World, size: int, images: int) -> int:
-    """The number of this rank's loader processes: the option if it is given, none for a few small
-    images, else the rank's share of the machine's cores but one, which is left for training."""
+    """Count this rank's loader processes for `images` of `size` pixels: the option if it is given,
+    none for a few small images, else the rank's share of the machine's cores but one."""
     if options.workers is not None:
         return options.workers
     if size <= SMALL and images <= FEW:
         return 0
+    # One core is for training itself.
     return min(16, max(1, (cores() - 1) // world.local_size))
 
 
@@ -45,14 +46,15 @@ def data_loader(
     pinned: bool = False,
     persistent: bool = False,
 ) -> DataLoader[Any]:
-    """torch's DataLoader over `steps` of indices. `persistent`: its processes outlive an epoch."""
+    """Make torch's DataLoader over `steps` of indices. `persistent`: its processes outlive an
+    epoch."""
     return DataLoader(
         dataset,
         batch_sampler=steps,
         collate_fn=collate,
         num_workers=workers,
         pin_memory=pinned,
-        # A generator of its own: without one, each epoch would draw from the global one.
+        # Without this generator, each epoch would draw from the global one.
         generator=torch.Generator(),
         # The default of Python 3.14 would import torch again in each of them.
         multiprocessing_context="fork" if workers else None,
@@ -62,24 +64,24 @@ def data_loader(
 
 
 def start(loader: DataLoader[Any]) -> Iterator[Any]:
-    """iter(loader), whose processes start with SIGTERM and SIGINT blocked, and keep them blocked.
-    To be called from the main thread: see `end_with`."""
+    """Return iter(loader). Its processes start with SIGTERM and SIGINT blocked, and keep them so.
+    Call it from the main thread: see `end_with`."""
     with blocked(signal.SIGTERM, signal.SIGINT):
         return iter(loader)
 
 
 @contextlib.contextmanager
 def blocked(*numbers: signal.Signals) -> Iterator[None]:
-    """Signals that arrive within the block are delivered afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    """Hold back signals that arrive within the block; they are delivered afterwards."""
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 def end_with(parent: int, worker: int = 0) -> None:
-    """From now on, this process is killed when the process `parent`, which started it, is gone.
+    """Have this process killed when the process `parent`, which started it, is gone.
 
     Linux sends that signal when the *thread* that started this process ends, so this must be a
     thread that lives as long as the parent: main threads start loaders and the ranks of --spawn.

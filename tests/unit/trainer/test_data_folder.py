@@ -333,7 +333,7 @@ def test_the_scans_of_a_jpeg_are_told_apart(tmp_path):
     whole = make(tmp_path / "0.jpg", (32, 32), subsampling=2).read_bytes()
     at = whole.index(b"\xff\xda")
     one = whole[: at + 2] + struct.pack(">HBBBBBB", 8, 1, 1, 0, 0, 63, 0) + whole[at + 14 :]
-    held = [decode._coefficients(Image.open(io.BytesIO(content))) for content in (whole, one)]
+    held = [decode._coefficient_bytes(Image.open(io.BytesIO(content))) for content in (whole, one)]
     assert held == [0, 32 * 32 * 2 * 6 / 4]
 
 

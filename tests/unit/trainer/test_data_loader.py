@@ -26,7 +26,7 @@ from trainer.data.augment import (
 )
 from trainer.data.batch import Normalise
 from trainer.data.decode import BadImage, Picture, open_picture, picture_of
-from trainer.data.folder import CACHE_BYTES_MAX, ImageFolder, Sizes, fits
+from trainer.data.folder import CACHE_BYTES_MAX, ImageFolder, Sizes, fits_into_memory
 from trainer.data.loader import TrainBatches, eval_batches
 from trainer.world import World
 
@@ -299,9 +299,9 @@ def test_what_is_kept_is_not_sent_to_loader_processes_and_has_a_bound(root, monk
     side = folder.cache.pixels.shape[1]
     most = CACHE_BYTES_MAX // (3 * side**2)
     monkeypatch.setattr("os.sysconf", lambda name: 2**20)  # memory without end
-    assert fits(most // 4, side, 4) and not fits(most // 4 + 1, side, 4)
+    assert fits_into_memory(most // 4, side, 4) and not fits_into_memory(most // 4 + 1, side, 4)
     monkeypatch.setattr("os.sysconf", lambda name: 2**10)  # 1 MiB
-    assert not fits(2**17 // (3 * side**2) + 1, side, 1)
+    assert not fits_into_memory(2**17 // (3 * side**2) + 1, side, 1)
 
 
 # JPEGs are decoded to no more pixels than a crop needs

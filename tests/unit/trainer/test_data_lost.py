@@ -111,7 +111,7 @@ def test_a_share_that_fails_is_waited_for_once_and_not_by_each_file(images, monk
     samples = loader.Samples(found, Evaluate(found.sizes), 0)
     bad = [one for n in range(len(found)) for one in samples[loader.Draw(0, n)].bad]
     assert sum(waited) == sum(decode.PAUSES)
-    assert {one.alone for one in bad} == {bool(kept)} and len({one.path for one in bad}) > 10
+    assert {one.is_alone for one in bad} == {bool(kept)} and len({one.path for one in bad}) > 10
     monkeypatch.setattr(loader.time, "monotonic", lambda: 1e9)  # much later
     samples[loader.Draw(None, len(found) - 1)]
     samples.given_up.clear()
@@ -127,13 +127,15 @@ def test_a_mount_of_few_of_the_images_that_vanishes_is_none_of_bad_images(images
         for name in ("0.png", "1.png"):
             shutil.copy(first / name, images / f"train/class{number}")
     disk = folder.Mount("/dev/sdb1", str(first), "ext4")
-    monkeypatch.setattr(folder, "mounts", lambda: [disk, folder.Mount("/dev/sda1", "/", "ext4")])
+    monkeypatch.setattr(
+        folder, "read_mounts", lambda: [disk, folder.Mount("/dev/sda1", "/", "ext4")]
+    )
     found = folder.ImageFolder(str(images), "train", Options())
-    assert found.reads_others("train/class0/0.png")
+    assert found.can_read_neighbours("train/class0/0.png")
     for path in first.iterdir():
         path.unlink()
-    assert not found.reads_others("train/class0/0.png")
-    assert found.reads_others("train/class39/0.png")
+    assert not found.can_read_neighbours("train/class0/0.png")
+    assert found.can_read_neighbours("train/class39/0.png")
 
 
 def emptied(pattern, *argv):
