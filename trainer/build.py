@@ -32,7 +32,7 @@ from .world import World
 
 @dataclasses.dataclass
 class Materials:
-    """What a rank builds by itself, and may refuse as bad input."""
+    """Data sets and model, which a rank builds without the other ranks, and may refuse."""
 
     train_set: ImageFolder
     eval_set: ImageFolder
@@ -61,7 +61,7 @@ class Job(Materials):
 
     @property
     def sync(self) -> Optional[Sync]:
-        """The strategy that averages the gradients."""
+        """Return the strategy that averages the gradients, or None in a world of one."""
         return None if self.attached is None else self.attached.sync
 
     @property
@@ -75,18 +75,19 @@ class Job(Materials):
 
 
 def build_materials(options: Options, world: World) -> Materials:
-    """Data sets and model. Raises UserError on all ranks when one of them lacks something."""
+    """Build data sets and model. Raises UserError on all ranks if one of them lacks something, or
+    if their data sets differ. Collective."""
     with world.raise_on_all_ranks():
-        parts = _build_materials(options, world)
-    names = hashlib.sha256(ascii(parts.train_set.classes).encode()).hexdigest()[:8]
-    gathered = world.gather((len(parts.train_set), len(parts.eval_set), names))
-    seen = [(train, val, classes) for train, val, classes in gathered]
-    if len(set(seen)) > 1:
+        materials = _build_materials(options, world)
+    names = hashlib.sha256(ascii(materials.train_set.classes).encode()).hexdigest()[:8]
+    gathered = world.gather((len(materials.train_set), len(materials.eval_set), names))
+    summaries = [(train, val, classes) for train, val, classes in gathered]
+    if len(set(summaries)) > 1:
         raise UserError(
             "the ranks see different data sets (train, val images, hash of the classes' names): "
-            f"{seen}. Copy the same images to all machines."
+            f"{summaries}. Copy the same images to all machines."
         )
-    return parts
+    return materials
 
 
 def _build_materials(options: Options, world: World) -> Materials:
@@ -120,37 +121,35 @@ def _images(options: Options, split: str, rank: int) -> ImageFolder:
     return folder
 
 
-def _tuned(model: nn.Module, options: Options, classes: int) -> Tuple[List[nn.Module], List[str]]:
-    """The modules that stay as they are, and the parameters with a learning rate of their own.
-    Raises UserError."""
-    frozen = freeze(model, options.freeze, classes) if options.freeze else []
-    asked = f"--head_lr {options.head_lr:g}"
-    return frozen, [] if options.head_lr == 1 else named_head(model, classes, asked)
-
-
-def _colours(options: Options) -> Tuple[Sequence[float], Sequence[float]]:
-    """Means and deviations of what the model is made for."""
+def read_color_statistics(options: Options) -> Tuple[Sequence[float], Sequence[float]]:
+    """Return the means and deviations of the colours that the model is made for."""
     if not options.model.startswith(TIMM):
         return MEAN, STD
-    made_for = timm_models.inputs(options.model)
+    made_for = timm_models.read_inputs(options.model)
     return made_for.mean, made_for.std
 
 
-def build_job(options: Options, world: World, parts: Materials, clock: Clock) -> Job:
-    """Put model, optimizer and everything around them together, on the device."""
+def build_job(options: Options, world: World, materials: Materials, clock: Clock) -> Job:
+    """Put model, optimizer and everything around them together, on the device. Raises UserError.
+    Collective."""
     shape = torch.channels_last if options.channels_last else torch.contiguous_format
     level = choose(options, world)
     # torch declares no `Module.to` with both arguments, though it supports them.
-    model = cast(nn.Module, cast(Any, parts.model).to(world.device, memory_format=shape))
+    model = cast(nn.Module, cast(Any, materials.model).to(world.device, memory_format=shape))
     if options.sync_bn and world.size > 1:
         model = syncbn.convert(model, world.device, clock, options.timeout)
     with world.raise_on_all_ranks():
-        frozen, head = _tuned(model, options, len(parts.train_set.classes))
+        classes = len(materials.train_set.classes)
+        frozen = freeze(model, options.freeze, classes) if options.freeze else []
+        # Parameters of the head are named only if they have another learning rate.
+        head: List[str] = []
+        if options.head_lr != 1:
+            head = named_head(model, classes, f"--head_lr {options.head_lr:g}")
     optimizer = build_optimizer(model, options, world.global_batch, head)
     level.cast_weights(model, optimizer)
     if options.checkpoint_activations:
         recompute_activations(model)
-    called = model
+    called = model  # what a training step calls; `model` stays the bare one
     if options.compile:
         # Within DDP's forward, the model is compiled in pieces, one per bucket, so that backward
         # hands gradients over as it goes. Each batch size is compiled separately: code for dynamic
@@ -160,7 +159,7 @@ def build_job(options: Options, world: World, parts: Materials, clock: Clock) ->
         called = parallel.Computing(called, level)
     attached = None
     if world.size > 1:
-        steps = steps_per_epoch(len(parts.train_set), world.global_batch, world.smallest)
+        steps = steps_per_epoch(len(materials.train_set), world.global_batch, world.smallest)
         attached = Attached(
             options.sync,
             warmup_steps=math.ceil(options.exact_epochs * steps),
@@ -174,13 +173,13 @@ def build_job(options: Options, world: World, parts: Materials, clock: Clock) ->
         options=options,
         world=world,
         clock=clock,
-        **{**vars(parts), "model": model},
+        **{**vars(materials), "model": model},
         net=parallel.wrap(called, options, world, attached),
         norms=[m for m in model.modules() if isinstance(m, _BatchNorm) and m.training],
         frozen=frozen,
         optimizer=optimizer,
         precision=level,
-        normalise=Normalise(world.device, level.input_type, shape, *_colours(options)),
+        normalise=Normalise(world.device, level.input_type, shape, *read_color_statistics(options)),
         loss=build_loss(options),
         attached=attached,
         ema=Ema(level.full_state(model), options.ema) if options.ema else None,

@@ -26,12 +26,12 @@ from .world import World
 log = logging.getLogger(__name__)
 
 # Options that are decided here if they are not given, besides precision and sync.
-OPEN = ("channels_last", "jpeg_scaling")
+UNDECIDED = ("channels_last", "jpeg_scaling")
 
 
 def decide(options: Options, world: World) -> Tuple[Options, World]:
-    """Return options and world with everything that is decided when a run starts. `world.decided`
-    has it for the run's records. Collective. Raises UserError."""
+    """Return options and world with everything that is decided when a run starts; `world.decided`
+    is its record. Raises UserError. Collective."""
     with world.raise_on_all_ranks():
         document = read_measurements(os.environ).document() if world.rank == 0 else None
     measured = Measurements(**world.gather(document)[0])
@@ -73,13 +73,16 @@ def decide(options: Options, world: World) -> Tuple[Options, World]:
         "predicted": None,
     }
     if prediction and speed:
-        made = prediction.made_unix
-        record["predicted"] = {"images_per_second": round(speed, 2), "made_unix": made}
+        record["predicted"] = {
+            "images_per_second": round(speed, 2),
+            "made_unix": prediction.made_unix,
+        }
     world = dataclasses.replace(world, batches=batches, decided=record)
-    return _with_settings_of_devices(options, world, newest), world
+    return _with_device_settings(options, world, newest), world
 
 
-def _with_settings_of_devices(options: Options, world: World, stored: Dict[str, str]) -> Options:
+def _with_device_settings(options: Options, world: World, stored: Dict[str, str]) -> Options:
+    """Set options that follow from the devices and the model, unless they are given or `stored`."""
     # Tensor cores compute in 16 bits. With them, cuDNN's fastest algorithm may differ from start to
     # start, and so may the last bits of results.
     fast = BITS[options.precision] <= 16 and not options.deterministic
@@ -89,13 +92,13 @@ def _with_settings_of_devices(options: Options, world: World, stored: Dict[str, 
     usual = {"channels_last": fast, "jpeg_scaling": True}
     chosen: Dict[str, Any] = {
         name: stored.get(name, repr(usual[name])) == "True"
-        for name in OPEN
+        for name in UNDECIDED
         if getattr(options, name) is None
     }
     # The sizes that a model of timm's is made for, if no others are asked for.
     if options.model.startswith(TIMM):
         with world.raise_on_all_ranks():
-            made_for = timm_models.inputs(options.model)
+            made_for = timm_models.read_inputs(options.model)
         size = options.image_size or made_for.size
         resize = options.eval_resize or round((options.eval_size or size) / made_for.crop)
         chosen.update(image_size=size, eval_resize=resize)

@@ -1,7 +1,7 @@
 """What of a model stays as it is while the rest is trained (`--freeze`)."""
 
 import fnmatch
-from typing import List, Set
+from typing import Dict, List, Set
 
 from torch import nn
 
@@ -11,51 +11,52 @@ from .models import head
 
 
 def freeze(model: nn.Module, pattern: str, classes: int) -> List[nn.Module]:
-    """Leave what `pattern` names as it is: its parameters get no gradients, and the modules that
-    are returned, now in evaluation mode, keep their statistics. Raises UserError."""
+    """Freeze what `pattern` names: its parameters get no gradients. Return the outermost modules
+    that are wholly frozen: now in evaluation mode, they keep their statistics. Raises UserError."""
     tensors = dict(model.named_parameters())
     names = [*tensors, *(name for name, _ in model.named_buffers())]
+    # A pattern names a tensor, or a module above it: list both for each tensor.
+    paths: Dict[str, List[str]] = {}
+    for name in names:
+        words = name.split(".")
+        paths[name] = [".".join(words[:end]) for end in range(1, len(words) + 1)]
     frozen: Set[str] = set()
-    for part in map(str.strip, pattern.split(",")):
-        matched = {name for name in names if _matches(name, part)}
-        if part == "backbone" and not matched:
+    for entry in map(str.strip, pattern.split(",")):
+        matched = {name for name in names if fnmatch.filter(paths[name], entry)}
+        if entry == "backbone" and not matched:
             matched = set(names) - {*named_head(model, classes, f"--freeze {pattern}")}
         if not matched:
-            own = ", ".join(name for name, _ in model.named_children())
+            modules = ", ".join(name for name, _ in model.named_children())
             raise UserError(
-                f"--freeze {pattern}: {part!r} is the name of no module or parameter of the model; "
-                f"it has {own}."
+                f"--freeze {pattern}: {entry!r} is the name of no module or parameter of the "
+                f"model; it has {modules}."
             )
         frozen |= matched
     if not set(tensors) - frozen:
         raise UserError(f"--freeze {pattern}: then nothing is left to train: name less.")
     for name in frozen & set(tensors):
         tensors[name].requires_grad_(False)
-    return _still(model, "", frozen)
+    return _freeze_modules(model, "", frozen)
 
 
-def _matches(name: str, pattern: str) -> bool:
-    """Whether the pattern names a tensor, or a module that it is in."""
-    parts = name.split(".")
-    whole = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-    return any(fnmatch.fnmatchcase(part, pattern) for part in whole)
-
-
-def _still(module: nn.Module, prefix: str, frozen: Set[str]) -> List[nn.Module]:
-    """Put the outermost modules that are wholly frozen into evaluation mode; returns them."""
+def _freeze_modules(module: nn.Module, prefix: str, frozen: Set[str]) -> List[nn.Module]:
+    """Put the outermost modules that are wholly frozen into evaluation mode; return them."""
     names = {prefix + n for n, _ in [*module.named_parameters(), *module.named_buffers()]}
     if names and names <= frozen:
         return [module.eval()]
-    children = module.named_children()
-    return [one for name, child in children for one in _still(child, f"{prefix}{name}.", frozen)]
+    modules: List[nn.Module] = []
+    for name, child in module.named_children():
+        modules += _freeze_modules(child, f"{prefix}{name}.", frozen)
+    return modules
 
 
-def named_head(model: nn.Module, classes: int, asked: str) -> List[str]:
-    """The names of the head's tensors. Raises UserError where the model has none."""
+def named_head(model: nn.Module, classes: int, flag: str) -> List[str]:
+    """Return the names of the head's tensors. Raises UserError if the model has no head; `flag`:
+    the user's option that needs one."""
     names = head(model, classes)
     if not names:
         raise UserError(
-            f"{asked}: the model has no linear layer with {classes} outputs as its head: name the "
+            f"{flag}: the model has no linear layer with {classes} outputs as its head: name the "
             "modules by --freeze, and leave --head_lr out."
         )
     return names

@@ -50,20 +50,21 @@ class WithHead(nn.Module):
 
 
 def build(
-    name: str, num_classes: int, image_size: int, given: Optional[Dict[str, Any]] = None
+    name: str, num_classes: int, image_size: int, arguments: Optional[Dict[str, Any]] = None
 ) -> nn.Module:
-    """An untrained model with `num_classes` outputs, by a function that is `given` more arguments.
-    Raises UserError for unknown names, for arguments that it does not take and for models that do
-    not take images of `image_size`."""
-    make = _own if ":" in name else _torchvision
+    """Build an untrained model with `num_classes` outputs. `arguments`: further ones for its
+    function. Raises UserError for an unknown name, for arguments that the function does not take,
+    and for a model that does not take images of `image_size` pixels a side."""
+    make = _build_user_model if ":" in name else _build_torchvision_model
     make = timm_models.build if name.startswith(TIMM) else make
     try:
-        model = make(name, num_classes, image_size, given or {})
-        shape = _output_shape(model, name, image_size)
+        model = make(name, num_classes, image_size, arguments or {})
+        shape = _read_output_shape(model, name, image_size)
     except (TypeError, ValueError, RuntimeError, AssertionError) as error:
-        if not given and make is _own:  # whose own traceback says more
+        # The traceback of the user's code says more than its last line.
+        if not arguments and make is _build_user_model:
             raise
-        words = f" with --model_args {json.dumps(given)}" if given else ""
+        words = f" with --model_args {json.dumps(arguments)}" if arguments else ""
         raise UserError(f"--model {name}: cannot be built{words}: {error}") from error
     if shape != (1, num_classes):
         raise UserError(f"--model {name}: gives {shape} for one image, not (1, {num_classes}).")
@@ -72,28 +73,32 @@ def build(
     return model
 
 
-def _torchvision(name: str, num_classes: int, image_size: int, given: Dict[str, Any]) -> nn.Module:
-    known = classifier_names()
-    if name not in known:
-        near = difflib.get_close_matches(name, known, 3) or known[:3]
+def _build_torchvision_model(
+    name: str, num_classes: int, image_size: int, arguments: Dict[str, Any]
+) -> nn.Module:
+    names = classifier_names()
+    if name not in names:
+        nearest = difflib.get_close_matches(name, names, 3) or names[:3]
         raise UserError(
             f"--model {name}: torchvision {torchvision.__version__} has no such classifier; "
-            f"nearest: {', '.join(near)}. Your own: package.module:function."
+            f"nearest: {', '.join(nearest)}. Your own: package.module:function."
         )
     settings: Dict[str, Any] = dict(WITHOUT_AUXILIARY if name in SPECIAL else {})
     if name.startswith("vit_"):
         settings["image_size"] = image_size
     if name.startswith("maxvit"):
         settings["input_size"] = (image_size, image_size)
-    words = {"weights": None, "num_classes": num_classes, **settings, **given}
+    words = {"weights": None, "num_classes": num_classes, **settings, **arguments}
     return getattr(torchvision.models, name)(**words)
 
 
-def _own(name: str, num_classes: int, image_size: int, given: Dict[str, Any]) -> nn.Module:
-    model, takes_classes = _call(_find(name), num_classes, given)
+def _build_user_model(
+    name: str, num_classes: int, image_size: int, arguments: Dict[str, Any]
+) -> nn.Module:
+    model, takes_classes = _call_function(_find_function(name), num_classes, arguments)
     if not isinstance(model, nn.Module):
         raise UserError(f"--model {name}: returned {type(model).__name__}, not a torch.nn.Module.")
-    shape = _output_shape(model, name, image_size)
+    shape = _read_output_shape(model, name, image_size)
     if takes_classes and shape == (1, num_classes):
         return model
     if len(shape) not in (2, 4):
@@ -107,28 +112,28 @@ def _own(name: str, num_classes: int, image_size: int, given: Dict[str, Any]) ->
     return WithHead(model, shape[1], num_classes)
 
 
-def _call(
-    function: Callable[..., Any], num_classes: int, given: Dict[str, Any]
+def _call_function(
+    function: Callable[..., Any], num_classes: int, arguments: Dict[str, Any]
 ) -> Tuple[Any, bool]:
-    """What the function returns of what it is `given`, and whether it accepted `num_classes`; like
+    """Call a function of the user's; return its result, and whether it accepted `num_classes`. Like
     timm's functions, it may accept it through **kwargs."""
     parameters = inspect.signature(function).parameters
-    behind = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    if "num_classes" not in parameters and not behind:
-        return function(**given), False
+    takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if "num_classes" not in parameters and not takes_more:
+        return function(**arguments), False
     try:
-        return function(num_classes=num_classes, **given), True
+        return function(num_classes=num_classes, **arguments), True
     except TypeError as error:
-        if not behind or "num_classes" not in str(error):
+        if not takes_more or "num_classes" not in str(error):
             raise
-    return function(**given), False
+    return function(**arguments), False
 
 
-def _find(name: str) -> Callable[..., Any]:
+def _find_function(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.rpartition(":")
     try:
         if module_name.endswith(".py"):
-            module = _from_file(pathlib.Path(module_name))
+            module = _import_file(pathlib.Path(module_name))
         else:
             module = importlib.import_module(module_name)
     except FileNotFoundError as error:
@@ -137,22 +142,22 @@ def _find(name: str) -> Callable[..., Any]:
         raise UserError(f"--model {name}: cannot import {module_name}: {error}.") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         raise UserError(
             f"--model {name}: {module_name} has no function {function_name!r}; "
-            f"it has {', '.join(own) or 'none'}."
+            f"it has {', '.join(functions) or 'none'}."
         )
     return function
 
 
-def _from_file(path: pathlib.Path) -> ModuleType:
-    """The module in a file, which may import those beside it, like a script. Where the launcher has
-    sent its folder, TANDEM_MODEL_FOLDER says where to."""
+def _import_file(path: pathlib.Path) -> ModuleType:
+    """Import the module in a file. Like a script, it may import those beside it."""
+    # The launcher has sent the file's folder to another place, and says where.
     file = pathlib.Path(os.environ.get("TANDEM_MODEL_FOLDER", path.parent), path.name).resolve()
     folder = str(file.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    # A file may be called like a module that is loaded already.
+    # The file may have the name of a module that is loaded already.
     name = file.stem if file.stem not in sys.modules else f"{file.stem}_of_model"
     spec = cast(ModuleSpec, importlib.util.spec_from_file_location(name, file))
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -160,9 +165,9 @@ def _from_file(path: pathlib.Path) -> ModuleType:
     return module
 
 
-def _one_image(model: nn.Module, image_size: int) -> Any:
-    """The output for one blank image, in evaluation mode: no buffer changes, and no random numbers
-    are drawn."""
+def _run_one_image(model: nn.Module, image_size: int) -> Any:
+    """Return the output for one blank image."""
+    # In evaluation mode no buffer changes, and no random numbers are drawn.
     model.eval()
     with torch.no_grad():
         output = model(torch.zeros(1, 3, image_size, image_size))
@@ -170,18 +175,18 @@ def _one_image(model: nn.Module, image_size: int) -> Any:
     return output
 
 
-def _output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[int, ...]:
+def _read_output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[int, ...]:
     try:
-        output = _one_image(model, image_size)
+        output = _run_one_image(model, image_size)
     except (RuntimeError, AssertionError, ValueError) as error:
         raise UserError(
             f"--model {name}: does not take images of {image_size} x {image_size} pixels "
             f"(--image_size): {str(error).splitlines()[0]}"
         ) from error
-    return tuple(_tensor(output, name).shape)
+    return tuple(_check_tensor(output, name).shape)
 
 
-def _tensor(output: Any, name: str) -> torch.Tensor:
+def _check_tensor(output: Any, name: str) -> torch.Tensor:
     if not isinstance(output, torch.Tensor):
         raise UserError(
             f"--model {name}: returns {type(output).__name__}, not one tensor: return the scores "
@@ -191,12 +196,12 @@ def _tensor(output: Any, name: str) -> torch.Tensor:
 
 
 def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
-    """(number of parameters, floating-point operations of one image's forward or None).
+    """Return the number of parameters, and of floating-point operations of one image's forward.
 
     Convolutions, linear layers and nn.MultiheadAttention are counted; a multiplication and an
-    addition count as two. None where a layer was not called as a module (Swin only uses its
-    weights), since most operations would then be missing. The model and the random generators are
-    left as they were.
+    addition count as two. The operations are None if a layer was not called as a module (Swin only
+    uses its weights), since most of them would be missing. The model and the random generators stay
+    unchanged.
     """
     layers = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     operations: Dict[nn.Module, int] = dict.fromkeys(layers, 0)
@@ -212,7 +217,7 @@ def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
 
     attentions = [m for m in model.modules() if isinstance(m, nn.MultiheadAttention)]
     hooks = [module.register_forward_hook(count) for module in layers + attentions]
-    _one_image(model, image_size)
+    _run_one_image(model, image_size)
     for hook in hooks:
         hook.remove()
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -220,15 +225,15 @@ def describe(model: nn.Module, image_size: int) -> Tuple[int, Optional[int]]:
 
 
 def last_linear(model: nn.Module) -> Optional[nn.Module]:
-    """The classifier, whose input is an image's embedding."""
+    """Return the classifier, whose input is an image's embedding, or None if there is none."""
     linear = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     return linear[-1] if linear else None
 
 
 def head(model: nn.Module, classes: int) -> List[str]:
-    """The names of the tensors that make the classes' scores of features: those of the last layer
-    with so many outputs, or of what a model of timm calls its classifier; [] where there is
-    none."""
+    """Return the names of the tensors that turn features into the classes' scores: those of the
+    last layer with `classes` outputs, or of what a model of timm calls its classifier. [] if there
+    is none."""
     layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
     scoring = [m for m in layers if len(m.weight) == classes][-1:]
     if hasattr(model, "get_classifier"):
@@ -238,28 +243,28 @@ def head(model: nn.Module, classes: int) -> List[str]:
     return [places[module] + key for module in scoring for key in module.state_dict()]
 
 
-# Of images, where the size is not given: a model of one's own may take only one kind.
+# Image sizes to try if none is given: a user's model may take only one.
 SIZES = (224, 32, 64, 128)
 CLASSES = 10
 
 
 def try_out(
-    name: str, image_size: Optional[int], unused_allowed: bool, given: Dict[str, Any]
+    name: str, image_size: Optional[int], unused_allowed: bool, arguments: Dict[str, Any]
 ) -> Tuple[nn.Module, List[str]]:
-    """Build a model and compute one step's gradients; return it, and what is worth saying of it.
-    Raises UserError."""
+    """Build a model and compute one step's gradients; return it, and notes for the user. Raises
+    UserError."""
     if image_size is None and name.startswith(TIMM):
-        image_size = timm_models.inputs(name).size
+        image_size = timm_models.read_inputs(name).size
     for size in (image_size,) if image_size else SIZES:
         try:
-            model = build(name, CLASSES, size, given)
+            model = build(name, CLASSES, size, arguments)
             break
         except UserError as error:
             if "does not take images" not in str(error) or size in (image_size, SIZES[-1]):
                 raise
     images = torch.rand(2, 3, size, size)
-    # In training some return more than in evaluation, which `build` has seen.
-    _tensor((model.backbone if isinstance(model, WithHead) else model)(images), name)
+    # In training some models return more than in evaluation, which `build` has seen.
+    _check_tensor((model.backbone if isinstance(model, WithHead) else model)(images), name)
     functional.cross_entropy(model(images), torch.tensor([0, 1])).backward()
     weights = [(key, weight) for key, weight in model.named_parameters() if weight.requires_grad]
     unused = [key for key, weight in weights if weight.grad is None]
@@ -271,8 +276,9 @@ def try_out(
         )
     if not isinstance(model, WithHead):
         return model, []
-    count, last = model.fc.in_features, last_linear(model.backbone)
-    if not isinstance(last, nn.Linear) or last.out_features != count:
+    # A backbone that ends in a linear layer may be a classifier already.
+    count, classifier = model.fc.in_features, last_linear(model.backbone)
+    if not isinstance(classifier, nn.Linear) or classifier.out_features != count:
         return model, []
     return model, [
         f"--model {name}: a linear layer comes on top of its {count} outputs: if these are scores "

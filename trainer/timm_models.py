@@ -12,8 +12,8 @@ from contract.options import TIMM
 
 
 class Inputs(NamedTuple):
-    """The side in pixels, the part of the short side that evaluation crops, and the means and
-    deviations of the colours; `fixed`: the model has to be told another side."""
+    """The side in pixels, the fraction of the short side that evaluation crops, and the means and
+    deviations of the colours. `fixed`: the model must be built for another side."""
 
     size: int
     crop: float
@@ -22,28 +22,28 @@ class Inputs(NamedTuple):
     fixed: bool
 
 
-def inputs(name: str) -> Inputs:
-    """What timm says of a model. Raises UserError for one that it does not have."""
-    _, known = _timm(name)
+def read_inputs(name: str) -> Inputs:
+    """Read the inputs that a model of timm is made for. Raises UserError for an unknown model."""
+    _, config = _load_config(name)
     return Inputs(
-        known.input_size[-1],
-        known.crop_pct,
-        tuple(known.mean),
-        tuple(known.std),
-        known.fixed_input_size,
+        config.input_size[-1],
+        config.crop_pct,
+        tuple(config.mean),
+        tuple(config.std),
+        config.fixed_input_size,
     )
 
 
-def build(name: str, num_classes: int, image_size: int, given: Dict[str, Any]) -> nn.Module:
-    """An untrained model. Raises UserError, and what timm raises for arguments."""
-    timm, known = _timm(name)
-    size = {"img_size": image_size} if known.fixed_input_size else {}
-    words = {"num_classes": num_classes, **size, **given}
+def build(name: str, num_classes: int, image_size: int, arguments: Dict[str, Any]) -> nn.Module:
+    """Build an untrained model. Raises UserError, and what timm raises for `arguments`."""
+    timm, config = _load_config(name)
+    size = {"img_size": image_size} if config.fixed_input_size else {}
+    words = {"num_classes": num_classes, **size, **arguments}
     return timm.create_model(name[len(TIMM) :], pretrained=False, **words)
 
 
-def _timm(name: str) -> Tuple[Any, Any]:
-    """timm, and its `PretrainedCfg` of the model."""
+def _load_config(name: str) -> Tuple[Any, Any]:
+    """Import timm; return it, and its `PretrainedCfg` of the model. Raises UserError."""
     try:
         timm: Any = importlib.import_module("timm")
     except ImportError as error:
@@ -53,10 +53,10 @@ def _timm(name: str) -> Tuple[Any, Any]:
         ) from error
     model = name[len(TIMM) :]
     if not timm.is_model(model):
-        near = difflib.get_close_matches(model, timm.list_models(), 3)
+        nearest = difflib.get_close_matches(model, timm.list_models(), 3)
         raise UserError(
             f"--model {name}: timm {timm.__version__} has no such model"
-            f"{'; nearest: ' if near else ''}{', '.join(near)}."
+            f"{'; nearest: ' if nearest else ''}{', '.join(nearest)}."
         )
     try:
         return timm, timm.get_pretrained_cfg(model) or timm.models.PretrainedCfg()

@@ -63,9 +63,11 @@ def test_inputs_are_as_timm_says_unless_others_are_asked_for(monkeypatch):
     other, _ = decide(larger, World(devices=(Device("node1", "cpu", ""),)))
     assert (other.image_size, other.eval_resize) == (32, 40)
     shape = torch.device("cpu"), torch.float32, torch.contiguous_format
-    white = Normalise(*shape, *build._colours(options))(torch.full((1, 3, 1, 1), 255).byte())
+    white = Normalise(*shape, *build.read_color_statistics(options))(
+        torch.full((1, 3, 1, 1), 255).byte()
+    )
     assert white.flatten().tolist() == pytest.approx([1, 2.4, 5.6])
-    assert build._colours(Options()) != build._colours(options)
+    assert build.read_color_statistics(Options()) != build.read_color_statistics(options)
 
 
 def test_a_run_of_one_saves_resumes_and_takes_its_weights(images, tmp_path):
