@@ -7,7 +7,7 @@ import sys
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, NoReturn, Optional
+from typing import Any, Dict, List, NoReturn, Optional
 
 from contract.command_line import parse
 from contract.errors import UserError
@@ -23,9 +23,14 @@ COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """One process of the run; the returned number is its exit code (docs/run-directory.md)."""
+    """Run as one process of a run; return its exit code (docs/run-directory.md)."""
     try:
-        options = parse(sys.argv[1:] if argv is None else argv, from_launcher(os.environ))
+        # A launcher of Tandem gives the options that differ from machine to machine in the
+        # environment, so that the command is the same everywhere.
+        differing = ("data", "output", "device", "weights")
+        values = {name: os.environ.get(f"TANDEM_{name.upper()}") for name in differing}
+        from_launcher = {name: value for name, value in values.items() if value}
+        options = parse(sys.argv[1:] if argv is None else argv, from_launcher)
         # After an out-of-memory exit, micro-batches are this part of their size.
         divisor = int(os.environ.get("TANDEM_MICRO_BATCH_DIVISOR", "1"))
         options = replace(options, accumulate=options.accumulate * divisor)
@@ -35,7 +40,7 @@ def main(argv: Optional[List[str]] = None) -> int:
             options = replace(options, **paths)
     except UserError as error:
         return report_error(error, read_coordinates(os.environ))
-    keep_compiled_code()
+    name_compile_caches()
     if options.check:
         from .check import check
 
@@ -46,17 +51,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     return begin(options) or 0  # (torch declares that `record` may swallow it)
 
 
-def from_launcher(environ: Mapping[str, str]) -> Dict[str, str]:
-    """Return the options that differ from machine to machine. A launcher of Tandem gives them in
-    the environment, so that the command is the same everywhere."""
-    differing = ("data", "output", "device", "weights")
-    values = {name: environ.get(f"TANDEM_{name.upper()}") for name in differing}
-    return {name: value for name, value in values.items() if value}
-
-
-def keep_compiled_code() -> None:
-    """Name folders for compiled code that no other user can enter; those that are named stay.
-    Before torch is imported, which names its own."""
+def name_compile_caches() -> None:
+    """Name folders for compiled code that no other user can enter, unless the environment does.
+    Call this before torch is imported, which names its own."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache")
     for name, folder in COMPILED.items():
         if name not in os.environ:
@@ -66,8 +63,8 @@ def keep_compiled_code() -> None:
 
 
 def private(folder: Path) -> str:
-    """The folder, made if it is missing and closed to others; where it is not this user's own, a
-    new one among the temporary files."""
+    """Make the folder if it is missing, and close it to others; return its path. If another user
+    owns it, make a new one among the temporary files."""
     try:
         folder = folder.expanduser()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -83,7 +80,7 @@ def private(folder: Path) -> str:
 
 
 def run() -> NoReturn:
-    """The process from its first to its last moment."""
+    """Run the process, and exit."""
     try:
         code = main()
     except Exception:

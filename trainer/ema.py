@@ -39,7 +39,7 @@ class Ema:
         self.begin(state)
 
     def begin(self, state: State) -> None:
-        """Forget what was averaged before."""
+        """Start with `state` as the average; forget the previous one."""
         self.updates = 0
         self.average = {key: _wide(value).detach().clone() for key, value in state.items()}
         floats = [key for key, value in state.items() if value.is_floating_point()]
@@ -48,6 +48,7 @@ class Ema:
 
     @torch.no_grad()
     def update(self, state: State) -> None:
+        """Move the average towards `state`."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         lerp_all(
@@ -57,22 +58,22 @@ class Ema:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Within, the model has the averages; afterwards it has its own state again, to the bit.
+        """Give the model the averages within the block, and then its previous state, bit for bit.
 
         This works in place, since the optimizer and DDP hold the same tensors.
         """
-        own = {key: value.clone() for key, value in model.state_dict().items()}
+        model_state = {key: value.clone() for key, value in model.state_dict().items()}
         model.load_state_dict(self.average)
         try:
             yield
         finally:
-            model.load_state_dict(own)
+            model.load_state_dict(model_state)
 
     def state_dict(self) -> AverageState:
         return {"updates": self.updates, "average": self.average}
 
     def load_state_dict(self, state: AverageState) -> None:
-        """Raises UserError for an average of another model."""
+        """Load an average in place. Raises UserError for one of another model."""
         average = state["average"]
         for key, value in self.average.items():
             if key not in average or average[key].shape != value.shape:
@@ -82,5 +83,5 @@ class Ema:
 
 
 def _wide(value: torch.Tensor) -> torch.Tensor:
-    """fp16 and bf16 as fp32, since they would lose the small updates of the average."""
+    """Convert fp16 and bf16 to fp32: they would lose the small updates of the average."""
     return value.float() if value.dtype in (torch.float16, torch.bfloat16) else value

@@ -27,8 +27,9 @@ def sentence_of(error: UserError) -> str:
 
 def report_error(error: UserError, coordinates: ProcessCoordinates) -> int:
     """Print the error, once per node if all ranks know it, and once per run if it concerns no
-    machine; returns the exit code."""
-    first = (coordinates.rank if isinstance(error, Diverged) else coordinates.local_rank) == 0
-    if first or isinstance(error, RankError):
+    machine; return the exit code."""
+    # A RankError is known to one rank only.
+    is_first = (coordinates.rank if isinstance(error, Diverged) else coordinates.local_rank) == 0
+    if is_first or isinstance(error, RankError):
         print(f"trainer: {sentence_of(error)}", file=sys.stderr)
     return error.code

@@ -15,8 +15,8 @@ from .memory import one_pass
 
 
 class Result(NamedTuple):
-    """The result over all ranks: top1 and top5 in 0..1, and the mean loss per image. `samples`: how
-    many images could be read."""
+    """The result over all ranks: top1 and top5, 0 to 1, and the mean loss per image. `samples`: the
+    number of images that could be read."""
 
     samples: int
     top1: float
@@ -25,8 +25,8 @@ class Result(NamedTuple):
 
 
 class Unevaluated(Exception):
-    """There is no result, which all ranks know. `error`: with which this rank is to end; None if it
-    is another one whose images cannot be read."""
+    """All ranks know that there is no result. `error`: the one this rank ends with; None if only
+    another rank cannot read its images."""
 
     def __init__(self, error: Optional[UserError]) -> None:
         super().__init__()
@@ -47,10 +47,10 @@ def share_buffers(job: Job) -> None:
     tensors = [*buffers.values(), *(averages[name] for name in buffers if name in averages)]
     for kind in sorted({tensor.dtype for tensor in tensors}, key=str):
         # One message a type: a network has a hundred small buffers, each a round trip.
-        same = [tensor for tensor in tensors if tensor.dtype is kind]
-        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+        group = [tensor for tensor in tensors if tensor.dtype is kind]
+        flat = torch.cat([tensor.reshape(-1) for tensor in group])
         dist.broadcast(flat, 0)
-        for tensor, values in zip(same, flat.split([tensor.numel() for tensor in same])):
+        for tensor, values in zip(group, flat.split([tensor.numel() for tensor in group])):
             tensor.copy_(values.view_as(tensor))
 
 
@@ -73,7 +73,7 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
                 progress(done)
                 done += len(batch.indices)
                 with one_pass():
-                    sums += _sums(job, *batch.on(job.world.device))
+                    sums += _sum_scores(job, *batch.on(job.world.device))
         except RankError as error:
             failure = error  # raised when the other ranks know of it
     job.model.train()
@@ -93,7 +93,7 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
     return Result(int(count), top1 / count, top5 / count, loss / count)
 
 
-def _sums(job: Job, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _sum_scores(job: Job, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     with job.precision.computing():
         outputs = job.model(job.normalise(images)).double()
     top1, top5, loss = score(outputs, targets)
@@ -104,7 +104,8 @@ def _sums(job: Job, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
 def score(
     outputs: torch.Tensor, targets: torch.Tensor
 ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each image whether its class is the first, or among the first five, and the loss."""
+    """Return for each image whether its class has the highest score, whether it is among the first
+    five, and the loss: each (n)."""
     hits = outputs.topk(min(5, outputs.shape[1]), 1).indices == targets[:, None]
     loss = functional.cross_entropy(outputs, targets, reduction="none")
     return hits[:, 0], hits.any(1), loss

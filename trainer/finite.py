@@ -16,12 +16,12 @@ from contract.options import Options
 
 from .world import World
 
-# Of an epoch; the weights are finite, so training goes on.
+# The weights are finite, so training goes on after such an epoch.
 EVALUATION = "epoch {}: the model's outputs on val are not finite, though its weights are"
 
 
 class Trouble(TypedDict):
-    """What one rank observed. `epoch` and `step` are counted from 1, as people count them."""
+    """Numbers that are not finite, as one rank observed them. `epoch` and `step` count from 1."""
 
     host: str
     rank: int
@@ -34,11 +34,12 @@ class Trouble(TypedDict):
 class Losses:
     """Counts the steps in a row, up to the last one read, whose loss on this rank is not finite."""
 
-    def __init__(self, enough: float) -> None:
-        self.enough, self.count = enough, 0
+    def __init__(self, limit: float) -> None:
+        self.limit, self.count = limit, 0
         self.loss, self.epoch, self.step = 0.0, 0, 0  # where the row began
 
     def add(self, epoch: int, step: int, loss: float) -> None:
+        """Count a step's loss; a finite one ends the row. `epoch` and `step` count from 1."""
         if math.isfinite(loss):
             self.count = 0
             return
@@ -48,67 +49,69 @@ class Losses:
 
     @property
     def name(self) -> str:
-        """What the loss was where the row began; empty where the last one read was finite."""
+        """Name the loss with which the row began; "" if the last one read was finite."""
         return "" if self.count == 0 else "NaN" if math.isnan(self.loss) else "infinite"
 
     @property
-    def lost(self) -> bool:
-        return self.count >= self.enough
+    def is_over_limit(self) -> bool:
+        return self.count >= self.limit
 
 
 def not_finite(state: Dict[str, torch.Tensor], weights: Collection[str]) -> List[str]:
-    """The names of a model's tensors that hold a NaN or, where they are `weights`, an infinity:
-    buffers may hold one on purpose, as masks do. Waits for the device once."""
+    """List a model's tensors that hold a NaN or, if they are among `weights`, an infinity. Waits
+    for the device once."""
+    # Buffers may hold an infinity on purpose, as masks do.
     floats = {name: tensor for name, tensor in state.items() if tensor.is_floating_point()}
     if not floats:
         return []
-    # A tensor of many names, such as a shared layer's, is looked through once.
-    once = {(place(tensor), name in weights): tensor for name, tensor in floats.items()}
-    bad = [
+    # A tensor of several names, such as a shared layer's, is checked once.
+    tensors = {(place(tensor), name in weights): tensor for name, tensor in floats.items()}
+    checks = [
         (~tensor.isfinite() if is_weight else tensor.isnan()).any()
-        for (_, is_weight), tensor in once.items()
+        for (_, is_weight), tensor in tensors.items()
     ]
-    is_bad = dict(zip(once, torch.stack(bad).tolist()))
+    is_bad = dict(zip(tensors, torch.stack(checks).tolist()))
     return [name for name, tensor in floats.items() if is_bad[place(tensor), name in weights]]
 
 
 def place(tensor: torch.Tensor) -> str:
-    """Return what tells a tensor from all others, whatever its names are. A text, since a file can
-    choose numbers such that the hashes of their tuples are the same."""
+    """Identify a tensor by its memory, whatever its names are."""
+    # This is a text, since a file can choose numbers such that the hashes of their tuples collide.
     return repr((tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()))
 
 
 def describe(troubles: List[Trouble], options: Options, world: World) -> str:
-    """A sentence on where the run's numbers were lost, and the likely causes. `troubles`: of every
-    rank that has one."""
+    """Say in a sentence where the run's numbers were lost, and the likely causes. `troubles`: those
+    of every rank that has one."""
+    # A loss says at which step it began; a tensor only that it was found after a step.
     with_loss = [trouble for trouble in troubles if trouble["loss"]]
-    first = min(with_loss or troubles, key=lambda trouble: trouble["step"])
-    at = f"epoch {first['epoch']}, step {first['step']}"
-    origins = [trouble for trouble in with_loss if trouble["step"] == first["step"]]
-    alone = 0 < len(origins) < world.size
-    who = ", ".join(f"{o['host']} (rank {o['rank']})" for o in origins) if alone else ""
-    what = f"the loss has been {first['loss']} since {at}"
+    earliest = min(with_loss or troubles, key=lambda trouble: trouble["step"])
+    moment = f"epoch {earliest['epoch']}, step {earliest['step']}"
+    origins = [trouble for trouble in with_loss if trouble["step"] == earliest["step"]]
+    is_partial = 0 < len(origins) < world.size
+    ranks = ", ".join(f"{o['host']} (rank {o['rank']})" for o in origins) if is_partial else ""
+    event = f"the loss has been {earliest['loss']} since {moment}"
     if not with_loss:
-        what = f"{first['tensor']} of the model is not finite after {at}"
+        event = f"{earliest['tensor']} of the model is not finite after {moment}"
     return (
-        f"{what}{f', first on {who}' if who else ''}: the run ends, and what was saved "
-        f"before is kept. Likely causes: {'; '.join(causes(options, who))}."
+        f"{event}{f', first on {ranks}' if ranks else ''}: the run ends, and what was saved "
+        f"before is kept. Likely causes: {'; '.join(list_causes(options, ranks))}."
     )
 
 
-def causes(options: Options, who: str = "") -> List[str]:
-    """Clauses for people; `who`: the ranks that it began on, where others were still well."""
+def list_causes(options: Options, ranks: str = "") -> List[str]:
+    """List the likely causes in clauses for people. `ranks`: those it began on, unless all did."""
     clip = "" if options.clip_grad_norm else " or --clip_grad_norm 1"
-    causes = [
+    clauses = [
         f"the learning rate is too high (--lr {options.lr:g}: try a tenth of it, a longer "
         f"--warmup_epochs{clip})"
     ]
     if options.precision in ("O1", "O2", "O3"):
-        causes.append(f"fp16 is too narrow (--precision {options.precision}: try bf16 or fp32)")
+        clauses.append(f"fp16 is too narrow (--precision {options.precision}: try bf16 or fp32)")
     if options.sync != strategies.EXACT:
-        causes.append(f"gradients are coded (--sync {options.sync}: try {strategies.EXACT})")
+        clauses.append(f"gradients are coded (--sync {options.sync}: try {strategies.EXACT})")
     if ":" in options.model:
-        causes.append("the model divides by zero, or takes the logarithm of it")
-    if who:
-        causes.append(f"if it always begins there, the images or the memory of {who}")
-    return causes
+        clauses.append("the model divides by zero, or takes the logarithm of it")
+    if ranks:
+        clauses.append(f"if it always begins there, the images or the memory of {ranks}")
+    return clauses

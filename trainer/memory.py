@@ -30,15 +30,15 @@ class OutOfMemory(RuntimeError):
 
 
 class one_pass:
-    """Around a forward and backward, or an evaluation pass: an error that means too little memory
-    is raised as OutOfMemory.
+    """Raise an error of a forward, a backward or an evaluation as OutOfMemory if it means too
+    little memory.
 
-    A class: where a generator of contextlib raises another error, a cycle of Python 3.12 and newer
-    keeps the pass's frames, and so its memory, until the garbage collector runs.
+    This is a class: if a generator of contextlib raises another error, a cycle of Python 3.12 and
+    newer keeps the pass's frames, and so its memory, until the garbage collector runs.
     """
 
     def __enter__(self) -> None:
-        self.refused_before = refusals()
+        self.refused_before = count_refusals()
 
     def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
         if error is None or isinstance(error, OutOfMemory):
@@ -48,32 +48,28 @@ class one_pass:
 
 
 def is_out_of_memory(error: BaseException, refused_before: Optional[int] = None) -> bool:
-    """Judges by the message: torch 1.12 raises a plain RuntimeError, later versions a subclass.
-
-    `refused_before`: `refusals()` when the pass began, where it is known."""
+    """Return whether an error means too little memory. `refused_before`: `count_refusals()` when
+    the pass began, if it is known."""
+    # The message decides: torch 1.12 raises a plain RuntimeError, later versions a subclass.
     if not isinstance(error, RuntimeError):
         return False
     if isinstance(error, OutOfMemory) or any(word in str(error) for word in OUTRIGHT):
         return True
-    return any(word in str(error).lower() for word in PERHAPS) and _was_short(refused_before)
+    if not any(word in str(error).lower() for word in PERHAPS) or not torch.cuda.is_initialized():
+        return False
+    # Memory was short if less than a twentieth is free, or if an allocation has failed since the
+    # pass began: a process may be limited to a part of the memory, and cuDNN hides the failed
+    # allocation of its workspace. Earlier failures (in --auto_batch's trials, or while cuDNN timed
+    # its algorithms) prove nothing.
+    free, total = torch.cuda.mem_get_info()
+    return free < total / 20 or (refused_before is not None and count_refusals() > refused_before)
 
 
-def refusals() -> int:
-    """How often torch has failed to allocate GPU memory for this process."""
+def count_refusals() -> int:
+    """Count how often torch has failed to allocate GPU memory for this process."""
     if not torch.cuda.is_initialized():
         return 0
     return int(torch.cuda.memory_stats_as_nested_dict().get("num_ooms", 0))
-
-
-def _was_short(refused_before: Optional[int]) -> bool:
-    """Whether less than a twentieth of the GPU's memory is free, or an allocation has failed since
-    the pass began: a process may be limited to a part of the memory, and cuDNN hides the failed
-    allocation of its workspace. Earlier failures (in --auto_batch's trials, or while cuDNN timed
-    its algorithms) prove nothing."""
-    if not torch.cuda.is_initialized():
-        return False
-    free, total = torch.cuda.mem_get_info()
-    return free < total / 20 or (refused_before is not None and refusals() > refused_before)
 
 
 def recompute_activations(model: nn.Module) -> None:
@@ -90,6 +86,7 @@ def recompute_activations(model: nn.Module) -> None:
 
 
 def _recompute(stage: nn.Sequential) -> None:
+    """Make a stage compute its activations again in backward."""
     forward = stage.forward
     norms = [module for module in stage.modules() if isinstance(module, _BatchNorm)]
 
@@ -97,7 +94,7 @@ def _recompute(stage: nn.Sequential) -> None:
         calls: List[int] = []
 
         def run(inputs: torch.Tensor) -> Any:
-            calls.append(1)
+            calls.append(1)  # the second call is the one in backward
             with _untracked(norms if len(calls) > 1 else []):
                 return forward(inputs)
 
@@ -110,7 +107,8 @@ def _recompute(stage: nn.Sequential) -> None:
 
 @contextlib.contextmanager
 def _untracked(norms: List[_BatchNorm]) -> Iterator[None]:
-    """When a batch is recomputed, it must not count in the running statistics a second time."""
+    """Keep running statistics unchanged within the block: a recomputed batch must not count
+    again."""
     momenta = [module.momentum for module in norms]
     counts = [module.num_batches_tracked for module in norms]
     for module, count in zip(norms, counts):

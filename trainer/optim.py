@@ -23,18 +23,18 @@ NORMALISATIONS = (
 def parameter_groups(
     model: nn.Module, options: Options, head: Collection[str] = ()
 ) -> List[Dict[str, Any]]:
-    """Two groups: weights, which decay by `weight_decay`, and normalisation layers (by their type)
-    and biases (vectors), which decay by `norm_weight_decay`; and two of those called `head`, whose
-    learning rate is `head_lr` times as high. A shared parameter belongs to the group of the first
-    module that has it."""
+    """Make two groups: weights, which decay by `weight_decay`, and normalisation layers (by their
+    type) and biases (vectors), which decay by `norm_weight_decay`. The parameters named in `head`
+    make two more, whose learning rate is `head_lr` times as high. A shared parameter belongs to the
+    group of the first module that has it."""
     heads = {parameter for name, parameter in model.named_parameters() if name in head}
     kinds: Dict[Tuple[bool, bool], List[nn.Parameter]] = {}
-    seen = set()
+    grouped = set()
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
-            if parameter in seen or not parameter.requires_grad:
+            if parameter in grouped or not parameter.requires_grad:
                 continue
-            seen.add(parameter)
+            grouped.add(parameter)
             vector = isinstance(module, NORMALISATIONS) or parameter.ndim <= 1
             kinds.setdefault((parameter in heads, vector), []).append(parameter)
     return [
@@ -50,8 +50,8 @@ def parameter_groups(
 def build_optimizer(
     model: nn.Module, options: Options, global_batch: int, head: Collection[str] = ()
 ) -> torch.optim.Optimizer:
-    """The one of OPTIMIZERS over `parameter_groups`; where all parameters are on CUDA, it is fused,
-    or at least uses only a few kernels for all weights."""
+    """Build the options' optimizer over `parameter_groups`."""
+    # On CUDA it is fused, or at least uses only a few kernels for all weights.
     groups = parameter_groups(model, options, head)
     row = OPTIMIZERS[options.optimizer]
     module, _, name = row.maker.partition(":")
@@ -66,26 +66,25 @@ def build_optimizer(
 
 
 def load_state(optimizer: torch.optim.Optimizer, state: Dict[str, Any], options: Options) -> None:
-    """Load what an optimizer of the same kind kept of each weight, from its `state_dict`.
-
-    The settings stay those of `optimizer`: they follow from the options, and `fused` from device
-    and torch, which may be others than those that saved it. Raises UserError.
-    """
+    """Load what an optimizer of the same kind kept of each weight, from its `state_dict`. Raises
+    UserError for a state that does not fit."""
+    # The settings stay those of `optimizer`: they follow from the options, and `fused` from device
+    # and torch, which may not be those that saved it.
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     saved = state.get("state")
-    if _sizes(state) != _sizes(optimizer.state_dict()) or not isinstance(saved, dict):
+    if _group_sizes(state) != _group_sizes(optimizer.state_dict()) or not isinstance(saved, dict):
         raise UserError("the checkpoint's optimizer has other weights than this model's.")
     entries = {}
     for place, entry in saved.items():
         if type(place) is not int or not 0 <= place < len(weights) or not isinstance(entry, dict):
-            raise _odd_state(place)
-        entries[place] = _weight_state(place, entry, weights[place], options)
+            raise _invalid_state(place)
+        entries[place] = _check_weight_state(place, entry, weights[place], options)
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
 
-def _sizes(state: Dict[str, Any]) -> List[int]:
-    """The number of weights in each group; [] where that is not what the state says."""
+def _group_sizes(state: Dict[str, Any]) -> List[int]:
+    """Count the weights in each group; [] for a damaged state."""
     groups = state.get("param_groups")
     if not isinstance(groups, list):
         return []
@@ -93,35 +92,37 @@ def _sizes(state: Dict[str, Any]) -> List[int]:
     return [len(group) for group in lists if isinstance(group, list)]
 
 
-def _weight_state(
+def _check_weight_state(
     place: int, entry: Dict[str, Any], weight: torch.Tensor, options: Options
 ) -> Dict[str, Any]:
-    """The optimizer's tensors of a weight, as its row of OPTIMIZERS names them."""
+    """Check what the optimizer kept of a weight; return the tensors that OPTIMIZERS names. Raises
+    UserError."""
     row, tensors = OPTIMIZERS[options.optimizer], {}
     for name in row.keeps(options):
         value: Any = entry.get(name)
         if value is None and not row.counts:
             continue  # it is made in the weight's first step
         if not is_plain(value):
-            raise _odd_state(place)
+            raise _invalid_state(place)
         if value.shape != weight.shape or not value.is_floating_point():
-            raise _odd_state(place)
+            raise _invalid_state(place)
         tensors[name] = value
     if row.counts:
-        tensors["step"] = torch.tensor(_steps(place, entry.get("step")))
+        tensors["step"] = torch.tensor(_read_step_count(place, entry.get("step")))
     return tensors
 
 
-def _steps(place: int, value: Any) -> float:
-    """A number, or a tensor of one, as torch 1.12 and newer ones have it."""
+def _read_step_count(place: int, value: Any) -> float:
+    """Read a count of steps. Raises UserError."""
+    # torch before 1.12 keeps a number, newer versions a tensor of one.
     if is_plain(value) and value.numel() == 1:
         value = value.item()
     if type(value) not in (int, float) or not 0 <= value < 2**53:
-        raise _odd_state(place)
+        raise _invalid_state(place)
     return float(value)
 
 
-def _odd_state(place: object) -> UserError:
+def _invalid_state(place: object) -> UserError:
     return UserError(
         f"the checkpoint's optimizer does not fit: what it kept of weight {str(place)[:20]} is "
         "missing or not what it should be. Use an older checkpoint, or --weights to start from "
@@ -130,14 +131,14 @@ def _odd_state(place: object) -> UserError:
 
 
 def peak_lr(options: Options, global_batch: int) -> float:
-    """`lr`, or, where `lr_batch` is given, `lr` * global batch / `lr_batch` (Goyal et al.,
-    "Accurate, Large Minibatch SGD", 2017)."""
+    """Return `lr`, times global batch / `lr_batch` if `lr_batch` is given (Goyal et al., "Accurate,
+    Large Minibatch SGD", 2017)."""
     scale = global_batch / options.lr_batch if options.lr_batch else 1.0
     return options.lr * scale
 
 
 def learning_rate(options: Options, step: float, steps_per_epoch: int, global_batch: int) -> float:
-    """The learning rate of optimizer step `step` (from 0): linear warm-up, then the schedule."""
+    """Return the learning rate of step `step`, from 0: linear warm-up, then the schedule."""
     peak, epoch = peak_lr(options, global_batch), step / steps_per_epoch
     warmup = min(options.warmup_epochs, options.epochs)
     if epoch < warmup:

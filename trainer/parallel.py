@@ -25,20 +25,20 @@ class BalancedDataParallel(DataParallel):  # type: ignore[type-arg]
 
     def scatter(self, inputs: Tuple[Any, ...], kwargs: Any, device_ids: Any) -> Any:
         sizes = balanced_sizes(len(inputs[0]), len(device_ids), self.gpu0_batch)
-        parts = inputs[0].split(sizes)
+        batches = inputs[0].split(sizes)
         scattered = [
-            (part.to(torch.device("cuda", gpu), non_blocking=True),)
-            for part, gpu in zip(parts, device_ids)
+            (batch.to(torch.device("cuda", gpu), non_blocking=True),)
+            for batch, gpu in zip(batches, device_ids)
         ]
         return scattered, [kwargs] * len(scattered)
 
 
 def balanced_sizes(count: int, gpus: int, gpu0_batch: int) -> List[int]:
-    """Samples per GPU, without empty shares: `gpu0_batch` for the first and the rest evenly over
-    the others; a single GPU gets all."""
-    first = min(gpu0_batch, count) if gpus > 1 else count
-    rest = even_parts(count - first, gpus - 1) if gpus > 1 else []
-    return [size for size in [first, *rest] if size]
+    """Split `count` samples: `gpu0_batch` for GPU 0, and the remaining ones evenly over the other
+    GPUs. Empty shares are left out."""
+    gpu0_size = min(gpu0_batch, count) if gpus > 1 else count
+    other_sizes = even_parts(count - gpu0_size, gpus - 1) if gpus > 1 else []
+    return [size for size in [gpu0_size, *other_sizes] if size]
 
 
 def check(options: Options, world: World) -> None:
@@ -83,11 +83,11 @@ class Computing(nn.Module):
             return self.model(images)
 
 
-def check_micro_batches(options: Options, world: World, parts: int) -> None:
-    """Raise UserError where this torch cannot take a step of `parts` micro-batches."""
-    if options.static_graph and parts > 1 and world.size > 1 and not static_graph_accumulates():
+def check_micro_batches(options: Options, world: World, count: int) -> None:
+    """Raise UserError if this torch cannot take a step of `count` micro-batches."""
+    if options.static_graph and count > 1 and world.size > 1 and not static_graph_accumulates():
         raise UserError(
-            f"--static_graph does not work with micro-batches ({parts} a step) in torch "
+            f"--static_graph does not work with micro-batches ({count} a step) in torch "
             f"{torch.__version__}: leave --static_graph out, or use torch 2."
         )
 
@@ -95,7 +95,7 @@ def check_micro_batches(options: Options, world: World, parts: int) -> None:
 def wrap(
     model: nn.Module, options: Options, world: World, attached: Optional[Attached]
 ) -> nn.Module:
-    """What is called in a training step. Parameters stay those of `model`."""
+    """Wrap `model` for its training steps. The parameters stay those of `model`."""
     if options.parallel == "balanced-dp":
         return BalancedDataParallel(model, int(options.gpu0_batch or 1))
     if options.parallel == "dp":

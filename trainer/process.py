@@ -33,7 +33,7 @@ GRACE, TEAR_DOWN = 10.0, 120.0
 
 @record
 def begin(options: Options) -> int:
-    """Run as one process of a run, or start the ranks of --spawn; returns the exit code."""
+    """Run as one process of a run, or start the ranks of --spawn; return the exit code."""
     try:
         if options.spawn > 1 and "RANK" not in os.environ:
             return spawn(options)
@@ -43,7 +43,7 @@ def begin(options: Options) -> int:
 
 
 def work(options: Options) -> int:
-    """Train, predict or extract as one rank; returns its exit code."""
+    """Train, predict or extract as one rank; return its exit code."""
     try:
         world = start(options)
         quiet_others(world)
@@ -87,11 +87,10 @@ def leave(code: int) -> NoReturn:
 
 
 def spawn(options: Options) -> int:
-    """Start `options.spawn` processes and assign their ranks; returns the first failure's exit
-    code.
-
-    The number of processes is also the world size, so the two cannot differ.
-    """
+    """Start `options.spawn` processes and assign their ranks; return the first failure's exit
+    code."""
+    # The number of processes is also the world size, so the two cannot differ. A free port is taken
+    # by its number: rank 0 listens on it later.
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -100,7 +99,7 @@ def spawn(options: Options) -> int:
     os.environ.update(WORLD_SIZE=count, LOCAL_WORLD_SIZE=count)
     context = multiprocessing.get_context("spawn")
     numbers = range(options.spawn)
-    ranks = [context.Process(target=_rank, args=(n, os.getpid(), options)) for n in numbers]
+    ranks = [context.Process(target=_run_rank, args=(n, os.getpid(), options)) for n in numbers]
 
     def terminate_ranks(*_: object) -> None:
         for rank in filter(BaseProcess.is_alive, ranks):
@@ -112,7 +111,8 @@ def spawn(options: Options) -> int:
     return first_failure(ranks)
 
 
-def _rank(rank: int, parent: int, options: Options) -> None:
+def _run_rank(rank: int, parent: int, options: Options) -> None:
+    """Run as rank `rank` of --spawn, and exit."""
     end_with(parent)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.spawn))
@@ -127,8 +127,7 @@ def _rank(rank: int, parent: int, options: Options) -> None:
 
 
 def first_failure(ranks: Sequence[BaseProcess]) -> int:
-    """Wait for all ranks; returns the exit code, as a shell reports it, of the first that failed,
-    or 0.
+    """Wait for all ranks; return the exit code of the first that failed, or 0.
 
     Ranks exit together. A rank that still runs GRACE seconds after another failed is waiting for it
     in a collective, and would wait for ever, so it is killed. So is a rank that still runs
@@ -137,14 +136,16 @@ def first_failure(ranks: Sequence[BaseProcess]) -> int:
     running, code = {rank.sentinel: rank for rank in ranks}, 0
     patience: Optional[float] = None
     while running:
-        ended = connection.wait(list(running), patience)
-        if not ended:
+        sentinels = connection.wait(list(running), patience)
+        if not sentinels:
             for rank in running.values():
                 rank.kill()
-        for sentinel in ended or list(running):
+        for sentinel in sentinels or list(running):
             rank = running.pop(int(cast(Any, sentinel)))
             rank.join()
-            own = rank.exitcode or 0
-            code = code or (own if own >= 0 else 128 - own)
+            exit_code = rank.exitcode or 0
+            # A process that a signal has killed has the negative signal; a shell reports 128 +
+            # signal.
+            code = code or (exit_code if exit_code >= 0 else 128 - exit_code)
         patience = GRACE if code else TEAR_DOWN
     return code

@@ -17,17 +17,17 @@ TYPES = {
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
     **{"U8": torch.uint8, "BOOL": torch.bool},
 }
-LONGEST = 100_000_000  # bytes of a header, as the format itself has it
+LONGEST = 100_000_000  # bytes of a header: the format's own limit
 
 
-def is_such(file: BinaryIO) -> bool:
-    """Whether a file begins like it: neither a zip archive nor a pickle does."""
+def is_safetensors(file: BinaryIO) -> bool:
+    """Return whether a file begins like safetensors: neither a zip archive nor a pickle does."""
     file.seek(8)
     return file.read(1) == b"{"
 
 
 def read(name: str, file: BinaryIO) -> Dict[str, torch.Tensor]:
-    """The tensors of a file that messages call `name`. Raises UserError and OSError."""
+    """Read the tensors of a file that messages call `name`. Raises UserError and OSError."""
     try:
         file_bytes = file.seek(0, io.SEEK_END)
         file.seek(0)
@@ -40,19 +40,19 @@ def read(name: str, file: BinaryIO) -> Dict[str, torch.Tensor]:
         # All entries are checked before the first tensor takes memory.
         end, places = 0, []
         for key, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            dtype, shape, (first, last) = (
+            dtype, shape, (begin, stop) = (
                 TYPES[entry["dtype"]],
                 entry["shape"],
                 entry["data_offsets"],
             )
-            counts = (first, last, *shape)
+            counts = (begin, stop, *shape)
             if len(shape) > DIMENSIONS or not all(type(n) is int and n >= 0 for n in counts):
                 raise ValueError("a count that is none")
             item_bytes = torch.empty((), dtype=dtype).element_size()
-            if first != end or last - first != math.prod(shape) * item_bytes:
+            if begin != end or stop - begin != math.prod(shape) * item_bytes:
                 raise ValueError("tensors that overlap, or have something between them")
-            places.append((key, last - first, dtype, shape))
-            end = last
+            places.append((key, stop - begin, dtype, shape))
+            end = stop
         if data_begin + end != file_bytes:
             raise ValueError("tensors of other bytes than the file has")
         tensors = {}

@@ -21,7 +21,7 @@ NARROWEST = 10  # least width of the bar itself
 
 
 def quiet_others(world: World) -> None:
-    """Rank 0 logs information; the others only log warnings."""
+    """Let rank 0 log information, and the other ranks only warnings."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stdout)
     logging.getLogger(__package__).setLevel(logging.INFO if world.rank == 0 else logging.WARNING)
 
@@ -38,7 +38,7 @@ class Screen:
         self._bar: Any = None
         self._epochs, self._steps_per_epoch = options.epochs, steps
         self._start: Optional[float] = None
-        self._last_line = self._printed = time.monotonic()  # of `_printed` also what `look` printed
+        self._last_line = self._printed = time.monotonic()  # `look` changes only `_printed`
         self._due_at = float("inf")
         self._images = self._step = self._steps = self._first = 0
         self._epoch, self._doing = "", ""
@@ -64,18 +64,17 @@ class Screen:
             self.look()
 
     def look(self) -> None:
-        """Say what is going on if nothing was printed for long; a bar, if there is one, shows it
-        already."""
-        now = time.monotonic()
-        if self._bar is None and self._doing and now - self._printed >= SILENCE:
-            self._print(f"{self._doing}, {now - self._last_line:.0f} s after the last line")
+        """Print the current work if nothing was printed for SILENCE seconds and no bar shows it."""
+        now_seconds = time.monotonic()
+        if self._bar is None and self._doing and now_seconds - self._printed >= SILENCE:
+            self._print(f"{self._doing}, {now_seconds - self._last_line:.0f} s after the last line")
 
-    def doing(self, what: str) -> None:
+    def doing(self, text: str) -> None:
         """Set the description of the current work that `look` prints."""
-        self._doing = what
+        self._doing = text
 
     def epoch(self, epoch: int, done: int) -> None:
-        """An epoch begins with its step `done`, counted from 0."""
+        """Begin an epoch with its step `done`, counted from 0."""
         if self._start is None:
             self._start = time.monotonic()
             self._due_at = self._start + FIRST
@@ -106,35 +105,49 @@ class Screen:
         self.doing(f"{self._epoch}  in step {self._step + 1} of {self._steps_per_epoch}")
 
     def is_due(self) -> bool:
-        """Whether people should get figures now, whether or not this is a log point."""
+        """Return whether it is time to show figures, even if this is no log point."""
         return self.shown and time.monotonic() >= self._due_at
 
-    def figures(self, step: int, left: int, loss: float, top1: float) -> None:
-        """Show figures that were just read; `left`: training images until the run's end."""
+    def figures(self, step: int, remaining_images: int, loss: float, top1: float) -> None:
+        """Show figures that were just read. `remaining_images`: until the run's end."""
         spent = time.monotonic() - (self._start or 0.0)
-        rest = tqdm.format_interval(left * spent / max(self._images, 1))
+        remaining_time = tqdm.format_interval(remaining_images * spent / max(self._images, 1))
         if self._bar is not None:
-            parts = [f"run {rest}", *self._speed(), f"loss {loss:.3f}", f"top-1 {top1:.1%}"]
-            room = columns() - len(f"{self._epoch} 100%|| 00:00") - NARROWEST
-            self._bar.set_postfix_str(", ".join(fitting(parts, room)), refresh=False)
+            fields = [
+                f"run {remaining_time}",
+                *self._speed(),
+                f"loss {loss:.3f}",
+                f"top-1 {top1:.1%}",
+            ]
+            free_columns = columns() - len(f"{self._epoch} 100%|| 00:00") - NARROWEST
+            # tqdm would cut off a text that is too long in the middle of a number.
+            chosen: List[str] = []
+            for field in fields:
+                free_columns -= len(f", {field}")
+                if free_columns < 0:
+                    break
+                chosen.append(field)
+            self._bar.set_postfix_str(", ".join(chosen), refresh=False)
             self._due_at = time.monotonic() + BAR_EVERY
         elif self.is_due():
             self.say(
                 f"{self._epoch}  step {step}  loss {loss:.4f}  top-1 {top1:.2%}  "
-                + "  ".join([*self._speed(), f"{rest} to go"])
+                + "  ".join([*self._speed(), f"{remaining_time} to go"])
             )
             self._due_at = time.monotonic() + PLAIN_EVERY
 
     def _speed(self) -> List[str]:
-        """By the definition of docs/report.md, of the steps whose lines were read: images of all
-        ranks over this rank's seconds of steps, without the first one."""
+        """Return the images per second, as docs/report.md defines them, or [] if they are
+        unknown."""
+        # The first step warms up the device, and would make the mean too slow.
         if not self._lines.steps or self._steps < 2:
             return []
         images = (self._images - self._first) / (self._steps - 1)
         return [f"{images * self._lines.steps / self._lines.step_seconds:.0f} images/s"]
 
     def evaluation(self, epoch: int, loss: float, top1: float, result: Any, images: int) -> None:
-        """`loss` and `top1` are those of the epoch's steps; `images`: how many there are in val."""
+        """Show an evaluation. `loss` and `top1`: of the epoch's steps; `images`: how many val
+        has."""
         figures = f"loss {loss:.3f}  val {result.loss:.3f}"
         figures += f"  top-1 {top1:.2%}  val {result.top1:.2%}"
         if result.samples < images:
@@ -152,8 +165,8 @@ class Screen:
 
 
 def columns() -> int:
-    """How wide a bar may be: COLUMNS (from which the launcher has subtracted its label), else the
-    width of the terminal."""
+    """Return how wide a bar may be: COLUMNS, else the width of the terminal."""
+    # The launcher has subtracted its label from COLUMNS.
     setting = os.environ.get("COLUMNS", "")
     if setting.isdigit() and int(setting) > 0:
         return int(setting)
@@ -161,14 +174,3 @@ def columns() -> int:
         return os.get_terminal_size(sys.stderr.fileno()).columns - 1
     except (OSError, ValueError):
         return 79
-
-
-def fitting(parts: List[str], room: int) -> List[str]:
-    """The first of the parts, as many as fit into `room` with a comma in front of each."""
-    chosen: List[str] = []
-    for part in parts:
-        room -= len(f", {part}")
-        if room < 0:
-            break
-        chosen.append(part)
-    return chosen

@@ -11,18 +11,18 @@ from .world import World
 
 # These are counters, since torch 1.12's stores have no `check`, and `get` waits for a missing key.
 REQUESTS, WHEN = "asked to stop", "stop at meeting"
-# By how many meetings a CUDA host may be ahead of the last one that its device has finished.
+# A CUDA host may be this many meetings ahead of the last one that its device has finished.
 LEAD = 2
 
 
 class Stop:
-    """Call `now()` on every rank where all ranks have met: each has finished what precedes the
-    meeting before any can finish what follows it (an all-reduce of gradients in each step, or an
-    exchange every H steps).
+    """Call `should_stop()` on every rank where all ranks have met: each has finished what precedes
+    the meeting before any can finish what follows it (an all-reduce of gradients in each step, or
+    an exchange every H steps).
 
     The rank that got the signal writes the number of a later meeting to the store, at which all
     stop, and goes on. NCCL's collectives return at once, so a host could run ahead of its device,
-    and thus of the other ranks: `now` limits its lead to LEAD meetings. So no rank can reach the
+    and thus of the other ranks: this limits its lead to LEAD meetings. So no rank can reach the
     agreed meeting before its number is written, and all read it there.
     """
 
@@ -35,29 +35,27 @@ class Stop:
     def _on_sigterm(self, number: int, frame: Optional[FrameType]) -> None:
         self.requested = True
 
-    def now(self) -> bool:
-        """True when all ranks stop here."""
+    def should_stop(self) -> bool:
+        """Return True when all ranks stop here. Collective."""
         self.meeting += 1
         store = self.world.store
         if store is None:
             return self.requested
-        self._hold_back()
-        agreed = store.add(WHEN, 0)
-        if agreed:
-            return agreed <= self.meeting
-        if self.requested and store.add(REQUESTS, 1) == 1:
-            store.add(WHEN, self.meeting + 1 + self.lead)
-        return False
-
-    def _hold_back(self) -> None:
-        """Wait until the device has finished all but what follows the last `lead` meetings."""
+        # Wait until the device has finished all but what follows the last `lead` meetings.
         if self.lead:
             self._marks.append(self._mark())
             if len(self._marks) > self.lead:
                 self._marks.popleft().synchronize()
+        agreed = store.add(WHEN, 0)  # reads the counter
+        if agreed:
+            return agreed <= self.meeting
+        # Only the first of several requests names the meeting.
+        if self.requested and store.add(REQUESTS, 1) == 1:
+            store.add(WHEN, self.meeting + 1 + self.lead)
+        return False
 
     def _mark(self) -> Any:
-        """An event after all work queued so far; its `synchronize` sleeps until it is reached."""
+        """Record an event after all work queued so far; its `synchronize` sleeps until then."""
         mark = torch.cuda.Event(blocking=True)
         mark.record()
         return mark

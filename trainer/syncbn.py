@@ -17,9 +17,9 @@ from tandem.clock import Clock
 
 
 def convert(model: nn.Module, device: torch.device, clock: Clock, timeout: int) -> nn.Module:
-    """The model with each batch normalisation over all ranks; parameters and buffers stay."""
-    # A group of its own: DDP's gradients may be under way while statistics are summed, and these
-    # would wait behind buckets of 25 MiB.
+    """Make each batch normalisation of the model one over all ranks; parameters and buffers
+    stay."""
+    # In DDP's group, statistics would wait behind buckets of 25 MiB that are under way.
     group = dist.new_group(timeout=timedelta(seconds=timeout))
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(model, group)
@@ -38,7 +38,7 @@ class Group(NamedTuple):
     clock: Clock
 
     def sum(self, values: torch.Tensor) -> None:
-        """Sums in place, over all ranks."""
+        """Sum `values` in place, over all ranks."""
         with self.clock.within("sync_exposed"):
             dist.all_reduce(values, group=self.group)
 
@@ -74,7 +74,7 @@ class GlooBatchNorm(_BatchNorm):
 
 
 def _wide(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Per-channel fp64 `values` to multiply `like` by, in fp32 at least."""
+    """Shape per-channel fp64 `values` to multiply `like` by, in fp32 at least."""
     kind = torch.promote_types(like.dtype, torch.float32)
     return values.to(kind).view(1, -1, *[1] * (like.dim() - 2))
 
@@ -104,12 +104,14 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, grad: Any, *_: Any) -> Tuple[Any, ...]:
         normal, inverse, weight, count = ctx.saved_tensors
         grad = grad.to(normal.dtype)
-        # The parameters' gradients stay this rank's own: DDP sums them.
-        own = torch.stack([(grad * normal).double().sum(ctx.axes), grad.double().sum(ctx.axes)])
-        total = own.clone()
+        # The parameters' gradients are of this rank only: DDP sums them.
+        local_sums = torch.stack(
+            [(grad * normal).double().sum(ctx.axes), grad.double().sum(ctx.axes)]
+        )
+        total = local_sums.clone()
         ctx.group.sum(total)
-        product, plain = (_wide(part / count, normal) for part in total)
+        product, plain = (_wide(sums / count, normal) for sums in total)
         scale = inverse if weight is None else inverse * weight
         grad_x = (grad - plain - normal * product) * _wide(scale, normal)
-        own_weight, own_bias = (None, None) if weight is None else own.to(weight.dtype)
-        return grad_x.to(ctx.kind), own_weight, own_bias, None, None
+        grad_weight, grad_bias = (None, None) if weight is None else local_sums.to(weight.dtype)
+        return grad_x.to(ctx.kind), grad_weight, grad_bias, None, None

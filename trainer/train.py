@@ -135,7 +135,7 @@ class Run:
             if is_last or best or self.checkpoint_due or self.options.checkpoint_every == 0:
                 self.save(best)
         if not self.outputs_are_finite:  # the model that the run ends with
-            causes = "; ".join(finite.causes(self.options))
+            causes = "; ".join(finite.list_causes(self.options))
             raise Diverged(f"{finite.EVALUATION.format(self.position.epoch)}. Likely: {causes}.")
         return True
 
@@ -148,7 +148,7 @@ class Run:
         )
         self.clock.enter("data")
         for batch in self.batches.epoch(position.epoch, position.sample):
-            if self.stop.now():
+            if self.stop.should_stop():
                 return False
             self._step(batch)
             interval = self.options.checkpoint_every
@@ -222,7 +222,7 @@ class Run:
         for (step, _), (step_loss, _) in zip(self.tallies, rows):
             self.losses.add(self.position.epoch + 1, step, step_loss)
         # A request like any other: the ranks agree on where to stop, and there on why.
-        self.stop.requested |= self.losses.lost
+        self.stop.requested |= self.losses.is_over_limit
         loss, hits = (sum(column) for column in zip(*rows))
         self.tallies, self.tally_samples = [], 0
         self.epoch_sums = [a + b for a, b in zip(self.epoch_sums, (loss, hits, count))]
@@ -251,7 +251,7 @@ class Run:
         state.update({f"the average of {name}": mean for name, mean in averages.items()})
         broken = finite.not_finite(state, {name for name, _ in job.model.named_parameters()})
         trouble_here: Optional[finite.Trouble] = None
-        if self.losses.lost or broken:
+        if self.losses.is_over_limit or broken:
             self._collect_tallies()  # for the step at which it began
             in_loss = self.losses.count > 0
             trouble_here = finite.Trouble(
@@ -364,7 +364,7 @@ class Trial(Run):
         if isinstance(self.job.train_set, Generated):
             self.batches = GeneratedBatches(self.job.train_set, options, world)
         # What it learns is thrown away; the steps take as long whatever the loss is.
-        self.losses = finite.Losses(enough=math.inf)
+        self.losses = finite.Losses(limit=math.inf)
         self._end_time, self._time_is_up = time.monotonic() + options.trial, False
 
     def train_epochs(self) -> bool:

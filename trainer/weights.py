@@ -54,7 +54,7 @@ def read_weights(file: str, average: bool = False) -> TrainedModel:
     name = f"--weights {file}"
     try:
         with pathlib.Path(file).open("rb") as content:
-            if safetensors.is_such(content):
+            if safetensors.is_safetensors(content):
                 return TrainedModel(safetensors.read(name, content), None)
             state = load(name, content)
     except OSError as error:

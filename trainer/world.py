@@ -27,8 +27,8 @@ from tandem.exchange import Exchange
 
 @dataclasses.dataclass(frozen=True)
 class World(ProcessCoordinates):
-    """Coordinates, and what is known once all ranks have met. `nodes`: the machine of each rank,
-    numbered from 0; `batches`: samples per rank and step."""
+    """A process's coordinates, and what all ranks know once they have met. `nodes`: the machine of
+    each rank, numbered from 0. `batches`: samples per rank and step."""
 
     node_rank: int = 0
     nodes: Tuple[int, ...] = (0,)
@@ -46,44 +46,50 @@ class World(ProcessCoordinates):
 
     @property
     def smallest(self) -> int:
-        """The least number of samples of a step that a rank gets, unless it gets none."""
+        """Return the fewest samples of a step that a rank gets, unless it gets none."""
         return min(SMALLEST, *self.batches)
 
     def rank_samples(self, count: int) -> List[int]:
-        """Samples per rank for a step of `count` samples."""
+        """Split a step of `count` samples over the ranks."""
         return split_batch(count, self.batches, self.smallest)
 
     def gather(self, thing: Any) -> List[Any]:
-        """One value of JSON from each rank, in rank order, on every rank; tuples become lists."""
+        """Gather a value of JSON from each rank, in rank order, on every rank; tuples become lists.
+        Collective."""
         return [thing] if self.exchange is None else self.exchange.json(thing)
 
     def gather_state(self, thing: Any) -> List[Any]:
-        """One value of tensors and plain containers from each rank, in rank order."""
+        """Gather a value of tensors and plain containers from each rank, in rank order.
+        Collective."""
         return [thing] if self.exchange is None else self.exchange.state(thing)
 
     @contextlib.contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """A UserError of one rank within the block is raised on all, so that no rank waits for it,
-        with the exit code of the first that has one. Collective."""
-        own, code = "", 0
+        """Raise a UserError of one rank within the block on all ranks, with the exit code of the
+        first that has one. Collective."""
+        # Without this, the other ranks would wait in their next collective for the one that ended.
+        local_error, code = "", 0
         try:
             yield
         except UserError as error:
-            own, code = str(error), error.code
-        answers = self.gather((own, self.host, code))
+            local_error, code = str(error), error.code
+        answers = self.gather((local_error, self.host, code))
         errors = [(sentence, host) for sentence, host, _ in answers]
         if any(sentence for sentence, _ in errors):
-            apart = [f"{host}: {sentence}" for sentence, host in dict.fromkeys(errors) if sentence]
-            alike = len({sentence for sentence, _ in errors}) == 1
-            common = UserError(own if alike else " ".join(apart))
-            common.code = next(code for _, _, code in answers if code)
-            raise common
+            by_host = [
+                f"{host}: {sentence}" for sentence, host in dict.fromkeys(errors) if sentence
+            ]
+            is_common = len({sentence for sentence, _ in errors}) == 1
+            joint_error = UserError(local_error if is_common else " ".join(by_host))
+            joint_error.code = next(code for _, _, code in answers if code)
+            raise joint_error
 
 
 def start(options: Options) -> World:
-    """Choose the device, then meet the other ranks. Raises UserError for what cannot work."""
+    """Choose the device, then meet the other ranks. Raises UserError for options or coordinates
+    that cannot work. Collective."""
     process = read_coordinates(os.environ, options.local_rank)
-    device = _device(options, process)
+    device = _choose_device(options, process)
     # Before anything that could touch a device: NCCL calls a model on another GPU "invalid usage".
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -94,12 +100,13 @@ def start(options: Options) -> World:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     world = World(**vars(process), host=host_name(os.environ), device=device)
-    own = own_device(device, world.host, options)
-    world = dataclasses.replace(world, devices=(own,))
+    local_device = describe_device(device, world.host, options)
+    world = dataclasses.replace(world, devices=(local_device,))
     if process.size > 1:
-        world = dataclasses.replace(world, **_meet(options, process, own, device)._asdict())
-    at = (world.host if process.node is None else process.node, process.local_rank)
-    places = [(node, local) for node, local in world.gather(at)]
+        meeting = _meet(options, process, local_device, device)
+        world = dataclasses.replace(world, **meeting._asdict())
+    node_and_local_rank = (world.host if process.node is None else process.node, process.local_rank)
+    places = [(node, local) for node, local in world.gather(node_and_local_rank)]
     nodes = numbered([node for node, _ in places])
     return dataclasses.replace(
         world,
@@ -109,7 +116,9 @@ def start(options: Options) -> World:
     )
 
 
-def _device(options: Options, process: ProcessCoordinates) -> torch.device:
+def _choose_device(options: Options, process: ProcessCoordinates) -> torch.device:
+    """Choose the GPU of this process, or the CPU. Raises UserError, and RankError if it has
+    none."""
     count = torch.cuda.device_count() if options.device != "cpu" else 0
     if options.device == "cuda" and count == 0:
         raise UserError("--device cuda: this machine has no usable GPU; see nvidia-smi.")
@@ -126,13 +135,13 @@ def _device(options: Options, process: ProcessCoordinates) -> torch.device:
 
 
 def _backend(device: torch.device) -> str:
-    """The backend for gradients. (NCCL needs a GPU of its own for each process; tests let two share
-    one, over Gloo.)"""
+    """Return the backend for gradients. Tests replace this function: NCCL needs a GPU for each
+    process, and they let two share one, over Gloo."""
     return "nccl" if device.type == "cuda" else "gloo"
 
 
 class Meeting(NamedTuple):
-    """What World has once the group is formed; `store` is the trainer's own."""
+    """The fields of World that exist once the group is formed. Only the trainer uses `store`."""
 
     store: dist.Store
     exchange: Exchange
@@ -140,25 +149,28 @@ class Meeting(NamedTuple):
 
 
 def _meet(
-    options: Options, process: ProcessCoordinates, own: Device, device: torch.device
+    options: Options, process: ProcessCoordinates, local_device: Device, device: torch.device
 ) -> Meeting:
     """Form the process group. Raises UserError where the ranks do not find each other."""
     if "MASTER_ADDR" not in os.environ:
-        os.environ["MASTER_ADDR"] = _first_host(process)
+        os.environ["MASTER_ADDR"] = _find_first_host(process)
     os.environ.setdefault("MASTER_PORT", "29500")
-    card = interface_towards(os.environ["MASTER_ADDR"])
+    # Gloo and NCCL by themselves may choose an interface that does not lead to the other machines.
+    interface = interface_towards(os.environ["MASTER_ADDR"])
     backend = _backend(device)
-    if card is not None:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", card)
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         if backend == "nccl":
-            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={card}")  # = means exactly this one
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # = means exactly this one
     patience = timedelta(seconds=options.timeout)
     if backend == "nccl":
         os.environ.update(nccl_settings())
     try:
+        # Devices are exchanged first: GPUs and CPUs together cannot form a group.
         store, *_ = next(rendezvous("env://", process.rank, process.size, timeout=patience))
         store.set_timeout(patience)
-        devices = all_devices(own, process.rank, process.size, dist.PrefixStore("trainer", store))
+        trainer_store = dist.PrefixStore("trainer", store)
+        devices = exchange_devices(local_device, process.rank, process.size, trainer_store)
         dist.init_process_group(
             backend,
             store=dist.PrefixStore("group", store),
@@ -178,24 +190,25 @@ def _meet(
             f"{str(error).splitlines()[0]}. Were {process.size} processes started, and is that "
             "address the first machine's?"
         ) from error
-    own_store = dist.PrefixStore("trainer", store)
-    return Meeting(own_store, exchange, devices)
+    return Meeting(trainer_store, exchange, devices)
 
 
-def _first_host(process: ProcessCoordinates) -> str:
+def _find_first_host(process: ProcessCoordinates) -> str:
+    """Return the address of the first machine. Raises UserError if nothing tells it."""
     if process.local_size == process.size or os.environ.get("SLURM_NNODES") == "1":
         return "127.0.0.1"
     nodes = os.environ.get("SLURM_JOB_NODELIST")
     if not nodes:
         raise UserError("MASTER_ADDR is not set: set it to the address of the first machine.")
+    # Slurm lists nodes in a short form, like pc[1-4], that only its own tool expands.
     answer = subprocess.run(
         ["scontrol", "show", "hostnames", nodes], capture_output=True, text=True, check=True
     )
     return answer.stdout.split()[0]
 
 
-def own_device(device: torch.device, host: str, options: Options) -> Device:
-    """This rank's device; with --parallel dp, the weakest of the process's GPUs."""
+def describe_device(device: torch.device, host: str, options: Options) -> Device:
+    """Describe this rank's device; with --parallel dp, the weakest of the process's GPUs."""
     version, cuda = str(torch.__version__), torch.version.cuda
     if device.type == "cpu":
         flags = re.findall(r"^flags\s*:(.*)", _cpuinfo(), re.MULTILINE)
@@ -212,14 +225,16 @@ def _cpuinfo() -> str:
     return pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
 
 
-def all_devices(own: Device, rank: int, size: int, store: dist.Store) -> Tuple[Device, ...]:
-    """The devices in rank order, exchanged before the group is formed. Raises UserError on all
-    ranks when GPUs and CPUs are mixed."""
-    store.set(f"device/{rank}", json.dumps(own))
-    devices = tuple(Device(*json.loads(store.get(f"device/{other}"))) for other in range(size))
+def exchange_devices(
+    local_device: Device, rank: int, size: int, store: dist.Store
+) -> Tuple[Device, ...]:
+    """Exchange devices over `store`; return them in rank order. Raises UserError on all ranks if
+    GPUs and CPUs are mixed. Collective."""
+    store.set(f"device/{rank}", json.dumps(local_device))
+    devices = tuple(Device(*json.loads(store.get(f"device/{number}"))) for number in range(size))
     store.set(f"device/read/{rank}", "1")
     if rank == 0:
         # This process may host the store, so it must not exit before all ranks have read.
-        store.wait([f"device/read/{other}" for other in range(size)])
+        store.wait([f"device/read/{number}" for number in range(size)])
     refuse_mixture(devices)
     return devices

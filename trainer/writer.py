@@ -14,12 +14,13 @@ from tandem.pickles import zip_records
 
 
 def checkpoints(folder: pathlib.Path) -> List[pathlib.Path]:
-    """The checkpoints of all hosts below an output folder; unfinished files have other names."""
+    """List the checkpoints of all hosts below an output folder; unfinished files have other
+    names."""
     return sorted(folder.glob("checkpoints/*/step-*.pt"))
 
 
 def is_complete(path: pathlib.Path) -> bool:
-    """Whether a torch file is complete: it is a zip archive, and all its CRC-32s are checked."""
+    """Return whether a torch file is complete: it is a zip archive, whose CRC-32s are checked."""
     if not path.is_file():  # a named pipe would be waited for
         return False
     try:
@@ -31,8 +32,8 @@ def is_complete(path: pathlib.Path) -> bool:
 
 @contextlib.contextmanager
 def atomic_write(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """A file to write to within the block. Afterwards `path` is complete, even after a power cut;
-    if writing fails, `path` is as it was before."""
+    """Open a file to write to within the block. Afterwards `path` is complete, even after a power
+    cut; if writing fails, `path` is as it was before. Raises OSError."""
     unfinished = path.with_suffix(".unfinished")
     try:
         with unfinished.open("wb") as file:
@@ -50,28 +51,28 @@ def atomic_write(path: pathlib.Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(payload: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Save `payload` so that `path` is never incomplete."""
+    """Save `payload` so that `path` is never incomplete. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         torch.save(payload, file)
 
 
-def _same(path: pathlib.Path, other: pathlib.Path, payload: Mapping[str, Any]) -> None:
-    """Make `other` the same file as `path` without writing it twice, by a hard link; where the file
-    system has none (exFAT, some shares), `payload` is written again."""
-    unfinished = other.with_suffix(".unfinished")
+def _link_or_copy(path: pathlib.Path, link: pathlib.Path, payload: Mapping[str, Any]) -> None:
+    """Make `link` a hard link to `path`. If the file system has none (exFAT, some shares), write
+    `payload` again."""
+    unfinished = link.with_suffix(".unfinished")
     try:
         unfinished.unlink(missing_ok=True)
         os.link(path, unfinished)
-        unfinished.replace(other)
+        unfinished.replace(link)
     except OSError:
-        write_whole(payload, other)
+        write_whole(payload, link)
 
 
 class Writer:
     """Writes one checkpoint at a time in a thread; keeps the newest `keep` and the best.
 
-    Only one may write to a folder, since it removes what a killed one left unfinished there.
+    Only one Writer may use a folder, since it removes unfinished files that a killed one left.
     """
 
     def __init__(self, folder: pathlib.Path, keep: int) -> None:
@@ -84,9 +85,9 @@ class Writer:
     def save(
         self, payload: Mapping[str, Any], best: bool, arrived: Callable[[], None] = lambda: None
     ) -> pathlib.Path:
-        """Begin to write `payload`. The thread first calls `arrived`, which waits until `payload`
-        is complete; from then on it must not change. Waits for the previous checkpoint, and raises
-        RankError if that could not be written."""
+        """Begin to write `payload`, which must not change any more; return its path. The thread
+        first calls `arrived`, which waits until `payload` is complete. Waits for the previous
+        checkpoint, and raises RankError if that could not be written."""
         self.finish()
         path = self.folder / f"step-{payload['step']:08d}.pt"
         self._pending = self._thread.submit(self._write, payload, path, best, arrived)
@@ -112,8 +113,8 @@ class Writer:
         arrived()
         write_whole(payload, path)
         if best:
-            _same(path, path.with_name("best.pt"), payload)
+            _link_or_copy(path, path.with_name("best.pt"), payload)
         # Sorted by time, not by step: an earlier run may have written to this folder.
-        own = sorted(self.folder.glob("step-*.pt"), key=lambda old: old.stat().st_mtime_ns)
-        for old in own[: -self.keep]:
-            old.unlink()
+        files = sorted(self.folder.glob("step-*.pt"), key=lambda file: file.stat().st_mtime_ns)
+        for file in files[: -self.keep]:
+            file.unlink()

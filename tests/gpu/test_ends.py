@@ -23,7 +23,7 @@ def test_a_host_runs_ahead_of_its_device_two_meetings_at_most(device):
     stop, ends, ahead = Stop(World(size=2, device=device, store=dist.HashStore())), [], []
     signal.signal(signal.SIGTERM, before)
     for _ in range(8):
-        assert stop.now() is False
+        assert stop.should_stop() is False
         ahead.append(sum(not event.query() for event in ends))
         torch.cuda._sleep(50_000_000)  # cycles: some 30 ms
         ends.append(torch.cuda.Event())

@@ -11,7 +11,7 @@ from contract.precisions import Device, resolve
 from tests.trainer_ranks import lines, run_ranks, said, snapshot, trainer
 from trainer.checkpoint import fixed_options
 from trainer.decide import decide
-from trainer.world import World, own_device
+from trainer.world import World, describe_device
 from trainer.writer import write_whole
 
 
@@ -71,7 +71,7 @@ def test_a_cpu_s_bf16_is_what_onednn_may_use(monkeypatch, flags, limit, has):
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     if limit is not None:
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
-    device = own_device(torch.device("cpu"), "node1", Options())
+    device = describe_device(torch.device("cpu"), "node1", Options())
     assert (device.kind, device.bf16) == ("cpu", has)
 
 
@@ -118,7 +118,7 @@ def said_with_a_gpu_on_rank_1(*argv):
     from trainer import world
 
     if os.environ["RANK"] == "1":
-        world.own_device = lambda *_: AMPERE._replace(host="node2")
+        world.describe_device = lambda *_: AMPERE._replace(host="node2")
     return said(*argv)
 
 
@@ -138,7 +138,7 @@ def test_a_rank_tells_its_gpu_and_with_dp_the_weakest(monkeypatch, parallel, wan
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(known))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: known[number][0])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda number: known[number][1:])
-    device = own_device(torch.device("cuda", 1), "node4", Options(parallel=parallel))
+    device = describe_device(torch.device("cuda", 1), "node4", Options(parallel=parallel))
     assert (device.host, device.kind, device.name, device.sm) == ("node4", "cuda", *wanted)
     assert (device.torch, device.cuda) == (str(torch.__version__), torch.version.cuda)
 

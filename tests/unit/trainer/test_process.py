@@ -88,7 +88,7 @@ def test_no_other_user_can_plant_compiled_code(tmp_path, monkeypatch):
         folder.unlink(missing_ok=True)
         if plant:
             plant(folder)
-        program.keep_compiled_code()
+        program.name_compile_caches()
         ours = name in ("none", "open to all") or (name == "another user's" and os.getuid())
         assert (os.environ[inductor] == str(folder)) is bool(ours), name
         assert Path(os.environ[inductor]).parent in (folder.parent, tmp_path)

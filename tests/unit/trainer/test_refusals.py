@@ -196,7 +196,7 @@ def test_the_device_is_set_before_the_group_is_formed(monkeypatch):
     monkeypatch.setattr(
         world, "_meet", lambda *_: order.append("meet") or world.Meeting(None, None, ())
     )
-    monkeypatch.setattr(world, "own_device", lambda *_: None)
+    monkeypatch.setattr(world, "describe_device", lambda *_: None)
     monkeypatch.setattr(world.World, "gather", lambda self, thing: [thing] * 8)
     for name, value in {"RANK": 6, "WORLD_SIZE": 8, "LOCAL_RANK": 2, "LOCAL_WORLD_SIZE": 4}.items():
         monkeypatch.setenv(name, str(value))

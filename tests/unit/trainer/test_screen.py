@@ -47,7 +47,7 @@ def test_plain_lines_come_by_time_and_from_rank_0_alone(time, capsys, caplog):
             time.seconds += 0.5
             ours.step(images=5)
             if ours.is_due():
-                ours.figures(step, left=7200, loss=1.5, top1=0.25)
+                ours.figures(step, remaining_images=7200, loss=1.5, top1=0.25)
         ours.evaluation(0, 1.25, 0.375, Result(99, 0.5, 0.9, 1.75), images=99)
         said = capsys.readouterr()
         assert said.err == ""
@@ -105,7 +105,7 @@ def test_the_bar_is_whole_and_as_wide_as_the_terminal(time, capsys, monkeypatch,
     for step in range(5, 9):
         time.seconds += 10
         ours.step(images=100)
-        ours.figures(step, left=7200, loss=1.5, top1=0.25)
+        ours.figures(step, remaining_images=7200, loss=1.5, top1=0.25)
     ours._bar.refresh()
     shown = capsys.readouterr().err.split("\r")[-1].rstrip()
     # 10 images a second: 720 s for what is left of the run.

@@ -58,7 +58,7 @@ def leave(rank, requested_at, devices, store, left):
                 # The others go as far as they can before this rank looks.
                 time.sleep(0.05)
                 stop.requested = True
-        if step % devices.every == 0 and stop.now():
+        if step % devices.every == 0 and stop.should_stop():
             left[rank] = step
             return
         devices.enqueue(rank)
@@ -101,13 +101,13 @@ def test_two_that_are_asked_write_one_step(stops, at_once):
         late = types.SimpleNamespace(add=lambda name, n: store.add(name, n) if n else 0)
         second.world = World(store=late)
     first.requested = second.requested = True
-    assert [stop.now() for stop in stops] == [False] * 3
+    assert [stop.should_stop() for stop in stops] == [False] * 3
     second.world = third.world
-    assert [stop.now() for stop in stops] == [True] * 3
+    assert [stop.should_stop() for stop in stops] == [True] * 3
 
 
 def test_sigterm_requests_a_stop_and_one_process_leaves_at_once(stops):
     stop = Stop(World())
-    assert not stop.now()
+    assert not stop.should_stop()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.now()
+    assert stop.should_stop()
