@@ -1,4 +1,4 @@
-"""What every process of a training run does.
+"""One process of a training run: from its options to its exit code.
 
 Read in this order: `process.py` (one process, from its options to its exit code), `world.py` (the
 other ranks), `build.py` (what a run trains with, as one `Job`), `train.py` (the loop), `step.py`

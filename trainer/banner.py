@@ -1,4 +1,4 @@
-"""How a run introduces itself: the `start` line of the report and the first line on the screen."""
+"""Introduction of a run: the `start` line of the report, and the first lines on the screen."""
 
 import dataclasses
 from typing import Any, Dict, Optional, Tuple
@@ -63,7 +63,7 @@ def describe_run(job: Job, cost: Cost) -> str:
     details = f" ({' + '.join(map(str, world.batches))})" if options.balance else ""
     details += f" in {job.micro_batches} micro-batches" if job.micro_batches > 1 else ""
     if world.size > 1:
-        # The strategy of this run may not be the one that was typed: say so.
+        # The strategy may not be the one that was typed. A single rank has none.
         strategy = parse(effective_spec(options.sync, world.nodes, options.family))
         if strategy.rule is not parse(options.sync).rule:
             details += f"\n--sync {options.sync} is between machines: on this one sums are exact"

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: how it is made of a run, and loaded into one.
+"""Checkpoints: making one of a run, and loading it into a run.
 
 A checkpoint is one file of tensors and plain containers: model, optimizer, loss scale, average,
 what a strategy has alike on all ranks, and the position in the data. State that a strategy keeps
@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class Position:
-    """How far a run has come. `sample`: images of this epoch that all ranks have trained on."""
+    """Position of a run in its training. `sample`: images of this epoch that all ranks have trained
+    on."""
 
     epoch: int = 0
     sample: int = 0
@@ -117,6 +118,7 @@ def restore(job: Job, state: Snapshot) -> Position:
     """Load a snapshot and return its position. Raises UserError for one of another model, optimizer
     or data set."""
     # All is loaded in place, since DDP and the optimizer hold these tensors.
+    # The data set has shrunk since the checkpoint, or the file is damaged.
     if state["sample"] >= max(1, len(job.train_set)):
         raise UserError(f"the checkpoint is at image {state['sample']} of {len(job.train_set)}.")
     job.precision.renew_masters(job.model, load_weights(job.model, state["model"]))
@@ -143,6 +145,7 @@ def copy_node_state(job: Job, position: Position) -> Optional[NodeState]:
     state = job.sync.state_dict() if job.sync is not None else None
     if job.sync is None or state is None or not job.sync.topology.is_leader:
         return None
+    # Resuming compares the nodes: a file is of use only with the same ranks on each machine.
     nodes = list(job.world.nodes)
     return NodeState(sync=_copy(state), run=position.run, step=position.step, nodes=nodes)
 
@@ -194,6 +197,7 @@ def load_weights(
 ) -> Dict[str, torch.Tensor]:
     """Load a state dict, whether its keys have DDP's prefix (`module.`) or not; returns it without
     the prefix. Raises UserError, also for weights that are not finite."""
+    # A file that was saved from DDP's wrapper has this prefix.
     plain = {key[7:] if key.startswith("module.") else key: v for key, v in weights.items()}
     try:
         model.load_state_dict(plain)

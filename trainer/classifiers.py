@@ -12,6 +12,7 @@ def classifier_names() -> List[str]:
     spec = importlib.util.find_spec("torchvision")
     names = []
     for folder in spec.submodule_search_locations or () if spec else ():
+        # Detection, segmentation and video models are in subfolders, which this pattern leaves out.
         for file in pathlib.Path(folder, "models").glob("[!_]*.py"):
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):

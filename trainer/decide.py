@@ -1,5 +1,5 @@
-"""What the ranks of a run decide together when they start: precision, the strategy of --sync auto,
-the batch of each rank, and settings that follow from the devices. A resumed run keeps its own.
+"""Decisions of all ranks when a run starts: precision, the strategy of --sync auto, the batch of
+each rank, and settings that follow from the devices. A resumed run keeps those it began with.
 
 The rules are in contract/precisions.py and contract/decisions.py. All ranks see the same devices,
 checkpoints and measurements, so they decide the same.

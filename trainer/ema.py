@@ -42,6 +42,7 @@ class Ema:
         """Start with `state` as the average; forget the previous one."""
         self.updates = 0
         self.average = {key: _wide(value).detach().clone() for key, value in state.items()}
+        # Counters have no average: they are copied.
         floats = [key for key, value in state.items() if value.is_floating_point()]
         self._averaged = Columns(self.average, floats)
         self._copied = Columns(self.average, [key for key in state if key not in set(floats)])
@@ -51,6 +52,7 @@ class Ema:
         """Move the average towards `state`."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        # One call for all tensors: a loop over hundreds of them would launch as many kernels.
         lerp_all(
             self._averaged.tensors, [_wide(state[key]) for key in self._averaged.keys], 1 - decay
         )
@@ -58,10 +60,9 @@ class Ema:
 
     @contextmanager
     def applied(self, model: nn.Module) -> Iterator[None]:
-        """Give the model the averages within the block, and then its previous state, bit for bit.
-
-        This works in place, since the optimizer and DDP hold the same tensors.
-        """
+        """Give the model the averages within the block, and then its previous state, bit for
+        bit."""
+        # This works in place, since the optimizer and DDP hold the same tensors.
         model_state = {key: value.clone() for key, value in model.state_dict().items()}
         model.load_state_dict(self.average)
         try:

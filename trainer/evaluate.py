@@ -1,4 +1,4 @@
-"""Exact evaluation: each image counted once, whatever the number of ranks."""
+"""Exact evaluation: each image counts once, on any number of ranks."""
 
 import contextlib
 from typing import Callable, NamedTuple, Optional, Tuple
@@ -62,7 +62,8 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
     `progress` is called before each batch with the number of images that this rank has done.
     """
     averaged = contextlib.nullcontext() if job.ema is None else job.ema.applied(job.model)
-    # fp64, in which the sum over a million images loses no digit that is printed.
+    # Images, top-1 hits, top-5 hits and loss. They are fp64, in which the sum over a million images
+    # loses no digit that is printed.
     sums = torch.zeros(4, dtype=torch.float64, device=job.world.device)
     job.model.eval()
     failure: Optional[UserError] = None
@@ -76,6 +77,7 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
                     sums += _sum_scores(job, *batch.on(job.world.device))
         except RankError as error:
             failure = error  # raised when the other ranks know of it
+    # Training goes on, but frozen modules stay in evaluation mode.
     job.model.train()
     for module in job.frozen:
         module.eval()
@@ -94,6 +96,8 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
 
 
 def _sum_scores(job: Job, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Evaluate a batch; return the number of images, and the sums of hits and loss (4)."""
+    # The outputs are freed when this function returns, before the next batch needs their memory.
     with job.precision.computing():
         outputs = job.model(job.normalise(images)).double()
     top1, top5, loss = score(outputs, targets)

@@ -70,10 +70,12 @@ def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
     if not path.parent.is_dir():
         raise UserError(f"{path}: there is no such folder to write to.")
     if path.suffix == ".safetensors":
+        # The package is in no stack, and only this format needs it.
         try:
             from safetensors.torch import save_file
         except ImportError as error:
             raise UserError(f"{path}: needs `pip install safetensors`; or name it .pt.") from error
+        # It refuses tensors that are not contiguous.
         plain = {key: value.contiguous() for key, value in tensors.items()}
         with atomic_write(path) as file:
             save_file(plain, file.name)

@@ -1,4 +1,4 @@
-"""What of a model stays as it is while the rest is trained (`--freeze`)."""
+"""Freezing a part of a model while the remaining parts are trained (`--freeze`)."""
 
 import fnmatch
 from typing import Dict, List, Set
@@ -14,6 +14,7 @@ def freeze(model: nn.Module, pattern: str, classes: int) -> List[nn.Module]:
     """Freeze what `pattern` names: its parameters get no gradients. Return the outermost modules
     that are wholly frozen: now in evaluation mode, they keep their statistics. Raises UserError."""
     tensors = dict(model.named_parameters())
+    # Buffers count, too: frozen normalisation keeps its statistics.
     names = [*tensors, *(name for name, _ in model.named_buffers())]
     # A pattern names a tensor, or a module above it: list both for each tensor.
     paths: Dict[str, List[str]] = {}
@@ -23,6 +24,7 @@ def freeze(model: nn.Module, pattern: str, classes: int) -> List[nn.Module]:
     frozen: Set[str] = set()
     for entry in map(str.strip, pattern.split(",")):
         matched = {name for name in names if fnmatch.filter(paths[name], entry)}
+        # `backbone` means everything but the head, unless a module has that name.
         if entry == "backbone" and not matched:
             matched = set(names) - {*named_head(model, classes, f"--freeze {pattern}")}
         if not matched:

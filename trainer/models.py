@@ -84,6 +84,7 @@ def _build_torchvision_model(
             f"nearest: {', '.join(nearest)}. Your own: package.module:function."
         )
     settings: Dict[str, Any] = dict(WITHOUT_AUXILIARY if name in SPECIAL else {})
+    # Transformers have positions for one image size.
     if name.startswith("vit_"):
         settings["image_size"] = image_size
     if name.startswith("maxvit"):
@@ -99,6 +100,7 @@ def _build_user_model(
     if not isinstance(model, nn.Module):
         raise UserError(f"--model {name}: returned {type(model).__name__}, not a torch.nn.Module.")
     shape = _read_output_shape(model, name, image_size)
+    # A function that took `num_classes` and returns as many scores has built a whole classifier.
     if takes_classes and shape == (1, num_classes):
         return model
     if len(shape) not in (2, 4):

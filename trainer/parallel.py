@@ -25,6 +25,7 @@ class BalancedDataParallel(DataParallel):  # type: ignore[type-arg]
 
     def scatter(self, inputs: Tuple[Any, ...], kwargs: Any, device_ids: Any) -> Any:
         sizes = balanced_sizes(len(inputs[0]), len(device_ids), self.gpu0_batch)
+        # DataParallel would split evenly.
         batches = inputs[0].split(sizes)
         scattered = [
             (batch.to(torch.device("cuda", gpu), non_blocking=True),)
@@ -61,6 +62,7 @@ def check(options: Options, world: World) -> None:
         )
     if gpus < 1:
         raise UserError(f"--parallel {options.parallel} needs GPUs, and this machine has none.")
+    # Each GPU needs at least one image of a micro-batch.
     if options.per_node_batch_size // options.accumulate < gpus:
         raise UserError(
             f"a micro-batch of {options.per_node_batch_size // options.accumulate} is smaller "
@@ -108,6 +110,7 @@ def wrap(
         find_unused_parameters=options.find_unused_parameters,
         static_graph=options.static_graph,
         bucket_cap_mb=options.bucket_size,
+        # Gradients are views of the buckets, and take no memory of their own.
         gradient_as_bucket_view=True,
         **ddp_buffers(options.broadcast_buffers),
     )

@@ -234,6 +234,7 @@ def _write_evaluation(classes: List[str], job: Job, columns: Columns, file: Bina
     pairs = columns["target"][is_wrong] * len(classes) + columns["label"][is_wrong]
     # One number stands for each pair of true and predicted class, so that torch can count pairs.
     codes, counts = (column.tolist() for column in pairs.unique(return_counts=True))
+    # Equally frequent pairs come in the order of the classes, so that the file is always the same.
     by_frequency = sorted(zip(codes, counts), key=lambda pair: (-pair[1], pair[0]))
     confused = [
         {"name": classes[true], "predicted": classes[predicted], "images": number}

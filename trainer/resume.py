@@ -1,5 +1,5 @@
-"""What a run continues from: the newest complete checkpoint on any machine, the state that this
-machine keeps for itself, and the settings that all ranks use.
+"""Resuming a run: the newest complete checkpoint on any machine, the state that this machine keeps
+for itself, and the settings that all ranks use.
 """
 
 import dataclasses
@@ -63,11 +63,13 @@ def _find(
 ) -> Optional[Snapshot]:
     """Find the newest checkpoint on any node, and send it to all. `steps`: the (run, step) pairs
     for which every machine has its own file. `train_set`: None if only the model is used."""
+    # The first rank of each machine reads its folder.
     content, mine = b"", None
     with world.raise_on_all_ranks():
         if world.local_rank == 0:
             content, mine = _newest_on_node(options, steps, train_set)
     candidates = [row and Candidate(tuple(row[0]), row[1]) for row in world.gather(mine)]
+    # A rank without a checkpoint comes before all others.
     keys: List[Tuple[Any, ...]] = [
         candidate.key if candidate else ("",) for candidate in candidates
     ]
@@ -82,6 +84,7 @@ def _find(
             f"the run continues as it began: leave out {', '.join(best.differences)}, or start a "
             "new run."
         )
+    # Perhaps no other machine has this file, so its bytes are sent.
     if world.exchange is not None:
         content = world.exchange.bytes_from(source, content)
     name = f"the checkpoint of rank {source}"
@@ -208,8 +211,10 @@ def _node_files(job: Job) -> Iterator[Tuple[Tuple[str, int], NodeState]]:
     """Yield (run, step) and contents of each complete file of this rank's machine, from a run with
     the same ranks on each machine."""
     options, world = job.options, job.world
+    # The first rank of this machine writes for all of its ranks.
     writer = world.nodes.index(world.node_rank)
     path = pathlib.Path((options.output if options.resume == "auto" else options.resume) or ".")
+    # A checkpoint's path is <output>/checkpoints/<host>/<file>.
     folder = path.parent.parent.parent if path.is_file() else path
     for file, content in read_complete(
         sorted(folder.glob(f"checkpoints/*/rank{writer}/step-*.pt"))

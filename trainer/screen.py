@@ -32,6 +32,7 @@ class Screen:
     def __init__(self, options: Options, world: World, steps: int, lines: Lines) -> None:
         self.shown, self._lines = world.rank == 0, lines
         kind = options.progress
+        # A rank under the launcher writes into a pipe: the launcher knows its terminal.
         if kind == "auto":
             kind = os.environ.get("TANDEM_PROGRESS", "bar" if sys.stderr.isatty() else "plain")
         self._with_bar = self.shown and kind == "bar"
@@ -50,6 +51,7 @@ class Screen:
             self._print(text)
 
     def _print(self, text: str) -> None:
+        # A line would tear the bar apart: the next epoch begins a new one.
         self.close()
         self._printed = time.monotonic()
         print(text, flush=True)

@@ -1,6 +1,6 @@
-"""What the files of a checkpoint hold, only tensors and plain containers, and the check of it: a
-file may come from a disk that fails, from another program or from somebody else. Behind
-`snapshot_in` and `own_state_in`, each field has its type."""
+"""Contents of a checkpoint's files, only tensors and plain containers, and their check: a file may
+come from a disk that fails, from another program or from somebody else. After `snapshot_in` and
+`node_state_in`, each field has its type."""
 
 import math
 from typing import Any, Callable, Dict, List, Optional, TypedDict, cast
@@ -111,6 +111,7 @@ def _is_average(value: Any) -> bool:
 def _is_precision(value: Any) -> bool:
     if not isinstance(value, dict) or "scale" not in value:
         return False
+    # A scale of 0 or infinity would spoil every gradient.
     scale = value["scale"]
     return scale is None or (
         isinstance(scale, dict)

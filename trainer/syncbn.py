@@ -58,6 +58,7 @@ class GlooBatchNorm(_BatchNorm):
             input, self.weight, self.bias, self.eps, self.group
         )
         if self.running_mean is not None:
+            # The running variance is the unbiased one, as in torch.
             self._track(mean, variance * (count / (count - 1)))
         return output
 
@@ -91,6 +92,7 @@ class _Normalize(torch.autograd.Function):
         group.sum(sums)
         count = sums[-1]
         mean = sums[:channels] / count
+        # Rounding may make a variance slightly negative.
         variance = (sums[channels:-1] / count - mean * mean).clamp_(min=0)
         inverse = (variance + eps).rsqrt()
         normal = (x - _wide(mean, x)) * _wide(inverse, x)
@@ -110,6 +112,7 @@ class _Normalize(torch.autograd.Function):
         )
         total = local_sums.clone()
         ctx.group.sum(total)
+        # The statistics depend on every input of all ranks: so does the gradient of each input.
         product, plain = (_wide(sums / count, normal) for sums in total)
         scale = inverse if weight is None else inverse * weight
         grad_x = (grad - plain - normal * product) * _wide(scale, normal)

@@ -37,6 +37,7 @@ def read_inputs(name: str) -> Inputs:
 def build(name: str, num_classes: int, image_size: int, arguments: Dict[str, Any]) -> nn.Module:
     """Build an untrained model. Raises UserError, and what timm raises for `arguments`."""
     timm, config = _load_config(name)
+    # Other models do not take this argument.
     size = {"img_size": image_size} if config.fixed_input_size else {}
     words = {"num_classes": num_classes, **size, **arguments}
     return timm.create_model(name[len(TIMM) :], pretrained=False, **words)
@@ -44,6 +45,7 @@ def build(name: str, num_classes: int, image_size: int, arguments: Dict[str, Any
 
 def _load_config(name: str) -> Tuple[Any, Any]:
     """Import timm; return it, and its `PretrainedCfg` of the model. Raises UserError."""
+    # timm is in no stack, so that an import at the top of this file would fail.
     try:
         timm: Any = importlib.import_module("timm")
     except ImportError as error:
@@ -58,6 +60,7 @@ def _load_config(name: str) -> Tuple[Any, Any]:
             f"--model {name}: timm {timm.__version__} has no such model"
             f"{'; nearest: ' if nearest else ''}{', '.join(nearest)}."
         )
+    # A model without pretrained weights has no config. A name may end in a tag of weights.
     try:
         return timm, timm.get_pretrained_cfg(model) or timm.models.PretrainedCfg()
     except RuntimeError as error:

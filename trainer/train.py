@@ -46,6 +46,7 @@ def train(run: "Run") -> int:
         with contextlib.suppress(RuntimeError):  # a broken device cannot be read any more
             run.end("failed")
         for writer in filter(None, (run.writer, run.rank_writer)):
+            # The first error is the one to report.
             with contextlib.suppress(UserError):
                 writer.finish()  # the process may exit without waiting for its threads
         raise
@@ -54,7 +55,7 @@ def train(run: "Run") -> int:
 
 
 class Run:
-    """One attempt at a run: the job, its position, and where its figures go."""
+    """One attempt at a run: the job, its position, and the files and screen for its figures."""
 
     def __init__(self, options: Options, world: World) -> None:
         materials = build_materials(options, world)
@@ -357,7 +358,7 @@ MIN_STEPS = 4
 
 class Trial(Run):
     """`--trial SECONDS`: steps alone, to see how long they take (`make plan`), until the time is up
-    but at least LEAST of them; nothing is evaluated or saved."""
+    but at least MIN_STEPS of them; nothing is evaluated or saved."""
 
     def __init__(self, options: Options, world: World) -> None:
         super().__init__(options, world)

@@ -1,8 +1,8 @@
-"""What a run starts from: somebody's weights of the same net, perhaps for other classes.
+"""Starting a run from somebody's weights of the same net, perhaps for other classes.
 
 People's files hold them in many ways: below a key, with the prefixes of DDP, torch.compile or the
-net that a backbone was part of, as torch's or safetensors'. What fits by name and shape is loaded;
-what does not is said.
+net that a backbone was part of, as torch's or safetensors'. Tensors that fit by name and shape are
+loaded; the log lists the others.
 """
 
 import itertools
@@ -41,7 +41,7 @@ POSITIONS = ("pos_embed", "pos_embedding")
 
 
 class TrainedModel(NamedTuple):
-    """What is used of a checkpoint, or of a file of weights alone, which names no classes."""
+    """Tensors and classes of a checkpoint. A file that has only weights names no classes."""
 
     tensors: Dict[str, torch.Tensor]
     classes: Optional[List[str]]
@@ -109,13 +109,14 @@ def start_from_weights(job: Job) -> None:
 
 
 class Fit(NamedTuple):
-    """A file's tensors by a model's names. `new` maps each tensor of the model that the file lacks
-    to the reason. `unplaced_count`: tensors of the file that the model lacks. `backbone_share`: the
-    loaded part of the backbone's parameters, 0 to 1. `prefixes`: of all networks that fit equally
-    well, the chosen one's first; `is_settled`: the others are averages of it."""
+    """A file's tensors by a model's names. `missing` maps each tensor of the model that the file
+    lacks to the reason. `unplaced_count`: tensors of the file that the model lacks.
+    `backbone_share`: the loaded part of the backbone's parameters, 0 to 1. `prefixes`: of all
+    networks that fit equally well, the chosen one's first; `is_settled`: the others are averages of
+    it."""
 
     tensors: Dict[str, torch.Tensor]
-    new: Dict[str, str]
+    missing: Dict[str, str]
     unplaced_count: int
     backbone_share: float
     prefixes: List[str]
@@ -124,12 +125,12 @@ class Fit(NamedTuple):
     def refuse_another_net(self, name: str, model: str) -> List[str]:
         """Return lines that say what was loaded. Raises UserError if the file has less than half of
         the backbone, or several networks that fit equally well."""
-        total = len(self.tensors) + len(self.new)
+        total = len(self.tensors) + len(self.missing)
         loaded = f"{len(self.tensors)} of the {pluralize(total, 'tensor')} of --model {model}"
         if self.backbone_share < 0.5:
             raise UserError(
                 f"{name}: only {loaded} are in it, {100 * self.backbone_share:.0f} % of the "
-                f"backbone's parameters ({_list_names(self.new)}): they are weights of another "
+                f"backbone's parameters ({_list_names(self.missing)}): they are weights of another "
                 "net: give the model that they were trained in, or weights of this one."
             )
         chosen, *other_prefixes = (
@@ -148,8 +149,8 @@ class Fit(NamedTuple):
             f"loaded {loaded}, {100 * self.backbone_share:.4g} % of the backbone's parameters"
             f"{unplaced}. Prefix in the file: {chosen}{average}{_list_names(other_prefixes)}"
         ]
-        new_tensors = _list_names([f"{key} ({reason})" for key, reason in self.new.items()])
-        return lines + ([f"not loaded, so new: {new_tensors}"] if self.new else [])
+        new_tensors = _list_names([f"{key} ({reason})" for key, reason in self.missing.items()])
+        return lines + ([f"not loaded, so new: {new_tensors}"] if self.missing else [])
 
 
 def fit_tensors(
@@ -182,7 +183,7 @@ def fit_tensors(
         if name.startswith(cut):
             aligned[added + name[len(cut) :]] = tensor
     loaded: Dict[str, torch.Tensor] = {}
-    new: Dict[str, str] = {}
+    missing: Dict[str, str] = {}
     for name, expected in state.items():
         value = aligned.get(name)
         # A transformer for another image size differs only in the number of its positions.
@@ -191,9 +192,9 @@ def fit_tensors(
         if value is None and name.endswith("num_batches_tracked"):
             value = expected  # older files have none, and it counts only without a momentum
         if value is None:
-            new[name] = "not there"
+            missing[name] = "not there"
         elif value.shape != expected.shape:
-            new[name] = f"{_describe_shape(value)} there, {_describe_shape(expected)} here"
+            missing[name] = f"{_describe_shape(value)} there, {_describe_shape(expected)} here"
         else:
             loaded[name] = value
     counts = {k: p.numel() for k, p in model.named_parameters() if k not in head_names}
@@ -202,7 +203,7 @@ def fit_tensors(
     backbone_share = sum(counts.get(name, 0) for name in loaded) / total if total else 1.0
     unplaced_count = sum(name not in state for name in aligned)
     prefixes = [cut for cut, _ in ways]
-    return Fit(loaded, new, unplaced_count, backbone_share, prefixes, len(trained) == 1)
+    return Fit(loaded, missing, unplaced_count, backbone_share, prefixes, len(trained) == 1)
 
 
 Way = Tuple[str, str]  # to the model's names: a prefix that is cut off, and one that is added

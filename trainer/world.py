@@ -1,4 +1,4 @@
-"""This process among the others: ranks, nodes, device and process group, however it was started."""
+"""Meeting the other processes: ranks, nodes, device and process group, under any launcher."""
 
 import contextlib
 import dataclasses
@@ -93,9 +93,11 @@ def start(options: Options) -> World:
     # Before anything that could touch a device: NCCL calls a model on another GPU "invalid usage".
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # torch's defaults for TF32 differ from version to version.
     if options.tf32 != "auto":
         torch.backends.cuda.matmul.allow_tf32 = options.tf32 == "on"
         torch.backends.cudnn.allow_tf32 = options.tf32 == "on"
+    # cuBLAS reads its setting only once.
     if options.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

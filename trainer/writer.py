@@ -38,6 +38,7 @@ def atomic_write(path: pathlib.Path) -> Iterator[BinaryIO]:
     try:
         with unfinished.open("wb") as file:
             yield file
+            # Without this, a power cut could leave the new name without its contents.
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
@@ -61,6 +62,7 @@ def _link_or_copy(path: pathlib.Path, link: pathlib.Path, payload: Mapping[str, 
     """Make `link` a hard link to `path`. If the file system has none (exFAT, some shares), write
     `payload` again."""
     unfinished = link.with_suffix(".unfinished")
+    # `os.link` replaces no file, and a reader must always find one: so the link is renamed.
     try:
         unfinished.unlink(missing_ok=True)
         os.link(path, unfinished)
@@ -77,6 +79,7 @@ class Writer:
 
     def __init__(self, folder: pathlib.Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
+        # One thread keeps the checkpoints in their order.
         self._thread = ThreadPoolExecutor(1)
         self._pending: Optional[Future[None]] = None
         for unfinished in folder.glob("*.unfinished"):

@@ -120,6 +120,7 @@ class ImageFolder:
 
     def images_of(self, number: int) -> range:
         """Return the places of a class's images, which stand together."""
+        # The images are listed class by class, so the targets are sorted.
         return range(bisect_left(self.targets, number), bisect_right(self.targets, number))
 
     def can_read_neighbours(self, path: str) -> bool:
@@ -251,6 +252,7 @@ class ImageCache:
     """
 
     def __init__(self, count: int, side: int) -> None:
+        # The kernel gives memory only to the pages that are written.
         self.pixels = np.empty((count, side, side, 3), dtype=np.uint8)
         self.state = np.full(count, NOT_DECODED, dtype=np.uint8)
 

@@ -29,14 +29,14 @@ TRIALS = 16  # how many replacements in a row may be bad too before the run give
 
 
 class Draw(NamedTuple):
-    """Which sample to make: in a training epoch, or, where `epoch` is None, in evaluation."""
+    """A sample to make, in a training epoch, or in evaluation if `epoch` is None."""
 
     epoch: Optional[int]
     number: int  # of the copy: its place in the data set, and for each copy before it all of that
 
 
 class Sample(NamedTuple):
-    """What a loader process makes of a draw, and the bad images that it met."""
+    """The image that a loader process makes of a draw, and the bad ones that it met."""
 
     pixels: Optional[np.ndarray]  # uint8 (size, size, 3); None if no image can be used
     target: int
@@ -46,7 +46,7 @@ class Sample(NamedTuple):
 
 @dataclasses.dataclass
 class Samples(Dataset):  # type: ignore[type-arg]
-    """What a worker process needs to make a sample from an index."""
+    """Samples by draw, made in a loader process."""
 
     folder: ImageFolder
     transform: Union[Train, Evaluate]
@@ -111,7 +111,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
 
 @dataclasses.dataclass
 class Bases(Dataset):  # type: ignore[type-arg]
-    """What a worker process needs to decode a small image that is to be cached."""
+    """Bases of small images by index, decoded in a loader process to be cached."""
 
     folder: ImageFolder
     transform: Union[Train, Evaluate]
@@ -160,6 +160,7 @@ class TrainBatches:
         batches = self._source.batches(steps, epoch)
         for (images, targets, indices, bad), sizes in zip(batches, shares):
             self.dataset.quarantine.add(bad)
+            # A sample without pixels is one whose replacements were all bad.
             if len(images) < len(indices):
                 raise RankError(
                     f"{1 + TRIALS} images drawn one after another cannot be used, "
@@ -175,6 +176,7 @@ def eval_batches(
     # The batches are the same on any number of ranks: what a network computes of an image depends
     # in the last bits on the images beside it.
     samples = Samples(dataset, Evaluate(dataset.sizes), options.seed)
+    # Of k ranks, rank r takes the batches r, r + k, r + 2 k and so on.
     begins = range(world.rank * size, len(dataset), world.size * size)
     steps = [list(range(begin, min(begin + size, len(dataset)))) for begin in begins]
     for images, targets, indices, bad in Source(samples, options, world).batches(steps):
@@ -218,6 +220,7 @@ class Source:
         """Iterate over collated steps. `steps`: the numbers of each step's draws; `epoch`: None in
         evaluation. Only one such iterator may be in use at a time."""
         folder, transform = self.samples.folder, self.samples.transform
+        # Small images are decoded once and kept if the caches of all ranks fit into memory.
         small = transform.keeps and self.size <= SMALL
         if small and fits_into_memory(len(folder), transform.side, self.world.local_size):
             return self._from_cache(steps, epoch)
@@ -278,6 +281,7 @@ def _collate(size: int, samples: Sequence[Sample]) -> Collated:
     targets = torch.tensor([sample.target for sample in samples], dtype=torch.int64)
     indices = torch.tensor([sample.number for sample in samples], dtype=torch.int64)
     bad = [image for sample in samples for image in sample.bad]
+    # A view: in memory, channels come last.
     return images.to(torch.uint8).permute(0, 3, 1, 2), targets, indices, bad
 
 
@@ -345,4 +349,5 @@ class SampleLog:
         if self._file is not None:
             rows = (f"{epoch},{begin + place},{index}\n" for place, index in enumerate(indices))
             self._file.writelines(rows)
+            # A run that is killed must leave the samples of its last step.
             self._file.flush()

@@ -64,7 +64,7 @@ def test_the_files_that_people_have_start_a_model_of_ten_classes(thousand, tmp_p
         torch.save(FILES[kind](thousand), path)
     model = RESNET(weights=None, num_classes=10)
     fit = fit_tensors(model, read_weights(str(path)).tensors, 10)
-    assert sorted(fit.new) == ["fc.bias", "fc.weight"] and fit.backbone_share == 1
+    assert sorted(fit.missing) == ["fc.bias", "fc.weight"] and fit.backbone_share == 1
     same = [
         torch.allclose(fit.tensors[n].float(), thousand[n].float(), atol=1e-3) for n in fit.tensors
     ]
@@ -121,7 +121,7 @@ def test_a_backbone_of_one_s_own_takes_the_net_s_weights(thousand):
     backbone = RESNET(weights=None)
     backbone.fc = nn.Identity()
     fit = fit_tensors(WithHead(backbone, 512, 10), thousand, 10)
-    assert sorted(fit.new) == ["fc.bias", "fc.weight"] and fit.backbone_share == 1
+    assert sorted(fit.missing) == ["fc.bias", "fc.weight"] and fit.backbone_share == 1
 
 
 def test_a_transformer_s_positions_are_resized():
