@@ -56,7 +56,7 @@ def share_buffers(job: Job) -> None:
 
 @torch.no_grad()
 def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> Result:
-    """Evaluate the model, or its average where there is one, on the evaluation images, after
+    """Evaluate the model, or its average if it has one, on the evaluation images, after
     `share_buffers`. Raises Unevaluated. Collective.
 
     `progress` is called before each batch with the number of images that this rank has done.

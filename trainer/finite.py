@@ -81,8 +81,8 @@ def place(tensor: torch.Tensor) -> str:
 
 
 def describe(troubles: List[Trouble], options: Options, world: World) -> str:
-    """Say in a sentence where the run's numbers were lost, and the likely causes. `troubles`: those
-    of every rank that has one."""
+    """Describe in a sentence when and on which ranks the run lost its numbers, and the likely
+    causes. `troubles`: one of each affected rank."""
     # A loss says at which step it began; a tensor only that it was found after a step.
     with_loss = [trouble for trouble in troubles if trouble["loss"]]
     earliest = min(with_loss or troubles, key=lambda trouble: trouble["step"])

@@ -189,9 +189,10 @@ class Precision:
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, clip: float) -> Union[bool, torch.Tensor]:
         """Unscale, clip to the norm `clip` (0: not at all) and step. True when the gradients
-        overflowed: then nothing changed but the scale. All ranks hold the same sums, so they agree.
-        Where torch's optimizer can skip the step by itself, the result stays on the device, and
-        only reading it as a bool waits."""
+        overflowed: then nothing changed but the scale. All ranks hold the same sums, so they
+        agree."""
+        # If torch's optimizer can skip the step by itself, the result stays on the device, and only
+        # reading it as a bool waits.
         for weight, master in self.masters:
             master.grad = None if weight.grad is None else weight.grad.float()
         weights = weights_of(optimizer)

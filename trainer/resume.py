@@ -41,9 +41,9 @@ class Candidate(NamedTuple):
 
 
 def find(job: Job) -> Optional[Snapshot]:
-    """Return on every rank the newest complete checkpoint on any node that `--resume` allows. None
-    with `--resume none`, and with `--resume auto` if there is none. Raises UserError if this run
-    cannot continue it. Collective."""
+    """Return on every rank the newest complete checkpoint on any node that `--resume` allows, or
+    None with `--resume none`, and with `--resume auto` if there is none. Raises UserError if this
+    run cannot continue it. Collective."""
     if job.options.resume == "none":
         return None
     return _find(job.options, job.world, _complete_steps(job), job.train_set)

@@ -96,10 +96,6 @@ def _is_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _is_text_by_name(value: Any) -> bool:
-    return isinstance(value, dict) and _is_strings([*value.keys(), *value.values()])
-
-
 def _is_average(value: Any) -> bool:
     return value is None or (
         isinstance(value, dict)
@@ -139,7 +135,9 @@ SNAPSHOT: Dict[str, Callable[[Any], bool]] = {
     "samples": _is_count,
     "train_images": _is_count,
     "classes": _is_strings,
-    "options": _is_text_by_name,
+    "options": lambda value: (
+        isinstance(value, dict) and _is_strings([*value.keys(), *value.values()])
+    ),
 }
 NODE_STATE: Dict[str, Callable[[Any], bool]] = {
     "sync": _is_dict,

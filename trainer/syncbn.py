@@ -1,8 +1,8 @@
 """Batch normalisation with the statistics of the whole batch of all ranks.
 
-On CUDA it is torch's own; on the CPU, where torch has none, it is this one over Gloo. Sums are in
-float64, so that mean and variance are as exact as those of one big batch. Formulas: Ioffe and
-Szegedy, Batch Normalization, 2015, algorithm 1 and section 3.
+On CUDA, torch has it; on the CPU, this module computes it over Gloo. Sums are in float64, so that
+mean and variance are as exact as those of one big batch. Formulas: Ioffe and Szegedy, Batch
+Normalization, 2015, algorithm 1 and section 3.
 """
 
 from datetime import timedelta

@@ -153,7 +153,7 @@ class Meeting(NamedTuple):
 def _meet(
     options: Options, process: ProcessCoordinates, local_device: Device, device: torch.device
 ) -> Meeting:
-    """Form the process group. Raises UserError where the ranks do not find each other."""
+    """Form the process group. Raises UserError if the ranks do not find each other."""
     if "MASTER_ADDR" not in os.environ:
         os.environ["MASTER_ADDR"] = _find_first_host(process)
     os.environ.setdefault("MASTER_PORT", "29500")

@@ -34,7 +34,7 @@ class Train:
     """The training transform: `kind` is one of none, shift, crop, trivial (see --augment).
 
     It has two parts, so that small images are decoded only once: `base` is the same in each epoch,
-    and `augment` makes the epoch's pixels from it. Where the random part comes first, as it does in
+    and `augment` makes the epoch's pixels from it. If the random part comes first, as it does in
     a crop, `base` cannot be cached (`keeps` is False).
     """
 
@@ -88,7 +88,8 @@ class Train:
 class Evaluate:
     """The evaluation transform: scale the short side to `resize`, then crop the middle.
 
-    It is deterministic, so it has the methods of Train and ignores their `rng`."""
+    The transform is deterministic: its methods are those of Train, but ignore `rng`.
+    """
 
     keeps = True
 

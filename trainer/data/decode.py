@@ -85,12 +85,12 @@ class Unreadable(BadImage):
 
 
 class Missing(Unreadable):
-    """The file is not there any more: it alone, or all that its mount had."""
+    """The file is not there any more; perhaps its whole mount is gone."""
 
 
 class Picture:
-    """An opened image. Of a JPEG, only the header is read until a caller asks for pixels and says
-    how many; any other format is decoded at once."""
+    """An opened image. A JPEG is decoded when a caller asks for pixels and says how many; until
+    then only its header is read. Any other format is decoded at once."""
 
     def __init__(self, image: Image.Image, content: bytes = b"") -> None:
         """Decode the image unless it is a JPEG. `content`: the bytes of its file. Raises

@@ -126,7 +126,7 @@ class ImageFolder:
     def can_read_neighbours(self, path: str) -> bool:
         """Return whether any of PROBE_COUNT other images on this one's disk or share can be
         read."""
-        neighbours = [other for other in self.by_mount[self.mount_of(path)] if other != path]
+        neighbours = [p for p in self.by_mount[self.mount_of(path)] if p != path]
         # Where the bad image is decides which others are read, so that it is not always the same.
         step, place = len(neighbours) // PROBE_COUNT + 1, self.paths.index(path)
         probed = neighbours[place % step :: step]
@@ -213,8 +213,8 @@ class Quarantine:
         return len(self.images)
 
     def add(self, bad_images: Iterable[Bad]) -> None:
-        """Log each new file. Raises DataLost where a mount gives no image any more, and RankError
-        when there are more than `limit` bad ones."""
+        """Log each new file. Raises DataLost if a mount gives no image any more, and RankError if
+        there are more than `limit` bad ones."""
         for bad in bad_images:
             if bad.path in self.images:
                 continue
