@@ -54,6 +54,7 @@ class Position:
     run: str = ""
 
     def samples(self, per_epoch: int) -> int:
+        """Count the images since the run began, with `per_epoch` images an epoch."""
         return self.epoch * per_epoch + self.sample
 
 
@@ -230,6 +231,7 @@ def class_changes(saved_names: Sequence[str], names: Sequence[str]) -> str:
 
 
 def list_some(names: List[str]) -> str:
+    """Join the first three names, and count the others."""
     ending = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return "/".join(map(printable, names[:3])) + ending
 

@@ -54,6 +54,7 @@ class Losses:
 
     @property
     def is_over_limit(self) -> bool:
+        """Return whether so many losses in a row were not finite that the run must end."""
         return self.count >= self.limit
 
 

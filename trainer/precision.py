@@ -66,14 +66,15 @@ class LossScale:
 
     @property
     def factor(self) -> Union[float, torch.Tensor]:
-        """The factor by which the loss is multiplied."""
+        """Return the factor by which the loss is multiplied."""
         return self.value
 
     def inverse(self, device: torch.device) -> torch.Tensor:
-        """The factor for the gradients on the device."""
+        """Return the factor for the gradients, a scalar on the device."""
         return torch.full((), 1 / self.value, device=device)
 
     def update(self, overflow: bool) -> None:
+        """Halve the scale after an overflow; double it after PATIENCE steps without one."""
         self.good_steps = 0 if overflow else self.good_steps + 1
         if overflow:
             self.value /= 2
@@ -245,7 +246,7 @@ class Precision:
                 masters[weight].copy_(state[name])
 
     def state_dict(self) -> PrecisionState:
-        """The state that `full_state` does not hold."""
+        """Return the state that `full_state` does not hold."""
         return {"scale": None if self.scale is None else self.scale.state_dict()}
 
     def load_state_dict(self, state: PrecisionState) -> None:

@@ -46,6 +46,7 @@ class Screen:
         self._over = threading.Event()
 
     def say(self, text: str) -> None:
+        """Print a line, on rank 0 only."""
         if self.shown:
             self._last_line = time.monotonic()
             self._print(text)
@@ -57,7 +58,8 @@ class Screen:
         print(text, flush=True)
 
     def watch(self) -> None:
-        """From now until `end`, never be silent for longer than SILENCE."""
+        """Start a thread that prints the current work after SILENCE seconds without output, until
+        `end`."""
         if self.shown:
             threading.Thread(target=self._watch, name="screen", daemon=True).start()
 
@@ -95,6 +97,7 @@ class Screen:
             )
 
     def step(self, images: int) -> None:
+        """Count a step with so many images of all ranks."""
         self._first = self._first or images
         self._images += images
         self._steps += 1
