@@ -117,8 +117,8 @@ def links_sentences(links: Links | None) -> tuple[str, ...]:
     if links is None:
         return ()
     sentences = [
-        f"Links: {links.slowest:.0f} Mbit/s of payload in pairs, {min(links.ring):.0f} while all "
-        f"sent (the slowest; of {link_speed(1000)} TCP gets 941).",
+        f"Links: the slowest reaches {links.slowest:.0f} Mbit/s, and {min(links.ring):.0f} Mbit/s "
+        f"while all send (TCP reaches at most 941 on {link_speed(1000)}).",
         *report_slow_machines(links),
         *report_slow_pairs(links),
         *report_short_packets(links),

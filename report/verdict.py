@@ -374,14 +374,14 @@ def explain_swapping(step: Step, evidence: ResourceUsage) -> Verdict:
     waited = ""
     if worst.knows(figures.MEMORY_PRESSURE):
         pressure = worst.words(figures.MEMORY_PRESSURE)
-        waited = f", and processes waited for memory {pressure} of it"
+        waited = f", and waited for memory {pressure} of the time"
     return Verdict(
         f"{worst.host} is short of memory{also}: {worst.words(figures.SWAPPED_IN)} MB/s come back "
         "from its swap while it trains.",
         (
-            f"Up to {worst.words(figures.MEMORY, figures.MOST)} of its "
-            f"{worst.words(figures.MEMORY_TOTAL, figures.MOST)} were taken while training "
-            f"ran{waited}.",
+            "Training and other programs used up to "
+            f"{worst.words(figures.MEMORY, figures.MOST)} of its "
+            f"{worst.words(figures.MEMORY_TOTAL, figures.MOST)}{waited}.",
             f"{step.program.phrases.memory}, or an end of other programs there take less of it; "
             "more memory costs money.",
         ),
@@ -461,7 +461,8 @@ def headline_of(status: str, first_cause: Entry | None, until: float | None = No
     if status == "running":
         clock = time.strftime("%H:%M:%S", time.localtime(until)) if until else "now"
         return (
-            f"The run has not ended, or what started it is gone; this is what it did up to {clock}."
+            "The run is still going, or the program that started it is gone; the report covers it "
+            f"up to {clock}."
         )
     # No file has a cause, for example because the launcher was killed.
     if not first_cause:

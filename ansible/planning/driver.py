@@ -194,8 +194,8 @@ def installed_driver(facts):
     names = [name for name in own if stacks.PACKAGED.match(name)]
     if names and facts.runfile:
         raise Refusal(
-            f"it has two drivers, one over the other: {', '.join(sorted(names))} and NVIDIA's own "
-            f"installer's {facts.runfile}",
+            f"it has two drivers at once: {', '.join(sorted(names))} from packages, and "
+            f"{facts.runfile} from NVIDIA's own installer",
             f"remove both: {removal(facts, 'runfile')}; {removal(facts, 'package')}; "
             "then run again",
         )

@@ -97,10 +97,9 @@ def reboot_refused(facts, wanted, here=""):
     facts = reading.known(facts)
     if here and facts.machine_id == here:
         return (
-            "it is this control machine itself, which does not reboot itself, and its driver needs "
-            "a reboot",
-            "save what is open, then sudo reboot; afterwards run the same command again (log in on "
-            "the text screen, if that boot ends there): it continues from there",
+            "it is the control node, which Tandem never reboots, and its driver needs a reboot",
+            "save what is open and type sudo reboot; afterwards run the same command again, on the "
+            "text screen if no desktop appears: it continues where it stopped",
         )
     if facts.seated and not wanted["interrupt"]:
         who = f"{', '.join(facts.seated)} {'is' if len(facts.seated) == 1 else 'are'}"

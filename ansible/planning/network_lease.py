@@ -42,9 +42,10 @@ def refuse_lost(facts: dict[str, Any], dns: list[str]) -> None:
     if dns or not local or not facts["card"]["dynamic"]:
         return
     raise PlanError(
-        f"{facts['host']}: its only name server, {local[0]}, is a program of its own; DHCP tells "
-        "that one whom to ask, and would not any more. Write dns=... (your network's name servers; "
-        f"dns={local[0]} where that program needs none) into its line of inventory.ini."
+        f"{facts['host']}: its only name server, {local[0]}, is a program on the machine; without "
+        "DHCP this program no longer learns which servers to ask. Write dns=... (your network's "
+        f"name servers, or dns={local[0]} if the program needs none) into its line of "
+        "inventory.ini."
     )
 
 

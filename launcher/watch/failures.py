@@ -377,8 +377,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         _exits(DATA_LOST),
         priority=CausePriority.OWN,
         sentence="{who}: trainer: {own}",
-        remedy="when it is well again, `make train RESUME=latest` goes on; with MAX_RESTARTS=3 a "
-        "run starts again by itself, without a machine that cannot read its images",
+        remedy="when its disk or file server works again, type `make train RESUME=latest`; with "
+        "MAX_RESTARTS=3 a run restarts without the machines that cannot read their images",
         one_rank_explains=True,
     ),
     FailureKind(

@@ -273,8 +273,7 @@ def unreachable(variables):
     at = variables.get("ansible_host", name)
     fault, remedy = next((fault, text) for words, fault, text in UNREACHABLE if words in message)
     causes = {
-        "name": f"its address in the inventory, {at}, is a name that cannot be resolved here: "
-        f"{message}",
+        "name": f"this control node cannot resolve its address in the inventory, {at}: {message}",
         "no_sshd": f"{at} has no ssh server: {message}",
         "unreachable": f"{at} did not answer: {message}",
     }

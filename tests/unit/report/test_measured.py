@@ -76,7 +76,7 @@ def test_the_machines_in_parts_by_speed_and_the_links_as_measured(tmp_path, caps
     parts = "(BALANCE=auto) the images of a step are node1 35, node2 26, node3 35: a step of all"
     assert f"{parts} takes 0.14 s without the network, and with equal parts 0.17 s" in said
     assert "a step took 0.13 s (node1) to 0.17 s (node2). Of it on node2: forward 40 ms" in said
-    assert "Links: 899 Mbit/s of payload in pairs, 700 while all sent" in said
+    assert "Links: the slowest reaches 899 Mbit/s, and 700 Mbit/s while all" in said
     assert "on noise in the place of images" in said
     assert "90 epochs" not in said.split("Counted over")[0]  # of noise
     assert "pair " not in out
