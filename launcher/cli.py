@@ -53,9 +53,9 @@ def plan(typed: Typed) -> int:
     words += ["--all"] if typed.get("all") else []
     if "gpu" in typed:
         words += [f"--{key}={typed[key]}" for key in ("model", "nodes") if key in typed]
-        given = given_to_trainer(config_of({"data": "", "args": typed.get("args", [])}))
-        words += [f"--optimizer={given['optimizer']}"] if "optimizer" in given else []
-        return measure.on_paper(words)
+        options = given_to_trainer(config_of({"data": "", "args": typed.get("args", [])}))
+        words += [f"--optimizer={options['optimizer']}"] if "optimizer" in options else []
+        return measure.show(measure.report(words), terminal.Terminal())
     typed = {key: value for key, value in typed.items() if key not in ("sync", "run", "link")}
     config = new_config(typed)
     if "data" not in typed and not {"model", "config"}.isdisjoint(config_of(typed).trainer):
@@ -63,53 +63,8 @@ def plan(typed: Typed) -> int:
     return measure.plan(config, words, bool(typed.get("measure")))
 
 
-def train(verb: str, typed: Typed, argv: list[str]) -> int:
-    from launcher import run
-    from launcher.options import new_config
-
-    config = new_config(typed)
-    if verb == "slurm":
-        from launcher import slurm
-
-        return slurm.main(config)
-    if verb == "dry-run":
-        return run.dry_run(config)
-    if config.detach:
-        from launcher import control
-
-        return control.detach(argv)
-    return run.resume(config.resume, typed) if config.resume else run.train(config)
-
-
-def gather(typed: Typed) -> int:
-    from launcher.folders import relative
-    from launcher.gather import gather_files
-    from launcher.options import config_of
-
-    for path in gather_files(config_of(typed), terminal.Terminal()):
-        terminal.show(f"gathered: {relative(path)}", sys.stdout)
-    return 0
-
-
-def show(verb: str, typed: Typed) -> int:
-    """What changes no machine."""
-    from launcher import control, find, status, top
-    from launcher.machines import inventory
-
-    file, run = typed.get("inventory", DEFAULT_INVENTORY), typed.get("run")
-    return {
-        "inventory": lambda: inventory.refuse(Path(file), typed.get("limit")),
-        "find": lambda: find.find(typed.get("net"), file, typed.get("write", False)),
-        "top": lambda: top.top(run, file),
-        "status": lambda: status.status(run or verbs.LATEST, typed.get("json", False)),
-        "attach": lambda: control.attach(run or verbs.LATEST),
-        "stop": lambda: control.stop(run or verbs.LATEST),
-        "runs": control.runs,
-    }[verb]()
-
-
 def parse(argv: Sequence[str]) -> tuple[str, Typed]:
-    """The verb, and {name: value} of what was typed for it. Raises UserError."""
+    """Return the verb, and {name: value} of what was typed for it. Raises UserError."""
     verb = argv[0] if argv else ""
     if verb in ("-h", "--help"):
         lines = [f"  {name:<14} {row.help}" for name, row in ROWS.items()]
@@ -128,17 +83,53 @@ def parse(argv: Sequence[str]) -> tuple[str, Typed]:
 
 
 def carry_out(verb: str, typed: Typed, argv: list[str]) -> int:
+    """Carry out one of VERBS. Returns the exit code. Raises UserError."""
     if verb == "evaluate":  # its machines are those of the run
         from launcher import evaluate
 
         return evaluate.evaluate(typed.pop("run", verbs.LATEST), typed)
+    file, run_name = typed.get("inventory", DEFAULT_INVENTORY), typed.get("run")
     if "INVENTORY" in ROWS[verb].variables:
-        terminal.keep_machines(typed.get("inventory", DEFAULT_INVENTORY))
+        terminal.keep_machines(file)
     if verb in ("train", "dry-run", "slurm"):
-        return train(verb, typed, argv)
+        from launcher import run
+        from launcher.options import new_config
+
+        config = new_config(typed)
+        if verb == "slurm":
+            from launcher import slurm
+
+            return slurm.main(config)
+        if verb == "dry-run":
+            return run.dry_run(config)
+        if config.detach:
+            from launcher import control
+
+            return control.detach(argv)
+        return run.resume(config.resume, typed) if config.resume else run.train(config)
     if verb == "plan":
         return plan(typed)
-    return gather(typed) if verb == "gather" else show(verb, typed)
+    if verb == "gather":
+        from launcher.folders import relative
+        from launcher.gather import gather_files
+        from launcher.options import config_of
+
+        for path in gather_files(config_of(typed), terminal.Terminal()):
+            terminal.show(f"gathered: {relative(path)}", sys.stdout)
+        return 0
+
+    from launcher import control, find, status, top
+    from launcher.machines import inventory
+
+    return {
+        "inventory": lambda: inventory.refuse(Path(file), typed.get("limit")),
+        "find": lambda: find.find(typed.get("net"), file, typed.get("write", False)),
+        "top": lambda: top.top(run_name, file),
+        "status": lambda: status.status(run_name or verbs.LATEST, typed.get("json", False)),
+        "attach": lambda: control.attach(run_name or verbs.LATEST),
+        "stop": lambda: control.stop(run_name or verbs.LATEST),
+        "runs": control.runs,
+    }[verb]()
 
 
 def main(argv: list[str]) -> int:

@@ -1,10 +1,11 @@
-"""Asks all machines at once what a plan needs to know of them, and whom each of them reaches; and
-what this one has for them. The answers are values of known types: judge.py says what they mean."""
+"""Asks all machines at once for the facts that a plan needs, and for the peers that each of them
+reaches; and reads what this machine has for them. judge.py says what the answers mean."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,6 @@ from boundary.answers import MOST_PACKAGES, DataSet, Listing, NodeFacts, Unreach
 from boundary.schema import Invalid, convert, decode
 from contract import layout, precisions
 from contract.errors import UserError
-from contract.options import Config
-from launcher import folders
 from launcher.machines import engine, inventory
 from launcher.machines.engine import (
     LARGEST,
@@ -69,7 +68,7 @@ class OpenMachines:
 
 @dataclass(frozen=True)
 class Source:
-    """What machines have copies of, or read over a share: `name` for people."""
+    """A folder that machines have copies of, or read over a share: `name` for people."""
 
     name: str
     is_copied: bool
@@ -78,16 +77,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Control:
-    """What this machine knows itself: the bytes free for runs/, and of machines by name what their
-    data come from."""
+    """Facts of this machine: the bytes free for runs/, and the sources of the machines' data, by
+    the machine's name."""
 
     disk_free: int
     sources: Mapping[str, Source] = field(default_factory=dict)
-
-
-def control_machine_facts(needs: Needs) -> Control:
-    """What this machine has for such a run."""
-    return Control(folders.disk_free())
 
 
 def open_and_probe(
@@ -114,21 +108,21 @@ def open_and_probe(
 
 
 def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
-    """What to say of machines that cannot be reached, by their names. Where none can, and they are
-    those of the inventory as it comes, nobody has listed machines yet."""
+    """Return what to say of machines that cannot be reached, by their names. If none can, and they
+    are the example's, nobody has listed machines yet."""
     example = all(inventory.EXAMPLE.get(host.name) == host.address for host in hosts)
     if len(failures) < len(hosts) or not example:
         return list(failures.values())
     return [f"{', '.join(failures)}: {problem('examples').said}", next(iter(failures.values()))]
 
 
-def question(host: Host, hosts: Iterable[Host], needs: Needs) -> dict[str, Any]:
-    """What launcher/node/probe.py is asked on one of these machines."""
-    hosts = list(hosts)
+def question(host: Host, hosts: Sequence[Host], needs: Needs) -> dict[str, Any]:
+    """Return what launcher/node/probe.py is asked on one of these machines."""
+    ports, wanted_port = range(FIRST_PORT, FIRST_PORT + PORT_COUNT), needs.config.port
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
     return {
         "peers": list(dict.fromkeys(peers)),
-        "ports": candidate_ports(needs.config),
+        "ports": [*ports] if wanted_port is None else [wanted_port, *ports],
         "node_dir": host.node_dir,
         "guard_python": host.engine.guard_python,
         "packages": needs.program.modules,
@@ -140,42 +134,29 @@ def question(host: Host, hosts: Iterable[Host], needs: Needs) -> dict[str, Any]:
     }
 
 
-def candidate_ports(options: Config) -> list[int]:
-    ports = list(range(FIRST_PORT, FIRST_PORT + PORT_COUNT))
-    return ports if options.port is None else [options.port, *ports]
-
-
 def ask_all(
     nodes: dict[str, Node], questions: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, NodeFacts], dict[str, Problem]]:
-    """NodeFacts by host name, and a problem for each host that gave none."""
-    facts, failures = {}, {}
-    answers = of_each(lambda name: _asked(nodes[name], questions[name]), nodes)
-    for name, answer in zip(nodes, answers):
-        if isinstance(answer, NodeFacts):
-            facts[name] = answer
-        else:
-            failures[name] = answer
-    return facts, failures
-
-
-def _asked(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
-    """The border of a machine: what goes wrong here with its answer is that machine's."""
-    try:
-        return _ask(node, question)
-    except Invalid as error:
-        return problem("answer-impossible", node.host, why=error)
-    except Exception as error:
-        return problem("answer-fails", node.host, place=error_location(error))
+    """Return NodeFacts by host name, and a problem for each host that gave none."""
+    answers = dict(zip(nodes, of_each(lambda name: _ask(nodes[name], questions[name]), nodes)))
+    return (
+        {name: answer for name, answer in answers.items() if isinstance(answer, NodeFacts)},
+        {name: answer for name, answer in answers.items() if isinstance(answer, Problem)},
+    )
 
 
 def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
+    """Ask one machine. Whatever its answer breaks here is that machine's problem."""
     host = node.host
-    source = program("launcher.node.probe", f"main({question!r}, {MARK!r})")
-    start = time.time()
     try:
+        source = program("launcher.node.probe", f"main({question!r}, {MARK!r})")
+        start = time.time()
         process = node.start([host.env_python, "-IB", "-"])
-        output, said, status = talk(process, source.encode(), SECONDS, len(PULSE))
+        output, stderr, status = talk(process, source.encode(), SECONDS, len(PULSE))
+        if (line := marked(output)) is not None:
+            facts = read_facts(line, question)
+            ahead = skew(facts.unix, start, time.time())
+            return structs.replace(facts, host=host.name, skew=ahead)
     except MachineError as error:
         return Problem("unreached", str(error))
     except UserError as error:
@@ -184,20 +165,21 @@ def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
         return problem("python-missing", host, python=host.env_python, said="no such file")
     except OSError as error:
         return problem("connection-broke", host, why=f": {error}")
-    if (line := marked(output)) is not None:
-        facts = read_facts(line, question)
-        return structs.replace(facts, host=host.name, skew=skew(facts.unix, start, time.time()))
-    if status in (126, 127):
-        return problem("python-missing", host, python=host.env_python, said=said)
+    except Invalid as error:
+        return problem("answer-impossible", host, why=error)
+    except Exception as error:
+        return problem("answer-fails", host, place=error_location(error))
+    if status in (126, 127):  # of the shell there: Python cannot be run, or does not exist
+        return problem("python-missing", host, python=host.env_python, said=stderr)
     if status == NO_STATUS:
         return problem("connection-broke", host, why="")
     if status is None:
         return problem("answer-late", host, seconds=SECONDS)
-    return problem("python-fails", host, python=host.env_python, said=said)
+    return problem("python-fails", host, python=host.env_python, said=stderr)
 
 
 def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
-    """What a machine answers to a question, and nothing else. Raises Invalid."""
+    """Read a machine's answer, without what it was not asked for. Raises Invalid."""
     facts: NodeFacts = decode(line, NodeFacts, "answer")
     silent = [peer for peer in question["peers"] if peer not in facts.interfaces]
     if silent:
@@ -212,9 +194,9 @@ def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
 
 
 def data_sources(machines: OpenMachines, needs: Needs) -> dict[str, Source]:
-    """By machine, what its data come from, where that can be read. A server that takes part is
-    compared as all machines are."""
-    known: dict[str, Source | None] = {host.name: None for host in machines.hosts}
+    """Return the sources of the machines' data that can be read, by machine. A server that takes
+    part is none: its data are compared with the other machines'."""
+    sources_by_name: dict[str, Source | None] = {host.name: None for host in machines.hosts}
     sources = {}
     for host in machines.hosts:
         folder = host.data_path(needs.config.data)
@@ -223,24 +205,22 @@ def data_sources(machines: OpenMachines, needs: Needs) -> dict[str, Source]:
         name = copied or host.data_server
         if not inside or not name:
             continue
-        if name not in known:
-            known[name] = _read_copied(name, needs) if copied else _read_shared(name, needs)
-        if source := known[name]:
+        if name not in sources_by_name and not copied:
+            sources_by_name[name] = _read_shared(name, needs)
+        elif name not in sources_by_name:
+            sources_by_name[name] = None  # its folder may be gone; the copies are still good
+            with contextlib.suppress(layout.LayoutError):
+                cache, kind = inventory.CHECKOUT / ".tandem", needs.program.data_kind
+                splits = layout.listings(Path(name), cache, kind=kind)
+                listings = convert(splits, dict[str, Listing], "listing")
+                sources_by_name[name] = Source(f"{name} here", True, listings)
+        if source := sources_by_name[name]:
             sources[host.name] = source
     return sources
 
 
-def _read_copied(folder: str, needs: Needs) -> Source | None:
-    try:
-        cache, kind = inventory.CHECKOUT / ".tandem", needs.program.data_kind
-        splits = layout.listings(Path(folder), cache, kind=kind)
-    except layout.LayoutError:  # it may be gone since; the copies are still good
-        return None
-    return Source(f"{folder} here", True, convert(splits, dict[str, Listing], "listing"))
-
-
 def _read_shared(name: str, needs: Needs) -> Source | None:
-    """From a machine of the inventory that takes no part."""
+    """Read the listing of a server that takes no part; None if it does not answer."""
     options, kind = needs.config, needs.program.data_kind
     servers = [host for host in inventory.load(Path(options.inventory)) if host.name == name]
     nodes, _ = engine.open_all(servers)
@@ -258,20 +238,21 @@ def _read_shared(name: str, needs: Needs) -> Source | None:
 
 
 def skew(unix: float, start: float, end: float) -> float:
-    """By how many seconds a clock is ahead that showed `unix` at some time between two of ours."""
+    """Return by how many seconds a clock is ahead that showed `unix` between two times of ours."""
     return unix - end if unix > end else min(0.0, unix - start)
 
 
 def peers_of(index: int, count: int) -> list[int]:
-    """The machines that number `index` of `count` connects to."""
+    """Return the numbers of the machines that number `index` of `count` connects to."""
     if count <= ALL_PAIRS:
         return [other for other in range(count) if other != index]
-    near = [(index + step) % count for step in range(1, ALL_PAIRS // 2)]
-    return sorted({0, *near} - {index})
+    neighbours = [(index + step) % count for step in range(1, ALL_PAIRS // 2)]
+    return sorted({0, *neighbours} - {index})
 
 
 def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str]:
-    """Whom each machine does not reach, or why it does not say."""
+    """Ask each machine which others it does not reach. Returns them, or why it does not say, by
+    machine."""
     hosts = machines.hosts
     addresses = {host.address for host in hosts}
     if len(addresses) < 2:
@@ -285,43 +266,41 @@ def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str
         source = program("launcher.node.reach", call)
         return machines.nodes[host.name].start([host.env_python, "-IB", "-c", source])
 
+    def read_answer(process: Process) -> list[Unreached] | str:
+        size, unread = 0, b""
+        try:
+            for piece in stream_output(process, REACH_SECONDS):
+                *lines, unread = (unread + piece).split(b"\n")
+                for line in lines:
+                    if line.startswith(MARK.encode()):
+                        return read_unreached(line[len(MARK) :], addresses)
+                size += len(piece)
+                if size > LARGEST:
+                    return "it said too much"
+        except TimedOut:
+            return f"no answer within {REACH_SECONDS:.0f} s"
+        except Exception as error:  # whatever its answer breaks here is that machine's problem
+            return error_location(error)
+        stderr = process.stderr()
+        return stderr.splitlines()[-1] if stderr else "it ended without an answer"
+
     processes = of_each(start, range(len(hosts)))
     try:
-        answers = of_each(lambda process: _answer(process, addresses), processes)
+        answers = of_each(read_answer, processes)
     finally:  # only now: others may still have to reach a machine that has answered
         for process in processes:
             process.close()
     return {host.name: answer for host, answer in zip(hosts, answers)}
 
 
-def read_unreached(line: bytes, known: Collection[str]) -> list[Unreached] | str:
-    """What an answer says of each machine, once at most; or why it is not one."""
+def read_unreached(line: bytes, addresses: Collection[str]) -> list[Unreached] | str:
+    """Read an answer that names each of these addresses once at most; or return why it is not
+    one."""
     try:
         peers: list[Unreached] = decode(line, list[Unreached], "its answer")
-        addresses = [peer.address for peer in peers]
-        if len(set(addresses)) < len(addresses) or not set(addresses) <= set(known):
+        named = [peer.address for peer in peers]
+        if len(set(named)) < len(named) or not set(named) <= set(addresses):
             raise Invalid("it names a machine twice, or one that it was not asked for")
     except Invalid as error:
         return f"what it says is impossible ({error})"
     return peers
-
-
-def _answer(process: Process, known: Collection[str]) -> list[Unreached] | str:
-    """What one machine did not reach, or why it says nothing of that. Its process stays, since
-    others may not have reached it yet."""
-    size, rest = 0, b""
-    try:
-        for piece in stream_output(process, REACH_SECONDS):
-            *lines, rest = (rest + piece).split(b"\n")
-            for line in lines:
-                if line.startswith(MARK.encode()):
-                    return read_unreached(line[len(MARK) :], known)
-            size += len(piece)
-            if size > LARGEST:
-                return "it said too much"
-    except TimedOut:
-        return f"no answer within {REACH_SECONDS:.0f} s"
-    except Exception as error:  # the border of a machine, as above
-        return error_location(error)
-    said = process.stderr()
-    return said.splitlines()[-1] if said else "it ended without an answer"

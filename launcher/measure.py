@@ -22,34 +22,29 @@ from contract.runs import MEASURED
 from contract.text import pluralize
 from launcher import build_trainer, collect, folders
 from launcher.background import MIB
-from launcher.errand import Errand
+from launcher.errand import perform_errand
 from launcher.folders import relative
 from launcher.machines import inventory
 from launcher.machines.engine import Host
 from launcher.machines.inventory import CHECKOUT
 from launcher.participants import Waiter
 from launcher.plan import devices
-from launcher.plan.checks import ReadyRun, check_machines, make_plan, new_id
+from launcher.plan.checks import check_machines, make_plan, new_id
 from launcher.plan.plan import Plan, choose_port, interface
-from launcher.plan.sending import deliveries, with_layer
+from launcher.plan.sending import with_layer
 from launcher.programs import build_program
 from launcher.run import in_turn
 from launcher.terminal import Terminal
-from launcher.watch.attempts import Attempts, not_copied
+from launcher.watch.attempts import not_copied
 
 SECONDS = 15  # of steps
 LINKS = ("links.json",)
 NOTHING_MEASURED = 3  # the report's exit code where there is nothing to predict from
 
 
-def on_paper(words: list[str]) -> int:
-    """A prediction of machines that nobody measured. Returns the exit code."""
-    return show(report(words), Terminal())
-
-
-def plan(options: Config, words: list[str], anew: bool) -> int:
-    """The prediction of such a run; `words` go to the report. Returns the exit code. Raises
-    UserError."""
+def plan(options: Config, words: list[str], is_anew: bool) -> int:
+    """Predict such a run and show the prediction; `words` go to the report. With `is_anew` the
+    machines are measured in any case. Returns the exit code. Raises UserError."""
     terminal = Terminal()
     request = build_program(options).request
     assert request
@@ -64,18 +59,19 @@ def plan(options: Config, words: list[str], anew: bool) -> int:
     if hosts:
         words += ["--machines", ",".join(host.name for host in hosts)]
     done = report(words)  # also with MEASURE=1: it refuses now what it would refuse later
-    known = done.returncode == 0 and not anew
-    if known or done.returncode not in (0, NOTHING_MEASURED):
+    is_known = done.returncode == 0 and not is_anew
+    if is_known or done.returncode not in (0, NOTHING_MEASURED):
         return show(done, terminal)
     if problem is not None:
         raise problem
-    measured = in_turn(options, terminal, lambda waiter: measure(options, terminal, waiter))
-    return show(report([*words, "--run", str(relative(measured))]), terminal)
+    folder = in_turn(options, terminal, lambda waiter: measure(options, terminal, waiter))
+    return show(report([*words, "--run", str(relative(folder))]), terminal)
 
 
 def machines_of(options: Config) -> tuple[list[Host], UserError | None]:
-    """The machines, or why there are none: an earlier run needs none. Raises UserError where the
-    list of machines is of no use, but for an inventory.ini that is missing and was not named."""
+    """Return the machines, or why there are none: a prediction from an earlier run needs none.
+    Raises UserError if the list of machines is unusable, except if the default inventory.ini is
+    missing."""
     file = Path(options.inventory)
     try:
         return inventory.select(inventory.load(file), options), None
@@ -102,75 +98,56 @@ def show(done: subprocess.CompletedProcess[str], terminal: Terminal) -> int:
 
 
 def measure(options: Config, terminal: Terminal, waiter: Waiter) -> Path:
-    """Claim the machines, measure, and release them; returns the folder of what was measured.
-    Raises UserError."""
+    """Claim the machines, measure, and release them. Returns the folder of the measurement. Raises
+    UserError."""
     # Each machine trains by itself, with a whole BATCH.
     checked = check_machines(dataclasses.replace(options, balance=OFF), terminal, waiter)
+    machines = checked.machines
     try:
-        return Measurement(checked, terminal).carry_out()
-    finally:
-        checked.machines.close()
-
-
-class Measurement:
-    """One measurement on machines that were found fit."""
-
-    def __init__(self, checked: ReadyRun, terminal: Terminal):
-        self.machines = checked.machines
         folder = folders.begin(folders.RUNS / MEASURED, new_id(checked))
         # Each machine is a world of its own here, and would decide its precision by itself: all
         # measure in the one that the ranks of a run would decide together.
-        level = devices.precision(checked.program, self.machines, None)
+        level = devices.precision(checked.program, machines, None)
         config = build_trainer.trial_of(checked.config, SECONDS, level.name if level else "auto")
-        program = with_layer(build_program(config), self.machines)
+        program = with_layer(build_program(config), machines)
         needs = dataclasses.replace(checked.needs, config=config, program=program)
-        tables = timetables(self.machines.hosts, self.machines.facts)
-        together = make_plan(
-            dataclasses.replace(checked, needs=needs), self.machines, run=folder.name
+        timetables = make_timetables(machines.hosts, machines.facts)
+        ready = dataclasses.replace(checked, needs=needs)
+        plan = make_plan(ready, machines, run=folder.name)
+        plan = split_worlds(plan, machines.facts, timetables)
+        links = "the links between them, then " if timetables else ""
+        announcement = (
+            f"measuring {pluralize(len(plan.nodes), 'machine')}: {links}{SECONDS} s of "
+            f"{program.name} on each by itself"
         )
-        plan = apart(together, self.machines.facts, tables)
-        sent = deliveries(program)
-        self.errand = Errand(folder, plan, sent, self.machines, terminal, "measured", False)
-        self.linked = bool(tables)
-
-    def carry_out(self) -> Path:
-        """Measure, and return the folder. Raises UserError where the measurement did not finish."""
-        plan = self.errand.plan
-        what = "the links between them, then " if self.linked else ""
-        attempts = self.errand.perform(
-            f"measuring {pluralize(len(plan.nodes), 'machine')}: {what}{SECONDS} s of "
-            f"{plan.program.name} on each by itself"
-        )
-        self._collect(attempts)
-        return self.errand.folder
-
-    def _collect(self, attempts: Attempts) -> None:
-        plan, folder = self.errand.plan, self.errand.folder
-        there, most = {node.host: node.output for node in plan.nodes}, plan.options.keep * MIB
-        try:
-            said = collect.bring(self.machines.nodes, there, attempts.list, folder, most, LINKS)
-        except collect.Unwritable as error:
-            raise UserError(not_copied(folder, error)) from None
-        if said:
-            raise UserError(*said)
+        attempts = perform_errand(folder, plan, machines, terminal, announcement, "measured")
+        outputs, max_bytes = {node.host: node.output for node in plan.nodes}, config.keep * MIB
+        failures = collect.bring(machines.nodes, outputs, attempts.list, folder, max_bytes, LINKS)
+        if failures:
+            raise UserError(*failures)
+    except collect.Unwritable as error:
+        raise UserError(not_copied(folder, error)) from None
+    finally:
+        machines.close()
+    return folder
 
 
-def apart(plan: Plan, facts: dict[str, NodeFacts], tables: dict[str, dict[str, Any]]) -> Plan:
-    """The plan with each machine a world of its own, which measures its links beforehand."""
-    nodes, taken = [], defaultdict[str, set[int]](set)  # ports, by machine
+def split_worlds(
+    plan: Plan, facts: dict[str, NodeFacts], timetables: dict[str, dict[str, Any]]
+) -> Plan:
+    """Return the plan with each machine a world of its own, which measures its links first."""
+    nodes, used_ports = [], defaultdict[str, set[int]](set)  # by machine: nodes may share one
     for node in plan.nodes:
-        own = facts[node.host]
-        port = choose_port(own, None, taken[own.machine])
-        taken[own.machine].add(port)
-        world = {
-            **{"--nnodes": 1, "--node_rank": 0},
-            **{"--master_addr": node.address, "--master_port": port},
-        }
+        machine = facts[node.host].machine
+        port = choose_port(facts[node.host], None, used_ports[machine])
+        used_ports[machine].add(port)
+        world = {"--nnodes": "1", "--node_rank": "0"}
+        world |= {"--master_addr": node.address, "--master_port": str(port)}
         names = [word.partition("=")[0] for word in node.argv]
         argv = [f"{n}={world[n]}" if n in world else w for n, w in zip(names, node.argv)]
         env = dict(node.env)
-        if node.host in tables:
-            env["TANDEM_LINKS"] = json.dumps(tables[node.host])
+        if node.host in timetables:
+            env["TANDEM_LINKS"] = json.dumps(timetables[node.host])
             figures = f"{node.output}/nodes/{node.host}/links.json"
             argv = [argv[0], "-m", "launcher.node.pairprobe", figures, *argv]
         ranks = tuple(range(len(node.ranks)))
@@ -182,9 +159,9 @@ STREAM = {"seconds": 1.0}  # how long each stream lasts
 PATIENCE = 60.0  # for a machine that is late: guards start within a second of each other
 
 
-def timetables(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str, dict[str, Any]]:
-    """Each machine's plan for launcher/node/pairprobe.py; none where there is no cable between
-    them. Raises UserError.
+def make_timetables(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str, dict[str, Any]]:
+    """Return each machine's plan for launcher/node/pairprobe.py, none if no cable is between them.
+    Raises UserError if no port is free on all of them.
 
     Each machine measures with each other one, in rounds of pairs that share no cable. Then all
     machines send at once.
@@ -215,14 +192,16 @@ def timetables(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str, dict
 
 
 def turns(names: list[str], name: str) -> list[dict[str, Any] | None]:
-    """One machine's part in each round, by the circle method of tournaments; None where it
-    rests."""
-    place, rest = names.index(name), [""] * (len(names) % 2)
-    circle, rounds = [*names, *rest], []
+    """Return one machine's part in each round, by the circle method of tournaments; None for a
+    round in which it rests."""
+    place, rounds = names.index(name), []
+    circle = [*names, *[""] * (len(names) % 2)]  # with an odd number, "" is the partner of a rest
     for _ in circle[1:]:
         partner = circle[-1 - circle.index(name)]
         role = "client" if partner in names[place:] else "server"
         rounds.append({"role": role, "partner": partner} if partner else None)
         circle = [circle[0], circle[-1], *circle[1:-1]]
-    after, before = names[(place + 1) % len(names)], names[place - 1]
-    return [*rounds, {"role": "ring", "partner": after, "before": before, "first": place == 0}]
+    # At last all machines send at once, each to the next one.
+    following, previous = names[(place + 1) % len(names)], names[place - 1]
+    ring = {"role": "ring", "partner": following, "before": previous, "first": place == 0}
+    return [*rounds, ring]

@@ -22,7 +22,7 @@ from boundary.answers import OwnerAnswer
 from contract.errors import UserError
 from contract.options import Config
 from contract.text import pluralize
-from launcher import hours, judge, look, problems, remote
+from launcher import folders, hours, judge, look, problems, remote
 from launcher.look import OpenMachines
 from launcher.machines import engine
 from launcher.machines.engine import Host, Node, error_location
@@ -53,7 +53,7 @@ class Moment(Enum):
 
 
 @dataclass(frozen=True)
-class Seen:
+class Presence:
     """`absence`: why a machine takes no part: its owner uses it, it did not answer, or a problem
     left it out; `free_since`: when that ended. `is_fit`: nothing keeps it from joining the attempt
     that trains now."""
@@ -64,13 +64,13 @@ class Seen:
 
 
 @dataclass
-class Known:
+class MachineGroup:
     """A run's machines and what is known of them. `inside` take part in the attempt that trains
     since `changed`, `took_part` did in any. Times are monotonic seconds."""
 
     hosts: list[Host]
     config: Config
-    seen: dict[str, Seen] = field(default_factory=dict)
+    presence: dict[str, Presence] = field(default_factory=dict)
     inside: Collection[str] = ()
     took_part: set[str] = field(default_factory=set)
     changed: float = 0.0
@@ -92,67 +92,64 @@ class Selection:
 def why_left_out(
     moment: Moment,
     host: Host,
-    known: Known,
+    group: MachineGroup,
     day: datetime,
     now: float,
-    found: Sequence[Problem] = (),
+    findings: Sequence[Problem] = (),
 ) -> Problem | None:
-    """Return the first problem for which a run goes on without this machine, or None. `found`: what
-    is wrong with the machines that were asked."""
-    owner, seen, label = host.owner, known.seen[host.name], host.label()
-    is_inside = host.name in known.inside
+    """Return the first problem for which a run goes on without this machine, or None. `findings`:
+    all problems of the machines that were asked."""
+    owner, config, label = host.owner, group.config, host.label()
+    presence = group.presence[host.name]
+    is_inside = host.name in group.inside
     # If an owner cannot come back unseen, there is no need to wait for a while.
-    is_fresh = owner.yields and now - seen.free_since < owner.idle_seconds
+    is_fresh = owner.yields and now - presence.free_since < owner.idle_seconds
     if owner.hours and not owner.hours.has(day):
         entries = [problem("outside-hours", host, hours=owner.hours.text)]
-    elif seen.absence:
-        entries = [seen.absence]
+    elif presence.absence:
+        entries = [presence.absence]
     elif is_fresh and not is_inside:
         entries = [problem("used-lately", host, minutes=owner.idle_seconds / 60)]
     else:
         # A machine that joins has to go together with the others.
         joins = moment is Moment.RUNNING and not is_inside
-        joins = joins or (moment is Moment.RESTART and host.name not in known.took_part)
-        entries = [entry for entry in found if label in entry.labels]
-        entries += [entry for entry in found if joins and not entry.labels]
+        joins = joins or (moment is Moment.RESTART and host.name not in group.took_part)
+        entries = [entry for entry in findings if label in entry.labels]
+        entries += [entry for entry in findings if joins and not entry.labels]
         entries = [replace(entry, labels=(label,)) for entry in entries]
-    for entry in entries:
-        blocks = entry.blocks
-        if moment is Moment.DRY_RUN or (blocks is BUSY and known.config.force):
-            leaves = False
-        elif moment is Moment.START:  # which is refused, or waits, for everything else
-            is_missing = blocks is SILENT or (blocks is BUSY and not known.config.queue)
-            is_optional = known.config.min_nodes or owner.signs
-            leaves = blocks is OWNER or bool(is_missing and is_optional)
-        elif moment is Moment.RESTART and entry.code == "gpus-busy":
-            leaves = False  # the run's own processes may still be leaving them
-        else:
-            leaves = blocks in (OWNER, SILENT, BUSY, ALWAYS)
-        if leaves:
-            return entry
-    return None
+    # A start is refused, or waits, for all other problems. A dry run shows every machine.
+    leaving = {OWNER, SILENT, BUSY, ALWAYS} - ({BUSY} if config.force else set())
+    if moment is Moment.DRY_RUN:
+        leaving = set()
+    elif moment is Moment.START:
+        is_optional = config.min_nodes or owner.signs
+        leaving &= {OWNER, SILENT, *(() if config.queue else (BUSY,))} if is_optional else {OWNER}
+    elif moment is Moment.RESTART:  # the run's own processes may still be leaving the GPUs
+        entries = [entry for entry in entries if entry.code != "gpus-busy"]
+    return next((entry for entry in entries if entry.blocks in leaving), None)
 
 
 def select(
     moment: Moment,
-    known: Known,
+    group: MachineGroup,
     day: datetime,
     now: float,
-    found: Sequence[Problem] = (),
+    findings: Sequence[Problem] = (),
     waited: float = 0.0,
 ) -> Selection:
     """Select the machines that take part. `waited`: for how long too few have answered. Raises
     UserError if the run must not start, or has waited in vain."""
-    hosts, config, seen = known.hosts, known.config, known.seen
-    reasons = {host.name: why_left_out(moment, host, known, day, now, found) for host in hosts}
+    hosts, config, presence = group.hosts, group.config, group.presence
+    reasons = {host.name: why_left_out(moment, host, group, day, now, findings) for host in hosts}
     left_out = {name: entry for name, entry in reasons.items() if entry}
-    free = [host for host in hosts if host.name not in left_out]
-    names = [host.name for host in free]
+    names = [host.name for host in hosts if host.name not in left_out]
     if moment is Moment.RUNNING:
-        rested = [h.name for h in free if now - known.changed >= h.owner.idle_seconds]
-        joining = {name for name in rested if seen[name].is_fit}
-        return Selection([name for name in names if name in {*known.inside, *joining}], left_out)
-    needed = [entry for name in names if (entry := seen[name].absence)]
+        unchanged = now - group.changed
+        joining = {
+            h.name for h in hosts if presence[h.name].is_fit and unchanged >= h.owner.idle_seconds
+        }
+        return Selection([name for name in names if name in {*group.inside, *joining}], left_out)
+    needed = [entry for name in names if (entry := presence[name].absence)]
     if needed and moment is Moment.START:  # they did not answer
         raise Refused(needed)
 
@@ -166,11 +163,11 @@ def select(
         why = "; ".join(entry.text for entry in waits_for)
         return Selection(names, left_out, f"at least {count} must be free: {why}")
     # Without a machine that has just been left out, less may be wrong with the others.
-    is_new = any(e not in owned and not seen[name].absence for name, e in left_out.items())
+    is_new = any(e not in owned and not presence[name].absence for name, e in left_out.items())
     if is_new and not is_short:
         return Selection(names, left_out)
     if moment is Moment.RESTART:
-        joint = [entry for entry in found if not entry.labels and entry.blocks is ALWAYS]
+        joint = [entry for entry in findings if not entry.labels and entry.blocks is ALWAYS]
         if not is_short and not joint:
             return Selection(names, left_out)
         texts = [entry.text for entry in (*left_out.values(), *joint) if entry not in owned]
@@ -181,10 +178,11 @@ def select(
         return Selection(names, left_out, f"{count} must answer and be fit", False, texts)
     # A problem that waiting cannot solve is reported before the waiting begins.
     passes = config.queue or moment is Moment.DRY_RUN
-    busy = [entry for entry in found if entry.blocks is BUSY and passes]
-    rest = problems.refuse_or_warn([e for e in found if e not in busy], config.force)
+    busy = [entry for entry in findings if entry.blocks is BUSY and passes]
+    others = [entry for entry in findings if entry not in busy]
+    warnings = problems.refuse_or_warn(others, config.force)
     wait = busy[0].text if busy and moment is Moment.START else ""
-    return Selection(names, left_out, wait, texts=[*(entry.text for entry in busy), *rest])
+    return Selection(names, left_out, wait, texts=[*(entry.text for entry in busy), *warnings])
 
 
 # ---- the loop that asks and waits ----
@@ -229,43 +227,41 @@ class Waiter:
         time.sleep(QUEUE_POLL_SECONDS)
 
 
-class Participants(Known):
+class Participants(MachineGroup):
     """Asks the machines. During an attempt the guards report on theirs, and a thread looks at the
     others now and then."""
 
     def __init__(self, hosts: Sequence[Host], config: Config):
-        super().__init__([*hosts], config, {host.name: Seen() for host in hosts})
+        super().__init__([*hosts], config, {host.name: Presence() for host in hosts})
         self._training: tuple[OpenMachines, Needs] | None = None
         self._connections: dict[str, Node] = {}  # to machines that take no part
 
     def select(
-        self, moment: Moment, found: Sequence[Problem] = (), waited: float = 0.0
+        self, moment: Moment, findings: Sequence[Problem] = (), waited: float = 0.0
     ) -> Selection:
-        return select(moment, self, datetime.now(), time.monotonic(), found, waited)
+        return select(moment, self, datetime.now(), time.monotonic(), findings, waited)
 
     def gather(self, moment: Moment, needs: Needs, waiter: Waiter, name: str) -> OpenMachines:
         """Return connections to the machines that take part, once nothing keeps the run from
         starting on them. `name`: of the run, for people. Raises UserError."""
         terminal, remind, since = waiter.terminal, waiter.notify.wait(name), time.monotonic()
-        optional = any(self.config.min_nodes or host.owner.signs for host in self.hosts)
-        without_missing = moment is Moment.RESTART or (moment is Moment.START and optional)
+        is_optional = any(self.config.min_nodes or host.owner.signs for host in self.hosts)
+        is_lenient = moment is Moment.RESTART or (moment is Moment.START and is_optional)
         while True:
             # Whatever left a machine out may be over. (At a start `look` asks the silent ones.)
-            kept = (OWNER,) if moment is Moment.RESTART else (OWNER, SILENT)
+            lasting = (OWNER,) if moment is Moment.RESTART else (OWNER, SILENT)
             for host in self.hosts:
-                absence = self.seen[host.name].absence
-                if absence and absence.blocks not in kept:
-                    self.seen[host.name] = Seen()
-            machines = OpenMachines([], {}, {})
-            try:
+                absence = self.presence[host.name].absence
+                if absence and absence.blocks not in lasting:
+                    self.presence[host.name] = Presence()
+            with contextlib.ExitStack() as connections:
                 selection = self.select(moment)
                 if not selection.wait:  # by the clock and the owners alone there are enough
                     hosts = [host for host in self.hosts if host.name in selection.names]
-                    count = pluralize(len(hosts), "machine")
-                    with waiting(terminal, f"asking {count} what is there"):
-                        machines = look.open_and_probe(
-                            hosts, needs, without_missing=without_missing
-                        )
+                    text = f"asking {pluralize(len(hosts), 'machine')} what is there"
+                    with waiting(terminal, text):
+                        machines = look.open_and_probe(hosts, needs, without_missing=is_lenient)
+                    connections.callback(machines.close)
                     owned = [host.name for host in machines.hosts if host.owner.signs]
                     self._note(machines.silent)
                     self._note(ask_owners({name: machines.nodes[name] for name in owned}))
@@ -274,19 +270,17 @@ class Participants(Known):
                 while not selection.wait:
                     with waiting(terminal, "comparing the machines and the ways between them"):
                         joins = not self.took_part.issuperset(machines.facts)
-                        found = find_problems(machines, needs, moment, joins)
-                    selection = self.select(moment, found, time.monotonic() - since)
-                    left = {n: e for n, e in selection.left_out.items() if n in machines.facts}
-                    if not left:
+                        findings = find_problems(machines, needs, moment, joins)
+                    selection = self.select(moment, findings, time.monotonic() - since)
+                    out = selection.left_out
+                    unfit = {name: entry for name, entry in out.items() if name in machines.facts}
+                    if not unfit:
                         break
-                    self._note(left)
-                    machines.leave(left)
-            except BaseException:
-                machines.close()
-                raise
-            if not selection.wait:
-                break
-            machines.close()
+                    self._note(unfit)  # and without them less may be wrong with the others
+                    machines.leave(unfit)
+                if not selection.wait:
+                    connections.pop_all()  # the run gets them open
+                    break
             if selection.is_endless:
                 since = time.monotonic()
             waiter.waited = name
@@ -306,9 +300,9 @@ class Participants(Known):
         """Note why these machines take no part, or None for those that nothing keeps away."""
         for name, absence in absences.items():
             if absence:
-                self.seen[name] = Seen(absence=absence)
-            elif self.seen[name].absence:
-                self.seen[name] = Seen(time.monotonic())
+                self.presence[name] = Presence(absence=absence)
+            elif self.presence[name].absence:
+                self.presence[name] = Presence(time.monotonic())
 
     def note_sign(self, name: str, sign: str | None) -> None:
         """Note what a guard reports of its machine's owner: one of SIGNS, or None."""
@@ -319,7 +313,8 @@ class Participants(Known):
         """An attempt trains on these machines while the body runs."""
         self.inside, self.changed = [host.name for host in machines.hosts], time.monotonic()
         self.took_part.update(self.inside)
-        self.seen.update({n: replace(seen, is_fit=False) for n, seen in self.seen.items()})
+        for name, presence in self.presence.items():
+            self.presence[name] = replace(presence, is_fit=False)
         self._training = machines, needs
         try:
             yield
@@ -375,7 +370,7 @@ class Participants(Known):
                 continue  # an attempt has begun meanwhile
             self._note({name: absences[name]})
             judge_by = (Moment.RUNNING, host, self, day, time.monotonic())
-            if why_left_out(*judge_by) or self.seen[name].is_fit or not self._training:
+            if why_left_out(*judge_by) or self.presence[name].is_fit or not self._training:
                 continue
             # It is free: is it fit to join those that train, too?
             training, needs = self._training
@@ -383,11 +378,11 @@ class Participants(Known):
             machines.close()
             facts = {**training.facts, **machines.facts}
             together = OpenMachines([*training.hosts, host], {}, facts)
-            found = [*machines.silent.values()]
-            found = found or find_problems(together, needs, Moment.RUNNING, False)
-            entry = why_left_out(*judge_by, found)
+            findings = [*machines.silent.values()]
+            findings = findings or find_problems(together, needs, Moment.RUNNING, False)
+            entry = why_left_out(*judge_by, findings)
             if name not in self.inside:
-                self.seen[name] = replace(self.seen[name], absence=entry, is_fit=not entry)
+                self.presence[name] = replace(self.presence[name], absence=entry, is_fit=not entry)
 
     def _close_connections(self, kept: Collection[str]) -> None:
         """Close all but those to these machines. They stay open from one look to the next: each new
@@ -405,19 +400,19 @@ def find_problems(
 ) -> list[Problem]:
     """Return everything that is wrong with machines for a run, each by itself and together.
     `joins`: some of them never took part."""
-    found: list[Problem] = []
-    control = look.control_machine_facts(needs)
+    findings: list[Problem] = []
+    control = look.Control(folders.disk_free())
     is_first = moment in (Moment.DRY_RUN, Moment.START)
     if is_first:
         try:
             needs = replace(needs, program=with_layer(needs.program, machines))
         except Refused as refused:
-            found = refused.reasons
+            findings = refused.reasons
         control = replace(control, sources=look.data_sources(machines, needs))
-    found = [*found, *judge.problems(machines, needs, control)]
-    if (is_first or joins) and all(entry.blocks is NEVER for entry in found):
-        found += judge.unreachable_pairs(machines, look.unreachable_pairs(machines))
-    return found
+    findings = [*findings, *judge.problems(machines, needs, control)]
+    if (is_first or joins) and all(entry.blocks is NEVER for entry in findings):
+        findings += judge.unreachable_pairs(machines, look.unreachable_pairs(machines))
+    return findings
 
 
 def ask_owners(nodes: Mapping[str, Node]) -> dict[str, Problem | None]:

@@ -38,16 +38,16 @@ def test_each_pair_is_measured_once_and_none_shares_a_cable(count, rounds):
 
 def test_nodes_of_one_machine_have_no_link_to_measure():
     local = [host(n, connection="local", address="127.0.0.1") for n in (1, 2)]
-    assert measure.timetables(local, {one.name: facts(1) for one in local}) == {}
-    assert measure.timetables([host(1)], {"node1": facts(1)}) == {}
+    assert measure.make_timetables(local, {one.name: facts(1) for one in local}) == {}
+    assert measure.make_timetables([host(1)], {"node1": facts(1)}) == {}
 
 
 def test_a_port_must_be_free_everywhere():
     found = {"node1": facts(1), "node2": facts(2, free_ports=[29502, 29503])}
-    made = measure.timetables([host(1), host(2)], found)
+    made = measure.make_timetables([host(1), host(2)], found)
     assert {one["port"] for one in made.values()} == {29502}
     with pytest.raises(UserError, match="no port is free"):
-        measure.timetables([host(1), host(2)], {**found, "node2": facts(2, free_ports=[1])})
+        measure.make_timetables([host(1), host(2)], {**found, "node2": facts(2, free_ports=[1])})
 
 
 def test_machines_measure_each_other_and_go_on(tmp_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_machines_measure_each_other_and_go_on(tmp_path, monkeypatch):
     free = {one.name: facts(1, free_ports=[29478]) for one in hosts}
     prepare = [sys.executable, "-m", "launcher.node.pairprobe"]
     running, files = [], []
-    for name, table in measure.timetables(hosts, free).items():
+    for name, table in measure.make_timetables(hosts, free).items():
         files.append(tmp_path / name / "links.json")
         then = [sys.executable, "-c", "print('then this')"]
         env = {"HOME": str(tmp_path), "TANDEM_LINKS": json.dumps(table)}

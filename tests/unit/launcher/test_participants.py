@@ -15,7 +15,7 @@ from launcher.look import OpenMachines
 from launcher.machines import engine, inventory, owned
 from launcher.machines.owned import Owner
 from launcher.notify import Notify
-from launcher.participants import Known, Moment, Participants, Seen, Waiter, select
+from launcher.participants import MachineGroup, Moment, Participants, Presence, Waiter, select
 from launcher.problems import Problem, problem
 from launcher.terminal import Stopper, Terminal
 from tests.unit.launcher import launcher_values
@@ -24,8 +24,8 @@ from tests.unit.launcher.test_inventory import document
 
 MONDAY = datetime(2026, 11, 23, 20, 0)
 YIELDS, NIGHTS = Owner(yields=True), Owner(hours=owned.hours("19:00-07:30,sat,sun"))
-FREE = Seen(free_since=0.0, is_fit=True)
-USED = Seen(absence=Problem("owner-there", owned.SIGNS["seat"], ("node1",)))
+FREE = Presence(free_since=0.0, is_fit=True)
+USED = Presence(absence=Problem("owner-there", owned.SIGNS["seat"], ("node1",)))
 
 
 @pytest.mark.parametrize(
@@ -81,10 +81,10 @@ ALL = ["node1", "node2", "node3"]
 DESKS = [host(1), host(2, owner=YIELDS), host(3, owner=YIELDS)]
 
 
-def known(hosts, seen=None, config=None, **changes):
+def known(hosts, presence=None, config=None, **changes):
     """What is known of these machines; by default nobody has used them for long."""
-    seen = {**{one.name: Seen() for one in hosts}, **(seen or {})}
-    return Known([*hosts], config or Config(), seen, **changes)
+    presence = {**{one.name: Presence() for one in hosts}, **(presence or {})}
+    return MachineGroup([*hosts], config or Config(), presence, **changes)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def known(hosts, seen=None, config=None, **changes):
         # Free for long enough, but the machines changed a moment ago.
         (ALL[:2], [FREE, FREE, FREE], 601.0, 60.0, ALL[:2], []),
         # Nothing is wrong with it only where that was looked at.
-        (ALL[:2], [FREE, FREE, Seen(free_since=0.0)], 601.0, 0.0, ALL[:2], []),
+        (ALL[:2], [FREE, FREE, Presence(free_since=0.0)], 601.0, 0.0, ALL[:2], []),
     ],
 )
 def test_when_a_run_goes_on_with_other_machines(inside, reports, now, changed, names, out):
@@ -121,11 +121,11 @@ def test_an_owner_who_comes_and_goes_every_minute_costs_no_more_than_one_start_i
     state = known([host(1), host(2, owner=YIELDS)], {"node2": FREE}, inside=ALL[:2])
     starts = []
     for second in range(2 * 3600):
-        is_there, was_there = second // 60 % 2 == 1, state.seen["node2"].absence
+        is_there, was_there = second // 60 % 2 == 1, state.presence["node2"].absence
         if is_there:
-            state.seen["node2"] = USED
+            state.presence["node2"] = USED
         elif was_there:
-            state.seen["node2"] = Seen(free_since=float(second), is_fit=True)
+            state.presence["node2"] = Presence(free_since=float(second), is_fit=True)
         names = select(Moment.RUNNING, state, MONDAY, float(second)).names
         if names != state.inside:
             state.inside, state.changed = names, float(second)
@@ -142,10 +142,10 @@ ABSENT, UNFIT = {"node3": USED}, Problem("not-writable", "full", BUSY.labels)
     ("moment", "seen", "found", "names", "wait"),
     [
         (Moment.START, ABSENT, [], ALL[:2], "start"),
-        (Moment.START, {**ABSENT, "node2": Seen(absence=SILENT)}, [], ALL[:1], "endless"),
+        (Moment.START, {**ABSENT, "node2": Presence(absence=SILENT)}, [], ALL[:1], "endless"),
         (Moment.START, ABSENT, [BUSY], ALL[:1], "endless"),
         (Moment.RESTART, ABSENT, [], ALL[:2], "start"),
-        (Moment.RESTART, {**ABSENT, "node2": Seen(absence=SILENT)}, [], ALL[:1], "patience"),
+        (Moment.RESTART, {**ABSENT, "node2": Presence(absence=SILENT)}, [], ALL[:1], "patience"),
         (Moment.RESTART, ABSENT, [UNFIT], ALL[:1], "patience"),
         (Moment.RESTART, {**ABSENT, "node2": USED}, [], ALL[:1], "endless"),
         (Moment.RESTART, {}, [UNFIT], ["node1", "node3"], "start"),
@@ -206,7 +206,7 @@ def test_a_machine_of_the_cluster_alone_is_not_left_out():
         gone = {one.name: USED for one in those}
         wait = select(Moment.RESTART, known(those, gone, config), MONDAY, 0.0).wait
         assert f"at least {count} machines" in wait
-    gone = {"node1": Seen(absence=SILENT)}
+    gone = {"node1": Presence(absence=SILENT)}
     with pytest.raises(UserError, match="off"):
         select(Moment.START, known(hosts, gone), MONDAY, 0.0)
     state = known(hosts, gone, Config(min_nodes=2))
@@ -298,7 +298,7 @@ def test_one_that_joins_must_go_together_with_the_others(machines):
     training = OpenMachines(DESKS[:2], {}, machines_facts(machines, 1, 2))
     with found.training(training, begin(Participants(DESKS[:1], Config()))[1]):
         found.look()
-        assert found.seen["node3"].absence.said.startswith("torch differs between machines")
+        assert found.presence["node3"].absence.said.startswith("torch differs between machines")
     these, _, said = begin(found, moment=Moment.RESTART)
     assert [one.name for one in these.hosts] == ["node1", "node2"]
     assert "the run goes on without node3 (192.0.2.3): torch differs between machines" in said
@@ -345,7 +345,7 @@ def test_a_machine_outside_is_looked_at_over_one_connection(machines, monkeypatc
     del machines["node2"]["sign"]
     monkeypatch.setattr(participants.remote, "ask", None)  # no answer comes
     found.look()
-    assert log.pop() == "close node2" and found.seen["node2"].absence.code == "owner-unknown"
+    assert log.pop() == "close node2" and found.presence["node2"].absence.code == "owner-unknown"
     found.look()
     found.inside = ALL[:2]
     found.look()

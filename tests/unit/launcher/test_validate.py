@@ -248,7 +248,7 @@ def test_what_was_taken_of_an_odd_answer_ends_no_plan(answer, device, visible):
     with contextlib.suppress(UserError):
         for some in (hosts[:1], hosts):
             judge.problems(OpenMachines(some, {}, known), asked, Control(1 << 40))
-        measure.timetables(hosts, known)
+        measure.make_timetables(hosts, known)
         json.dumps(build(hosts, [*known.values()], settings=chosen).document())
 
 
