@@ -59,8 +59,7 @@ def perform_errand(
         shutil.rmtree(folder, ignore_errors=True)
     if cause is not None and cause.source == "busy":
         raise Busy(f"{cause.host}: {cause.message}: {BUSY_REMEDY}.")
-    for line in leftovers(outcome):
-        terminal.say(line)
+    terminal.say(*leftovers(outcome))
     terminal.drain()
     if cause is None:
         raise UserError(f"stopped before it was {purpose}.")

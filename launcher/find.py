@@ -1,8 +1,8 @@
-"""`make find`: the ssh servers of this machine's own network, as lines for the list of machines.
+"""`make find`: lists the ssh servers of this machine's own network, as lines for the list of
+machines.
 
-It asks port 22 of the addresses that were named, and nothing else of any machine; names come from
-known_hosts. Only with WRITE=1 is anything written, and what
-the list has stays. No other verb needs it.
+It asks port 22 of the addresses that were named, and nothing else of any machine. Names come from
+known_hosts. Only with WRITE=1 it writes, and it changes no line that the list has.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 import socket
 import stat
 import subprocess
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network
@@ -38,16 +38,16 @@ NAME = re.compile("[a-z][a-z0-9-]{0,62}")
 
 @dataclass(frozen=True)
 class Server:
-    """`key`: of its host, None where it showed none in time."""
+    """An ssh server. `key`: the key of its host, None if it showed none in time."""
 
     address: IPv4Address
     program: str
     key: bytes | None
 
 
-def network_of(text: str | None, own: list[IPv4Interface]) -> IPv4Network:
-    """The addresses that NET names. Raises UserError where they are too many or not this LAN's."""
-    mine = ", ".join(str(interface.network) for interface in own) or "no network"
+def network_of(text: str | None, interfaces: list[IPv4Interface]) -> IPv4Network:
+    """Return the network that NET names. Raises UserError if it is too large or not this LAN's."""
+    mine = ", ".join(str(interface.network) for interface in interfaces) or "no network"
     if not text:
         raise UserError(f"NET is missing: name the addresses to ask (this machine is in {mine}).")
     try:
@@ -59,7 +59,7 @@ def network_of(text: str | None, own: list[IPv4Interface]) -> IPv4Network:
             f"NET={text} has {net.num_addresses:,} addresses: ask {1 << (32 - WIDEST):,} at most, "
             f"a /{WIDEST}."
         )
-    if not net.is_private or not any(net.overlaps(one.network) for one in own):
+    if not net.is_private or not any(net.overlaps(interface.network) for interface in interfaces):
         raise UserError(
             f"NET={text}: only this machine's own network is asked, and it has no address there "
             f"(it is in {mine})."
@@ -68,114 +68,98 @@ def network_of(text: str | None, own: list[IPv4Interface]) -> IPv4Network:
 
 
 def own_interfaces() -> list[IPv4Interface]:
-    """This machine's addresses, each with its network."""
+    """Return this machine's addresses, each with its network."""
     argv = ["ip", "-json", "-4", "address", "show"]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    every = [one for card in json.loads(said) for one in card.get("addr_info", [])]
-    return [
-        IPv4Interface(f"{one['local']}/{one['prefixlen']}")
-        for one in every
-        if not IPv4Address(one["local"]).is_loopback
-    ]
+    output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    rows = [row for device in json.loads(output) for row in device.get("addr_info", [])]
+    interfaces = [IPv4Interface(f"{row['local']}/{row['prefixlen']}") for row in rows]
+    return [interface for interface in interfaces if not interface.is_loopback]
 
 
 def ask(address: IPv4Address) -> Server | None:
-    """What answers there; None where it is no ssh server."""
+    """Return the server that answers there; None if it is no ssh server."""
     try:
-        line = socket.create_connection((str(address), PORT), SECONDS)
+        connection = socket.create_connection((str(address), PORT), SECONDS)
     except OSError:
         return None
-    with line:
+    with connection:
         try:
-            first = line.recv(BANNER, socket.MSG_PEEK)  # bounded before paramiko reads it
+            banner = connection.recv(BANNER, socket.MSG_PEEK)  # bounded before paramiko reads it
         except OSError:
             return None
-        said = re.match(rb"SSH-[0-9.]+-([^\r\n]*)\r?\n", first)
-        if said is None:
+        match = re.match(rb"SSH-[0-9.]+-([^\r\n]*)\r?\n", banner)
+        if match is None:
             return None
         # Only what prints: it goes to the terminal and into the list of machines, where a form feed
         # would begin a line, and so a machine.
-        program = "".join(filter(str.isprintable, said[1].decode(errors="replace")))
-        return Server(address, program, _key(line))
+        program = "".join(filter(str.isprintable, match[1].decode(errors="replace")))
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            transport = paramiko.Transport(connection, packetizer_class=Packets)
+            try:
+                transport.start_client(timeout=KEY_SECONDS)
+                key = bytes(transport.get_remote_server_key().asbytes())
+                return Server(address, program, key)
+            finally:
+                transport.close()
+    return Server(address, program, None)
 
 
-def _key(line: socket.socket) -> bytes | None:
-    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-        transport = paramiko.Transport(line, packetizer_class=Packets)
-        try:
-            transport.start_client(timeout=KEY_SECONDS)
-            return bytes(transport.get_remote_server_key().asbytes())
-        finally:
-            transport.close()
-    return None
-
-
-def names_of(server: Server) -> list[str] | None:
-    """The names of the lines in known_hosts that have its key; None for a stranger. A hashed name
-    stays unknown."""
-    mine = [one for one in known_hosts(ssh.KNOWN_HOSTS) if one.entry.key.asbytes() == server.key]
-    if not mine or any(one.revoked for one in mine):
-        return None
-    return [name for one in mine for name in one.entry.hostnames]
-
-
-def name_for(names: Iterable[str], address: IPv4Address, taken: Collection[str]) -> str:
-    short = (name.removesuffix(".local") for name in names)
-    fit = (name for name in short if NAME.fullmatch(name) and name not in taken)
-    *_, third, last = str(address).split(".")
-    return next(fit, f"pc{last}" if f"pc{last}" not in taken else f"pc{third}-{last}")
-
-
-def proposal(server: Server, taken: Collection[str]) -> tuple[str, str]:
-    """A machine's name, and its line for the list: a stranger's is a comment."""
-    known = names_of(server)
-    name = name_for(known or [], server.address, taken)
+def proposal(server: Server, used_names: Collection[str]) -> tuple[str, str]:
+    """Propose a machine's name, and its line for the list. The line is a comment if known_hosts
+    does not confirm the machine's key."""
+    lines = [
+        line for line in known_hosts(ssh.KNOWN_HOSTS) if line.entry.key.asbytes() == server.key
+    ]
+    is_known = bool(lines) and not any(line.revoked for line in lines)
+    # A hashed name stays unknown, and a machine without a usable name is called by its address.
+    hostnames = [name for line in lines for name in line.entry.hostnames] if is_known else []
+    short = (name.removesuffix(".local") for name in hostnames)
+    usable = (name for name in short if NAME.fullmatch(name) and name not in used_names)
+    *_, third, fourth = str(server.address).split(".")
+    fallback = f"pc{fourth}" if f"pc{fourth}" not in used_names else f"pc{third}-{fourth}"
+    name = next(usable, fallback)
     line = f"{name} ansible_host={server.address}"
-    if known is not None:
+    if is_known:
         return name, f"{line}  # ours, by its host key; {server.program}"
     return name, f"#{line}  # a stranger: is it yours? {server.program}"
 
 
 def with_lines(text: str, lines: list[str], path: Path) -> str:
-    """The list of machines with more lines at the end of its group `cluster`. Raises UserError."""
-    every = text.removesuffix("\n").split("\n")
-    heads = [index for index, line in enumerate(every) if line.startswith("[")]
-    start = next((index for index in heads if every[index].strip() == "[cluster]"), None)
+    """Return the list of machines with more lines at the end of its group `cluster`. Raises
+    UserError."""
+    rows = text.removesuffix("\n").split("\n")
+    heads = [index for index, line in enumerate(rows) if line.startswith("[")]
+    start = next((index for index in heads if rows[index].strip() == "[cluster]"), None)
     if start is None:
         raise UserError(f"{relative(path)} has no line [cluster]: put the lines there yourself.")
-    end = next((index for index in heads if index > start), len(every))
-    while not every[end - 1].strip():
+    end = next((index for index in heads if index > start), len(rows))
+    while not rows[end - 1].strip():
         end -= 1
-    return "\n".join([*every[:end], *lines, *every[end:], ""])
-
-
-def in_list(path: Path) -> dict[str, str]:
-    """The names of the machines in the list by address; none where it has none yet."""
-    try:
-        return {host.address: host.name for host in inventory.load(path)}
-    except UserError:
-        if not path.is_file():
-            raise
-        return {}
+    return "\n".join([*rows[:end], *lines, *rows[end:], ""])
 
 
 def find(net: str | None, file: str, write: bool) -> int:
     """Print a line for each machine that the list does not have. Returns the exit code."""
-    own, terminal, path = own_interfaces(), Terminal(), Path(file)
-    addresses = [*network_of(net, own).hosts()]
-    hosts = in_list(path)
-    what = f"asking {pluralize(len(addresses), 'address')} for ssh"
-    with waiting(terminal, what), ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
-        servers = [one for one in pool.map(ask, addresses) if one]
-    lines, taken = [], set(hosts.values())
+    interfaces, terminal, path = own_interfaces(), Terminal(), Path(file)
+    addresses = [*network_of(net, interfaces).hosts()]
+    listed: dict[str, str] = {}  # names by address
+    try:
+        listed = {host.address: host.name for host in inventory.load(path)}
+    except UserError:  # a list may have no machine yet
+        if not path.is_file():
+            raise
+    text = f"asking {pluralize(len(addresses), 'address')} for ssh"
+    with waiting(terminal, text), ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        servers = [server for server in pool.map(ask, addresses) if server]
+    lines, used_names = [], set(listed.values())
     for server in servers:
-        if listed := hosts.get(str(server.address)):
-            terminal.say(f"{listed} of {file} answers at {server.address}")
+        if listed_name := listed.get(str(server.address)):
+            terminal.say(f"{listed_name} of {file} answers at {server.address}")
             continue
-        name, line = proposal(server, taken)
-        here = any(one.ip == server.address for one in own)
-        lines.append(f"{line} (this machine)" if here else line)
-        taken.add(name)
+        name, line = proposal(server, used_names)
+        is_this = any(interface.ip == server.address for interface in interfaces)
+        lines.append(f"{line} (this machine)" if is_this else line)
+        used_names.add(name)
     terminal.drain()
     for line in lines:
         control.say(line)
@@ -184,8 +168,8 @@ def find(net: str | None, file: str, write: bool) -> int:
     elif lines and write:
         text = read_text(path)
         # A stranger that was written before is a comment, which is no machine of the list.
-        there = re.findall(r"ansible_host=(\S+)", text)
-        fresh = [line for line in lines if line.split()[1].partition("=")[2] not in there]
+        present = re.findall(r"ansible_host=(\S+)", text)
+        fresh = [line for line in lines if line.split()[1].partition("=")[2] not in present]
         text = with_lines(text, fresh, path)
         write_whole(path.resolve(), text.encode(), stat.S_IMODE(path.stat().st_mode))
         terminal.say(f"{pluralize(len(fresh), 'line')} written to {file}, below what was there")

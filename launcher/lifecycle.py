@@ -1,5 +1,5 @@
-"""A run on machines that are ready, from its folder to its report, in the order in which it
-happens: prepare, attempts, decide, the next start, collect, report.
+"""Carries out a run on machines that are ready, from its folder to its report. The functions
+stand in the order of a run: prepare, attempts, decide, the next start, collect, report.
 
 Each machine keeps its batch, so with fewer machines the global batch is smaller and an
 epoch has more steps. The schedule counts images, not steps, and continues from the checkpoint; the
@@ -59,14 +59,14 @@ LARGEST_DIVISOR = 64
 
 @dataclass(frozen=True)
 class Run:
-    """What stays the same from the first attempt to the report; `attempts` grows."""
+    """A run: all that stays the same from the first attempt to the report; `attempts` grows."""
 
     folder: Path
     ready: ReadyRun
     terminal: Terminal
     notify: Notify
     attempts: Attempts
-    # Of a run that is resumed: how it had ended, after how many attempts.
+    # A resumed run's status before it was resumed, and its number of attempts.
     status_before: str
     count_before: int
     lock: TextIO
@@ -107,8 +107,8 @@ class Start:
 
 
 def begin(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -> int:
-    """A new run; the exit code. Raises UserError; where that is Busy, nothing is left of the run
-    here: two launchers may have found the same machines free."""
+    """Carry out a new run and return the exit code. Raises UserError. After Busy nothing is left of
+    the run here: two launchers may have found the same machines free."""
     folder, latest = None, folders.latest()
     try:
         folder = folders.begin(folders.RUNS, name or new_id(ready))
@@ -119,7 +119,7 @@ def begin(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -
             document["seal"] = seal.seal(document["options"])
             write_json(folder / "plan.json", document, mode=0o600)
         run = prepare(folder, ready, terminal)
-        waiter.waited = ""  # from here on the run sends its own
+        waiter.waited = ""  # from here on the run sends its own notifications
         return carry_out(run, first_start(run, plan, "first attempt"))
     except BaseException as error:
         ready.machines.close()
@@ -131,8 +131,8 @@ def begin(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -
 
 
 def go_on(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> int:
-    """A run that was begun before; the exit code. Raises UserError; where that is Busy, the run is
-    as it was."""
+    """Carry out a run that was begun before and return the exit code. Raises UserError. After Busy
+    the run is as it was."""
     run = None
     try:
         run = prepare(folder, ready, terminal)
@@ -158,11 +158,11 @@ def go_on(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> 
 
 
 def prepare(folder: Path, ready: ReadyRun, terminal: Terminal) -> Run:
-    """From here on this process controls the run. Raises UserError where another one does."""
+    """Take control of the run for this process. Raises UserError if another one has it."""
     notify = Notify(ready.config.notify, terminal)
     lock, attempts = folders.lock(folder), Attempts(folder)
-    before, count = attempts.status, len(attempts.list)
-    return Run(folder, ready, terminal, notify, attempts, before, count, lock)
+    status, count = attempts.status, len(attempts.list)
+    return Run(folder, ready, terminal, notify, attempts, status, count, lock)
 
 
 def first_start(run: Run, plan: Plan, reason: str, checkpoint: str | None = None) -> Start:
@@ -172,27 +172,27 @@ def first_start(run: Run, plan: Plan, reason: str, checkpoint: str | None = None
 
 
 def carry_out(run: Run, start: Start) -> int:
-    """All attempts, the files and the report, and NOTIFY's command. Returns the exit code."""
+    """Make all attempts, bring the files here, report and notify. Returns the exit code."""
     try:
         run.terminal.keep_in(run.folder / "controller.log")
         folders.point_latest(run.folder)
         outcome, machines = run_attempts(run, start)
-        whole = finish(run, outcome, machines)
+        is_whole = finish(run, outcome, machines)
     except UserError as error:
         if not isinstance(error, Busy):
             run.notify.send(of_run(run.folder, "failed", str(error)))
         raise
     cause = run.attempts.list[-1]["first_cause"] if outcome.cause else None
     run.notify.send(of_run(run.folder, outcome.status, cause and cause["message"]))
-    return exit_code(outcome, whole)
+    return exit_code(outcome, is_whole)
 
 
 # ---- attempts ----
 
 
 def run_attempts(run: Run, start: Start) -> tuple[Outcome, OpenMachines | None]:
-    """Attempt after attempt. Returns how the last one ended, and the connections that are still
-    open then. Raises UserError where there was none."""
+    """Make attempt after attempt. Returns the outcome of the last one, and the connections that are
+    still open. Raises UserError if there was none."""
     with (
         Stopper().listening() as stopper,
         hours.ending(run.ready.config.until, run.terminal),
@@ -206,10 +206,18 @@ def run_attempts(run: Run, start: Start) -> tuple[Outcome, OpenMachines | None]:
                     run.attempts.close("failed")
                     start.machines.close()
                     raise
-                say_problems(run, error)
+                run.terminal.say(*error.problems)
                 return Outcome("failed", None, 0.0, [], {}), start.machines
-            refuse_if_busy(run, outcome)
-            say_outcome(run, outcome)
+            cause = outcome.cause
+            # Another launcher has taken a machine since it was looked at.
+            is_first = len(run.attempts.list) == run.count_before + 1
+            if is_first and cause is not None and cause.source == "busy":
+                run.attempts.close(run.status_before)
+                raise Busy(f"{cause.host}: {cause.message}: {BUSY_REMEDY}.")
+            if cause is not None:
+                run.terminal.say(*describe(run.attempts.list[-1]["first_cause"]))
+            if outcome.status != "finished":
+                run.terminal.say(*outcome.silent_ranks, *leftovers(outcome))
             can_resume = run.ready.program.resume is not None
             decision = decide(outcome, start.limits, can_resume)
             if decision is None or stopper.asked:
@@ -218,51 +226,47 @@ def run_attempts(run: Run, start: Start) -> tuple[Outcome, OpenMachines | None]:
             try:
                 start = next_start(run, start, *decision, stopper)
             except UserError as error:
-                say_problems(run, error)
+                run.terminal.say(*error.problems)
                 return outcome, None
 
 
 def perform_attempt(run: Run, start: Start, stopper: Stopper) -> Outcome:
-    """Send what it takes, start the guards, and stay until all have ended. Machines that answered a
-    moment ago and no longer do are an attempt that failed, too. Raises UserError."""
+    """Send the program, start the guards, and stay until all have ended. If machines no longer
+    answer, the attempt has failed. Raises UserError."""
+    plan, machines, program = start.plan, start.machines, start.needs.program
     try:
-        send(run, start)
-        run.attempts.begin(start.plan, start.reason, time.time(), start.checkpoint)
-        logs = RunLogs(run.folder, run.terminal, start.plan.world_size)
-        with run.participants.training(start.machines, start.needs):
-            outcome = watch_guards(start.plan, start.machines, logs, stopper, run.participants)
+        with waiting(run.terminal, "sending the code"):
+            deliver(deliveries(program), machines, run.terminal.say)
+        place_checkpoints(run.site(machines, start.needs), plan)
+        if program.runs_in_folder:
+            with waiting(run.terminal, "laying out the code"):
+                lay_out(plan, machines, program.outputs, run.terminal.say)
+        if len(run.attempts.list) == run.count_before:  # a restart has passed this check before
+            run_check(plan, machines, run.terminal)
+        run.terminal.say(
+            f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
+            f"{pluralize(plan.world_size, 'process')}"
+        )
+        run.terminal.result(run=plan.run)
+        run.attempts.begin(plan, start.reason, time.time(), start.checkpoint)
+        logs = RunLogs(run.folder, run.terminal, plan.world_size)
+        with run.participants.training(machines, start.needs):
+            outcome = watch_guards(plan, machines, logs, stopper, run.participants)
     except MachineError as error:
-        if start.plan.attempt == 1 or stopper.asked:
+        if plan.attempt == 1 or stopper.asked:
             raise
         message = " ".join(error.problems)
         failure = Failure(host=error.hosts[0], source="gone", order=0, message=message)
         outcome = Outcome("failed", failure, 0.0, error.hosts, {})
-        if run.attempts.list[-1]["attempt"] != start.plan.attempt:
-            run.attempts.begin(start.plan, start.reason, time.time())
+        if run.attempts.list[-1]["attempt"] != plan.attempt:
+            run.attempts.begin(plan, start.reason, time.time())
     else:
         if cause := outcome.cause:
-            hint = explain_missing_file(start.needs.program, cause.evidence, cause.host)
+            hint = explain_missing_file(program, cause.evidence, cause.host)
             cause = dataclasses.replace(cause, file_hint=hint)
             outcome = dataclasses.replace(outcome, cause=cause)
     run.attempts.end(outcome)
     return outcome
-
-
-def send(run: Run, start: Start) -> None:
-    plan, site = start.plan, run.site(start.machines, start.needs)
-    with waiting(run.terminal, "sending the code"):
-        deliver(deliveries(start.needs.program), start.machines, run.terminal.say)
-    place_checkpoints(site, plan)
-    if start.needs.program.runs_in_folder:
-        with waiting(run.terminal, "laying out the code"):
-            lay_out(plan, start.machines, start.needs.program.outputs, run.terminal.say)
-    if len(run.attempts.list) == run.count_before:  # a restart finds what the first start found
-        run_check(plan, start.machines, run.terminal)
-    run.terminal.say(
-        f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
-        f"{pluralize(plan.world_size, 'process')}"
-    )
-    run.terminal.result(run=plan.run)
 
 
 def watch_guards(
@@ -283,35 +287,11 @@ def watch_guards(
             process.close()
 
 
-def refuse_if_busy(run: Run, outcome: Outcome) -> None:
-    """Raise Busy where another launcher has had a machine since it was looked at."""
-    is_first = len(run.attempts.list) == run.count_before + 1
-    if is_first and outcome.cause is not None and outcome.cause.source == "busy":
-        run.attempts.close(run.status_before)
-        raise Busy(f"{outcome.cause.host}: {outcome.cause.message}: {BUSY_REMEDY}.")
-
-
-def say_outcome(run: Run, outcome: Outcome) -> None:
-    lines = []
-    if outcome.cause is not None:
-        lines += describe(run.attempts.list[-1]["first_cause"])
-    if outcome.status != "finished":
-        lines += [*outcome.silent_ranks, *leftovers(outcome)]
-    for line in lines:
-        run.terminal.say(line)
-
-
-def say_problems(run: Run, error: UserError) -> None:
-    """Why no attempt follows that would change the outcome."""
-    for problem in error.problems:
-        run.terminal.say(problem)
-
-
 # ---- decide, and the next start ----
 
 
 def decide(outcome: Outcome, limits: Limits, can_go_on: bool = True) -> tuple[Limits, str] | None:
-    """The limits of the next attempt and why there is one; None when the run is over."""
+    """Return the limits of the next attempt and its reason; None if the run is over."""
     if outcome.regroup and can_go_on:
         return limits, outcome.regroup
     cause = outcome.cause
@@ -319,17 +299,17 @@ def decide(outcome: Outcome, limits: Limits, can_go_on: bool = True) -> tuple[Li
         return None
     restart = failures.restart(cause)
     if restart is Restart.IN_SMALLER_PIECES and limits.divisor < LARGEST_DIVISOR:
-        left = dataclasses.replace(limits, divisor=limits.divisor * 2)
+        limits = dataclasses.replace(limits, divisor=limits.divisor * 2)
     elif restart is not Restart.SAME_AGAIN and limits.restarts > 0:
-        left = dataclasses.replace(limits, restarts=limits.restarts - 1)
+        limits = dataclasses.replace(limits, restarts=limits.restarts - 1)
     else:
         return None
-    return left, failures.reason(cause, left.divisor)
+    return limits, failures.reason(cause, limits.divisor)
 
 
 def next_start(run: Run, start: Start, limits: Limits, reason: str, stopper: Stopper) -> Start:
-    """The next attempt, on the machines that answer. Raises UserError; then no connection is
-    open."""
+    """Plan the next attempt on the machines that answer. Raises UserError, and leaves no connection
+    open then."""
     start.machines.close()
     terminal = run.terminal
     needs = dataclasses.replace(start.needs, decided=run.attempts.decided())
@@ -361,7 +341,12 @@ def next_start(run: Run, start: Start, limits: Limits, reason: str, stopper: Sto
 def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
     """Close the run, bring its files here, and report. Returns whether this machine has all that
     it should."""
-    run.attempts.close(run.status_before if was_refused(run, outcome) else outcome.status)
+    # If nothing was done since the run was resumed, it is as it was before.
+    attempts = run.attempts.list[run.count_before :]
+    is_bad_input = outcome.cause is not None and outcome.cause.exit_code == BAD_INPUT
+    is_unchanged = not attempts or (len(attempts) == 1 and is_bad_input)
+    was_refused = run.status_before != "running" and is_unchanged
+    run.attempts.close(run.status_before if was_refused else outcome.status)
     machines = reconnect(run, outcome, machines)
     try:
         saved, is_whole = collect_files(run, machines)
@@ -387,15 +372,8 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
     return is_whole
 
 
-def was_refused(run: Run, outcome: Outcome) -> bool:
-    """Whether nothing was done since the run was resumed, so that it is as it was before."""
-    done = run.attempts.list[run.count_before :]
-    bad_input = outcome.cause is not None and outcome.cause.exit_code == BAD_INPUT
-    return run.status_before != "running" and (not done or (len(done) == 1 and bad_input))
-
-
 def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> OpenMachines:
-    """The same connections, or new ones where some machines may be gone, or back, by now."""
+    """Return the same connections, or new ones if machines may be gone, or back, by now."""
     took_part = run.participants.took_part
     is_lost = outcome.status == "failed" or bool(outcome.gone or outcome.unresponsive)
     if machines and not is_lost and took_part <= {host.name for host in machines.hosts}:
@@ -418,7 +396,7 @@ def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
     run_folders = folders_of(machines, run.folder.name)
     run_folders = {name: folder for name, folder in run_folders.items() if name in took_part}
     lines: list[str] = []
-    held: dict[str, list[str]] = {}
+    names_by_host: dict[str, list[str]] = {}
     is_whole = True
     with waiting(run.terminal, "copying records and checkpoints to this machine"):
         try:
@@ -427,19 +405,20 @@ def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
                 limit = max_bytes if program.outputs else MOST_BYTES
                 lines += outputs.bring(nodes, run_folders, program.outputs, run.folder, limit)
             if program.ranks_pass_on:  # so the newest checkpoint of one machine is that of all
-                held = collect.checkpoints(nodes, run_folders)
-                paths, problems = collect.best_and_last(held, nodes, run_folders, run.folder)
+                names_by_host = collect.checkpoints(nodes, run_folders)
+                paths, problems = collect.best_and_last(
+                    names_by_host, nodes, run_folders, run.folder
+                )
                 lines += [*problems, *(f"checkpoint {relative(path)}" for path in paths)]
             if program.results and attempts.status == "finished":
-                first, names = attempts.list[-1]["nodes"][0], [*program.results]
-                came, is_whole = collect.bring_results(nodes, run_folders, first, names, run.folder)
-                lines += came
+                host, names = attempts.list[-1]["nodes"][0], [*program.results]
+                texts, is_whole = collect.bring_results(nodes, run_folders, host, names, run.folder)
+                lines += texts
         except collect.Unwritable as error:
             lines, is_whole = [not_copied(run.folder, error)], False
     attempts.read_starts()
-    for line in lines:
-        run.terminal.say(line)
-    has_saved = any(map(collect.newest, held.values())) or attempts.saved(run.folder)
+    run.terminal.say(*lines)
+    has_saved = any(map(collect.newest, names_by_host.values())) or attempts.saved(run.folder)
     return has_saved or not program.ranks_pass_on, is_whole
 
 
@@ -462,9 +441,9 @@ def make_report(folder: Path, terminal: Terminal) -> bool:
         for line in lines:
             terminal.line(line)
     else:
-        why = lines[-1] if lines else f"exit code {done.returncode}"
+        reason = lines[-1] if lines else f"exit code {done.returncode}"
         terminal.say(
-            f"the report could not be made ({why}): the run is as it was, and "
+            f"the report could not be made ({reason}): the run is as it was, and "
             f"`make report RUN={folder.name}` makes its report again"
         )
     terminal.say(f"everything is in {relative(folder)}")

@@ -292,8 +292,7 @@ class Participants(MachineGroup):
         for entry in selection.left_out.values():
             if moment is Moment.START or entry.blocks is not OWNER:
                 terminal.say(f"the run {verb} without {entry.text}")
-        for text in selection.texts:
-            terminal.say(text)
+        terminal.say(*selection.texts)
         return machines
 
     def _note(self, absences: Mapping[str, Problem | None]) -> None:

@@ -52,5 +52,4 @@ def run_check(plan: Plan, machines: OpenMachines, terminal: Terminal) -> None:
         )
     if answer.code:
         raise CheckFailed(*(last or [f"{node.host}: the check ended with {answer.code}."]))
-    for line in answer.lines:
-        terminal.say(line)
+    terminal.say(*answer.lines)

@@ -1,5 +1,5 @@
-"""Starting a run, and going on with one: all that comes before its machines are ready. What carries
-it out is imported only then, so that a refusal comes at once."""
+"""Starts and resumes runs, up to the point where their machines are ready. lifecycle.py is imported
+only then, so that a refusal comes at once."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def dry_run(options: Config) -> int:
         for host in checked.machines.hosts:
             if host.owner.signs:
                 entry = left_out.get(host.name)
-                now = f"takes no part now: {entry.said}" if entry else "takes part now"
-                lines.append(f"{host.name} {host.owner.told()}; it {now}")
+                part = f"takes no part now: {entry.said}" if entry else "takes part now"
+                lines.append(f"{host.name} {host.owner.describe()}; it {part}")
         print(clean("\n".join(lines)))
     finally:
         checked.machines.close()
@@ -61,8 +61,8 @@ def train(options: Config, name: str = "") -> int:
 
 
 def in_turn(options: Config, terminal: Terminal, once: Callable[[Waiter], T]) -> T:
-    """What `once` returns, after others have left the machines if QUEUE=1 was given. Raises
-    Busy."""
+    """Return what `once` returns. With QUEUE=1 it is called again while others use the machines.
+    Raises UserError, Busy without QUEUE=1."""
     waiter = Waiter(terminal, Notify(options.notify, terminal), options.until)
     try:
         while True:
@@ -78,30 +78,41 @@ def in_turn(options: Config, terminal: Terminal, once: Callable[[Waiter], T]) ->
         raise
 
 
-# What a run that goes on reads of its plan.json.
+# The part of plan.json that a resumed run reads.
 PLANNED = defstruct("Planned", [("options", STORED)])
 
 
-def began_as(folder: Path, given: dict[str, Any], verb: str) -> Config:
-    """The options with which a run began, of which `verb` carries something out, with what was
-    typed now. Raises UserError."""
+def began_as(folder: Path, typed: dict[str, Any], verb: str) -> Config:
+    """Return the options with which a run began, for `verb` to carry out. Raises UserError."""
     folders.refuse_links(folder)
     planned = folders.recorded(folder / "plan.json", PLANNED)
     began = read(planned["options"])
-    if not seal.holds(planned["options"], planned.get("seal")):
-        _refuse_unnamed(folder.name, began, given, verb)
+    if seal.holds(planned["options"], planned.get("seal")):
+        return began
+    # This user has not written that plan.json, so nothing in it is executed, here or on machines,
+    # unless the user has typed it.
+    typed_names = {*typed, *config_of(typed).trainer}
+    unnamed = [text for key, text in executes(began).items() if key not in typed_names]
+    if began.inventory != DEFAULT_INVENTORY and "inventory" not in typed:
+        unnamed.insert(0, as_typed("INVENTORY", began.inventory))
+    if unnamed:
+        raise UserError(
+            f"run {folder.name} was not begun by you and from here, or its plan.json was changed "
+            f"since, and to go on with it is to carry out what that says: {', '.join(unnamed)}. If "
+            f"that is what you want, type it with {verb}."
+        )
     return began
 
 
-def resume(name: str, given: dict[str, Any]) -> int:
-    """Resume a run whose controller has ended, however that happened; `given` is what was typed
-    now. Returns the exit code."""
+def resume(name: str, typed: dict[str, Any]) -> int:
+    """Resume a run whose controller has ended, however that happened. `typed`: options by name.
+    Returns the exit code. Raises UserError."""
     folder = folders.find(name)
-    began = began_as(folder, given, "RESUME")
+    began = began_as(folder, typed, "RESUME")
     from launcher.watch.attempts import Attempts  # which a new run needs only later
 
     decided = Attempts(folder).decided()
-    options = resume_config(began, given)
+    options = resume_config(began, typed)
     keep_machines(options.inventory)
     terminal = Terminal()
 
@@ -112,18 +123,3 @@ def resume(name: str, given: dict[str, Any]) -> int:
         return lifecycle.go_on(folder, ready, terminal, waiter)
 
     return in_turn(options, terminal, once)
-
-
-def _refuse_unnamed(name: str, began: Config, given: dict[str, Any], verb: str) -> None:
-    """Raise UserError for what a plan.json that is not this user's own would have executed, here or
-    on machines, unless it was typed."""
-    typed_now = {*given, *config_of(given).trainer}
-    unnamed = [text for key, text in executes(began).items() if key not in typed_now]
-    if began.inventory != DEFAULT_INVENTORY and "inventory" not in given:
-        unnamed.insert(0, as_typed("INVENTORY", began.inventory))
-    if unnamed:
-        raise UserError(
-            f"run {name} was not begun by you and from here, or its plan.json was changed since, "
-            f"and to go on with it is to carry out what that says: {', '.join(unnamed)}. If that "
-            f"is what you want, type it with {verb}."
-        )

@@ -79,9 +79,10 @@ class Terminal:
             self._log_file = None
             self.spool.drain()
 
-    def say(self, text: str) -> None:
-        """Show one of the launcher's own sentences."""
-        self.lines(lines(text, self.columns))
+    def say(self, *texts: str) -> None:
+        """Show some of the launcher's own sentences."""
+        for text in texts:
+            self.lines(lines(text, self.columns))
 
     def result(self, **facts: str) -> None:
         """Report facts to the program that started the launcher, if it reads them."""

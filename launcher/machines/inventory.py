@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -36,21 +37,25 @@ class Unusable(UserError):
 
 
 def load(inventory: Path) -> list[Host]:
-    """The hosts of group `cluster` in inventory order, or those of the Slurm job that a script of
-    ours runs in. Raises UserError."""
-    of_job = engine.of("slurm").machines if JOB in os.environ else None
-    return of_job() if of_job else parse(read(inventory), inventory)
+    """Return the hosts of group `cluster` in inventory order, or those of the Slurm job that a
+    script of ours runs in. Raises UserError."""
+    list_job = engine.of("slurm").machines if JOB in os.environ else None
+    return list_job() if list_job else parse(read(inventory), inventory)
 
 
 def hosts_of(options: Config) -> list[Host]:
-    """The machines of the run. Raises UserError."""
+    """Return the machines of the run. Raises UserError."""
     hosts = select(load(Path(options.inventory)), options)
-    check_minimum(options, hosts)
+    if options.min_nodes is not None and not 1 <= options.min_nodes <= len(hosts):
+        raise UserError(
+            f"MIN_NODES={options.min_nodes}: give a number from 1 to the {len(hosts)} machines of "
+            f"the run."
+        )
     return hosts
 
 
 def select(hosts: list[Host], options: Config) -> list[Host]:
-    """The first NODES hosts. Raises UserError."""
+    """Return the first NODES hosts. Raises UserError."""
     if options.nodes is None:
         return hosts
     if options.nodes > len(hosts):
@@ -62,45 +67,36 @@ def select(hosts: list[Host], options: Config) -> list[Host]:
     return hosts[: options.nodes]
 
 
-def check_minimum(options: Config, hosts: list[Host]) -> None:
-    """Raises UserError where so few machines cannot be."""
-    if options.min_nodes is not None and not 1 <= options.min_nodes <= len(hosts):
-        raise UserError(
-            f"MIN_NODES={options.min_nodes}: give a number from 1 to the {len(hosts)} machines of "
-            f"the run."
-        )
-
-
 def refuse(inventory: Path, limit: str | None = None) -> int:
-    """Raise UserError for a list of machines with which Ansible would do nothing and be content:
-    one that cannot be read, that lacks what is asked for, or with which an owner would not be
-    asked; and for machines to which ssh is told a way that it does not check. `limit` is Ansible's
-    --limit; of its patterns only plain names are looked at, for Ansible itself refuses one that
-    matches nothing. Otherwise returns the exit code 0."""
+    """Raise UserError for a list of machines that Ansible would accept and do nothing with: one
+    that cannot be read, lacks a machine of `limit`, or hides an owner; and for machines whose ssh
+    options skip its checks. `limit` is Ansible's --limit, of which plain names are checked: Ansible
+    itself refuses a pattern that matches nothing. Returns the exit code 0."""
     document = read(inventory)
     names = members(document)
-    known = {*names, *(group for group in document if group != "_meta"), "all", "localhost"}
+    groups = {group for group in document if group != "_meta"}
+    valid = {*names, *groups, "all", "localhost"}
     words = [word.strip() for word in re.split("[,:]", limit or "")]
-    unknown = [word for word in words if PLAIN.fullmatch(word) and word not in known]
+    unknown = [word for word in words if PLAIN.fullmatch(word) and word not in valid]
     if unknown:
         raise UserError(
             f"LIMIT={limit}: {inventory} has no machine {unknown[0]} in [{GROUP}], but "
             f"{', '.join(names)}."
         )
-    variables = _variables(document)
     for name in names:
-        own = Variables(name, variables.get(name, {}), inventory)
-        own.owner()
-        words = [str(own.values[key]) for key in own.values if key.startswith("ansible_")]
-        templates = any("{{" in word for word in words)  # which Ansible alone can read
-        if own.values.get("ansible_connection", "ssh") == "ssh" and not templates:
-            own.route()
+        variables = variables_of(name, document, inventory)
+        variables.owner()
+        values = variables.values
+        words = [str(values[key]) for key in values if key.startswith("ansible_")]
+        has_templates = any("{{" in word for word in words)  # which Ansible alone can read
+        if values.get("ansible_connection", "ssh") == "ssh" and not has_templates:
+            variables.route()
     return 0
 
 
 def read(inventory: Path) -> dict[str, Any]:
-    """The document of `ansible-inventory --list`, which has machines in group `cluster`. Raises
-    Unusable."""
+    """Return the document of `ansible-inventory --list`, which has machines in group `cluster`.
+    Raises Unusable."""
     if not inventory.exists():
         raise Unusable(
             f"the inventory {inventory} does not exist: give INVENTORY=<file>, or write "
@@ -126,36 +122,31 @@ def read(inventory: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError("ansible-inventory is not installed here: run `make env` first.") from None
     if done.returncode != 0:
-        said = _what_ansible_said(done.stderr)
-        raise Unusable(f"Ansible cannot read the inventory {inventory}: {said} Correct that file.")
+        # Ansible prints several reasons, wrapped at the terminal's width: the first one is enough.
+        text = " ".join(done.stderr.split())
+        match = re.search(r"Failed to parse inventory: (.+?)(?= Failed| <<<| Origin:| \[|$)", text)
+        match = match or re.search(r"(?:\[ERROR\]|ERROR!|\[WARNING\])[:!]? (.+?)(?= \[|$)", text)
+        reason = match.group(1).strip() if match else text or "it gave no reason"
+        reason = reason.removesuffix(".")
+        raise Unusable(
+            f"Ansible cannot read the inventory {inventory}: {reason}. Correct that file."
+        )
     document = json.loads(done.stdout)
     names = members(document)
     if not names:
         raise Unusable(f"the inventory {inventory} {machines.NOBODY}")
-    for wrong in filter(None, map(machines.fault, names)):
-        raise Unusable(f"the inventory {inventory} {wrong}")
+    for fault in filter(None, map(machines.fault, names)):
+        raise Unusable(f"the inventory {inventory} {fault}")
     return document
-
-
-def _what_ansible_said(stderr: str) -> str:
-    """The first reason that Ansible gave, as one sentence: it prints several, wrapped at the
-    terminal's width."""
-    text = " ".join(stderr.split())
-    reason = re.search(r"Failed to parse inventory: (.+?)(?= Failed| <<<| Origin:| \[|$)", text)
-    reason = reason or re.search(r"(?:\[ERROR\]|ERROR!|\[WARNING\])[:!]? (.+?)(?= \[|$)", text)
-    said = reason.group(1).strip() if reason else text or "it gave no reason"
-    return said if said.endswith(".") else said + "."
 
 
 def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
     """Turn the document of `ansible-inventory --list` into hosts. Raises UserError."""
-    names = members(document)
-    variables = _variables(document)
     problems: list[str] = []
     hosts = []
-    for name in names:
+    for name in members(document):
         try:
-            hosts.append(_host(name, variables.get(name, {}), inventory))
+            hosts.append(_host(variables_of(name, document, inventory)))
         except UserError as error:
             problems += error.problems
     if problems:
@@ -163,14 +154,8 @@ def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
     return hosts
 
 
-def _variables(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Of each machine, its own and those of its groups."""
-    found: dict[str, dict[str, Any]] = document.get("_meta", {}).get("hostvars", {})
-    return found
-
-
 def members(document: dict[str, Any], group: str = GROUP) -> list[str]:
-    """Hosts of a group and its children, each once, in the inventory's order."""
+    """Return the hosts of a group and its children, each once, in the inventory's order."""
     entry = document.get(group, {})
     names = list(entry.get("hosts", []))
     for child in entry.get("children", []):
@@ -204,15 +189,15 @@ class Variables:
     def word(self, key: str, default: str) -> str:
         return self.text(key) or default
 
-    def number(self, key: str, least: int, most: int) -> int | None:
+    def number(self, key: str, minimum: int, maximum: int) -> int | None:
         value = self.text(key)
         if value is None:
             return None
-        if re.fullmatch("[0-9]{1,6}", value) and least <= int(value) <= most:
+        if re.fullmatch("[0-9]{1,6}", value) and minimum <= int(value) <= maximum:
             return int(value)
         raise UserError(
             f"{self.name}: {key} in {self.inventory} is {value[:40]!r}, not a whole number from "
-            f"{least} to {most}."
+            f"{minimum} to {maximum}."
         )
 
     def connection(self) -> str:
@@ -228,7 +213,7 @@ class Variables:
         return self.text("train_user") or self.text("ansible_user")
 
     def route(self) -> Route:
-        """How ssh gets there, by what Ansible would be given, too."""
+        """Return the route of ssh, from the same variables that Ansible uses. Raises UserError."""
         if self.connection() != "ssh":
             return Route()
         if self.text("ansible_ssh_args"):
@@ -237,8 +222,8 @@ class Variables:
                 "strict: give ansible_ssh_common_args, which adds to it."
             )
         port, key = self.number("ansible_port", 1, 65535), self.text("ansible_ssh_private_key_file")
-        given = {"-p": port, "-i": key, "-l": self.user()}
-        words = [word for flag, value in given.items() if value for word in (flag, str(value))]
+        flags = {"-p": port, "-i": key, "-l": self.user()}
+        words = [word for flag, value in flags.items() if value for word in (flag, str(value))]
         for name in ("ansible_ssh_common_args", "ansible_ssh_extra_args"):
             words += shlex.split(self.word(name, ""))
         try:
@@ -247,13 +232,13 @@ class Variables:
             raise UserError(f"{self.name}: {error}") from None
 
     def environment(self) -> dict[str, str]:
-        found = self.values.get("run_env", {})
-        if not isinstance(found, dict):
+        variables = self.values.get("run_env", {})
+        if not isinstance(variables, dict):
             raise UserError(
                 f"{self.name}: run_env in {self.inventory} must be a mapping of names to values, "
-                f"not {found!r}."
+                f"not {variables!r}."
             )
-        texts = {str(key): str(value) for key, value in found.items()}
+        texts = {str(key): str(value) for key, value in variables.items()}
         for key, value in texts.items():
             if not re.fullmatch(r"[^=\W]\w*", key, re.ASCII) or "\0" in value:
                 raise UserError(
@@ -263,7 +248,8 @@ class Variables:
         return texts
 
     def copied(self) -> dict[str, str]:
-        """The folders here of the data sets that it has copies of, where plain values say so."""
+        """Return this machine's folders of the data sets that it has copies of, as far as plain
+        values name them."""
         names, folder = self.values.get("data_sets"), self.values.get("data_source")
         if not isinstance(names, list) or self.connection() != "ssh" or self.is_shared():
             return {}
@@ -274,7 +260,7 @@ class Variables:
         return {name: f"{folder or CHECKOUT / 'data'}/{name}" for name in names}
 
     def is_shared(self) -> bool:
-        """Whether its data sets are, or may be, on a share."""
+        """Return whether its data sets are, or may be, on a share."""
         return self.values.get("share_protocol", "local") != "local"
 
     def data_server(self) -> str:
@@ -282,22 +268,27 @@ class Variables:
 
     def owner(self) -> owned.Owner:
         texts = {word: text for word in owned.WORDS if (text := self.text(word)) is not None}
-        found, wrong = owned.read(texts)
-        wrong += owned.misspelt(self.values)
-        if wrong:
-            raise UserError(*(f"{self.name}: in {self.inventory} {text}" for text in wrong))
-        return found
+        owner, problems = owned.read(texts, self.values)
+        if problems:
+            raise UserError(*(f"{self.name}: in {self.inventory} {text}" for text in problems))
+        return owner
 
 
-def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
-    read = Variables(name, variables, inventory)
-    here, way = engine.of(read.connection()).is_local, read.route()
+def variables_of(name: str, document: dict[str, Any], inventory: Path) -> Variables:
+    """Return a machine's variables, with those of its groups."""
+    values = document.get("_meta", {}).get("hostvars", {}).get(name, {})
+    return Variables(name, values, inventory)
+
+
+def _host(read: Variables) -> Host:
+    name, way = read.name, read.route()
+    is_local = engine.of(read.connection()).is_local
 
     def path(key: str, default: str) -> str:
         # Not resolved: the environment's python is a symbolic link, and its location says which
         # environment it belongs to.
         value = read.word(key, default)
-        return os.path.normpath(CHECKOUT / value) if here else value
+        return os.path.normpath(CHECKOUT / value) if is_local else value
 
     node_dir = path("node_dir", "tandem")
     if node_dir == str(CHECKOUT / "tandem"):
@@ -324,11 +315,9 @@ def _host(name: str, variables: dict[str, Any], inventory: Path) -> Host:
 
 
 def numeric(address: str, name: str) -> str:
-    """The address in digits: a name may resolve to 127.0.1.1 on the machine that bears it."""
-    try:
+    """Return the address in digits: a name may mean 127.0.1.1 on the machine that bears it."""
+    with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(address))
-    except ValueError:
-        pass
     try:
         return str(socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError) as error:  # UnicodeError: a label is empty, or too long

@@ -1,5 +1,5 @@
-"""What the inventory says of a machine that somebody works at: `owner=`, `hours=`, `idle_minutes=`
-and `away_dir=` (docs/office.md)."""
+"""Reads what the inventory says of a machine that somebody works at: `owner=`, `hours=`,
+`idle_minutes=` and `away_dir=` (docs/office.md)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY = 24 * 60  # minutes
 YIELDS = "yields"
 AWAY = "/var/lib/tandem/away"  # where the command `tandem away` writes
-# By what a machine's guard knows that somebody uses it (launcher/node/owner.py), and how that is
-# told. A machine without owner=yields is left for its owner's word alone.
+# The signs by which a machine's guard knows that somebody uses it (launcher/node/owner.py), and
+# their text. A run leaves a machine without owner=yields only if its owner asks for it.
 SIGNS = {
     "asked": "its owner said `tandem away`",
     "seat": "somebody works at it",
@@ -34,10 +34,8 @@ class Hours:
 
     def has(self, day: datetime) -> bool:
         minute = (day.weekday() * 24 + day.hour) * 60 + day.minute
-        week = 7 * DAY
-        return any(
-            begin <= now < end for begin, end in self.spans for now in (minute, minute + week)
-        )
+        times = (minute, minute + 7 * DAY)
+        return any(begin <= time < end for begin, end in self.spans for time in times)
 
 
 @dataclass(frozen=True)
@@ -51,64 +49,51 @@ class Owner:
 
     @property
     def signs(self) -> tuple[str, ...]:
-        """What is looked for there; nothing on a machine that belongs to the cluster alone."""
+        """Return the SIGNS to look for; none on a machine that belongs to the cluster only."""
         if self.yields:
             return tuple(SIGNS)
         return ("asked",) if self.hours else ()
 
-    def told(self) -> str:
-        """One clause for people, as the dry run has it."""
-        parts = ["yields to its owner"] if self.yields else []
-        parts += [f"is used in its hours alone ({self.hours.text})"] if self.hours else []
-        return " and ".join(parts)
+    def describe(self) -> str:
+        """Return a clause for people, as the dry run has it."""
+        clauses = ["yields to its owner"] if self.yields else []
+        clauses += [f"is used in its hours alone ({self.hours.text})"] if self.hours else []
+        return " and ".join(clauses)
 
 
-def _daily(found: re.Match[str]) -> tuple[int, int]:
-    """A span of each day. Raises ValueError, as do all that read hours."""
-    first, last, more, minutes = (int(part) for part in found.groups())
-    begin, end = 60 * first + last, 60 * more + minutes
-    if begin == end or end > DAY:
-        raise ValueError(f"{found[0]} is no span of time")
-    return begin, end if end > begin else end + DAY  # over midnight
-
-
-def _whole(found: re.Match[str]) -> tuple[int, int]:
-    begin = DAYS.index(found[0]) * DAY
-    return begin, begin + DAY
-
-
-# What may stand between the commas: how it is written, what it means, every how many minutes.
-ITEMS: tuple[tuple[str, Callable[[re.Match[str]], tuple[int, int]], int], ...] = (
-    (r"([01]?[0-9]|2[0-3]):([0-5][0-9])-([01]?[0-9]|2[0-4]):([0-5][0-9])", _daily, DAY),
-    ("|".join(DAYS), _whole, 7 * DAY),
-)
+SPAN = r"([01]?[0-9]|2[0-3]):([0-5][0-9])-([01]?[0-9]|2[0-4]):([0-5][0-9])"
 
 
 def hours(text: str) -> Hours:
-    """`19:00-07:30,sat,sun`: every night, and all of both days."""
-    read: list[tuple[str, int, int, int]] = []
-    for item in (part.strip() for part in text.split(",")):
-        begin, end, every = _item(item)
-        for other, first, last, period in read:
-            if period == every and _meet((begin, end), (first, last), period):
-                raise ValueError(f"{other} and {item} overlap")
-        read.append((item, begin, end, every))
+    """Read `19:00-07:30,sat,sun`: every night, and all of both days. Raises ValueError."""
+    items: list[tuple[str, int, int, int]] = []  # with begin, end and period in minutes
+    for item in (word.strip() for word in text.split(",")):
+        if match := re.fullmatch(SPAN, item, re.ASCII):
+            first_hour, first_minute, last_hour, last_minute = map(int, match.groups())
+            begin, end = 60 * first_hour + first_minute, 60 * last_hour + last_minute
+            if begin == end or end > DAY:
+                raise ValueError(f"{item} is no span of time")
+            end += 0 if end > begin else DAY  # over midnight
+            period = DAY
+        elif item in DAYS:
+            begin, period = DAYS.index(item) * DAY, 7 * DAY
+            end = begin + DAY
+        else:
+            raise ValueError(f"{item!r} is neither a span of time nor a day")
+        for other_item, other_begin, other_end, other_period in items:
+            # A span over midnight meets one of the next period, so both neighbours count.
+            if period == other_period and any(
+                begin < other_end + shift and other_begin + shift < end
+                for shift in (-period, 0, period)
+            ):
+                raise ValueError(f"{other_item} and {item} overlap")
+        items.append((item, begin, end, period))
     spans = {
-        (begin + at, end + at) for _, begin, end, every in read for at in range(0, 7 * DAY, every)
+        (begin + shift, end + shift)
+        for _, begin, end, period in items
+        for shift in range(0, 7 * DAY, period)
     }
     return Hours(text, tuple(sorted(spans)))
-
-
-def _item(item: str) -> tuple[int, int, int]:
-    for pattern, meaning, every in ITEMS:
-        if found := re.fullmatch(pattern, item, re.ASCII):
-            return *meaning(found), every
-    raise ValueError(f"{item!r} is neither a span of time nor a day")
-
-
-def _meet(one: tuple[int, int], other: tuple[int, int], period: int) -> bool:
-    """Whether two spans overlap that come again every so many minutes."""
-    return any(one[0] < other[1] + at and other[0] + at < one[1] for at in (-period, 0, period))
 
 
 def _yields(text: str) -> bool:
@@ -143,31 +128,25 @@ WORDS: dict[str, tuple[str, Callable[[str], object], str]] = {
 
 
 NEAR = 0.8  # how alike a name is to a word that was meant, by difflib
-SOMEBODY = ("owner", "hours")  # by which a machine has somebody who is asked
+SOMEBODY = ("owner", "hours")  # without one of these nobody is asked
 
 
-def misspelt(names: Iterable[str]) -> list[str]:
-    """What is wrong with a machine's variables that are nearly one of the words: such a machine
-    would have no owner, and nobody would ever be asked."""
-    wrong = []
-    # A name may be anything that JSON has.
-    for name in sorted({str(name) for name in names} - set(WORDS)):
-        if near := difflib.get_close_matches(name.lower(), WORDS, n=1, cutoff=NEAR):
-            wrong.append(f"{name}= is no word: write {near[0]}=, or call it otherwise.")
-    return wrong
-
-
-def read(texts: dict[str, str]) -> tuple[Owner, list[str]]:
-    """A machine's words, and what is wrong with them, as ends of sentences."""
+def read(texts: dict[str, str], names: Iterable[str]) -> tuple[Owner, list[str]]:
+    """Read the values of WORDS of a machine whose variables have these names. Returns the owner,
+    and problems as ends of sentences."""
     fields: dict[str, Any] = {}
-    wrong = []
+    problems = []
     for word, text in texts.items():
-        field, meaning, remedy = WORDS[word]
+        field, read_value, remedy = WORDS[word]
         try:
-            fields[field] = meaning(text)
+            fields[field] = read_value(text)
         except ValueError as error:
-            wrong.append(f"{word} is {text[:80]!r}: {error}: {remedy}.")
-    if texts and not wrong and not any(word in texts for word in SOMEBODY):
-        alone = next(iter(texts))
-        wrong.append(f"{alone}= stands without owner= or hours=: nobody would be asked there.")
-    return Owner(**fields), wrong
+            problems.append(f"{word} is {text[:80]!r}: {error}: {remedy}.")
+    if texts and not problems and not any(word in texts for word in SOMEBODY):
+        word = next(iter(texts))
+        problems.append(f"{word}= stands without owner= or hours=: nobody would be asked there.")
+    # A misspelt word would leave the machine without an owner. A name may be anything in JSON.
+    for name in sorted({str(name) for name in names} - set(WORDS)):
+        if matches := difflib.get_close_matches(name.lower(), WORDS, n=1, cutoff=NEAR):
+            problems.append(f"{name}= is no word: write {matches[0]}=, or call it otherwise.")
+    return Owner(**fields), problems

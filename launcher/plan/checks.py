@@ -75,8 +75,7 @@ def check_machines(
     UserError."""
     program, hosts = build_program(config), inventory.hosts_of(config)
     read_balance(config.balance, [host.name for host in hosts])
-    for note in program.notes:
-        terminal.say(note)
+    terminal.say(*program.notes)
     add_torch(hosts, terminal)
     participants = Participants(hosts, config)
     moment = Moment.START if waiter else Moment.DRY_RUN

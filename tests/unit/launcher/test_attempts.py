@@ -45,12 +45,13 @@ def test_out_of_memory_halves_the_micro_batch_without_using_up_restarts():
     assert limits.environment() == {"TANDEM_MICRO_BATCH_DIVISOR": "4"}
 
 
-def test_more_machines_demanded_than_there_are():
+def test_more_machines_demanded_than_there_are(monkeypatch):
+    monkeypatch.setattr(inventory, "load", lambda _: [host(1), host(2)])
     with pytest.raises(UserError, match="MIN_NODES=3"):
-        inventory.check_minimum(Config(min_nodes=3), [host(1), host(2)])
+        inventory.hosts_of(Config(min_nodes=3))
     with pytest.raises(UserError, match="MAX_RESTARTS=-1: must be at least 0"):
         cli.parse(["train", "MAX_RESTARTS=-1"])
-    inventory.check_minimum(Config(max_restarts=0, min_nodes=1), [host(1)])
+    assert inventory.hosts_of(Config(max_restarts=0, min_nodes=1))
 
 
 def test_what_finished_but_is_not_all_here_has_a_code_of_its_own():

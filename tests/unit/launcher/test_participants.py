@@ -73,7 +73,7 @@ def test_words_of_the_inventory_become_what_is_agreed():
     words = {"owner": "yields", "hours": "sat", "idle_minutes": "2.5", "away_dir": "/tmp/away"}
     (found,) = inventory.parse(document(pc3={"ansible_host": "192.0.2.1", **words}), Path("i.ini"))
     assert found.owner == Owner(True, owned.hours("sat"), 150.0, "/tmp/away")
-    assert found.owner.told() == "yields to its owner and is used in its hours alone (sat)"
+    assert found.owner.describe() == "yields to its owner and is used in its hours alone (sat)"
     assert [Owner().signs, NIGHTS.signs, YIELDS.signs] == [(), ("asked",), tuple(owned.SIGNS)]
 
 
