@@ -1,4 +1,4 @@
-"""The verbs for a run that is under way, or over: runs, stop, attach, and starting detached.
+"""Carries out the verbs for runs that are under way, or over: runs, stop, attach, and --detach.
 
 A run's controller is the process that holds the lock on its controller.pid; what it printed is in
 controller.log. There is no other state, so none can be stale.
@@ -34,8 +34,8 @@ LONGEST, AT_ONCE = 1 << 16, 1000  # characters of a line; lines
 
 
 def controller(folder: Path) -> int | None:
-    """The pid of the process that carries the run out, or None. A lock does not say who holds it: a
-    process here is the controller only if it began when the controller did."""
+    """Return the pid of the process that carries the run out, or None. A lock does not say who
+    holds it: a process here is the controller only if it began when the controller did."""
     with contextlib.suppress(OSError), open_record(folder / "controller.pid") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -49,19 +49,19 @@ def controller(folder: Path) -> int | None:
 
 
 def elsewhere(folder: Path) -> str | None:
-    """The controller's machine, if it is not this one: runs/ may be on a file share."""
+    """Return the controller's machine if it is not this one: runs/ may be on a file share."""
     with open_record(folder / "controller.pid") as file:
         words = file.read(LONGEST).split()
     return words[1] if len(words) > 1 and words[1] != socket.gethostname() else None
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A JSON object, or an empty one where it is missing or broken."""
+    """Read a JSON object; an empty one if it is missing or broken."""
     return read_object(path, [])
 
 
 def state(folder: Path) -> str:
-    """running, finished, failed, stopped, or abandoned (its controller died)."""
+    """Return running, finished, failed, stopped, or abandoned (its controller died)."""
     if controller(folder):
         return "running"
     status = read(folder / "attempts.json").get("status")
@@ -69,13 +69,13 @@ def state(folder: Path) -> str:
 
 
 def runs() -> int:
-    """All runs, the newest first."""
-    found = sorted((p.parent for p in folders.RUNS.glob("*Z-*/plan.json")), reverse=True)
-    if not found:
+    """Print all runs, the newest first. Returns the exit code."""
+    run_folders = folders.newest_first()
+    if not run_folders:
         print("no runs yet: `make train` starts one")
         return 0
     print(f"{'run':<38} {'state':<10} {'nodes':>5} {'top-1':>8}")
-    for folder in found:
+    for folder in run_folders:
         nodes = "?"
         with contextlib.suppress(KeyError, TypeError):
             nodes = str(len(read(folder / "plan.json")["nodes"]))
@@ -84,18 +84,18 @@ def runs() -> int:
 
 
 def say(text: str) -> None:
-    """Print names and words that a run's files hold; its folder may be somebody else's."""
+    """Print text from a run's files, whose folder may be somebody else's."""
     print(clean(text))
 
 
 def stop(name: str) -> int:
-    """End a run properly: its workers save, then exit. Shows that nothing is left of it."""
+    """End a run: its workers save, then exit. Shows its log until then. Returns the exit code.
+    Raises UserError."""
     folder = folders.find(name)
     pid = controller(folder)
     if pid is None:
         raise UserError(f"run {folder.name} is not under way; its state is `{state(folder)}`.")
-    machine = elsewhere(folder)
-    if machine:
+    if machine := elsewhere(folder):
         raise UserError(
             f"run {folder.name} is carried out on {machine}: type `make stop "
             f"RUN={folder.name}` there."
@@ -106,9 +106,9 @@ def stop(name: str) -> int:
             f"RUN={folder.name}`."
         )
     log = folder / "controller.log"
-    before = log.stat().st_size if log.exists() else 0
+    size = log.stat().st_size if log.exists() else 0
     os.kill(pid, signal.SIGTERM)
-    follow(folder, before)
+    follow(folder, size)
     return 0 if state(folder) in ("stopped", "finished") else 1
 
 
@@ -126,55 +126,52 @@ def attach(name: str) -> int:
 
 
 def follow(folder: Path, begin: int) -> None:
-    """Show controller.log from byte `begin` while its controller lives: what a terminal would obey
-    stays out, since the folder may be somebody else's."""
+    """Show controller.log from byte `begin` while its controller lives, without what a terminal
+    would obey. Raises UserError."""
     log = folder / "controller.log"
-    for older in background.parts(log)[:-1] if begin == 0 else []:
-        with _opened(older) as file:
+    for part in background.parts(log)[:-1] if begin == 0 else []:
+        with _open_log(part) as file:
             while _show(file):
                 pass
     with contextlib.ExitStack() as stack:
         text: TextIO | None = None
         while True:
-            alive = controller(folder) is not None  # before reading, so that no last line is lost
+            is_alive = controller(folder) is not None  # before reading, so that no line is lost
             if text is None and log.exists():
-                text = stack.enter_context(_opened(log))
+                text = stack.enter_context(_open_log(log))
                 text.buffer.seek(begin)
             if text and _show(text):
                 continue
-            if text and _rotated(text, log):
+            is_rotated = False  # the log's name now belongs to another file; in between, to none
+            with contextlib.suppress(FileNotFoundError):
+                is_rotated = text is not None and not os.path.samestat(
+                    os.fstat(text.fileno()), log.stat()
+                )
+            if is_rotated:
                 text, begin = None, 0
-            elif not alive:
+            elif not is_alive:
                 return
             else:
                 time.sleep(LOOK_EVERY)
 
 
 def _show(text: TextIO) -> bool:
-    """Print the lines that are new; whether there were any. Each was written at once, with its
-    end."""
+    """Print the new lines, which were written whole. Returns whether there were any."""
     lines = list(islice(iter(lambda: text.readline(LONGEST), ""), AT_ONCE))
     print(clean("".join(lines)), end="", flush=True)
     return bool(lines)
 
 
-def _opened(log: Path) -> TextIO:
+def _open_log(log: Path) -> TextIO:
     try:
         return open_record(log)
     except OSError as error:
         raise UserError(f"{relative(log)} cannot be shown: {error.strerror}.") from None
 
 
-def _rotated(file: TextIO, log: Path) -> bool:
-    """Whether the log's name now belongs to another file. (For a moment before that it belongs to
-    none.)"""
-    with contextlib.suppress(FileNotFoundError):
-        return os.fstat(file.fileno()).st_ino != log.stat().st_ino
-    return False
-
-
 def detach(argv: list[str]) -> int:
-    """Start the same command without this terminal; return when its run has begun or failed to."""
+    """Start the same command without this terminal, and wait until its run has begun, waits, or
+    has failed to begin. Returns the exit code."""
     words = [word for word in argv if word.partition("=")[0] not in ("--detach", "DETACH")]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", WANTED: "1"}
     child = subprocess.Popen(

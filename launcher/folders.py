@@ -25,26 +25,27 @@ RUNS = CHECKOUT / runs.RUNS
 
 
 def find(name: str) -> Path:
-    """The folder of a run by its id, its path, a path in it, or `latest`. Raises UserError."""
+    """Return the folder of a run by its id, its path, a path in it, or `latest`. Raises
+    UserError."""
     path = Path(name)
-    for part in (path, *path.parents):  # also the path of its report
-        if part.name and (RUNS / part.name / "plan.json").exists():
-            return (RUNS / part.name).resolve()
-    known = newest()
-    if not known:
-        named = "" if name == "latest" else f"no run {name}: "
-        raise UserError(f"{named}there is no run yet: `make demo` or `make train` starts one.")
-    raise UserError(f"no run {name} in {relative(RUNS)}/: the newest are {', '.join(known)}.")
+    for parent in (path, *path.parents):  # also the path of its report
+        if parent.name and (RUNS / parent.name / "plan.json").exists():
+            return (RUNS / parent.name).resolve()
+    newest = [folder.name for folder in newest_first()[:3]]
+    if not newest:
+        lead = "" if name == "latest" else f"no run {name}: "
+        raise UserError(f"{lead}there is no run yet: `make demo` or `make train` starts one.")
+    raise UserError(f"no run {name} in {relative(RUNS)}/: the newest are {', '.join(newest)}.")
 
 
-def newest() -> list[str]:
-    """The names of the three newest runs."""
-    return sorted((path.parent.name for path in RUNS.glob("*Z-*/plan.json")), reverse=True)[:3]
+def newest_first() -> list[Path]:
+    """Return the folders of all runs."""
+    return sorted((path.parent for path in RUNS.glob("*Z-*/plan.json")), reverse=True)
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Wraps what writes `path` before a run begins. Raises UserError instead of OSError."""
+    """Raise UserError instead of OSError while the body writes `path`."""
     try:
         yield
     except OSError as error:
@@ -55,8 +56,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def begin(parent: Path, name: str) -> Path:
-    """Make the folder of a new run of this name, or of a later second where others have that one.
-    Raises UserError."""
+    """Make the folder of a new run of this name, or of a later second if that one exists. Raises
+    UserError."""
     while True:
         folder = parent / name
         with writing(folder), contextlib.suppress(FileExistsError):
@@ -66,8 +67,8 @@ def begin(parent: Path, name: str) -> Path:
 
 
 def recorded(path: Path, kind: type[Struct]) -> dict[str, Any]:
-    """A JSON object that a run wrote; the fields that `kind` has are of its types. Raises
-    UserError where it is damaged."""
+    """Read a JSON object that a run wrote; the fields that `kind` has are of its types. Raises
+    UserError if it is damaged."""
     try:
         text = read_text(path)
         decode(text, kind, "it")
@@ -95,7 +96,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def disk_free() -> int:
-    """Bytes that may still be written where the runs are."""
+    """Return how many bytes may still be written where the runs are."""
     return machine.disk_free(RUNS if RUNS.exists() else CHECKOUT) or 0
 
 
@@ -108,16 +109,16 @@ def point_latest(folder: Path) -> None:
 
 
 def latest() -> Path | None:
-    """The run that `latest` points to."""
-    found = (RUNS / "latest").resolve()
-    return found if (found / "plan.json").exists() else None
+    """Return the folder of the run that `latest` points to."""
+    folder = (RUNS / "latest").resolve()
+    return folder if (folder / "plan.json").exists() else None
 
 
-def forget(folder: Path, before: Path | None) -> None:
-    """Remove the folder of a run that did not begin; runs/latest points to `before` again."""
+def forget(folder: Path, previous: Path | None) -> None:
+    """Remove the folder of a run that did not begin; runs/latest points to `previous` again."""
     shutil.rmtree(folder, ignore_errors=True)
-    if before:
-        point_latest(before)
+    if previous:
+        point_latest(previous)
     elif (RUNS / "latest").is_symlink():
         (RUNS / "latest").unlink()
 

@@ -1,4 +1,4 @@
-"""What can be wrong with machines before a run starts: problems.txt has every sentence, once."""
+"""The problems of machines before a run starts: problems.txt has every sentence, once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from launcher.machines.engine import Host
 
 
 class Blocks(Enum):
-    """Whether a problem keeps a run from starting."""
+    """How a problem keeps a run from starting."""
 
-    NEVER = "never"  # it is said
+    NEVER = "never"  # it is only reported
     ALWAYS = "always"
     UNLESS_FORCED = "soft"  # FORCE=1
     BUSY = "busy"  # the same; QUEUE=1 waits until it is over
@@ -27,7 +27,7 @@ NEVER, ALWAYS, UNLESS_FORCED, BUSY, SILENT, OWNER = Blocks
 
 
 class Rule(NamedTuple):
-    """A line of the table: `said` is the thing and the cause."""
+    """A line of the table: `said` names the thing and the cause."""
 
     blocks: Blocks
     said: str
@@ -66,36 +66,35 @@ class Problem:
 
 
 def problem(code: str, host: Host | None = None, /, **values: object) -> Problem:
-    """The problem with this code, of `host` or of none by itself."""
+    """Make the problem with this code, of `host` or of no single machine."""
     if host is None:
         return Problem(code, RULES[code].sentence(values))
-    own = {"name": host.name, "repair": host.engine.repair_hint}
-    return Problem(code, RULES[code].sentence({**own, **values}), (host.label(),))
+    values = {"name": host.name, "repair": host.engine.repair_hint, **values}
+    return Problem(code, RULES[code].sentence(values), (host.label(),))
 
 
 class Refused(UserError):
     """Machines on which a run must not start."""
 
     def __init__(self, problems: Sequence[Problem], *hints: str):
-        super().__init__(*(one.text for one in problems), *hints)
+        super().__init__(*(problem.text for problem in problems), *hints)
         self.reasons = list(problems)
 
 
 def together(problems: Sequence[Problem]) -> list[Problem]:
-    """Each problem once, with the labels of all machines that have it."""
-    merged: dict[tuple[str, str], Problem] = {}
-    for one in problems:
-        known = merged.setdefault((one.code, one.said), replace(one, labels=()))
-        labels = (*known.labels, *one.labels)
-        merged[one.code, one.said] = replace(known, labels=labels)
-    return list(merged.values())
+    """Merge equal problems of several machines into one, with the labels of all of them."""
+    labels: dict[Problem, tuple[str, ...]] = {}
+    for entry in problems:
+        key = replace(entry, labels=())
+        labels[key] = (*labels.get(key, ()), *entry.labels)
+    return [replace(entry, labels=names) for entry, names in labels.items()]
 
 
 def refuse_or_warn(problems: Sequence[Problem], force: bool) -> list[str]:
-    """The texts of those that the run starts with. Raises Refused where it must not start."""
+    """Return the texts of problems that a run may start with. Raises Refused if it must not."""
     blocking = {ALWAYS, SILENT} if force else {ALWAYS, SILENT, UNLESS_FORCED, BUSY}
-    stopping = [one for one in problems if one.blocks in blocking]
+    stopping = [entry for entry in problems if entry.blocks in blocking]
     if stopping:
-        mended = not any(one.blocks is ALWAYS for one in stopping)
-        raise Refused(stopping, *["(FORCE=1 starts anyway.)"] * mended)
-    return [one.text for one in problems]
+        force_helps = not any(entry.blocks is ALWAYS for entry in stopping)
+        raise Refused(stopping, *["(FORCE=1 starts anyway.)"] * force_helps)
+    return [entry.text for entry in problems]

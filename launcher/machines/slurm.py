@@ -28,46 +28,47 @@ class SlurmNode(LocalNode):
     """One machine of the job that this process is in."""
 
     def start(self, argv: list[str]) -> LocalProcess:
-        one = ("--nodes=1", "--ntasks=1", f"--nodelist={self.host.name}")
-        return LocalProcess([*STEP, *one, *argv])
+        options = ("--nodes=1", "--ntasks=1", f"--nodelist={self.host.name}")
+        return LocalProcess([*STEP, *options, *argv])
 
 
 def machines() -> list[Host]:
-    """Those of the job, each as the host in JOB, with the cards that it has there. Raises
-    UserError."""
-    like = Host(**json.loads(os.environ[JOB])["host"])
+    """Return the machines of the job: each is the host in JOB, with the GPUs that it has there.
+    Raises UserError."""
+    template = Host(**json.loads(os.environ[JOB])["host"])
     argv = [*STEP, "--ntasks-per-node=1", "sh", "-c", SAY]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    found = sorted((int(place), name, cards) for place, name, cards in SAID.findall(done.stdout))
-    if done.returncode or len(found) != int(os.environ["SLURM_NNODES"]):
+    rows = sorted((int(index), name, gpus) for index, name, gpus in SAID.findall(done.stdout))
+    if done.returncode or len(rows) != int(os.environ["SLURM_NNODES"]):
         raise UserError(f"Slurm started no step on all machines of the job: {done.stderr.strip()}")
-    addresses = meeting([name for _, name, _ in found])
-    own = {} if VISIBLE in like.env or not like.gpus else {VISIBLE: None}
+    # This process is on the first machine, whose own name may mean 127.0.1.1 here: its address is
+    # the one by which it reaches the second.
+    addresses = [address_of(name) for _, name, _ in rows[1:]]
+    leader = (route(addresses[0])["source"] or addresses[0]) if addresses else "127.0.0.1"
+    takes_gpus = bool(template.gpus) and VISIBLE not in template.env
     return [
-        replace(like, name=name, address=address, env={**like.env, **dict.fromkeys(own, cards)})
-        for (_, name, cards), address in zip(found, addresses)
+        replace(
+            template,
+            name=name,
+            address=address,
+            env={**template.env, **({VISIBLE: gpus} if takes_gpus else {})},
+        )
+        for (_, name, gpus), address in zip(rows, [leader, *addresses])
     ]
 
 
-def meeting(names: list[str]) -> list[str]:
-    """The address of each. That of the first, where this runs, is the one by which it reaches the
-    second: its own name may mean 127.0.1.1 here. Raises UserError."""
-    if len(names) == 1:
-        return ["127.0.0.1"]
-    others = [address_of(name) for name in names[1:]]
-    return [route(others[0])["source"] or others[0], *others]
-
-
 def address_of(name: str) -> str:
-    """The first by which other machines reach it. Raises UserError."""
+    """Return the first address by which other machines reach this one. Raises UserError."""
     try:
-        every = [str(row[4][0]) for row in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        rows = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError as error:
         raise UserError(f"{name}: no such host ({error.strerror}), and the job is on it.") from None
-    others = [one for one in every if not one.startswith(("127.", "::ffff:127.")) and one != "::1"]
-    if not others:
-        raise UserError(f"{name} means {', '.join(every)} here, by which no other node is reached.")
-    return others[0]
+    addresses = [str(row[4][0]) for row in rows]
+    for address in addresses:
+        if not address.startswith(("127.", "::ffff:127.")) and address != "::1":
+            return address
+    listed = ", ".join(addresses)
+    raise UserError(f"{name} means {listed} here, by which no other node is reached.")
 
 
 ENGINE = Engine(

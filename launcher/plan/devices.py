@@ -1,9 +1,9 @@
-"""What each node's processes compute on, from inventory and facts alone, and the precision that
-follows: the rule itself is contract/precisions.py.
-"""
+"""Decides what each node's processes compute on, from inventory and facts alone, and the precision
+that follows from it by the rule in contract/precisions.py."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import defaultdict
@@ -27,8 +27,8 @@ LIMIT = "ONEDNN_MAX_CPU_ISA"
 
 @dataclass(frozen=True)
 class NodeDevices:
-    """One node's GPUs, as CUDA_VISIBLE_DEVICES names them (none: it computes on its CPU); what
-    these devices are; and its processes: one per device, or one for all with --parallel dp."""
+    """One node's devices. `visible`: its GPUs, as CUDA_VISIBLE_DEVICES names them, none if it
+    computes on its CPU. `processes`: one per device, or one for all with --parallel dp."""
 
     visible: tuple[str, ...]
     devices: tuple[Device, ...]
@@ -38,34 +38,33 @@ class NodeDevices:
     def kind(self) -> str:
         return "cuda" if self.visible else "cpu"
 
-    def environment(self, own: dict[str, str]) -> dict[str, str]:
-        """`own`: the node's run_env. nvidia-smi counts GPUs by their place on the PCI bus, CUDA
-        from the fastest one unless it is told otherwise."""
-        order = own.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    def environment(self, run_env: dict[str, str]) -> dict[str, str]:
+        """Return the variables that name the GPUs for CUDA."""
+        # nvidia-smi counts GPUs by their place on the PCI bus, CUDA from the fastest one.
+        order = run_env.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         return {"CUDA_DEVICE_ORDER": order, VISIBLE: ",".join(self.visible)}
 
 
 def wants_gpus(host: Host, device: str) -> bool:
-    """False where the user says that this node computes on its CPU."""
-    own = host.env.get(VISIBLE)
-    return device != "cpu" and host.gpus != 0 and (own is None or bool(_entries(own)))
+    """Return False if the user says that this node computes on its CPU."""
+    visible = host.env.get(VISIBLE)
+    return device != "cpu" and host.gpus != 0 and (visible is None or bool(_entries(visible)))
 
 
 def assign(
     hosts: list[Host], facts: Mapping[str, NodeFacts], program: Program
 ) -> dict[str, NodeDevices]:
-    """Each host's part. Nodes on one machine share its GPUs; if there are more nodes than
+    """Return each host's devices. Nodes on one machine share its GPUs; if there are more nodes than
     GPUs, all of them compute on the CPU. Raises Refused."""
-    device = program.device
     machines: dict[tuple[str, ...], list[Host]] = {}
     for host in hosts:
         # Containers on one machine may each have their own GPUs.
-        cards = (card.uuid for card in facts[host.name].gpus.cards)
-        machines.setdefault((facts[host.name].machine, *cards), []).append(host)
+        uuids = (gpu.uuid for gpu in facts[host.name].gpus.cards)
+        machines.setdefault((facts[host.name].machine, *uuids), []).append(host)
     visible: dict[str, tuple[str, ...]] = {}
     problems: list[Problem] = []
     for nodes in machines.values():
-        wanting = [host for host in nodes if wants_gpus(host, device)]
+        wanting = [host for host in nodes if wants_gpus(host, program.device)]
         visible.update({host.name: () for host in nodes})
         try:
             visible.update(_on_one_machine(wanting, facts))
@@ -74,91 +73,104 @@ def assign(
     problems += [
         problem("no-gpu", host, why=_why_cpu(host, facts[host.name]))
         for host in hosts
-        if device == "cuda" and not problems and not visible[host.name]
+        if program.device == "cuda" and not problems and not visible[host.name]
     ]
     if problems:
         raise Refused(problems)
-    return {
-        host.name: _part(host, facts[host.name], visible[host.name], program.parallel)
-        for host in hosts
-    }
+    parts = {}
+    for host in hosts:
+        host_facts, entries = facts[host.name], visible[host.name]
+        version, cuda = str(host_facts.versions.torch), host_facts.versions.cuda
+        if not entries:
+            # This process may limit the instructions of all nodes, and run_env those of one.
+            limit = {LIMIT: os.environ[LIMIT]} if LIMIT in os.environ else {}
+            bf16 = precisions.cpu_has_bf16(host_facts.cpu_flags, {**limit, **host.env})
+            cpu = Device(host.name, "cpu", name="", bf16=bf16, torch=version, cuda=cuda)
+            parts[host.name] = NodeDevices((), (cpu,), 1)
+            continue
+        gpus = []
+        for entry in entries:
+            # MIG instances are parts of GPUs that are equal in what counts here.
+            gpu = host_facts.gpus.cards[_index(entry, host_facts) or 0]
+            name = "".join(filter(str.isprintable, gpu.name))[:60]
+            gpus.append(Device(host.name, "cuda", name, _sm(gpu), torch=version, cuda=cuda))
+        processes = len(gpus) if program.parallel == "ddp" else 1
+        parts[host.name] = NodeDevices(entries, tuple(gpus), processes)
+    return parts
 
 
 def _on_one_machine(
     hosts: list[Host], facts: Mapping[str, NodeFacts]
 ) -> dict[str, tuple[str, ...]]:
-    """Entries of CUDA_VISIBLE_DEVICES by node. A node that names GPUs gets those; then come the
-    nodes that name a number of GPUs; the others share the rest."""
+    """Return entries of CUDA_VISIBLE_DEVICES by node. Raises Refused."""
     if not hosts:
         return {}
-    first = facts[hosts[0].name]
-    count = len(first.gpus.cards) if first.versions.cuda else 0  # that the torch there can use
-    found = {host.name: _own(host, facts[host.name]) for host in hosts if VISIBLE in host.env}
+    machine = facts[hosts[0].name]
+    count = len(machine.gpus.cards) if machine.versions.cuda else 0  # that the torch there can use
+    # A node whose run_env names GPUs gets those, as many as `gpus` says.
+    assigned: dict[str, tuple[str, ...]] = {}
     users: dict[int | str, list[str]] = defaultdict(list)  # of each GPU, or part of one (MIG)
-    for name, entries in found.items():
+    for host in (host for host in hosts if VISIBLE in host.env):
+        visible, host_facts = host.env[VISIBLE], facts[host.name]
+        entries = _entries(visible) if host_facts.versions.cuda else ()
         for entry in entries:
-            number = _index(entry, facts[name])
-            users[entry if number is None else number].append(name)
+            if _index(entry, host_facts) is None and not entry.startswith("MIG-"):
+                count = len(host_facts.gpus.cards)
+                raise Refused([problem("gpu-unknown", host, visible=visible, count=count)])
+        if host.gpus is not None and host.gpus > len(entries):
+            raise Refused([problem("gpus-hidden", host, gpus=host.gpus, count=len(entries))])
+        assigned[host.name] = entries[: host.gpus]
+        for entry in assigned[host.name]:
+            number = _index(entry, host_facts)
+            users[entry if number is None else number].append(host.name)
     if shared := [name for names in users.values() if len(names) > 1 for name in names]:
         raise Refused([problem("gpu-named-twice", names=", ".join(dict.fromkeys(shared)))])
+    # Then come the nodes that name a number of GPUs.
     free = [str(number) for number in range(count) if number not in users]
     for host in hosts:
-        if host.gpus is not None and host.name not in found:
-            if host.gpus > len(free):
-                raise Refused([_too_many(host, hosts, facts[host.name])])
-            found[host.name], free = tuple(free[: host.gpus]), free[host.gpus :]
-    rest = [host for host in hosts if host.name not in found]
-    if len(rest) > len(free):
+        if host.gpus is None or host.name in assigned:
+            continue
+        total = len(facts[host.name].gpus.cards)
+        if host.gpus > len(free) and total and not facts[host.name].versions.cuda:
+            reason = _why_cpu(host, facts[host.name])
+            raise Refused([problem("gpus-unusable", host, gpus=host.gpus, why=reason)])
+        if host.gpus > len(free):
+            numbers = [f"gpus={other.gpus} for {other.name}" for other in hosts if other.gpus]
+            listed = f"{', '.join(numbers)}, all on one machine"
+            listed = f"gpus={host.gpus}" if len(numbers) == 1 else listed
+            raise Refused([problem("gpus-missing", host, listed=listed, count=total)])
+        assigned[host.name], free = tuple(free[: host.gpus]), free[host.gpus :]
+    # All other nodes share what is left, or compute on the CPU if not each gets one.
+    sharing = [host for host in hosts if host.name not in assigned]
+    if len(sharing) > len(free):
         free = []
-    each, more = divmod(len(free), len(rest)) if rest else (0, 0)
-    for number, host in enumerate(rest):
-        size = each + (number < more)
-        found[host.name], free = tuple(free[:size]), free[size:]
-    return found
+    share, remainder = divmod(len(free), len(sharing)) if sharing else (0, 0)
+    for number, host in enumerate(sharing):
+        size = share + (number < remainder)
+        assigned[host.name], free = tuple(free[:size]), free[size:]
+    return assigned
 
 
-def _entries(own: str) -> tuple[str, ...]:
-    """The visible entries of CUDA_VISIBLE_DEVICES: what comes after -1 is hidden."""
-    words = [word.strip() for word in own.split(",")]
-    cut = next((place for place, word in enumerate(words) if word in ("", "-1")), len(words))
-    return tuple(words[:cut])
-
-
-def _own(host: Host, facts: NodeFacts) -> tuple[str, ...]:
-    """The GPUs that run_env names, limited to as many as `gpus` says. Raises Refused."""
-    visible = host.env[VISIBLE]
-    entries = _entries(visible) if facts.versions.cuda else ()
-    for entry in entries:
-        if _index(entry, facts) is None and not entry.startswith("MIG-"):
-            count = len(facts.gpus.cards)
-            raise Refused([problem("gpu-unknown", host, visible=visible, count=count)])
-    if host.gpus is not None and host.gpus > len(entries):
-        raise Refused([problem("gpus-hidden", host, gpus=host.gpus, count=len(entries))])
-    return entries[: host.gpus]
+def _entries(visible: str) -> tuple[str, ...]:
+    """Return the entries of CUDA_VISIBLE_DEVICES that count: CUDA hides what follows -1."""
+    words = [word.strip() for word in visible.split(",")]
+    return tuple(itertools.takewhile(lambda word: word not in ("", "-1"), words))
 
 
 def _index(entry: str, facts: NodeFacts) -> int | None:
-    """The number that nvidia-smi gives a GPU, by its number or the beginning of its UUID."""
+    """Return nvidia-smi's number of a GPU, by its number or the beginning of its UUID; None if
+    there is no such GPU."""
     if re.fullmatch("[0-9]{1,4}", entry):
         return int(entry) if int(entry) < len(facts.gpus.cards) else None
     if not entry.startswith("GPU-"):
         return None
-    cards = enumerate(facts.gpus.cards)
-    known = [number for number, card in cards if card.uuid.startswith(entry)]
-    return known[0] if len(known) == 1 else None
-
-
-def _too_many(host: Host, hosts: list[Host], facts: NodeFacts) -> Problem:
-    count = len(facts.gpus.cards)
-    if count and not facts.versions.cuda:
-        return problem("gpus-unusable", host, gpus=host.gpus, why=_why_cpu(host, facts))
-    said = [f"gpus={other.gpus} for {other.name}" for other in hosts if other.gpus]
-    listed = f"gpus={host.gpus}" if len(said) == 1 else ", ".join(said) + ", all on one machine"
-    return problem("gpus-missing", host, listed=listed, count=count)
+    gpus = enumerate(facts.gpus.cards)
+    numbers = [number for number, gpu in gpus if gpu.uuid.startswith(entry)]
+    return numbers[0] if len(numbers) == 1 else None
 
 
 def _why_cpu(host: Host, facts: NodeFacts) -> str:
-    """Why a node computes on its CPU, and what to do about it."""
+    """Explain why a node computes on its CPU, and what to do about it."""
     if host.gpus == 0:
         return "the inventory says gpus=0 for it."
     if facts.gpus.cards and not facts.versions.cuda:
@@ -173,46 +185,29 @@ def _why_cpu(host: Host, facts: NodeFacts) -> str:
     return "it has no GPU."
 
 
-def _part(host: Host, facts: NodeFacts, visible: tuple[str, ...], parallel: str) -> NodeDevices:
-    version, cuda = str(facts.versions.torch), facts.versions.cuda
-    if not visible:
-        limit = {LIMIT: os.environ[LIMIT]} if LIMIT in os.environ else {}
-        bf16 = precisions.cpu_has_bf16(facts.cpu_flags, {**limit, **host.env})
-        return NodeDevices(
-            (), (Device(host.name, "cpu", name="", bf16=bf16, torch=version, cuda=cuda),), 1
-        )
-    devices = []
-    for entry in visible:
-        number = _index(entry, facts)
-        # MIG instances are parts of cards that are equal in what counts here.
-        card = facts.gpus.cards[number or 0]
-        name = "".join(filter(str.isprintable, card.name))[:60]
-        devices.append(Device(host.name, "cuda", name, _sm(card), torch=version, cuda=cuda))
-    return NodeDevices(visible, tuple(devices), len(devices) if parallel == "ddp" else 1)
-
-
-def _sm(card: Gpu) -> int:
-    """Compute capability: from the driver or, where that does not say, from the PCI device number;
-    0 for a card that ansible/stacks.yml does not know either."""
-    if card.sm:
-        return card.sm
-    known = re.fullmatch("[0-9a-f]{4}", card.pci or "")
-    number = int(known.group(), 16) if known else 0
-    return next((sm for first, last, sm in _generations() if first <= number <= last), 0)
+def _sm(gpu: Gpu) -> int:
+    """Return the compute capability, from the driver or, if that does not report it, from the PCI
+    device number; 0 for a GPU that ansible/stacks.yml does not know either."""
+    if gpu.sm:
+        return gpu.sm
+    match = re.fullmatch("[0-9a-f]{4}", gpu.pci or "")
+    number = int(match.group(), 16) if match else 0
+    rows = _generations()
+    return next((row["sm"] for row in rows if row["first"] <= number <= row["last"]), 0)
 
 
 @cache
-def _generations() -> list[tuple[int, int, int]]:
+def _generations() -> list[dict[str, int]]:
     import yaml  # only for old drivers
 
     table = yaml.safe_load((CHECKOUT / "ansible" / "stacks.yml").read_text(encoding="utf-8"))
-    rows = table["stacks"]["gpus"]["generations"]
-    return [(row["first"], row["last"], row["sm"]) for row in rows]
+    rows: list[dict[str, int]] = table["stacks"]["gpus"]["generations"]
+    return rows
 
 
-def precision(program: Program, machines: OpenMachines, kept: str | None) -> Level | None:
+def precision(program: Program, machines: OpenMachines, decided: str | None) -> Level | None:
     """Return the precision that the ranks will decide, None for a program whose ranks decide
-    nothing. `kept`: what an earlier attempt decided, which every machine must have. Raises
+    nothing. `decided`: what an earlier attempt decided, which every machine must have. Raises
     UserError."""
     if program.request is None:
         return None
@@ -220,13 +215,13 @@ def precision(program: Program, machines: OpenMachines, kept: str | None) -> Lev
     parts = assign(hosts, machines.facts, program)
     devices = [device for part in parts.values() for device in part.devices]
     try:
-        asked = kept or request.precision
-        return precisions.resolve(asked, devices, request.emulate, bool(kept))
+        level = decided or request.precision
+        return precisions.resolve(level, devices, request.emulate, bool(decided))
     except UserError as error:
+        # Where only some nodes compute on their CPUs, that is the likely cause.
         on_cpu = [host for host in hosts if parts[host.name].kind == "cpu"]
-        mixed = on_cpu if len(on_cpu) < len(hosts) else []
-        why = [
+        reasons = [
             f"{host.label()} computes on its CPU: {_why_cpu(host, machines.facts[host.name])}"
-            for host in mixed
+            for host in (on_cpu if len(on_cpu) < len(hosts) else [])
         ]
-        raise UserError(str(error), *why) from None
+        raise UserError(str(error), *reasons) from None

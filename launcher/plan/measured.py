@@ -1,5 +1,5 @@
-"""What the launcher knows of a run's machines before the run starts: their speeds and what `make
-plan` predicted. The ranks get it as one file and decide by it (contract/decisions.py)."""
+"""Collects the speeds of a run's machines and the prediction of `make plan`, before the run starts.
+The ranks get them as one file and decide by them (contract/decisions.py)."""
 
 from __future__ import annotations
 
@@ -32,27 +32,6 @@ def collect_measurements(
     hosts = machines.hosts
     setting = request.setting([host.name for host in hosts], request.precision)
     path = runs.prediction_path(folders.RUNS, request.model, len(hosts))
-    measured = Measurements(
-        hosts={host.name: machines.facts[host.name].machine for host in hosts},
-        prediction=runs.read_prediction(path),
-        measure=_measure_command(setting),
-        balance=balance,
-        decided=decided,
-    )
-    asks = len(hosts) > 1 and request.sync == AUTO
-    if asks and find_prediction(measured, setting, request.phases) is None:
-        _predict(setting)
-        measured = replace(measured, prediction=runs.read_prediction(path))
-    # Nodes of one machine share its speed, and get equal batches whatever was measured.
-    if 1 < len(hosts) == len(set(measured.hosts.values())) and balance == AUTO:
-        from report import measurements  # which no run with equal batches needs
-
-        speeds = measurements.newest_speeds(folders.RUNS, setting)
-        measured = replace(measured, speeds=speeds)
-    return measured
-
-
-def _measure_command(setting: runs.Setting) -> str:
     command = verbs.line(
         "plan",
         NODES=len(setting.machines),
@@ -61,25 +40,34 @@ def _measure_command(setting: runs.Setting) -> str:
         PRECISION=setting.precision,
         ARGS=f"--image_size {setting.image_size}" if setting.image_size else None,
     )
-    return verbs.with_inventory(f"`{command}` makes one")
-
-
-def _predict(setting: runs.Setting) -> None:
-    """Let the report predict such a run from an earlier run of the model, or from what `make plan`
-    measured. If there is neither, nothing is predicted."""
-    asked = {
-        "--nodes": len(setting.machines),
-        "--model": setting.model,
-        "--batch": setting.batch,
-        "--precision": setting.precision,
-        "--image-size": setting.image_size,
-        "--machines": ",".join(setting.machines),
-        "--runs": folders.RUNS,
-    }
-    words = [f"{name}={value}" for name, value in asked.items() if value is not None]
-    subprocess.run(
-        [sys.executable, "-m", "report", "plan", *words],
-        cwd=inventory.CHECKOUT,
-        capture_output=True,
-        check=False,
+    measured = Measurements(
+        hosts={host.name: machines.facts[host.name].machine for host in hosts},
+        prediction=runs.read_prediction(path),
+        measure=verbs.with_inventory(f"`{command}` makes one"),
+        balance=balance,
+        decided=decided,
     )
+    needs_prediction = len(hosts) > 1 and request.sync == AUTO
+    if needs_prediction and find_prediction(measured, setting, request.phases) is None:
+        # The report predicts from an earlier run of the model, or from what `make plan` measured.
+        # If there is neither, it writes nothing.
+        options = {
+            "--nodes": len(setting.machines),
+            "--model": setting.model,
+            "--batch": setting.batch,
+            "--precision": setting.precision,
+            "--image-size": setting.image_size,
+            "--machines": ",".join(setting.machines),
+            "--runs": folders.RUNS,
+        }
+        words = [f"{name}={value}" for name, value in options.items() if value is not None]
+        argv = [sys.executable, "-m", "report", "plan", *words]
+        subprocess.run(argv, cwd=inventory.CHECKOUT, capture_output=True, check=False)
+        measured = replace(measured, prediction=runs.read_prediction(path))
+    # Nodes of one machine share its speed, and get equal batches whatever was measured.
+    if 1 < len(hosts) == len(set(measured.hosts.values())) and balance == AUTO:
+        from report import measurements  # which no run with equal batches needs
+
+        speeds = measurements.newest_speeds(folders.RUNS, setting)
+        measured = replace(measured, speeds=speeds)
+    return measured

@@ -1,4 +1,4 @@
-"""What a run will do, as plain values made from inventory, options and facts; nothing here acts.
+"""Plans a run as plain values, from inventory, options and facts. Nothing here acts.
 
 A dry run prints a Plan, the watch sends a Plan's argv and env to the guards, and plan.json is a
 Plan.
@@ -35,7 +35,7 @@ from tandem import __version__
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One machine's part: what its guard is told to run, and where its code is."""
+    """One machine's part of a plan: what its guard runs, and where its code is."""
 
     host: str
     node_rank: int
@@ -80,7 +80,7 @@ class Plan:
     sent: tuple[str, ...] = ()  # sentences on the files of the user's folder
 
     def document(self) -> dict[str, Any]:
-        """As plan.json has it."""
+        """Return the plan as plan.json has it."""
         return {
             **vars(self),
             "nodes": [asdict(node) for node in self.nodes],
@@ -91,12 +91,12 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        """The attempt's name on the nodes, of letters, digits, - and _."""
+        """Return the attempt's name on the nodes, of letters, digits, - and _."""
         return f"{self.run}-{self.attempt}"
 
 
 def render(plan: Plan, machines: OpenMachines) -> str:
-    """The plan as shell lines, one block per node, exactly as it is sent."""
+    """Return the plan as shell lines, one block per node, exactly as it is sent."""
     lines = [
         f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
         f"{pluralize(plan.world_size, 'process')}, "
@@ -105,22 +105,16 @@ def render(plan: Plan, machines: OpenMachines) -> str:
         *program_lines(plan, machines),
     ]
     for node in plan.nodes:
-        where = (
-            "this machine"
-            if engine.of(node.connection).is_local
-            else f"{node.user or 'you'}@{node.address} port {node.port}"
-        )
-        lines += [
-            "",
-            f"# {node.host}: ranks {', '.join(map(str, node.ranks))}, {where}, card "
-            f"{node.interface or '-'}",
-        ]
-        lines.append(shell_line(node))
+        target = f"{node.user or 'you'}@{node.address} port {node.port}"
+        target = "this machine" if engine.of(node.connection).is_local else target
+        ranks = ", ".join(map(str, node.ranks))
+        head = f"# {node.host}: ranks {ranks}, {target}, card {node.interface or '-'}"
+        lines += ["", head, shell_line(node)]
     return "\n".join(lines)
 
 
 def program_lines(plan: Plan, machines: OpenMachines) -> list[str]:
-    """What is sent, what comes back, and what the ranks will decide when they start."""
+    """Return lines on what is sent, what comes back, and what the ranks will decide."""
     program, lines = plan.program, []
     if program.folder:
         lines += [f"folder {program.folder}", *plan.sent]
@@ -128,14 +122,13 @@ def program_lines(plan: Plan, machines: OpenMachines) -> list[str]:
         packages = ", ".join(f"{name} {v}" for name, v in program.layer.packages.items())
         lines.append(f"packages: {packages or 'those of the environment'}")
     if program.runs_in_folder:
-        back = ", ".join(program.outputs)
-        lines.append(
-            f"comes back: {back or 'what it writes beside its code (OUTPUT= names folders)'}"
-        )
+        outputs = ", ".join(program.outputs)
+        outputs = outputs or "what it writes beside its code (OUTPUT= names folders)"
+        lines.append(f"comes back: {outputs}")
     if program.request and plan.measured:
         parts = devices.assign(machines.hosts, machines.facts, program).values()
-        found = [device for part in parts for device in part.devices]
-        decided = decide(program.request, found, plan.measured, {})
+        all_devices = [device for part in parts for device in part.devices]
+        decided = decide(program.request, all_devices, plan.measured, {})
         weights = ":".join(map(str, decided.balance.weights.values())) or "equal"
         lines += [
             f"precision {decided.precision.name}: {decided.precision.why}",
@@ -146,14 +139,14 @@ def program_lines(plan: Plan, machines: OpenMachines) -> list[str]:
 
 
 def shell_line(node: NodePlan) -> str:
-    """`cd CWD && env NAME=value ... argv`, quoted for a POSIX shell."""
+    """Return `cd CWD && env NAME=value ... argv`, quoted for a POSIX shell."""
     variables = [f"{name}={value}" for name, value in sorted(node.env.items())]
     return f"cd {shlex.quote(node.cwd)} && env {shlex.join([*variables, *node.argv])}"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan is for. `last`: the name of the checkpoint that the attempt continues from; "" if
+    """A request for a plan. `last`: the checkpoint that the attempt continues from by name; "" if
     the program finds it by itself, None for a new beginning. `bar` is the width of the control
     terminal, 0 if there is none; `extra_env` goes into each rank's environment."""
 
@@ -172,13 +165,13 @@ class Request:
 
 
 def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> Plan:
-    """The plan of one attempt. Raises Refused."""
+    """Return the plan of one attempt. Raises Refused."""
     options, program, code = request.options, request.program, request.code
-    first, used = facts[hosts[0].name], request.used_ports
+    leader, used_ports = facts[hosts[0].name], request.used_ports
     parts = devices.assign(hosts, facts, program)
     counts = [parts[host.name].processes for host in hosts]
-    if wrong := judge.master(hosts):
-        raise Refused(wrong)
+    if problems := judge.master(hosts):
+        raise Refused(problems)
     plan = Plan(
         run=request.run,
         attempt=request.attempt,
@@ -187,7 +180,7 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         data=options.data,
         world_size=sum(counts),
         master_addr=hosts[0].address,
-        master_port=choose_port(first, options.port, used),
+        master_port=choose_port(leader, options.port, used_ports),
         code_sha256=code.sha256,
         git_revision=code.git_revision,
         git_diff=code.git_diff,
@@ -197,18 +190,28 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         measured=request.measured,
         sent=tuple(code.files.lines()) if program.folder else (),
     )
-    port = str(rank_port(first, options.port, used)) if program.needs_port else ""
+    port = str(rank_port(leader, options.port, used_ports)) if program.needs_port else ""
     on_machine: Counter[str] = Counter()  # several nodes may share a machine, and so its cores
     for host in hosts:
         on_machine[facts[host.name].machine] += parts[host.name].processes
     nodes: list[NodePlan] = []
     for rank, host in enumerate(hosts):
-        known, part = facts[host.name], parts[host.name]
-        folder = known.absolute(host.node_dir)
+        host_facts, part = facts[host.name], parts[host.name]
+        folder = host_facts.absolute(host.node_dir)
         code_folder, output = f"{folder}/{code.folder}", folder_on_machine(folder, plan.run)
         data = host.data_path(plan.data)
-        threads = max(1, known.cores // on_machine[known.machine])
-        env = _environment(host, interface(host, known), threads)
+        interface_name = interface(host, host_facts)
+        threads = max(1, host_facts.cores // on_machine[host_facts.machine])
+        env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        if not host.engine.in_job:  # only clusters with a queue have InfiniBand
+            env["NCCL_IB_DISABLE"] = "1"
+        if host.cuda_home:
+            # What is compiled during a run needs the toolkit. LD_LIBRARY_PATH is never set: torch
+            # finds its libraries by itself, and would find others with it.
+            path = os.environ.get("PATH", PATH) if host.engine.in_job else PATH
+            env.update(CUDA_HOME=host.cuda_home, PATH=f"{host.cuda_home}/bin:{path}")
+        if interface_name:  # libraries guess the wrong one where there is docker0 or a VPN
+            env.update(GLOO_SOCKET_IFNAME=interface_name, NCCL_SOCKET_IFNAME=f"={interface_name}")
         env.update({**request.extra_env, **host.env, **part.environment(host.env)})
         # What differs from machine to machine, for every program.
         env.update(TANDEM_OUTPUT=output, TANDEM_DEVICE=part.kind)
@@ -224,7 +227,11 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         if paths:
             env["PYTHONPATH"] = ":".join([*paths, *filter(None, [env.get("PYTHONPATH")])])
         if request.bar and rank == 0:
-            env.update(_bar(request.bar, f"[{host.name} {plan.world_size - 1}] "))
+            # tqdm takes its width from these where it writes into a pipe. A label stands before
+            # the bar, and a terminal may wrap a line that fills it.
+            label = f"[{host.name} {plan.world_size - 1}] "
+            columns = max(20, request.bar - len(label) - 1)
+            env.update(TANDEM_PROGRESS="bar", COLUMNS=str(columns), LINES="24")
         resume = () if request.last is None else program.resume or ()
         words = [*program.words, *(word.replace(LAST, request.last or "") for word in resume)]
         words = [word.replace(DATA, data) if data else word for word in words]
@@ -239,14 +246,14 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
                 address=host.address,
                 port=host.port,
                 user=host.user,
-                interface=interface(host, known),
+                interface=interface_name,
                 argv=(host.env_python, *launch(*place, plan.unit), *words),
                 env=env,
                 code=code_folder,
                 cwd=cwd,
                 output=output,
                 data=data,
-                versions=structs.asdict(known.versions),
+                versions=structs.asdict(host_facts.versions),
                 owner_signs=host.owner.signs,
                 away_dir=host.owner.away_dir if host.owner.signs else "",
             )
@@ -257,18 +264,11 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
     return replace(plan, nodes=tuple(nodes))
 
 
-def _bar(columns: int, label: str) -> dict[str, str]:
-    """For a bar in so many columns behind a label: tqdm takes the width from these where it writes
-    into a pipe. One column stays free, since a terminal may wrap a line that fills it."""
-    width = max(20, columns - len(label) - 1)
-    return {"TANDEM_PROGRESS": "bar", "COLUMNS": str(width), "LINES": "24"}
-
-
 def launch(
     nodes: int, rank: int, processes: int, master_addr: str, master_port: int, name: str
 ) -> list[str]:
-    """What follows the name of the Python. `name` is part of the prefix of the store's keys, so a
-    process of an earlier attempt that wakes up late finds nothing of its own there."""
+    """Return the words that follow the name of the Python. `name` is part of the prefix of the
+    store's keys, so a process of an earlier attempt that wakes up late finds no key of its own."""
     return [
         *("-m", "torch.distributed.launch"),
         *(f"--nnodes={nodes}", f"--node_rank={rank}", f"--nproc_per_node={processes}"),
@@ -278,26 +278,8 @@ def launch(
     ]
 
 
-def _environment(host: Host, card: str | None, threads: int) -> dict[str, str]:
-    """What the network libraries must know, since they guess the wrong card where there is docker0
-    or a VPN; and where the CUDA toolkit is, for what is compiled during a run. InfiniBand is for
-    clusters with a queue alone.
-
-    Never LD_LIBRARY_PATH: torch finds its libraries by itself, and would find others with it.
-    """
-    env = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
-    if not host.engine.in_job:
-        env["NCCL_IB_DISABLE"] = "1"
-    if host.cuda_home:
-        path = os.environ.get("PATH", PATH) if host.engine.in_job else PATH
-        env.update(CUDA_HOME=host.cuda_home, PATH=f"{host.cuda_home}/bin:{path}")
-    if card:
-        env.update(GLOO_SOCKET_IFNAME=card, NCCL_SOCKET_IFNAME=f"={card}")
-    return env
-
-
 def choose_port(facts: NodeFacts, wanted: int | None, avoid: Collection[int]) -> int:
-    """A free port on node 0. Raises Refused when the one that was asked for is taken."""
+    """Return a free port on node 0. Raises Refused if the `wanted` one is taken."""
     if wanted is not None and wanted not in facts.free_ports:
         raise Refused([problem("port-taken", name=facts.host, port=wanted)])
     free = [port for port in facts.free_ports if port not in avoid]
@@ -308,20 +290,19 @@ def choose_port(facts: NodeFacts, wanted: int | None, avoid: Collection[int]) ->
 
 
 def rank_port(facts: NodeFacts, wanted: int | None, used: Collection[int]) -> int:
-    """The port at which ranks meet that make a store of their own, beside launch's. Each attempt,
-    which has used one more of these, takes another: a machine that thaws must not find it. Raises
-    Refused."""
-    own = choose_port(facts, wanted, used)
-    free = [port for port in facts.free_ports if port not in {*used, own}]
-    return free[-1 - len(used) % len(free)] if free else choose_port(facts, None, {*used, own})
+    """Return the port of the store that ranks make themselves, beside launch's. Raises Refused."""
+    taken = {*used, choose_port(facts, wanted, used)}
+    free = [port for port in facts.free_ports if port not in taken]
+    # Each attempt takes another port: a machine of an earlier one that thaws must not find it.
+    return free[-1 - len(used) % len(free)] if free else choose_port(facts, None, taken)
 
 
 def interface(host: Host, facts: NodeFacts) -> str | None:
-    """The card that leads to the peers. Raises Refused if several cards do."""
+    """Return the network interface that leads to the peers. Raises Refused if several do."""
     if host.interface:
         return host.interface
-    cards = {card for card in facts.interfaces.values() if card}
-    if len(cards) > 1:
-        ways = ", ".join(f"{peer} by {card}" for peer, card in facts.interfaces.items())
+    names = {name for name in facts.interfaces.values() if name}
+    if len(names) > 1:
+        ways = ", ".join(f"{peer} by {name}" for peer, name in facts.interfaces.items())
         raise Refused([problem("several-cards", name=host.name, ways=ways)])
-    return cards.pop() if cards else None
+    return names.pop() if names else None
