@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import io
 import os
 import select
 import threading
@@ -26,7 +25,7 @@ PIECE = 512  # characters that a piece counts beside its own: many empty ones fi
 
 
 class Background:
-    """A thread that writes what waits, piece by piece and in order. Subclasses say what waits."""
+    """A thread that writes waiting pieces in order. Subclasses hold the pieces."""
 
     def __init__(self, name: str):
         self._name = name
@@ -36,15 +35,15 @@ class Background:
         self._thread: threading.Thread | None = None
 
     def _waits(self) -> bool:
-        """Whether there is a piece to write."""
+        """Return whether there is a piece to write."""
         raise NotImplementedError
 
     def _next(self) -> Callable[[], object]:
-        """Take the next piece out; what writes it."""
+        """Take the next piece out, and return the function that writes it."""
         raise NotImplementedError
 
     def _added(self) -> None:
-        """Called under `_changed` when something was added."""
+        """Wake the thread. Called under `_changed` after a piece was added."""
         if self._thread is None:
             atexit.register(self.drain)
             self._thread = threading.Thread(target=self._work, daemon=True, name=self._name)
@@ -64,23 +63,23 @@ class Background:
                 self._changed.notify_all()
 
     def stalled(self) -> float:
-        """Seconds that the piece being written has taken so far."""
+        """Return the seconds that the piece being written has taken so far."""
         since = self._busy
         return time.monotonic() - since if since is not None else 0.0
 
     def drain(self, seconds: float | None = None) -> bool:
-        """Wait until all is written; with `seconds`, as long as something is taken every so many.
-        Returns whether all is."""
+        """Wait until all is written; with `seconds`, as long as a piece is written in that time.
+        Returns whether all is written."""
         with self._changed:
             while self._waits() or self._busy is not None:
-                before = self._taken
-                if not self._changed.wait(seconds) and self._taken == before:
+                count = self._taken
+                if not self._changed.wait(seconds) and self._taken == count:
                     return False
         return True
 
 
 class Spool(Background):
-    """What waits for the disk, for all logs of a run."""
+    """A queue of writes to the disk, for all logs of a run."""
 
     def __init__(self):
         super().__init__("spool")
@@ -88,8 +87,8 @@ class Spool(Background):
         self._size = 0
 
     def add(self, write: Callable[[], object], size: int) -> bool:
-        """Queue what writes so many characters. Never waits; False where there is no room, which
-        there always is for what writes none."""
+        """Queue a function that writes `size` characters, without waiting. Returns False if there
+        is no room, as there always is for size 0."""
         with self._changed:
             if size and self._size + size > SPOOLED:
                 return False
@@ -113,14 +112,19 @@ class Screen(Background):
     def __init__(self, out: IO[str]):
         super().__init__("screen")
         self._out = out
-        self._fd = _descriptor(out)
+        # The descriptor is written to directly: a thread that is stuck in a file object would hold
+        # its lock for ever.
+        self._fd: int | None = None
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # an output without one
+            out.flush()
+            self._fd = out.fileno()
         self._first: deque[str] = deque()  # oldest first; then, once lines were left out, _last
         self._last: deque[str] = deque()
         self._size = {"first": 0, "last": 0}
         self._dropped = 0  # lines left out between the two
 
     def write(self, text: str) -> None:
-        """Add text. Never waits where the output could be a terminal."""
+        """Add text, without waiting if the output could be a terminal."""
         if self._fd is None:
             self._put(text)
             return
@@ -132,9 +136,9 @@ class Screen(Background):
                 self._last.append(text)
                 self._size["last"] += len(text)
                 while self._size["last"] > SHOWN - FIRST and len(self._last) > 1:
-                    gone = self._last.popleft()
-                    self._size["last"] -= len(gone)
-                    self._dropped += gone.count("\n")
+                    dropped = self._last.popleft()
+                    self._size["last"] -= len(dropped)
+                    self._dropped += dropped.count("\n")
             self._added()
 
     def drain(self, seconds: float | None = LEAVE) -> bool:
@@ -144,21 +148,15 @@ class Screen(Background):
         return bool(self._first or self._last)
 
     def _next(self) -> Callable[[], object]:
-        text = self._text()
-        return lambda: self._put(text)
-
-    def _text(self) -> str:
-        if self._first:
-            text = self._first.popleft()
-            self._size["first"] -= len(text)
-            return text
-        if self._dropped:
-            notice = f"tandem: {self._dropped} lines not shown: the terminal took none for a while "
+        if self._dropped and not self._first:
+            text = f"tandem: {self._dropped} lines not shown: the terminal took none for a while "
+            text += "(controller.log has them)\n"
             self._dropped = 0
-            return notice + "(controller.log has them)\n"
-        text = self._last.popleft()
-        self._size["last"] -= len(text)
-        return text
+        else:
+            name, queue = ("first", self._first) if self._first else ("last", self._last)
+            text = queue.popleft()
+            self._size[name] -= len(text)
+        return lambda: self._put(text)
 
     def _put(self, text: str) -> None:
         # A closed terminal must not end the run through an error here: SIGHUP decides.
@@ -175,16 +173,6 @@ class Screen(Background):
                     self._taken += 1
                 except BlockingIOError:  # somebody else made the terminal non-blocking
                     select.select([], [self._fd], [], 1.0)
-
-
-def _descriptor(out: IO[str]) -> int | None:
-    """The output's descriptor, which is written to directly: a thread that is stuck in a file
-    object would hold its lock for ever."""
-    try:
-        out.flush()
-        return out.fileno()
-    except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
-        return None
 
 
 MIB = 1 << 20
@@ -206,32 +194,28 @@ class SpooledLog:
 
     @property
     def lost(self) -> int:
-        """Lines, since the last that was written."""
+        """Return the number of lost lines since the last that was written."""
         return self._dropped + self._log.lost
 
     def write(self, lines: list[str]) -> None:
         """Add lines, or count them as lost."""
-        if self._add(lines, sum(map(len, lines)) + len(lines)):
-            self._dropped = 0
-        else:
-            self._dropped += len(lines)
+        dropped = self._dropped
+
+        def carry_out() -> None:
+            self._log.lost += dropped
+            self._log.write(lines)
+
+        is_added = self._spool.add(carry_out, sum(map(len, lines)) + len(lines))
+        self._dropped = 0 if is_added else dropped + len(lines)
 
     def close(self) -> None:
-        self._add(None)
-        self._dropped = 0
+        dropped, self._dropped = self._dropped, 0
 
-    def _add(self, lines: list[str] | None, size: int = 0) -> bool:
-        missing = self._dropped
-        return self._spool.add(lambda: self._carry_out(missing, lines), size)
-
-    def _carry_out(self, missing: int, lines: list[str] | None) -> None:
-        """Called by the spool's thread: what write or close asked for, after so many lines that
-        found no room."""
-        self._log.lost += missing
-        if lines is None:
+        def carry_out() -> None:
+            self._log.lost += dropped
             self._log.close()
-        else:
-            self._log.write(lines)
+
+        self._spool.add(carry_out, 0)
 
 
 class RotatingLog:
@@ -246,7 +230,7 @@ class RotatingLog:
         self._size = 0
 
     def _open(self) -> None:
-        """Raises OSError."""
+        """Open the file. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # We did not make a link or a FIFO in its place: nothing is written through it.
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):
@@ -265,18 +249,21 @@ class RotatingLog:
             self.lost += len(lines)
 
     def _append(self, data: bytes) -> bool:
-        """Append all of it or nothing; whether it was appended."""
+        """Append all of it or nothing. Returns whether it was appended."""
         try:
             if self._fd is None:
                 self._open()
             assert self._fd is not None
-            taken = os.write(self._fd, data)
+            size = os.write(self._fd, data)
         except OSError:
-            taken = 0
-        if taken == len(data):
-            self._size += taken
-            with contextlib.suppress(OSError):  # where nothing can be renamed, this file grows on
-                if self._size >= self._part:
+            size = 0
+        if size == len(data):
+            self._size += size
+            with contextlib.suppress(OSError):  # if nothing can be renamed, this file grows on
+                limit = self._limit // FIRST_PART
+                if _named(self.path, "first").exists():
+                    limit = (self._limit - limit) // NEWER
+                if self._size >= limit:
                     self._rotate()
             return True
         if self._fd is not None:
@@ -288,18 +275,14 @@ class RotatingLog:
         now = time.monotonic()
         if now >= self._checked + CHECK_EVERY:
             self._checked = now
-            free = disk_free(_there(self.path.parent))
+            # The folder may not exist yet: the nearest one above it that does is on the same disk.
+            folder = next((f for f in self.path.parents if f.exists()), self.path.parent)
+            free = disk_free(folder)
             self._room = self._room if free is None else free >= RESERVE
         return self._room
 
-    @property
-    def _part(self) -> int:
-        """How many bytes the current file may have."""
-        first = self._limit // FIRST_PART
-        return (self._limit - first) // NEWER if _named(self.path, "first").exists() else first
-
     def _rotate(self) -> None:
-        """The next line begins a new file. Raises OSError."""
+        """Begin a new file. Raises OSError."""
         names = [self.path, *(_named(self.path, n) for n in range(1, NEWER))]
         if not _named(self.path, "first").exists():
             self.path.replace(_named(self.path, "first"))
@@ -322,16 +305,11 @@ class RotatingLog:
         self._leave()
 
 
-def _there(folder: Path) -> Path:
-    """The folder, or the nearest one above it that exists."""
-    return next((one for one in (folder, *folder.parents) if one.exists()), folder)
-
-
 def _named(path: Path, suffix: str | int) -> Path:
     return path.with_name(f"{path.name}.{suffix}")
 
 
 def parts(path: Path) -> list[Path]:
-    """The existing files of a log, the oldest lines first."""
+    """Return the existing files of a log, the oldest lines first."""
     older = [_named(path, n) for n in reversed(range(1, NEWER))]
-    return [one for one in (_named(path, "first"), *older, path) if one.exists()]
+    return [file for file in (_named(path, "first"), *older, path) if file.exists()]

@@ -26,7 +26,6 @@ from launcher.background import MIB
 from launcher.folders import disk_free, relative
 from launcher.machines.engine import (
     Node,
-    Process,
     TimedOut,
     close_all,
     error_location,
@@ -59,21 +58,6 @@ NAMES = (
 DISK_LEFT = 256 * MIB
 
 
-def wanted(host: str, attempts: list[dict[str, Any]], more: tuple[str, ...] = ()) -> list[str]:
-    """The names, below the run's folder here and on the node, of the files that a node may have
-    written, by the ranks it had in each attempt, and `more`."""
-    files = [f"nodes/{host}/{name}" for name in more]
-    for entry in attempts:
-        attempt, ranks = entry["attempt"], entry.get("ranks", {}).get(host)
-        if ranks is None:  # it had no part
-            continue
-        files.append(f"nodes/{host}/{records.machine(attempt)}")
-        for rank in ranks:
-            files.append(f"nodes/{host}/{records.steps(rank, attempt)}")
-            files.append(f"samples/rank{rank}.{attempt}.csv")
-    return files
-
-
 class NotHere(Exception):
     """A file did not arrive; the text says why, for a person."""
 
@@ -90,99 +74,109 @@ class Unwritable(Exception):
     """This machine's own disk cannot be written to; the text says why."""
 
 
+def recorded_files(host: str, attempts: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the files that a node may have written, below the run's folder, by the
+    ranks that it had in each attempt."""
+    names = []
+    for entry in attempts:
+        attempt, ranks = entry["attempt"], entry.get("ranks", {}).get(host)
+        if ranks is None:  # the node had no part in this attempt
+            continue
+        names.append(f"nodes/{host}/{records.machine(attempt)}")
+        for rank in ranks:
+            names.append(f"nodes/{host}/{records.steps(rank, attempt)}")
+            names.append(f"samples/rank{rank}.{attempt}.csv")
+    return names
+
+
 def bring(
     nodes: dict[str, Node],
-    there: Mapping[str, str],
+    run_folders: Mapping[str, str],
     attempts: list[dict[str, Any]],
     folder: Path,
-    most: int,
-    more: tuple[str, ...] = (),
+    max_bytes: int,
+    more_files: tuple[str, ...] = (),
 ) -> list[str]:
-    """Bring what every node recorded, and `more` files of each, at most so many bytes of a file;
-    `there`: each one's folder of the run. Returns a sentence for each thing that did not arrive.
-    Raises Unwritable."""
+    """Bring what every node recorded, and `more_files` of each, up to `max_bytes` of a file.
+    `run_folders`: the run's folder on each node. Returns a sentence for each file that did not
+    arrive. Raises Unwritable."""
 
-    def one(host: str) -> list[str]:
-        node, files = nodes[host], wanted(host, attempts, more)
+    def bring_from(host: str) -> list[str]:
+        names = [f"nodes/{host}/{name}" for name in more_files] + recorded_files(host, attempts)
+        return one_by_one(host, names, lambda name: bring_record(host, name))
 
-        def work(name: str) -> list[str]:
-            return _bring(node, there[host], name, folder, most)
+    def bring_record(host: str, name: str) -> list[str]:
+        target, source = folder / name, f"{run_folders[host]}/{name}"
+        by_lines = not name.endswith(".json")  # the beginning is useful without the end
+        with staging(folder) as scratch:
+            fresh = scratch / "file"
+            begin = target.stat().st_size if by_lines and target.exists() else 0
+            limit = max(0, max_bytes - begin)
+            size = receive(nodes[host], run_folders[host], name, fresh, limit, begin)
+            if size is None:
+                return []
+            lines = []
+            if size > limit:
+                excess = f"larger than {max_bytes // MIB} MiB (KEEP= allows more); the whole file"
+                if not by_lines:
+                    raise NotHere(f"it is {excess} is {source} there")
+                with fresh.open("r+b") as file:  # end with the last complete line
+                    near_end = max(0, limit - MIB)
+                    file.seek(near_end)
+                    file.truncate(near_end + file.read(limit - near_end).rfind(b"\n") + 1)
+                lines.append(
+                    f"{host}: {name} holds the beginning only: it is {excess} is {source} there."
+                )
+            add_to(target, fresh) if begin else move_in(fresh, folder, name)
+            return lines
 
-        return one_by_one(host, files, work)
-
-    return of_each(there, one, nodes)
+    return of_each(run_folders, bring_from, nodes)
 
 
 def one_by_one(host: str, names: Iterable[str], work: Callable[[str], list[str]]) -> list[str]:
-    """The sentences of this work on each of a machine's files, and one for each that did not
+    """Return the sentences of this work on each of a machine's files, and one for each that did not
     arrive; once the machine is lost, none is tried any more. Raises Unwritable."""
-    said: list[str] = []
+    lines: list[str] = []
     for name in names:
         try:
-            said += work(name)
+            lines += work(name)
         except Lost as error:
-            return [*said, f"{host}: {name} and what follows it was not collected: {error}."]
+            return [*lines, f"{host}: {name} and what follows it was not collected: {error}."]
         except Unwritable:
             raise
         except Exception as error:  # a defect here is that machine's alone
-            why = error if isinstance(error, NotHere) else error_location(error)
-            said.append(f"{host}: {name} was not collected: {why}.")
-    return said
+            reason = error if isinstance(error, NotHere) else error_location(error)
+            lines.append(f"{host}: {name} was not collected: {reason}.")
+    return lines
 
 
 def of_each(
     things: Iterable[T], work: Callable[[T], list[str]], nodes: dict[str, Node]
 ) -> list[str]:
-    """All sentences of this work, several at a time. Ctrl-C closes the nodes' connections: no
-    thread waits for a machine any more."""
+    """Return all sentences of this work, done for several things at a time. Ctrl-C closes the
+    nodes' connections: no thread waits for a machine any more."""
     with ThreadPoolExecutor(max_workers=8) as pool:
         try:
-            return [line for some in pool.map(work, things) for line in some]
+            return [line for lines in pool.map(work, things) for line in lines]
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             close_all(nodes)
             raise
 
 
-def _bring(node: Node, there: str, name: str, folder: Path, most: int) -> list[str]:
-    """What the run's folder lacks of one file of up to `most` bytes, or nothing where there is
-    none. Raises NotHere, Unwritable."""
-    target = folder / name
-    by_lines = not name.endswith(".json")  # the beginning is useful without the end
-    with staging(folder) as scratch:
-        fresh = scratch / "file"
-        here = target.stat().st_size if by_lines and target.exists() else 0
-        limit = max(0, most - here)
-        size = receive(node, there, name, fresh, limit, here)
-        if size is None:
-            return []
-        said = []
-        if size > limit:
-            more = f"larger than {most // MIB} MiB (KEEP= allows more); the whole file is"
-            source = f"{there}/{name}"
-            if not by_lines:
-                raise NotHere(f"it is {more} {source} there")
-            cut_to_lines(fresh, limit)
-            said = [
-                f"{node.host.name}: {name} holds the beginning only: it is {more} {source} there."
-            ]
-        add_to(target, fresh) if here else move_in(fresh, folder, name)
-        return said
-
-
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """An empty folder beside the run's files, removed afterwards. Raises Unwritable for every
-    OSError: what goes wrong on the other side has become a NotHere before it gets here."""
-    made = None
+    """Make an empty folder beside the run's files, and remove it afterwards. Raises Unwritable for
+    every OSError: an error of the other side has become a NotHere before it gets here."""
+    scratch = None
     try:
-        made = tempfile.mkdtemp(prefix=".collect-", dir=folder)
-        yield Path(made)
+        scratch = tempfile.mkdtemp(prefix=".collect-", dir=folder)
+        yield Path(scratch)
     except OSError as error:
         raise Unwritable(error.strerror or str(error)) from None
     finally:
-        if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def move_in(fresh: Path, folder: Path, name: str) -> None:
@@ -208,46 +202,53 @@ def add_to(target: Path, fresh: Path) -> None:
     """Add what arrived to the end of a file, whole or not at all. Raises OSError."""
     descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "wb") as file, fresh.open("rb") as source:
-        whole = os.fstat(descriptor).st_size
+        size = os.fstat(descriptor).st_size
         try:
             shutil.copyfileobj(source, file)
             file.flush()
         except OSError:
-            os.ftruncate(descriptor, whole)
+            os.ftruncate(descriptor, size)
             raise
-
-
-def cut_to_lines(path: Path, limit: int) -> None:
-    """Shorten a file to the last complete line within `limit` bytes."""
-    with path.open("r+b") as file:
-        begin = max(0, limit - MIB)
-        file.seek(begin)
-        file.truncate(begin + file.read(limit - begin).rfind(b"\n") + 1)
 
 
 def receive(
     node: Node, folder: str, name: str, target: Path, limit: int, begin: int = 0
 ) -> int | None:
     """Write the file of this name in a node's folder, from byte `begin` on, to `target`, at most
-    one byte more than `limit`.
-
-    Returns the bytes written, None when the node has no such file. Raises NotHere, and OSError
-    where `target` cannot be written.
-    """
+    one byte more than `limit`. Returns the bytes written, None if the node has no such file. Raises
+    NotHere, and OSError if `target` cannot be written."""
     try:
         words = [folder, name, str(limit + 1), str(begin + 1)]
         process = node.start(["sh", "-c", SEND, "sh", *words])
     except (OSError, UserError) as error:
         raise Lost(str(error).rstrip(".")) from None
+
+    def read_content() -> Iterator[bytes]:
+        head, has_begun = b"", False
+        try:
+            for piece in stream_output(process, SECONDS, renewed=LEAST):
+                if not has_begun:
+                    head, mark, piece = (head + piece).partition(MARK)
+                    has_begun = bool(mark)
+                    if len(head) > GREETING:
+                        raise Lost("the machine sent something else")
+                if piece:
+                    yield piece
+        except TimedOut:
+            text = f"the machine sent less than {LEAST // MIB} MiB in {SECONDS:g} s"
+            raise Lost(text) from None
+        except OSError as error:
+            raise NotHere(error.strerror or str(error)) from None
+
     size = 0
     try:
         with target.open("xb") as file:
-            for piece in _content(process):
+            for piece in read_content():
                 size += file.write(piece[: limit + 1 - size])
                 if size > limit:
                     return size
         status = process.wait()
-        said = process.stderr()
+        stderr = process.stderr()
     finally:
         process.close()
     if status == ABSENT:
@@ -255,73 +256,57 @@ def receive(
     if status == IRREGULAR:
         raise NotHere("it is not a regular file there")
     if status != 0:
-        raise Lost(f"the connection to the machine broke, or it could not be read {said}".strip())
+        raise Lost(f"the connection to the machine broke, or it could not be read {stderr}".strip())
     return size
 
 
-def _content(process: Process) -> Iterator[bytes]:
-    """What a machine sends after MARK, to the end. Raises NotHere."""
-    head, begun = b"", False
-    try:
-        for piece in stream_output(process, SECONDS, renewed=LEAST):
-            if not begun:
-                head, mark, piece = (head + piece).partition(MARK)
-                begun = bool(mark)
-                if len(head) > GREETING:
-                    raise Lost("the machine sent something else")
-            if piece:
-                yield piece
-    except TimedOut:
-        raise Lost(f"the machine sent less than {LEAST // MIB} MiB in {SECONDS:g} s") from None
-    except OSError as error:
-        raise NotHere(error.strerror or str(error)) from None
-
-
-def checkpoints(nodes: dict[str, Node], there: Mapping[str, str]) -> dict[str, list[str]]:
-    """The names of the checkpoints that each machine holds. `there`: each one's folder of the
-    run."""
-    found = {}
-    for host, folder in there.items():
+def checkpoints(nodes: dict[str, Node], run_folders: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the names of the checkpoints that each machine holds."""
+    names = {}
+    for host, folder in run_folders.items():
         if host not in nodes:
             continue
-        # The border of a machine, which may freeze, lie or go away: others hold the same.
+        # A machine may freeze, lie or go away: others hold the same checkpoints.
         with contextlib.suppress(Exception):
             process = nodes[host].start(["ls", "-1", f"{folder}/checkpoints/{host}"])
             output, _, status = talk(process, b"", LIST_SECONDS)
             if status == 0:
-                found[host] = output.decode(errors="replace").split()
-    return found
+                names[host] = output.decode(errors="replace").split()
+    return names
 
 
 def newest(names: list[str]) -> tuple[int, str] | None:
-    """Step and name of the latest checkpoint among file names."""
+    """Return step and name of the latest checkpoint among file names."""
     steps = [(int(match[1]), name) for name in names if (match := CHECKPOINT.fullmatch(name))]
     return max(steps, default=None)
 
 
 def best_and_last(
-    held: dict[str, list[str]], nodes: dict[str, Node], there: Mapping[str, str], folder: Path
+    names: dict[str, list[str]],
+    nodes: dict[str, Node],
+    run_folders: Mapping[str, str],
+    folder: Path,
 ) -> tuple[list[Path], list[str]]:
-    """Copy the best and the newest of the checkpoints `held` from one machine. Machines with the
-    newest checkpoint are tried first, and the first that delivers its newest is taken: none is
-    believed to have it, nor that it is as large as it sends. Raises Unwritable, too where there is
-    no room for any."""
-    tips = {host: tip for host, names in held.items() if (tip := newest(names))}
+    """Copy the best and the newest of the checkpoints with these `names` from one machine. Machines
+    with the newest checkpoint are tried first, and the first that delivers its newest is taken:
+    none is believed to have it, nor that it is as large as it sends. Raises Unwritable, also if
+    there is no room for any."""
+    tips = {host: tip for host, listed in names.items() if (tip := newest(listed))}
     paths: list[Path] = []
     problems: list[str] = []
     no_room: list[TooLarge] = []
-    for host in sorted(tips, key=lambda name: tips[name][0], reverse=True):
+    for host in sorted(tips, key=lambda host: tips[host][0], reverse=True):
 
-        def work(name: str, host: str = host) -> list[str]:
+        def bring_file(name: str, host: str = host) -> list[str]:
             try:
-                paths.extend(whole_file(nodes[host], there[host], name, folder))
+                paths.extend(whole_file(nodes[host], run_folders[host], name, folder))
             except TooLarge as error:
                 no_room.append(error)
                 raise
             return []
 
-        names = [tips[host][1]] + (["best.pt"] if "best.pt" in held[host] else [])
-        problems += one_by_one(host, [f"checkpoints/{host}/{name}" for name in names], work)
+        files = [tips[host][1]] + (["best.pt"] if "best.pt" in names[host] else [])
+        problems += one_by_one(host, [f"checkpoints/{host}/{file}" for file in files], bring_file)
         if folder / f"checkpoints/{host}/{tips[host][1]}" in paths:
             break
     if no_room and not paths:
@@ -330,42 +315,46 @@ def best_and_last(
 
 
 def bring_results(
-    nodes: dict[str, Node], there: Mapping[str, str], host: str, names: list[str], folder: Path
+    nodes: dict[str, Node],
+    run_folders: Mapping[str, str],
+    host: str,
+    names: list[str],
+    folder: Path,
 ) -> tuple[list[str], bool]:
-    """Bring what the trainer wrote on `host` for --predict and --extract. Returns sentences on
-    what came and what did not, and whether all came. Raises Unwritable."""
-    came: list[Path] = []
+    """Bring the files that the trainer wrote on `host` for --predict and --extract. Returns
+    sentences on which came and which did not, and whether all came. Raises Unwritable."""
+    paths: list[Path] = []
 
-    def work(name: str) -> list[str]:
+    def bring_file(name: str) -> list[str]:
         if host not in nodes:
             raise Lost("the machine does not answer")
-        fresh = whole_file(nodes[host], there[host], name, folder)
-        if not fresh:
+        arrived = whole_file(nodes[host], run_folders[host], name, folder)
+        if not arrived:
             raise NotHere("it is gone")
-        came.extend(fresh)
+        paths.extend(arrived)
         return []
 
-    problems = one_by_one(host, names, work)
-    return [*problems, *(f"results {relative(path)}" for path in came)], not problems
+    problems = one_by_one(host, names, bring_file)
+    return [*problems, *(f"results {relative(path)}" for path in paths)], not problems
 
 
 def hand_on(
-    left: dict[str, Node],
-    there: Mapping[str, str],
+    nodes: dict[str, Node],
+    run_folders: Mapping[str, str],
     folder: Path,
     give: Callable[[Path, int, str], None],
 ) -> bool:
-    """Bring the trainer's newest checkpoint here from one of the machines `left`, and `give` it,
-    with its size and its name. `there`: each one's folder of the run. Returns whether one arrived.
-    Raises Unwritable."""
-    held = checkpoints(left, there)
-    tips = {host: tip for host, names in held.items() if (tip := newest(names))}
+    """Bring the trainer's newest checkpoint here from one of these machines, and `give` it, with
+    its size and its name. Returns whether one arrived. Raises Unwritable."""
+    names = checkpoints(nodes, run_folders)
+    tips = {host: tip for host, listed in names.items() if (tip := newest(listed))}
     for host in sorted(tips, key=lambda host: tips[host], reverse=True):
         name, room = tips[host][1], max(0, disk_free() - DISK_LEFT)
+        path = f"checkpoints/{host}/{name}"
         with staging(folder) as scratch:
             fresh = scratch / "file"
             try:
-                size = receive(left[host], there[host], f"checkpoints/{host}/{name}", fresh, room)
+                size = receive(nodes[host], run_folders[host], path, fresh, room)
             except NotHere:
                 continue
             if size and size <= room:
@@ -374,13 +363,13 @@ def hand_on(
     return False
 
 
-def whole_file(node: Node, there: str, name: str, folder: Path) -> list[Path]:
+def whole_file(node: Node, run_folder: str, name: str, folder: Path) -> list[Path]:
     """Bring one file of the run, as far as this machine's disk allows; return [] if there is none.
     Raises NotHere, Unwritable."""
     with staging(folder) as scratch:
         room = max(0, shutil.disk_usage(folder).free - DISK_LEFT)
         fresh = scratch / "file"
-        size = receive(node, there, name, fresh, room)
+        size = receive(node, run_folder, name, fresh, room)
         if size is None:
             return []
         if size > room:

@@ -1,4 +1,4 @@
-"""`make top`: a run on a live screen; between runs, how the machines are.
+"""`make top`: shows a run on a live screen; between runs, the load of the machines.
 
 A run is read from its folder, as `make status` reads it. Machines that run nothing are asked over
 one connection each: a program that is sent there prints a line a second.
@@ -24,7 +24,7 @@ from contract.errors import UserError
 from contract.text import clean, pluralize
 from launcher import control, folders, remote
 from launcher.machines import engine, inventory
-from launcher.machines.engine import Host, Node, Process
+from launcher.machines.engine import Host, Process
 from report import status
 from report.files import last_of, object_in
 from report.read import Machine
@@ -46,15 +46,15 @@ class Idle:
         self.machine = Machine(host.name)
         self.heard = time.monotonic()
         self.why = ""
-        self._rest = b""
+        self._unread = b""  # the beginning of a line
 
     @property
-    def now(self) -> MachineNow | None:
+    def row(self) -> MachineNow | None:
         return status.machine_now(self.machine) if self.machine.recent else None
 
     def look(self) -> None:
         """Take its new lines."""
-        data = self._rest
+        data = self._unread
         while not self.why and len(data) < PIECE:
             try:
                 piece = self.process.read()
@@ -65,10 +65,10 @@ class Idle:
             if not piece:
                 break
             data += piece
-        *whole, self._rest = data.split(b"\n")
-        if len(self._rest) >= PIECE:
+        *lines, self._unread = data.split(b"\n")
+        if len(self._unread) >= PIECE:
             self.why = "it sends what is no figure"
-        for line in whole:
+        for line in lines:
             sample = object_in(line) if line.startswith(b"{") else None
             if sample is not None:
                 self.heard, self.machine.unix = time.monotonic(), time.time()
@@ -81,72 +81,56 @@ class Machines:
     def __init__(self, hosts: list[Host]):
         self._hosts = hosts
         self._nodes, self.failures = engine.open_all(hosts)
-        text = remote.program("launcher.node.records", "stream()").encode()
+        program = remote.program("launcher.node.records", "stream()").encode()
         self._idle: list[Idle] = []
         for host in hosts:
-            if host.name in self._nodes:
-                with self._isolate_errors(host):
-                    self._idle.append(Idle(host, _started(self._nodes[host.name], host, text)))
+            if host.name not in self._nodes:
+                continue
+            with self._isolate_errors(host):
+                process = self._nodes[host.name].start([host.engine.guard_python, "-"])
+                unsent = memoryview(program)
+                while unsent:
+                    size = process.write(unsent)
+                    unsent = unsent[size:]
+                    if not size:
+                        time.sleep(0.01)
+                process.close_stdin()
+                self._idle.append(Idle(host, process))
 
     def lines(self, width: int) -> list[str]:
-        told = []
-        for one in self._idle:
-            with self._isolate_errors(one.host):
-                one.look()
-                told += [one.now] if one.now else []
-        found = [f"  {pluralize(len(self._hosts), 'machine')}; no run is under way here", ""]
-        section = Section("", status.machines_of(told, False) if told else [])
-        found += [*section_lines(section, width), ""] if told else []
-        for one in self._idle:
-            silent = time.monotonic() - one.heard
-            if why := one.why or (f"silent for {silent:.0f} s" if silent > STALE else ""):
-                found.append(f"  {one.host.name}: {why}")
+        rows = []
+        for idle in self._idle:
+            with self._isolate_errors(idle.host):
+                idle.look()
+                rows += [idle.row] if idle.row else []
+        lines = [f"  {pluralize(len(self._hosts), 'machine')}; no run is under way here", ""]
+        if rows:
+            lines += [*section_lines(Section("", status.machines_of(rows, False)), width), ""]
+        for idle in self._idle:
+            silent = time.monotonic() - idle.heard
+            if reason := idle.why or (f"silent for {silent:.0f} s" if silent > STALE else ""):
+                lines.append(f"  {idle.host.name}: {reason}")
         for name in sorted(self.failures):
-            found += wrap(self.failures[name], "  ", "    ", max(24, width))
-        return found
+            lines += wrap(self.failures[name], "  ", "    ", max(24, width))
+        return lines
 
     @contextlib.contextmanager
     def _isolate_errors(self, host: Host) -> Iterator[None]:
-        """Around what is done with one machine and what it sends: the others are shown whatever
-        goes wrong there."""
+        """Show the other machines whatever goes wrong with one and with what it sends."""
         try:
             yield
         except Exception as error:
             self.failures[host.name] = f"{host.label()}: it cannot be asked: {error}"[:1000]
-            self._idle = [one for one in self._idle if one.host != host]
+            self._idle = [idle for idle in self._idle if idle.host != host]
 
     def close(self) -> None:
-        for one in self._idle:
-            one.process.close()
+        for idle in self._idle:
+            idle.process.close()
         engine.close_all(self._nodes)
 
 
-def _started(node: Node, host: Host, program: bytes) -> Process:
-    process = node.start([host.engine.guard_python, "-"])
-    rest = memoryview(program)
-    while rest:
-        taken = process.write(rest)
-        rest = rest[taken:]
-        if not taken:
-            time.sleep(0.01)
-    process.close_stdin()
-    return process
-
-
-def run_lines(folder: Path, follower: Follower, width: int) -> tuple[list[str], set[str]]:
-    """What is shown of a run, and the machines that the others wait for."""
-    state = control.state(folder)
-    running = state == "running"
-    found = [f"  {folder.name}: {state}"]
-    progress = follower.look()
-    if progress is None:
-        return [*found, "  nothing was told of its steps yet"], set()
-    found += section_lines(status.section_of(progress, running), width)
-    return found, slow_hosts(progress) if running else set()
-
-
 def slow_hosts(progress: Progress) -> set[str]:
-    """The machines that the others wait for."""
+    """Return the machines that the others wait for."""
     judgement = progress.judgement
     if progress.hang is not None:
         return {host for host, _ in progress.hang.ranks}
@@ -156,95 +140,98 @@ def slow_hosts(progress: Progress) -> set[str]:
 
 
 def tail(folder: Path, count: int) -> list[str]:
-    """The last lines that the run's terminal showed."""
+    """Return the last `count` lines that the run's terminal showed."""
     text = last_of(folder / "controller.log", HEAD)
     return [f"  {line}" for line in text.splitlines() if line.strip()][-count:] if count > 0 else []
 
 
-def newest_running() -> Path | None:
-    """The newest run that a process of this machine carries out."""
-    found = sorted((path.parent for path in folders.RUNS.glob("*Z-*/plan.json")), reverse=True)
-    return next((folder for folder in found[:20] if control.controller(folder)), None)
-
-
 class Top:
-    """What is on the screen: the run that was named, else the one under way, else the machines."""
+    """The screen: the run that was named, else the one under way, else the machines."""
 
-    def __init__(self, name: str | None, machines: str):
+    def __init__(self, name: str | None, inventory_file: str):
         self._named = folders.find(name) if name else None
-        self._list = machines
+        self._inventory = inventory_file
         self._folder: Path | None = None
         self._follower: Follower | None = None
         self._machines: Machines | None = None
         self._slow: set[str] = set()
 
     def drawn(self, width: int, height: int) -> Group:
-        """The lines, of which the row of a machine that the others wait for stands out."""
-        return Group(*(Text(line, self._style(line)) for line in self.lines(width, height)))
-
-    def _style(self, line: str) -> str:
-        return "yellow" if (line.split() or [""])[0] in self._slow else ""
+        """Return the lines, with the row of a machine that the others wait for in yellow."""
+        return Group(
+            *(
+                Text(line, "yellow" if (line.split() or [""])[0] in self._slow else "")
+                for line in self.lines(width, height)
+            )
+        )
 
     def lines(self, width: int, height: int) -> list[str]:
-        """At most so many lines of at most so many columns."""
-        folder, self._slow = self._named or newest_running(), set()
-        if folder is not None:
-            self._leave_machines()
+        """Return at most `height` lines of at most `width` columns."""
+        newest = folders.newest_first()[:20]
+        running = next((folder for folder in newest if control.controller(folder)), None)
+        folder, self._slow = self._named or running, set()
+        if folder is None:
+            if self._machines is None:
+                self._machines = Machines(inventory.load(Path(self._inventory)))
+            lines = self._machines.lines(width)
+        else:
+            self.close()
             if folder != self._folder:
                 self._folder, self._follower = folder, Follower(folder)
             assert self._follower is not None
-            found, self._slow = run_lines(folder, self._follower, width)
-            if (room := height - len(found) - 2) > 2:
-                found += ["", *tail(folder, room)]
-        else:
-            if self._machines is None:
-                self._machines = Machines(inventory.load(Path(self._list)))
-            found = self._machines.lines(width)
+            state, progress = control.state(folder), self._follower.look()
+            lines = [f"  {folder.name}: {state}"]
+            if progress is None:
+                lines.append("  nothing was told of its steps yet")
+            else:
+                lines += section_lines(status.section_of(progress, state == "running"), width)
+                self._slow = slow_hosts(progress) if state == "running" else set()
+            if (room := height - len(lines) - 2) > 2:
+                lines += ["", *tail(folder, room)]
         title = f"tandem  {time.strftime('%H:%M:%S')}  q ends this view, not the run"
-        return fitting([title, *found], width, height)
+        return fitting([title, *lines], width, height)
 
-    def _leave_machines(self) -> None:
+    def close(self) -> None:
+        """Close the connections to the machines."""
         if self._machines is not None:
             self._machines.close()
             self._machines = None
 
-    def close(self) -> None:
-        self._leave_machines()
-
 
 def fitting(lines: list[str], width: int, height: int) -> list[str]:
-    """The lines without what a terminal would obey, cut to its size."""
+    """Return the lines without what a terminal would obey, cut to its size."""
     plain = ["".join(filter(str.isprintable, clean(line)))[:width] for line in lines]
     if len(plain) <= height:
         return plain
-    more = len(plain) - height + 1
-    return [*plain[: height - 1], f"  ... {more} lines more: make the window taller"[:width]]
+    excess = len(plain) - height + 1
+    return [*plain[: height - 1], f"  ... {excess} lines more: make the window taller"[:width]]
 
 
 @contextlib.contextmanager
 def keys_as_they_come() -> Iterator[None]:
-    """Afterwards the terminal is as before."""
-    before = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
+    """Let the terminal deliver each key at once, and restore it afterwards."""
+    settings = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
     try:
-        if before is not None:
+        if settings is not None:
             tty.setcbreak(sys.stdin)
         yield
     finally:
-        if before is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        if settings is not None:
+            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, settings)
 
 
 def top(name: str | None, machines: str) -> int:
-    """Show it until `q` is pressed. Where the output is no terminal, once. Raises UserError."""
+    """Show the screen until `q` is pressed, or once if the output is no terminal. Returns the exit
+    code. Raises UserError."""
     view, console = Top(name, machines), Console(highlight=False)
     try:
-        first = view.drawn(*console.size)
+        screen = view.drawn(*console.size)
         if not console.is_terminal or console.is_dumb_terminal:
             if view._machines is not None:
-                time.sleep(2 * EVERY)  # until they have told
+                time.sleep(2 * EVERY)  # until they have answered
             print("\n".join(view.lines(console.width, 1000)))
             return 0
-        live = Live(first, console=console, screen=True, auto_refresh=False)
+        live = Live(screen, console=console, screen=True, auto_refresh=False)
         with keys_as_they_come(), live, contextlib.suppress(KeyboardInterrupt):
             while not pressed(EVERY):
                 live.update(view.drawn(*console.size), refresh=True)
@@ -254,7 +241,7 @@ def top(name: str | None, machines: str) -> int:
 
 
 def pressed(seconds: float) -> bool:
-    """Whether a key was pressed in that time that ends the view."""
+    """Return whether a key that ends the view was pressed in that time."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return False

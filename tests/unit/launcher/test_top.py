@@ -87,12 +87,12 @@ def looked(text, ended=False):
     one = Idle(host(1), Sends(text, ended))
     while one.process.pieces and not one.why:
         one.look()
-        assert len(one._rest) < 2 * PIECE
+        assert len(one._unread) < 2 * PIECE
     return one
 
 
 def test_figures_are_read_between_other_lines_and_an_end_is_told():
-    now = looked(f"welcome\n[]\n{GOOD}").now
+    now = looked(f"welcome\n[]\n{GOOD}").row
     assert [now.figures[of] for of in (CPU, SENT, DROPPED)] == [0.5, 2e6, 3]
     assert looked("x" * (1 << 20)).why == "it sends what is no figure"
     assert looked(GOOD, ended=True).why == looked("{", ended=True).why == "its connection ended"
@@ -103,10 +103,10 @@ def test_machines_that_run_nothing_are_asked(tmp_path):
     machines = top.Machines([host(1, connection="local", address="127.0.0.1")])
     try:
         (one,) = machines._idle
-        while not (one.now and one.now.figures.get(CPU)) and not one.why:
+        while not (one.row and one.row.figures.get(CPU)) and not one.why:
             select.select([one.process], [], [], 5)
             one.look()
-        assert 0 <= one.now.figures[CPU] <= 1 and one.now.figures[MEMORY] > 0, one.why
+        assert 0 <= one.row.figures[CPU] <= 1 and one.row.figures[MEMORY] > 0, one.why
         assert machines.lines(80)[0] == "  1 machine; no run is under way here"
     finally:
         machines.close()
