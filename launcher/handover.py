@@ -40,36 +40,37 @@ def find_checkpoint(site: RunSite) -> str | None:
 
 
 def place_checkpoints(site: RunSite, plan: Plan) -> None:
-    """See that the ranks of an attempt find the newest checkpoint, and no stale one, if they look
-    for it themselves. Raises UserError."""
+    """Place the newest checkpoint, and no stale one, where the ranks of an attempt look for it.
+    Raises UserError."""
     if not site.needs.program.ranks_pass_on or not site.attempts.list:
         return
-    before = site.attempts.list[-1]["nodes"]
+    previous = site.attempts.list[-1]["nodes"]
     connected = {host.name for host in site.machines.hosts}
-    if connected & set(before):
+    if connected & set(previous):
         # What machines that come back hold may be newer than the checkpoint from which the others
         # went on without them: resuming from it would skip images that those have trained on.
-        set_aside(site, plan, [host for host in connected if host not in before])
+        set_aside(site, plan, [host for host in connected if host not in previous])
         return
     # None of the last attempt's machines goes on. Their owners use them, but they still answer.
-    left_hosts = [host for host in site.hosts if host.name in before]
-    if not any(host.owner.signs for host in left_hosts):
+    hosts = [host for host in site.hosts if host.name in previous]
+    if not any(host.owner.signs for host in hosts):
         return
-    first = plan.nodes[0]
+    node = plan.nodes[0]
 
     def give(file: Path, size: int, name: str) -> None:
         set_aside(site, plan, [*connected])
-        folder = f"{first.output}/checkpoints/{first.host}"
-        put(site.machines.nodes[first.host], file, size, folder, name)
+        folder = f"{node.output}/checkpoints/{node.host}"
+        put(site.machines.nodes[node.host], file, size, folder, name)
 
-    with waiting(site.terminal, f"giving the newest checkpoint to {first.host}"):
-        left = look.open_and_probe(left_hosts, site.needs, without_missing=True)
+    with waiting(site.terminal, f"giving the newest checkpoint to {node.host}"):
+        machines = look.open_and_probe(hosts, site.needs, without_missing=True)
         try:
-            collect.hand_on(left.nodes, folders_of(left, site.folder.name), site.folder, give)
+            run_folders = folders_of(machines, site.folder.name)
+            collect.hand_on(machines.nodes, run_folders, site.folder, give)
         except collect.Unwritable as error:
             raise UserError(not_copied(site.folder, error)) from None
         finally:
-            left.close()
+            machines.close()
 
 
 def set_aside(site: RunSite, plan: Plan, names: list[str]) -> None:
@@ -78,9 +79,9 @@ def set_aside(site: RunSite, plan: Plan, names: list[str]) -> None:
     for host in site.machines.hosts:
         if host.name in names:
             output = site.folders[host.name]
-            held, aside = f"{output}/checkpoints/{host.name}", f"{output}/abandoned/{host.name}"
-            argv = ["sh", "-c", move, "sh", held, aside, str(plan.attempt)]
+            source, target = f"{output}/checkpoints/{host.name}", f"{output}/abandoned/{host.name}"
+            argv = ["sh", "-c", move, "sh", source, target, str(plan.attempt)]
             _, stderr, status = talk(site.machines.nodes[host.name].start(argv), b"", 20.0)
             if status != 0:
-                message = f"{host.label()}: {held} could not be moved to {aside}: {stderr}"
+                message = f"{host.label()}: {source} could not be moved to {target}: {stderr}"
                 raise MachineError([host.name], message)

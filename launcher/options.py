@@ -1,4 +1,4 @@
-"""What a person asked for, as a Config, and what the trainer makes of it."""
+"""Reads the options that a user typed, or that plan.json has, as a Config."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from launcher.hours import moments
 VARIABLES = {row.make.lower(): name for name, row in ENTRIES.items() if row.make}
 
 
-def config_of(given: Mapping[str, Any], began: Config | None = None) -> Config:
-    """The Config of what was typed for a verb (command_line.verb_words); what it leaves open is as
-    in `began`. Raises UserError."""
+def config_of(typed: Mapping[str, Any], began: Config | None = None) -> Config:
+    """Return the Config of the options that were typed for a verb (command_line.verb_words); all
+    others are as in `began`. Raises UserError."""
     began = began or Config()
-    values = {name: given[name] for name in RUN_OPTIONS if name in given}
-    values.update(moments(given.get("at"), given.get("until")))
-    words = given.get("args", ())
-    if given.get("script") or began.script:
-        data = given.get("data", began.data if began.script else "")
+    values = {name: typed[name] for name in RUN_OPTIONS if name in typed}
+    values.update(moments(typed.get("at"), typed.get("until")))
+    words = typed.get("args", ())
+    if typed.get("script") or began.script:
+        data = typed.get("data", began.data if began.script else "")
         return dataclasses.replace(began, **values, data=data, words=(*began.words, *words))
-    trainer = {name: given[key] for key, name in VARIABLES.items() if key in given}
+    trainer = {name: typed[key] for key, name in VARIABLES.items() if key in typed}
     data = trainer.pop("data", began.data)
     trainer = {**began.trainer, **trainer, **trainer_words(words)}
     return dataclasses.replace(began, **values, data=data, trainer=trainer)
 
 
-def new_config(given: Mapping[str, Any]) -> Config:
-    """The Config of a new run. Raises UserError."""
-    config = config_of(given)
+def new_config(typed: Mapping[str, Any]) -> Config:
+    """Return the Config of a new run. Raises UserError."""
+    config = config_of(typed)
     if config.script or not {"model", "config"}.isdisjoint(config.trainer):
         return config
-    return with_trainer(config, model=default_model(None, given.get("data")))
+    return with_trainer(config, model=default_model(None, typed.get("data")))
 
 
-def with_trainer(config: Config, **given: Any) -> Config:
-    """The same with other values for the trainer, such as those that were decided."""
-    return dataclasses.replace(config, trainer={**config.trainer, **given})
+def with_trainer(config: Config, **values: Any) -> Config:
+    """Return the same options with other values for the trainer."""
+    return dataclasses.replace(config, trainer={**config.trainer, **values})
 
 
 def _kind(row: Option) -> Any:
@@ -79,22 +79,22 @@ STORED = defstruct(
 
 
 def document(config: Config) -> dict[str, Any]:
-    """The options of a run as plan.json has them, by the names of make's variables; `trainer` has
-    the words for what has no variable, or a script's words."""
-    left = dict(config.trainer)
-    own = {name: getattr(config, name) for name, row in RUN_OPTIONS.items() if row.stored}
-    named = {key: left.pop(name, None) for key, name in VARIABLES.items() if key != "data"}
-    known = {key: value for key, value in named.items() if value is not None or key == "model"}
-    words = list(config.words) if config.script else words_for_trainer(left)
-    return {**own, **known, "data": config.data, "trainer": words}
+    """Return the options of a run as plan.json has them, by the names of make's variables;
+    `trainer` has the words for options without a variable, or a script's words."""
+    trainer = dict(config.trainer)
+    run_options = {name: getattr(config, name) for name, row in RUN_OPTIONS.items() if row.stored}
+    named = {key: trainer.pop(name, None) for key, name in VARIABLES.items() if key != "data"}
+    named = {key: value for key, value in named.items() if value is not None or key == "model"}
+    words = list(config.words) if config.script else words_for_trainer(trainer)
+    return {**run_options, **named, "data": config.data, "trainer": words}
 
 
 def read(planned: Mapping[str, Any]) -> Config:
-    """The Config that `document` made, without its hours. Raises UserError."""
-    given = {key: value for key, value in planned.items() if value is not None}
+    """Return the Config that `document` made, without its hours. Raises UserError."""
+    values = {key: value for key, value in planned.items() if value is not None}
     for key in ("at", "until"):
-        given.pop(key, None)
+        values.pop(key, None)
     for key, name in VARIABLES.items():
-        if key in given:
-            given[key] = ENTRIES[name].read(key.upper(), str(given[key]))
-    return config_of({**given, "args": given.pop("trainer")})
+        if key in values:
+            values[key] = ENTRIES[name].read(key.upper(), str(values[key]))
+    return config_of({**values, "args": values.pop("trainer")})

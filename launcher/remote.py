@@ -1,4 +1,4 @@
-"""Has a machine evaluate a call in a module of ours, which it may not have yet: what is sent is one
+"""Lets a machine evaluate a call in a module of ours, which it may not have yet: it is sent one
 text for `python -`, the module with all that it imports."""
 
 from __future__ import annotations
@@ -34,61 +34,54 @@ SECONDS = 30.0
 
 
 def program(module: str, call: str) -> str:
-    """A Python program that loads a module of the checkout, and those that it imports, and then
-    evaluates `call` in it. Beside each other they may import the standard library."""
-    lines = [LOADER]
-    for name in with_imports(module):
-        lines.append(f"_load({name!r}, {_path(name).read_text(encoding='utf-8')!r})")
-    return "\n".join([*lines, f"sys.modules[{module!r}].{call}", ""])
+    """Return a Python program that loads a module of the checkout, and those that it imports, and
+    then evaluates `call` in it. All of them may also import the standard library."""
+    sources: dict[str, str] = {}  # each module after those that it imports
 
-
-def with_imports(module: str) -> list[str]:
-    """A module of the checkout after those that it imports, they after theirs, and so on."""
-    order: dict[str, None] = {}
+    def path_of(name: str) -> Path:
+        return CHECKOUT / f"{name.replace('.', '/')}.py"
 
     def visit(name: str) -> None:
-        for node in ast.walk(ast.parse(_path(name).read_text(encoding="utf-8"))):
+        source = path_of(name).read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.ImportFrom) and node.module:
-                inner = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             else:
-                inner = [alias.name for alias in getattr(node, "names", ())]
-            for other in inner:
-                if other not in order and _path(other).is_file():
-                    visit(other)
-        order[name] = None
+                names = [alias.name for alias in getattr(node, "names", ())]
+            for imported in names:
+                if imported not in sources and path_of(imported).is_file():
+                    visit(imported)
+        sources[name] = source
 
     with PARSING:
         visit(module)
-    return list(order)
-
-
-def _path(name: str) -> Path:
-    return CHECKOUT / f"{name.replace('.', '/')}.py"
+    lines = [f"_load({name!r}, {source!r})" for name, source in sources.items()]
+    return "\n".join([LOADER, *lines, f"sys.modules[{module!r}].{call}", ""])
 
 
 def ask(node: Node, module: str, call: str, kind: Any, seconds: float = SECONDS) -> Any:
-    """What a function of launcher/node answers on a machine, by the guard's Python. Raises OSError,
-    UserError and Invalid."""
+    """Return the answer of a function of launcher/node on a machine, by the guard's Python. Raises
+    OSError, UserError and Invalid."""
     process = node.start([node.host.engine.guard_python, "-IB", "-"])
-    output, said, _ = talk(process, program(module, call).encode(), seconds, len(PULSE))
+    output, stderr, _ = talk(process, program(module, call).encode(), seconds, len(PULSE))
     line = marked(output)
     if line is None:
-        raise UserError(f"it gave no answer{said and f': {said}'}")
+        raise UserError(f"it gave no answer{stderr and f': {stderr}'}")
     return decode(line, kind, "answer")
 
 
 def marked(output: bytes) -> str | None:
-    """What stands behind the mark."""
+    """Return the text behind the mark; None if there is no mark."""
     lines = output.decode(errors="replace").splitlines()
     return next((line[len(MARK) :] for line in lines if line.startswith(MARK)), None)
 
 
 def tree_sha256(node: Node, folder: str) -> str | None:
-    """The hash of the tree that a machine holds in `folder`, "" where it has no such folder, None
-    where it cannot be known."""
+    """Return the hash of a machine's tree in `folder`, "" if it has no such folder, None if it does
+    not answer."""
     try:
         kind = Annotated[str, matching("([0-9a-f]{64})?")]
-        known: str = ask(node, "launcher.node.machine", f"show({MARK!r}, {folder!r})", kind)
+        sha256: str = ask(node, "launcher.node.machine", f"show({MARK!r}, {folder!r})", kind)
     except (OSError, UserError, Invalid):
         return None
-    return known
+    return sha256

@@ -1,9 +1,8 @@
-"""A machine of the inventory, what is asked of the way to it, and what is done by every such way:
-machines are opened and closed all at once, and commands there are talked with.
+"""The machines of the inventory, and the interface to them: Engine, Node and Process.
 
-Each way is one module of `launcher/machines/`, found by the name that the inventory has as
-ansible_connection, and defines `ENGINE`. All carry out one plan, whose dry run is plan.render: a
-node starts a command, a process streams what it prints, and closing it stops it.
+Each module of `launcher/machines/` that defines `ENGINE` reaches machines in its own way. The
+inventory names it as ansible_connection. All carry out one plan, whose dry run is plan.render: a
+node starts a command, a process streams its output, and closing the process stops it.
 """
 
 from __future__ import annotations
@@ -43,26 +42,26 @@ class Process(Protocol):
     """One command on a machine. No method but `wait` blocks."""
 
     def fileno(self) -> int:
-        """For select(): readable when `read` has something, the end included."""
+        """Return the descriptor for select(): readable if `read` has output, or the end."""
 
     def read(self) -> bytes | None:
-        """What has arrived on stdout; b"" at the end; None when there is nothing yet."""
+        """Return new output of stdout; b"" at the end; None if there is nothing yet."""
 
     def write(self, data: bytes | memoryview) -> int:
-        """Bytes taken, perhaps 0. Raises OSError when the other side is gone."""
+        """Return how many bytes were taken, perhaps 0. Raises OSError if the other side is gone."""
 
     def close_stdin(self) -> None: ...
 
     def wait(self, seconds: float | None = None) -> int:
-        """The exit status, -1 when the connection broke, or none came in time; call it after
+        """Return the exit status, -1 if the connection broke, or none came in time. Call it after
         read() returned b""."""
 
     def stderr(self) -> str:
-        """The end of its stderr, once it has ended."""
+        """Return the end of its stderr, once it has ended."""
 
     @property
     def broken(self) -> bool:
-        """Whether the connection to the machine was lost, rather than the command's end reached."""
+        """Return whether the connection was lost before the command ended."""
 
     def close(self) -> None:
         """Close its pipes. A guard whose stdin ends kills what it started, then itself."""
@@ -85,7 +84,7 @@ class Node(Protocol):
 
 @dataclass(frozen=True)
 class Engine:
-    """What all machines that are reached in the same way have in common.
+    """A way to reach machines.
 
     `is_local`: their files are this machine's, and relative paths begin at the checkout. `machines`
     gives those of the job that this process is in, where another system hands machines out: it also
@@ -110,10 +109,9 @@ NAMES = ("local", "ssh")  # those that an inventory may name; the machines of a 
 
 
 def of(name: str) -> Engine:
-    """The engine of an ansible_connection, one of NAMES, or slurm's."""
-    found = importlib.import_module(f"launcher.machines.{name}").ENGINE
-    assert isinstance(found, Engine)
-    return found
+    """Return the engine of an ansible_connection, one of NAMES, or slurm's."""
+    engine: Engine = importlib.import_module(f"launcher.machines.{name}").ENGINE
+    return engine
 
 
 @dataclass(frozen=True)
@@ -152,8 +150,8 @@ class Host:
         return self.name if self.engine.is_local else f"{self.name} ({self.address})"
 
     def data_path(self, data: str) -> str:
-        """Where this machine has the images: a name is looked up below its data_root; "" stays
-        "". Raises UserError."""
+        """Return this machine's folder of the data: a name is looked up below its data_root; ""
+        stays "". Raises UserError."""
         if not data:
             return ""
         if "/" not in data:
@@ -174,26 +172,23 @@ LARGEST = 4 << 20  # bytes of an answer: a .bashrc that runs `yes` must not fill
 
 
 def make_room(hosts: int) -> None:
-    """Allow this process the open files that so many hosts need: the usual 1024 suffice for some
-    200.
-
-    Raises UserError where the system allows fewer.
-    """
-    needed = BESIDE + PER_HOST * hosts
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if now == resource.RLIM_INFINITY or now >= needed:
+    """Allow this process the open files that so many hosts need: the usual 1024 are enough for some
+    200. Raises UserError if the system allows fewer."""
+    count = BESIDE + PER_HOST * hosts
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
         return
-    if most != resource.RLIM_INFINITY and most < needed:
+    if hard != resource.RLIM_INFINITY and hard < count:
         raise UserError(
-            f"{hosts} machines need about {needed} open files, and this machine allows {most} "
+            f"{hosts} machines need about {count} open files, and this machine allows {hard} "
             "(`ulimit -Hn`): raise nofile in /etc/security/limits.conf, or give fewer NODES."
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def open_all(hosts: list[Host]) -> tuple[dict[str, Node], dict[str, str]]:
-    """Connect to all at once. Returns the nodes by name, and for the unreachable ones what ssh
-    said. Raises UserError when this machine allows too few open files."""
+    """Connect to all at once. Returns the nodes by name, and the errors of unreachable ones by
+    name. Raises UserError if this machine allows too few open files."""
     make_room(len(hosts))
     nodes = {host.name: host.engine.node(host) for host in hosts}
     failures: dict[str, str] = {}
@@ -213,16 +208,16 @@ def close_all(nodes: dict[str, Node]) -> None:
 
 
 def of_each(ask: Callable[[Thing], Answer], things: Collection[Thing]) -> list[Answer]:
-    """What becomes of each, in their order; all are asked at once, up to 64."""
+    """Return `ask` of each thing, in their order; up to 64 are asked at once."""
     with ThreadPoolExecutor(max_workers=min(64, len(things) or 1)) as pool:
         return list(pool.map(ask, things))
 
 
 def error_location(error: Exception) -> str:
-    """An error of Tandem's own in a line: what a machine sent may be part of its text."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    what = f"{type(error).__name__}: {str(error)[:200]}"
-    return f"{what} ({Path(last.filename).name}:{last.lineno})"
+    """Return an error of Tandem's own as one line: a machine's output may be part of its text."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = f"{type(error).__name__}: {str(error)[:200]}"
+    return f"{text} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 class TimedOut(Exception):
@@ -232,19 +227,28 @@ class TimedOut(Exception):
 def stream_output(
     process: Process, seconds: float, data: bytes | memoryview = b"", renewed: int = 0
 ) -> Iterator[bytes]:
-    """What a command prints, until its end, while it is given its whole input.
+    """Yield the output of a command until its end, and give it its whole input meanwhile.
 
     Raises TimedOut after so many seconds. They begin anew each time that `renewed` bytes have
     arrived, so n bytes arrive within (1 + n / renewed) * seconds. (If every byte renewed the
     deadline, a machine that sends one now and then would never reach it.)
     """
     deadline, missing = time.monotonic() + seconds, renewed
-    rest = memoryview(data)
+    unsent = memoryview(data)
     with DefaultSelector() as selector:
         selector.register(process.fileno(), EVENT_READ)
         while time.monotonic() < deadline:
-            rest = _give(process, rest)
-            if not selector.select(0.02 if rest else 0.5):
+            try:
+                while unsent:
+                    size = process.write(unsent)
+                    unsent = unsent[size:]
+                    if not unsent:
+                        process.close_stdin()
+                    if not size:
+                        break
+            except BrokenPipeError:  # it ended before it read all: its output says why
+                unsent = memoryview(b"")
+            if not selector.select(0.02 if unsent else 0.5):
                 continue
             piece = process.read()
             if piece == b"":
@@ -257,29 +261,12 @@ def stream_output(
     raise TimedOut
 
 
-def _give(process: Process, data: memoryview) -> memoryview:
-    """What is left of the input after the command has taken as much as it can now."""
-    try:
-        while data:
-            taken = process.write(data)
-            data = data[taken:]
-            if not data:
-                process.close_stdin()
-            if not taken:
-                break
-    except BrokenPipeError:  # it ended before it read all: its output says why
-        return memoryview(b"")
-    return data
-
-
 def talk(
     process: Process, data: bytes | memoryview, seconds: float, renewed: int = 0
 ) -> tuple[bytes, str, int | None]:
-    """Give a command its whole input; return its output, its stderr and its exit status. `seconds`,
-    `renewed`: as for stream_output.
-
-    The status is None when it did not end in time. Raises UserError when it prints too much.
-    """
+    """Give a command its whole input; return its output, its stderr and its exit status, None if it
+    did not end in time. `seconds`, `renewed`: as for stream_output. Raises UserError if it prints
+    too much."""
     output = bytearray()
     try:
         for piece in stream_output(process, seconds, data, renewed):

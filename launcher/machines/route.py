@@ -1,5 +1,5 @@
-"""How ssh reaches a machine, as OpenSSH itself reads ansible/ssh_config and ~/.ssh/config: so the
-launcher goes the way that Ansible goes."""
+"""Finds the route of ssh to a machine. OpenSSH itself reads ansible/ssh_config and ~/.ssh/config,
+so the launcher goes the way that Ansible goes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from contract.errors import UserError
 from contract.text import clean
 
 SSH = ("ssh", "-F", str(Path(__file__).resolve().parents[2] / "ansible/ssh_config"))
-# What would lead elsewhere, or trust somebody else, than this launcher knows of.
+# With these options ssh would go elsewhere, or trust somebody else, than this launcher checks.
 UNSUPPORTED = {
     "proxycommand": "which hosts it goes over cannot be checked: write it as ProxyJump",
     "revokedhostkeys": "mark these keys as @revoked in known_hosts",
@@ -24,8 +24,8 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class Route:
-    """`address` and `port` as ssh takes them; `key_name`: what known_hosts calls the machine;
-    `hops` as ProxyJump lists them. What is empty is as usual."""
+    """The route of ssh to a machine. `key_name`: its name in known_hosts; `hops` as ProxyJump lists
+    them. An empty field stands for ssh's default."""
 
     address: str = ""
     port: int = 22
@@ -36,18 +36,35 @@ class Route:
     known_hosts: tuple[str, ...] = ()
 
     def proxy(self, address: str, port: int) -> list[str]:
-        """The command that connects its stdin and stdout with the machine's ssh, by the hops."""
-        *before, last = self.hops.split(",")
-        jump = ["-J", ",".join(before)] if before else []
-        target = last if last.startswith("ssh://") else f"ssh://{last}"
+        """Return the command that connects its stdin and stdout with the machine's ssh, by the
+        hops."""
+        *hops, gateway = self.hops.split(",")
+        jump = ["-J", ",".join(hops)] if hops else []
+        target = gateway if gateway.startswith("ssh://") else f"ssh://{gateway}"
         words = ["-o", "BatchMode=yes", *jump, "-W", f"[{address}]:{port}", "--", target]
         return [*SSH, *words]
 
 
 def find(address: str, words: list[str]) -> Route:
-    """The route to a machine, which the inventory calls `address`, by these options of ssh. Raises
-    UserError."""
-    options = _options([*SSH, "-G", *words, "--", address])
+    """Return the route to a machine, which the inventory calls `address`, by these options of ssh.
+    Raises UserError."""
+    argv = [*SSH, "-G", *words, "--", address]
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        raise UserError("ssh is not installed here: sudo apt install openssh-client.") from None
+    if done.returncode != 0:
+        reason = clean(" ".join(done.stderr.splitlines()[-2:])) or "it gave no reason"
+        raise UserError(
+            f"ssh refuses {address!r}: {reason}: correct ansible_host in the inventory, or "
+            "~/.ssh/config."
+        )
+    options = defaultdict[str, list[str]](list)  # ssh -G prints each option with its values
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition(" ")
+        options[name].append(value)
 
     def first(name: str, default: str = "") -> str:
         value = options[name][0] if options[name] else default
@@ -70,24 +87,3 @@ def find(address: str, words: list[str]) -> Route:
         identity_files=tuple(options["identityfile"]),
         known_hosts=tuple(word for line in files for word in line.split()),
     )
-
-
-def _options(argv: list[str]) -> dict[str, list[str]]:
-    """What ssh -G prints: each option with its values. Raises UserError."""
-    try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        raise UserError("ssh is not installed here: sudo apt install openssh-client.") from None
-    if done.returncode != 0:
-        said = clean(" ".join(done.stderr.splitlines()[-2:])) or "it gave no reason"
-        raise UserError(
-            f"ssh refuses {argv[-1]!r}: {said}: correct ansible_host in the inventory, or "
-            "~/.ssh/config."
-        )
-    found = defaultdict[str, list[str]](list)
-    for line in done.stdout.splitlines():
-        name, _, value = line.partition(" ")
-        found[name].append(value)
-    return found

@@ -54,7 +54,7 @@ class StrictConnection(Connection):
     # What has no name in the class would become a value of Fabric's configuration.
     route = Route()
     _proxy: subprocess.Popen[bytes] | None = None
-    _proxy_said: IO[bytes] | None = None
+    _proxy_stderr: IO[bytes] | None = None
 
     def __init__(self, host: str, port: int, route: Route, **kwargs: Any):
         super().__init__(host, port=port, config=_config(), forward_agent=False, **kwargs)
@@ -63,25 +63,25 @@ class StrictConnection(Connection):
         confirm(self.client, name, route)
 
     def open_gateway(self) -> socket.socket:
-        """A connection by way of the hops, which ssh itself makes, as strictly."""
+        """Connect by way of the hops: ssh itself does that, as strictly."""
         ours, theirs = socket.socketpair()
-        self._proxy_said = tempfile.TemporaryFile()  # noqa: SIM115
+        self._proxy_stderr = tempfile.TemporaryFile()  # noqa: SIM115
         with theirs:
             self._proxy = subprocess.Popen(
                 self.route.proxy(self.host, self.port),
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                stderr=self._proxy_said,
+                stderr=self._proxy_stderr,
                 start_new_session=True,  # Ctrl-C is for the launcher alone, and nobody is asked
             )
         return ours
 
-    def gateway_said(self) -> str:
-        """What ssh said of the hops, or nothing."""
-        if self._proxy_said is None:
+    def gateway_error(self) -> str:
+        """Return ssh's error about the hops, or nothing."""
+        if self._proxy_stderr is None:
             return ""
-        self._proxy_said.seek(0)
-        words = self._proxy_said.read(4096).decode(errors="replace").split()
+        self._proxy_stderr.seek(0)
+        words = self._proxy_stderr.read(4096).decode(errors="replace").split()
         return clean(" ".join(words))[:300].rstrip(".")
 
     def close(self) -> None:
@@ -102,8 +102,8 @@ class Packets(Packetizer):
 
 
 class Window(BufferedPipe):
-    """What a command has printed and nobody has read yet. paramiko keeps whatever comes; a machine
-    that sends more than it was allowed to loses its connection."""
+    """The unread output of a command. paramiko keeps whatever comes; here a machine that sends more
+    than it was allowed to loses its connection."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -168,6 +168,7 @@ class SshNode:
 
     def __init__(self, host: Host):
         self.host = host
+        key_files = [Path(file).expanduser() for file in host.route.identity_files]
         self._connection = StrictConnection(
             host.address,
             host.port,
@@ -178,21 +179,26 @@ class SshNode:
             connect_kwargs={
                 "banner_timeout": BANNER_SECONDS,
                 "auth_timeout": LOGIN_SECONDS,
-                "key_filename": identities(host.route),
+                "key_filename": [str(path) for path in key_files if path.is_file()],
                 "look_for_keys": not host.route.identity_files,
                 "transport_factory": partial(paramiko.Transport, packetizer_class=Packets),
             },
         )
 
     def open(self) -> None:
-        """Connect and log in. Raises MachineError saying what ssh said."""
+        """Connect and log in. Raises MachineError with ssh's error and a remedy."""
         try:
             self._connection.open()
         except Exception as error:
             self._connection.close()
-            said = self._connection.gateway_said()
-            text = hops_error(self.host, said) if said else connection_error(self.host, error)
-            raise MachineError([self.host.name], text) from error
+            host, text = self.host, connection_error(self.host, error)
+            if gateway_error := self._connection.gateway_error():
+                text = (
+                    f"{host.name} ({host.address}) is reached over {host.route.hops} (ProxyJump), "
+                    f"and that fails: {gateway_error}: log in to each of these once by `ssh`, by "
+                    "hand, and compare its key."
+                )
+            raise MachineError([host.name], text) from error
         sock = self._connection.transport.sock
         sock.settimeout(READER_WAKES_EVERY)
         # After a stall TCP doubles its retransmission timeout; on a thin stream it need not, so a
@@ -222,9 +228,9 @@ class SshNode:
 
 
 def in_any_shell(argv: list[str]) -> str:
-    """The command line by which any login shell runs these words, csh and fish, too: sshd hands it
-    to that. csh ends a quote at the end of a line, and replaces a ! within quotes, so sh decodes
-    all that a shell might read."""
+    """Return the command line by which any login shell runs these words, also csh and fish: sshd
+    hands it to that. csh ends a quote at the end of a line, and replaces a ! within quotes, so sh
+    decodes all that a shell might read."""
     words = ("exec " + shlex.join(argv)).encode(errors="surrogateescape")
     text = UNSAFE.sub(lambda byte: b"\\0%03o" % byte[0][0], words).decode()
     return f'exec sh -c \'eval "$(printf %b "{text}")"\''
@@ -235,77 +241,59 @@ def _config() -> Config:
     return Config(overrides={"load_ssh_configs": False})
 
 
-def identities(route: Route) -> list[str]:
-    """The key files that ssh would try, as far as they are there."""
-    files = (Path(file).expanduser() for file in route.identity_files)
-    return [str(file) for file in files if file.is_file()]
-
-
-def hops_error(host: Host, said: str) -> str:
-    """What ssh said about the machines on the way to one."""
-    return (
-        f"{host.name} ({host.address}) is reached over {host.route.hops} (ProxyJump), and that "
-        f"fails: {said}: log in to each of these once by `ssh`, by hand, and compare its key."
-    )
-
-
 def connection_error(host: Host, error: Exception) -> str:
-    """What ssh said about one machine, and what to do about it."""
-    where = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
+    """Return ssh's error about one machine as a sentence with a remedy."""
+    target = f"{host.name} ({host.user + '@' if host.user else ''}{host.address}, port {host.port})"
+    text = _short(error)
     if isinstance(error, paramiko.BadHostKeyException):
         return (
-            f"{where}: its host key differs from the one in your known_hosts: if the machine "
-            "was reinstalled, "
-            f"run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, somebody "
-            "else answers at this address."
+            f"{target}: its host key differs from the one in your known_hosts: if the machine "
+            f"was reinstalled, run `ssh-keygen -R {host.address}` and `make bootstrap`; if not, "
+            "somebody else answers at this address."
         )
     if isinstance(error, Revoked):
         return (
-            f"{where}: its host key is marked @revoked in your known_hosts: give the machine a new "
-            "one (`sudo ssh-keygen -A` there, after its /etc/ssh/ssh_host_* were taken away), then "
-            "run `make bootstrap`."
+            f"{target}: its host key is marked @revoked in your known_hosts: give the machine a "
+            "new one (`sudo ssh-keygen -A` there, after its /etc/ssh/ssh_host_* were taken away), "
+            "then run `make bootstrap`."
         )
     if isinstance(error, paramiko.SSHException) and "not found in known_hosts" in str(error):
         return (
-            f"{where}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make "
-            "bootstrap`, which shows "
-            f"the key and asks you."
+            f"{target}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make "
+            "bootstrap`, which shows the key and asks you."
         )
-    if isinstance(error, paramiko.AuthenticationException) or "No authentication methods" in str(
-        error
-    ):
+    is_refused = "No authentication methods" in str(error)
+    if isinstance(error, paramiko.AuthenticationException) or is_refused:
         return (
-            f"{where}: ssh refused to log in ({_short(error)}): check train_user and ansible_user "
+            f"{target}: ssh refused to log in ({text}): check train_user and ansible_user "
             "in the inventory, and that your key is in that user's authorized_keys "
             "(`make bootstrap`)."
         )
-    reason = _network_reason(error)
-    return f"{where}: cannot be reached: {reason} (NODES=<fewer> leaves out the last of the list)."
-
-
-def _network_reason(error: Exception) -> str:
-    text = _short(error)
+    # All other errors are those of the network, or of an ssh server that does not answer.
+    timeouts = (socket.timeout, TimeoutError)
     if isinstance(error, paramiko.ssh_exception.NoValidConnectionsError):
-        text = "; ".join(sorted({_short(e) for e in error.errors.values()}))
-    if "protocol banner" in text and isinstance(error.__context__, (socket.timeout, TimeoutError)):
-        return f"it takes connections, but its ssh said nothing in {BANNER_SECONDS:.0f} s: " + (
+        text = "; ".join(sorted({_short(cause) for cause in error.errors.values()}))
+    reason = text
+    if "protocol banner" in text and isinstance(error.__context__, timeouts):
+        reason = (
+            f"it takes connections, but its ssh said nothing in {BANNER_SECONDS:.0f} s: "
             "is it frozen?"
         )
-    if "protocol banner" in text or isinstance(error, (EOFError, ConnectionResetError)):
-        return (
+    elif "protocol banner" in text or isinstance(error, (EOFError, ConnectionResetError)):
+        reason = (
             "it closed the connection before ssh began: is it this machine's address, and sshd's "
             "port? (sshd itself does so with MaxStartups, and to an address that it was told to "
             "refuse.)"
         )
-    if isinstance(error, socket.gaierror):
-        return f"no such host ({text}): correct ansible_host, or give its address in digits"
-    if isinstance(error, (socket.timeout, TimeoutError)) or "timed out" in text:
-        return f"no answer within {CONNECT_SECONDS:.0f} s: is it switched on and plugged in?"
-    if "No route" in text or "unreachable" in text:
-        return f"no way leads to it ({text}): is it switched on, and in the same network?"
-    if "refused" in text:
-        return f"it refuses connections ({text}): is sshd running there, on this port?"
-    return text
+    elif isinstance(error, socket.gaierror):
+        reason = f"no such host ({text}): correct ansible_host, or give its address in digits"
+    elif isinstance(error, timeouts) or "timed out" in text:
+        reason = f"no answer within {CONNECT_SECONDS:.0f} s: is it switched on and plugged in?"
+    elif "No route" in text or "unreachable" in text:
+        reason = f"no way leads to it ({text}): is it switched on, and in the same network?"
+    elif "refused" in text:
+        reason = f"it refuses connections ({text}): is sshd running there, on this port?"
+    return f"{target}: cannot be reached: {reason} (NODES=<fewer> leaves out the last of the list)."
 
 
 def _short(error: Exception) -> str:
@@ -336,8 +324,8 @@ class KnownHost:
     revoked: bool
 
     def means(self, name: str) -> bool:
-        """Whether the patterns match, by the rules of sshd(8): `*` and `?`, `!` before a pattern
-        that must not match, or a hash of the name."""
+        """Return whether the patterns match, by the rules of sshd(8): `*` and `?`, `!` before a
+        pattern that must not match, or a hash of the name."""
         hashed = paramiko.HostKeys()
         hashed._entries.append(self.entry)
         if hashed.lookup(name) is not None:
@@ -354,10 +342,9 @@ def _like(name: str, pattern: str) -> bool:
 
 
 def read_known_hosts(data: bytes) -> list[KnownHost]:
-    """The usable lines of a file of OpenSSH. A line that is damaged, in another encoding, with an
-    unknown type of key, or of a certificate authority is treated as if it were not there, and hides
-    no other line."""
-    found = []
+    """Return the usable lines of a file of OpenSSH. A line that is damaged, in another encoding,
+    with an unknown type of key, or of a certificate authority is left out, and hides no other."""
+    lines = []
     for raw in data.split(b"\n"):
         try:
             words = raw.decode("utf-8").split()
@@ -374,30 +361,28 @@ def read_known_hosts(data: bytes) -> list[KnownHost]:
             line.means("")  # a hash of a name that is none is not noticed before
         except (paramiko.SSHException, InvalidHostKey, ValueError, IndexError, AssertionError):
             continue
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines
 
 
 @lru_cache(maxsize=16)
 def known_hosts(paths: tuple[Path, ...]) -> tuple[KnownHost, ...]:
-    """The lines of these files, read once for all hosts."""
-    found = []
+    """Return the lines of these files, read once for all hosts."""
+    lines = []
     for path in paths:
-        try:
-            found += read_known_hosts(path.expanduser().read_bytes())
-        except OSError:
-            continue
-    return tuple(found)
+        with contextlib.suppress(OSError):
+            lines += read_known_hosts(path.expanduser().read_bytes())
+    return tuple(lines)
 
 
 def confirm(client: paramiko.SSHClient, name: str, route: Route) -> None:
-    """Let a client know the confirmed keys of the machine `name`, which ssh may know by another
-    name; it refuses every other one."""
+    """Give a client the confirmed keys of the machine `name`, which ssh may know by another name.
+    The client refuses every other key."""
     paths = tuple(map(Path, route.known_hosts)) or KNOWN_HOSTS
     names = {name, route.key_name or name}
-    mine = [line for line in known_hosts(paths) if any(map(line.means, names))]
-    revoked = {line.entry.key.asbytes() for line in mine if line.revoked}
-    for line in mine:
+    lines = [line for line in known_hosts(paths) if any(map(line.means, names))]
+    revoked = {line.entry.key.asbytes() for line in lines if line.revoked}
+    for line in lines:
         key = line.entry.key
         if not line.revoked and key.asbytes() not in revoked:
             client.get_host_keys().add(name, key.get_name(), key)

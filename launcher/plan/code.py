@@ -1,14 +1,14 @@
-"""The code that goes to the nodes: the files of a few folders of the checkout and, for a script or
-a model of one's own that lies elsewhere, of the folder that it is in (files.py), compared by
-SHA-256.
+"""Copies and sends the code for the nodes: the files of a few folders of the checkout and, for a
+script or model of the user's, of the folder that it is in (files.py), compared by SHA-256.
 
-It is copied once, when it is first asked for. That copy is hashed, recorded and sent, so changes to
+It is copied once, when it is first needed. That copy is hashed, recorded and sent, so changes to
 the checkout while a run waits or starts again do not become part of the run.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import mmap
 import os
 import shutil
@@ -53,8 +53,8 @@ LIBRARY = "library"  # where a script finds what it may import of ours
 
 @dataclass(frozen=True)
 class Code:
-    """Names relative to `tree`, a copy of the files, and the hash of that tree; `files`: what is
-    sent of the folder of the user's own, if there is one, and what is not."""
+    """Files to send: names relative to `tree`, a copy, and the hash of that tree. `files`: which
+    files of the user's folder, if there is one, are sent and which are not."""
 
     names: tuple[str, ...]
     sha256: str
@@ -66,13 +66,13 @@ class Code:
 
     @property
     def folder(self) -> str:
-        """Of this version, below node_dir."""
+        """Return the folder of this version, below node_dir."""
         return f"{self.kind}/{self.sha256[:12]}"
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """Files that each machine gets. `said`: a sentence that the names of machines follow."""
+    """Files for each machine. `said`: a sentence that the names of machines follow."""
 
     code: Code
     said: str
@@ -80,7 +80,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Source:
-    """What is sent of `parts` of the folder `root`, into the folder `into` of the tree."""
+    """The files of `parts` of the folder `root`, for the folder `into` of the tree."""
 
     root: Path
     parts: tuple[str, ...]
@@ -88,11 +88,11 @@ class Source:
     script_folder: str = ""
 
     def files(self) -> Files:
-        """Raises UserError."""
+        """List the files. Raises UserError."""
         return list_files(self.root, self.parts, self.script_folder)
 
     def copy(self, names: tuple[str, ...], tree: Path) -> bool:
-        """Returns whether nothing changed meanwhile. Raises UserError, OSError."""
+        """Copy the files. Returns whether nothing changed meanwhile. Raises UserError, OSError."""
         for name in names:
             target = tree / self.into / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -101,17 +101,17 @@ class Source:
                 target.chmod(target.stat().st_mode | 0o200)  # another try may write it again
             except FileNotFoundError:  # it has just been removed
                 return False
-        same = tree_sha256(self.root, names) == tree_sha256(tree / self.into, names)
-        return same and names == self.files().sent
+        is_same = tree_sha256(self.root, names) == tree_sha256(tree / self.into, names)
+        return is_same and names == self.files().sent
 
 
 @lru_cache(maxsize=1)
-def current(own: Path | None = None, script_folder: str = ".") -> Code:
-    """The code as it was when this was first called, including uncommitted changes: that of the
-    checkout, and the folder `own` (absolute) if there is one, with the script in a folder below.
-    Raises UserError."""
+def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
+    """Return the code as it was when this was first called, including uncommitted changes: the
+    checkout's, and the files of `user_folder` (absolute), with the script in a folder below. Raises
+    UserError."""
     sources = [Source(CHECKOUT, FOLDERS)]
-    sources += [Source(own, (".",), OWN, script_folder)] if own else []
+    sources += [Source(user_folder, (".",), OWN, script_folder)] if user_folder else []
     try:
         return _snapshot(sources)
     except OSError as error:
@@ -123,8 +123,8 @@ def current(own: Path | None = None, script_folder: str = ".") -> Code:
 
 
 def _snapshot(sources: list[Source]) -> Code:
-    """A copy, as long as this process exists, of files that did not change meanwhile. Raises
-    UserError, OSError."""
+    """Copy the files, for the life of this process; if they change meanwhile, copy them again.
+    Raises UserError, OSError."""
     folder, lock = make_scratch()
     atexit.register(remove_scratch, folder, lock)
     tree = Path(folder) / "code"
@@ -138,7 +138,13 @@ def _snapshot(sources: list[Source]) -> Code:
 
             standalone.write(tree / LIBRARY)
             names += [f"{LIBRARY}/{name}" for name in standalone.files()]
-        revision, diff = _revision()
+        # The checkout's commit and its uncommitted changes, for the record of the run.
+        revision, diff = None, ""
+        if has_repository(CHECKOUT):
+            with contextlib.suppress(UserError):  # git has no answer
+                commit = git.run(CHECKOUT, "rev-parse", "HEAD").strip()
+                diff = os.fsencode(git.diff(CHECKOUT, *FOLDERS)).decode(errors="replace")
+                revision = commit
         if sha256 := tree_sha256(tree, names):
             return Code(tuple(names), sha256, revision, diff, tree, files=listed[-1])
     folders = ", ".join([*FOLDERS, *(str(source.root) for source in sources[1:])])
@@ -148,37 +154,27 @@ def _snapshot(sources: list[Source]) -> Code:
     )
 
 
-def _revision() -> tuple[str | None, str]:
-    """The checkout's commit and what differs from it; None and nothing where git has no answer."""
-    if not has_repository(CHECKOUT):
-        return None, ""
-    try:
-        revision = git.run(CHECKOUT, "rev-parse", "HEAD").strip()
-        return revision, os.fsencode(git.diff(CHECKOUT, *FOLDERS)).decode(errors="replace")
-    except UserError:
-        return None, ""
-
-
 def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
-    """Make `folders[host]`, where there is none yet, hold the code on these machines. Raises
-    MachineError for those where it failed."""
+    """Write the code into `folders[host]` of these machines, unless that exists. Raises
+    MachineError for those that failed."""
     archive = packed(code)
     seconds = SECONDS * (1 + len(archive) // LEAST)
 
     def unpack(node: Node) -> str | None:
         folder = folders[node.host.name]
         try:
-            _, said, status = talk(node.start(["sh", "-c", UNPACK, "sh", folder]), archive, seconds)
+            process = node.start(["sh", "-c", UNPACK, "sh", folder])
+            _, reason, status = talk(process, archive, seconds)
         except MachineError as error:
             return str(error)
         except (OSError, UserError) as error:
-            said, status = str(error), None
+            reason, status = str(error), None
         if status == 0:
             return None
+        reason = reason or f"no answer within {seconds:.0f} s"
         return (
-            f"{node.host.label()}: {folder} could not be written: "
-            f"{said or f'no answer within {seconds:.0f} s'}: make room there or give the folder to "
-            "your user."
+            f"{node.host.label()}: {folder} could not be written: {reason}: make room there or "
+            "give the folder to your user."
         )
 
     with ThreadPoolExecutor(max_workers=8) as pool:
@@ -189,7 +185,7 @@ def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
 
 
 def packed(code: Code) -> memoryview:
-    """The files of the code as tar.gz, on disk: weights may be larger than memory."""
+    """Return the files as tar.gz, on disk: weights may be larger than memory."""
     with tempfile.TemporaryFile() as archive:
         # Weights do not get smaller by more work.
         with tarfile.open(fileobj=archive, mode="w:gz", compresslevel=1) as tar:

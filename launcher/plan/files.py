@@ -1,9 +1,10 @@
-"""Which files of a folder are sent to the machines: each is, or there is a reason why not. What git
-ignores is git's own word, of each repository in the folder by its own rules."""
+"""Lists the files of a folder that are sent to the machines, and a reason for each that is not. Git
+itself says which files it ignores, for each repository in the folder by its own rules."""
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 import re
 from collections import Counter
@@ -33,15 +34,15 @@ MOST_NAMES = 5  # that are shown for a reason
 
 @dataclass(frozen=True)
 class Files:
-    """Names below a folder: of the files that are sent, and why others are not. A name there that
-    ends in a slash stands for all that is in a folder."""
+    """Names below a folder: of the files that are sent, and of unsent ones with the reason. A name
+    that ends in a slash stands for all files in a folder."""
 
     sent: tuple[str, ...] = ()
     unsent: tuple[tuple[str, str], ...] = ()
     size: int = 0
 
     def lines(self) -> list[str]:
-        """For people: what is sent, and a line for each reason."""
+        """Return a line on the files that are sent, and one for each reason."""
         reasons: dict[str, list[str]] = {}
         for name, reason in self.unsent:
             reasons.setdefault(reason, []).append(name)
@@ -52,11 +53,12 @@ class Files:
         return lines
 
     def modules(self) -> set[str]:
-        """What one of these files, or a folder of them, could be imported as from somewhere."""
+        """Return all names by which these files, or folders of them, could be imported."""
         return {part.partition(".")[0] for name in self.sent for part in PurePosixPath(name).parts}
 
     def folder_of(self, module: str) -> str | None:
-        """The folder below the first one that a module, or a package, of this name is sent in."""
+        """Return the folder that a module or package of this name is sent in, if it is not the
+        first one."""
         for path in map(PurePosixPath, self.sent):
             name = path.with_suffix("") if path.parent.name != module else path.parent
             if path.suffix == ".py" and name.name == module and name.parent.name:
@@ -64,20 +66,21 @@ class Files:
         return None
 
     def why_not(self, name: str) -> str | None:
-        """Why the file or folder of this name is not sent; None where that is not known."""
-        return next((why for one, why in self.unsent if _is_in(name, one.rstrip("/"))), None)
+        """Return why the file or folder of this name is not sent; None if it is unknown."""
+        matches = (reason for item, reason in self.unsent if _is_in(name, item.rstrip("/")))
+        return next(matches, None)
 
 
 def list_files(root: Path, parts: tuple[str, ...] = (".",), script_folder: str = ".") -> Files:
-    """What of these parts of a folder is sent. The folder of the script, below the root, is sent
-    even if git ignores all of it. Raises UserError where git does not say what it ignores, and for
-    too much."""
+    """Return which files of these parts of a folder are sent. The folder of the script, below the
+    root, is sent even if git ignores all of it. Raises UserError if git does not say which files it
+    ignores, and for too many files or bytes."""
     unsent: dict[str, str] = {}
-    # Of a folder with a million files no more are looked at than are too many.
-    those = dict(islice(_candidates(root, "", parts, unsent, script_folder), 4 * MOST_FILES))
-    environments = {match[1] for name in those if (match := ENVIRONMENTS.fullmatch(name))}
+    # A folder may have a million files: the search ends when there are too many in any case.
+    candidates = dict(islice(_candidates(root, "", parts, unsent, script_folder), 4 * MOST_FILES))
+    environments = {match[1] for name in candidates if (match := ENVIRONMENTS.fullmatch(name))}
     sent, links = dict[str, int](), list[str]()
-    for name, tracked in those.items():
+    for name, tracked in candidates.items():
         path = root / name
         if stays := _stays(name, tracked, environments):
             unsent.update([stays])
@@ -90,7 +93,7 @@ def list_files(root: Path, parts: tuple[str, ...] = (".",), script_folder: str =
     ordered = sorted(sent)
     # The deepest first, for a link may lead to a folder with others in it.
     for name in sorted(links, key=lambda name: -name.count("/")):
-        target = _target_of(root, name)
+        target = _resolve_link(root, name)
         if target is None:
             unsent[name] = "links that lead out"
             continue
@@ -103,14 +106,23 @@ def list_files(root: Path, parts: tuple[str, ...] = (".",), script_folder: str =
             leads = [*ordered[begin:end], *([target] if target in sent else [])]
         if not leads:
             unsent[name] = "links to what is not sent, or to where they are"
-        for one in leads:
-            copy = name + one[len(target) :]
-            sent[copy] = sent[one]
+        for source in leads:
+            copy = name + source[len(target) :]
+            sent[copy] = sent[source]
             bisect.insort(ordered, copy)
         if len(sent) > MOST_FILES:  # a few links that lead to one another double it each time
             break
     if len(sent) > MOST_FILES or sum(sent.values()) > MOST_BYTES:
-        raise _too_much(root, sent)
+        sizes: Counter[str] = Counter()
+        for name, bytes_sent in sent.items():
+            sizes[name.partition("/")[0]] += bytes_sent
+        largest, bytes_sent = sizes.most_common(1)[0]
+        raise UserError(
+            f"{root} would go to the machines, and has more than {MOST_FILES} files or "
+            f"{size(MOST_BYTES)} ({largest} has {size(bytes_sent)}): let git ignore what is no "
+            "code, put it elsewhere, or give the folder that has the code alone (FOLDER=, or the "
+            "one of MODEL)."
+        )
     printable = {os.fsencode(n).decode(errors="backslashreplace"): w for n, w in unsent.items()}
     return Files(tuple(sorted(sent)), tuple(sorted(printable.items())), sum(sent.values()))
 
@@ -118,8 +130,8 @@ def list_files(root: Path, parts: tuple[str, ...] = (".",), script_folder: str =
 def _candidates(
     root: Path, below: str, parts: tuple[str, ...], unsent: dict[str, str], script_folder: str = ""
 ) -> Iterator[tuple[str, bool]]:
-    """The files in a folder below the root, and whether git tracks them. What is in none of its
-    repositories, or ignored in one, goes to `unsent`. Raises UserError."""
+    """Yield the files in a folder below the root, and whether git tracks them. Ignored files go to
+    `unsent`. Raises UserError."""
     folder = root / below
     if below.count("/") > MOST_LEVELS:
         unsent[below] = TOO_DEEP
@@ -158,8 +170,9 @@ def _candidates(
 
 
 def has_repository(folder: Path) -> bool:
-    """Whether a folder is in one. Tandem's own may have been unpacked in somebody else's, or lie
-    where git does not read it (NTFS, a container); what is sent of it is known without."""
+    """Return whether a folder is in a repository. Tandem's own folder may have been unpacked in
+    somebody else's repository, or lie where git does not read it (NTFS, a container): the files to
+    send are known without."""
     if folder != CHECKOUT:
         return git.root_of(folder.resolve()) is not None
     try:
@@ -169,9 +182,9 @@ def has_repository(folder: Path) -> bool:
 
 
 def _listed(folder: Path, below: str, parts: tuple[str, ...], *words: str) -> list[str]:
-    """Names that git lists. Raises UserError where it does not: what it ignores may be keys."""
+    """Return the names that git lists. Raises UserError if it does not: it may ignore keys."""
     try:
-        said = git.run(folder, "ls-files", "-z", *words, "--", *parts)
+        output = git.run(folder, "ls-files", "-z", *words, "--", *parts)
     except UserError as error:
         remedy = (
             "Do so, or give another FOLDER="
@@ -183,12 +196,15 @@ def _listed(folder: Path, below: str, parts: tuple[str, ...], *words: str) -> li
             f"{folder} is not sent, since git does not say what it ignores there, such as keys and "
             f"data. git says: {error}\n{remedy}."
         ) from None
-    return [below + name for name in said.split("\0") if name]
+    return [below + name for name in output.split("\0") if name]
 
 
 def _walk(root: Path, part: str, unsent: dict[str, str]) -> Iterator[tuple[str, bool]]:
-    """The same where there is no repository, or only below. Raises UserError."""
-    if _holds_home(root / part):
+    """Yield the same if there is no repository, or only below. Raises UserError."""
+    has_home = False
+    with contextlib.suppress(RuntimeError):  # a container's user may have none
+        has_home = Path.home().resolve().is_relative_to((root / part).resolve())
+    if has_home:
         raise UserError(
             f"{root} is your home, or your home is in it, and all of it would go to the machines: "
             "put what you mean into a folder of its own."
@@ -216,25 +232,18 @@ def _walk(root: Path, part: str, unsent: dict[str, str]) -> Iterator[tuple[str, 
             yield name_of(f"{place}/{name}"), False
 
 
-def _holds_home(folder: Path) -> bool:
-    try:
-        return Path.home().resolve().is_relative_to(folder.resolve())
-    except RuntimeError:  # a container's user may have none
-        return False
-
-
 def _stays(name: str, tracked: bool, environments: set[str]) -> tuple[str, str] | None:
-    """Why a file stays here, by its name and those of its folders, and which of them it is."""
+    """Return the file or folder that stays here, and why; None if the file is sent."""
     path = PurePosixPath(name)
     if name.count("/") > MOST_LEVELS:
         return name, TOO_DEEP
     for folder in list(map(str, path.parents))[-2::-1]:
-        last = PurePosixPath(folder).name
-        if last in CACHES:
+        folder_name = PurePosixPath(folder).name
+        if folder_name in CACHES:
             return f"{folder}/", "caches"
         if folder in environments:
             return f"{folder}/", "environments of Python"
-        if last.startswith(".") and not tracked:
+        if folder_name.startswith(".") and not tracked:
             return f"{folder}/", "hidden folders that git does not track"
     if SECRETS.fullmatch(path.name):
         return name, "secrets by their names"
@@ -243,26 +252,15 @@ def _stays(name: str, tracked: bool, environments: set[str]) -> tuple[str, str] 
     return None
 
 
-def _target_of(root: Path, name: str) -> str | None:
-    """Where a link leads, by its name below the root; None for a place outside."""
+def _resolve_link(root: Path, name: str) -> str | None:
+    """Return the target of a link, by its name below the root; None for a place outside."""
     try:
-        target, real = (root / name).resolve(), root.resolve()
+        target, real_root = (root / name).resolve(), root.resolve()
     except (OSError, RuntimeError):  # it leads to itself
         return name
-    return target.relative_to(real).as_posix() if target.is_relative_to(real) else None
+    is_inside = target.is_relative_to(real_root)
+    return target.relative_to(real_root).as_posix() if is_inside else None
 
 
 def _is_in(name: str, folder: str) -> bool:
     return folder == "." or name == folder or name.startswith(f"{folder}/")
-
-
-def _too_much(root: Path, sizes: dict[str, int]) -> UserError:
-    largest: Counter[str] = Counter()
-    for name, count in sizes.items():
-        largest[name.partition("/")[0]] += count
-    name, count = largest.most_common(1)[0]
-    return UserError(
-        f"{root} would go to the machines, and has more than {MOST_FILES} files or "
-        f"{size(MOST_BYTES)} ({name} has {size(count)}): let git ignore what is no code, put it "
-        "elsewhere, or give the folder that has the code alone (FOLDER=, or the one of MODEL)."
-    )

@@ -1,5 +1,5 @@
-"""Weights by name (WEIGHTS=torchvision:IMAGENET1K_V2, WEIGHTS=timm:a1_in1k): fetched once, by this
-machine, which checks and keeps them; then they are a file like any other that a run sends.
+"""Fetches weights by name (WEIGHTS=torchvision:IMAGENET1K_V2, WEIGHTS=timm:a1_in1k): this machine
+fetches, checks and keeps them once; then they are a file like any other that a run sends.
 
 This machine has neither torchvision nor timm. Of the first the names and files are in a table; of
 the second a file's address follows from the names, so that no machine is asked for one.
@@ -13,7 +13,7 @@ import re
 import tempfile
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -24,6 +24,7 @@ from contract.options import TIMM, Options
 from contract.verbs import line
 from launcher.folders import relative
 from launcher.machines.inventory import CHECKOUT
+from launcher.node.machine import file_sha256
 
 CACHE, BUNDLE = CHECKOUT / ".tandem/weights", CHECKOUT / "bundle/weights"
 TORCHVISION = "torchvision:"
@@ -52,26 +53,28 @@ class Pretrained:
         for folder in (BUNDLE, CACHE):
             for path in sorted(folder.glob(f"{self.stem}-*{self.suffix}")):
                 digits = path.name[len(self.stem) + 1 : -len(self.suffix)]
-                if digits.startswith(self.sha256) and _sha256(path).startswith(digits):
+                # A folder may have the file of another version, or a damaged one.
+                if digits.startswith(self.sha256) and file_sha256(path).startswith(digits):
                     return path
         return None
 
 
 def of(settings: Options) -> Pretrained:
-    """What WEIGHTS= names. Raises UserError for names that are none."""
+    """Return the weights that WEIGHTS= names. Raises UserError for unknown names."""
     typed, model = settings.weights or "", settings.model
     if typed.startswith(TORCHVISION):
-        known = dict(_rows(model))
-        if not known:
+        rows = [row.split() for row in TABLE.read_text(encoding="utf-8").splitlines()]
+        files = {row[1]: row[2] for row in rows if row[0] == model}
+        if not files:
             raise UserError(
                 f"WEIGHTS={typed}: torchvision has none for MODEL={model} that suit this trainer: "
                 "give a model of its own, or the weights as a file."
             )
-        file = known.get(typed[len(TORCHVISION) :])
+        file = files.get(typed[len(TORCHVISION) :])
         if file is None:
             raise UserError(
                 f"WEIGHTS={typed}: of {model} torchvision has "
-                f"{', '.join(TORCHVISION + name for name in known)}."
+                f"{', '.join(TORCHVISION + name for name in files)}."
             )
         stem, _, digits = file.removesuffix(".pth").rpartition("-")
         return Pretrained(typed, model, f"{TORCH}/{file}", stem, ".pth", digits)
@@ -87,48 +90,41 @@ def of(settings: Options) -> Pretrained:
     return Pretrained(typed, model, address, name, ".safetensors")
 
 
-def _rows(model: str) -> Iterator[tuple[str, str]]:
-    """The weights' names and files."""
-    for row in TABLE.read_text(encoding="utf-8").splitlines():
-        name, *rest = row.split()
-        if name == model:
-            yield rest[0], rest[1]
-
-
 def fetch(wanted: Pretrained, say: Callable[[str], None], into: Path | None = None) -> Path:
-    """The file, whole and checked, in a folder (the cache). Says its checksum. Raises UserError."""
+    """Fetch and check the file, and return its path in a folder (the cache). Says its checksum.
+    Raises UserError."""
     folder = into or CACHE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
             fresh = Path(scratch, "file")
-            sha256 = wanted.sha256 or _promised(wanted.address)
-            seen = _download(wanted.address, fresh)
-            if not seen.startswith(sha256):
+            if not wanted.address.startswith(("https://", "http://")):
+                raise ValueError("no address of the web")
+            stated = wanted.sha256 or _promised(wanted.address)
+            sha256 = _download(wanted.address, fresh)
+            if not sha256.startswith(stated):
                 raise UserError(
                     f"WEIGHTS={wanted.typed}: {wanted.address} sent another file than was "
-                    f"promised: its SHA-256 begins with {seen[:SHORT]}, not {sha256[:SHORT]}. Try "
-                    "again, or give the weights as a file."
+                    f"promised: its SHA-256 begins with {sha256[:SHORT]}, not {stated[:SHORT]}. "
+                    "Try again, or give the weights as a file."
                 )
-            target = folder / f"{wanted.stem}-{wanted.sha256 or seen}{wanted.suffix}"
+            target = folder / f"{wanted.stem}-{wanted.sha256 or sha256}{wanted.suffix}"
             fresh.replace(target)
-            compare = (
-                "" if sha256 else "; its server states none: compare it with one that you trust"
-            )
-            say(f"WEIGHTS={wanted.typed}: SHA-256 {seen}{compare}")
+            advice = "; its server states none: compare it with one that you trust"
+            say(f"WEIGHTS={wanted.typed}: SHA-256 {sha256}{'' if stated else advice}")
             return target
     except urllib.error.HTTPError as error:
-        why = f"there is no such file ({error.code} {error.reason})"
+        reason = f"there is no such file ({error.code} {error.reason})"
     except (urllib.error.URLError, HTTPException, ValueError, TimeoutError) as error:
-        why = f"it cannot be fetched ({getattr(error, 'reason', None) or error})"
+        reason = f"it cannot be fetched ({getattr(error, 'reason', None) or error})"
     except OSError as error:
-        where = error.filename or relative(folder)
+        path = error.filename or relative(folder)
         raise UserError(
-            f"WEIGHTS={wanted.typed} could not be kept: {where}: {error.strerror or error}."
+            f"WEIGHTS={wanted.typed} could not be kept: {path}: {error.strerror or error}."
         ) from None
     gather = line("bundle", MODEL=wanted.model, WEIGHTS=wanted.typed)
     raise UserError(
-        f"WEIGHTS={wanted.typed}: {wanted.address}: {why}: correct the name, or, where this "
+        f"WEIGHTS={wanted.typed}: {wanted.address}: {reason}: correct the name, or, where this "
         f"machine has no internet, bring bundle/ of one where `{gather}` was typed, or the file "
         "itself (WEIGHTS=FILE)."
     )
@@ -142,9 +138,8 @@ class _Unmoved(urllib.request.HTTPRedirectHandler):
 
 
 def _promised(address: str) -> str:
-    """The SHA-256 that the hub tells of a large file, before it leads to a server that has it; ""
-    where it tells none. Raises what urllib raises."""
-    _refuse_other(address)
+    """Return the SHA-256 that the hub states for a large file, before it leads to a server that has
+    it; "" if it states none. Raises errors of urllib."""
     request = urllib.request.Request(address, method="HEAD")  # noqa: S310 checked
     try:
         with urllib.request.build_opener(_Unmoved).open(request, timeout=SECONDS) as answer:
@@ -153,44 +148,28 @@ def _promised(address: str) -> str:
         if error.code >= 400:
             raise
         headers = error.headers
-    told = headers.get("X-Linked-ETag", "").strip('"')
-    return told if re.fullmatch(r"[0-9a-f]{64}", told) else ""
+    stated = headers.get("X-Linked-ETag", "").strip('"')
+    return stated if re.fullmatch(r"[0-9a-f]{64}", stated) else ""
 
 
 def _download(address: str, path: Path) -> str:
-    """Write what is there into a file; returns its SHA-256. Raises what urllib raises, ValueError
-    for another size than was told and for more than MOST_BYTES."""
-    _refuse_other(address)
+    """Write a file of the web, and return its SHA-256. Raises errors of urllib, ValueError for
+    another size than was stated and for more than MOST_BYTES, OSError if the disk fails."""
     digest, size = hashlib.sha256(), 0
     with path.open("wb") as file, urllib.request.urlopen(address, timeout=SECONDS) as answer:  # noqa: S310
-        while piece := _piece(answer):
+        while True:
+            try:
+                piece = answer.read(PIECE)
+            except OSError as error:  # the connection's, and no disk's
+                raise urllib.error.URLError(error) from error
+            if not piece:
+                break
             size += len(piece)
             if size > MOST_BYTES:
                 raise ValueError(f"it has more than {MOST_BYTES >> 30} GiB")
             file.write(piece)
             digest.update(piece)
-        told = answer.headers.get("Content-Length")
-    if told is not None and size != int(told):
-        raise ValueError(f"{size} of {told} bytes came")
-    return digest.hexdigest()
-
-
-def _piece(answer: Any) -> bytes:
-    """Raises URLError: what breaks here is the connection, and no disk."""
-    try:
-        return bytes(answer.read(PIECE))
-    except OSError as error:
-        raise urllib.error.URLError(error) from error
-
-
-def _refuse_other(address: str) -> None:
-    if not address.startswith(("https://", "http://")):
-        raise ValueError("no address of the web")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.sha256()
-        while piece := file.read(PIECE):
-            digest.update(piece)
+        stated = answer.headers.get("Content-Length")
+    if stated is not None and size != int(stated):
+        raise ValueError(f"{size} of {stated} bytes came")
     return digest.hexdigest()

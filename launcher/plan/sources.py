@@ -1,4 +1,5 @@
-"""What a Python file imports, and which options it declares, as far as reading it says."""
+"""Reads Python files, without running them: which modules they import, and which options they
+declare."""
 
 from __future__ import annotations
 
@@ -26,20 +27,27 @@ class Loaded:
 
 
 def loaded_by(file: Path, roots: Sequence[Path]) -> Loaded:
-    """What `file` imports as it is loaded, and the modules below `roots` in their turn."""
-    waiting, seen, modules = [file], set[Path](), set[str]()
+    """Find what `file` imports as it is loaded, and the modules below `roots` in their turn."""
+    waiting, visited, modules = [file], set[Path](), set[str]()
     packages, sources = set[str](), list[list[ast.stmt]]()
     while waiting:
         path = waiting.pop()
-        if path in seen or not path.is_file():
+        if path in visited or not path.is_file():
             continue
-        seen.add(path)
+        visited.add(path)
         try:
             sources.append(parsed(path))
         except (OSError, SyntaxError, ValueError):  # its own Python says what is wrong with it
             continue
+        # The modules that the file imports in any case: a conditional import may be missing.
+        names = []
+        for node in sources[-1]:
+            if isinstance(node, ast.Import):
+                names += [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.append(node.module)
         # Each is looked for once, however many files import it.
-        imported = [m for m in dict.fromkeys(_imported(sources[-1])) if m not in modules]
+        imported = [name for name in dict.fromkeys(names) if name not in modules]
         modules.update(imported)
         for module in imported:
             for root in roots:
@@ -65,60 +73,51 @@ def parsed(file: Path) -> list[ast.stmt]:
         raise ValueError("it is nested too deeply") from None
 
 
-def _imported(body: list[ast.stmt]) -> list[str]:
-    """The modules that a source imports in any case: what it tries to import may be missing."""
-    modules = []
-    for node in body:
-        if isinstance(node, ast.Import):
-            modules += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            modules.append(node.module)
-    return modules
-
-
 def declares(sources: Sequence[list[ast.stmt]], options: Sequence[str]) -> str | None:
-    """Which of these options a parser of the first source has. One in another source counts where
-    it is made on import, or by what the others name of it: it may be another program's."""
+    """Return which of these options a parser of the first source has. One in another source counts
+    if it is made on import, or by a function that others name: it may be another program's."""
     candidates = [number for number, body in enumerate(sources) if _option_of(body, options)]
-    # All names that a source takes from elsewhere. None of them is its own, so what a candidate
-    # defines stands here only where another source names it.
-    taken = set().union(*map(_foreign_names, sources)) if any(candidates) else set[str]()
+    # All names that a source takes from elsewhere. None of them is its own, so a definition of a
+    # candidate stands here only if another source names it.
+    foreign = set().union(*map(_foreign_names, sources)) if any(candidates) else set[str]()
     for number in candidates:
-        body = sources[number]
-        if number:
-            body = _reached(body, taken)
+        body = _reached(sources[number], foreign) if number else sources[number]
         if option := _option_of(body, options):
             return option
     return None
 
 
 def _option_of(body: list[ast.stmt], options: Sequence[str]) -> str | None:
-    """The first of these options that a call of add_argument names."""
+    """Return the first of these options that a call of add_argument names."""
     for node in (node for statement in body for node in ast.walk(statement)):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-            texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
-            for text in texts:
+            for text in (arg.value for arg in node.args if isinstance(arg, ast.Constant)):
                 if isinstance(text, str) and text in options:
                     return text
     return None
 
 
 def _foreign_names(body: list[ast.stmt]) -> set[str]:
-    """What a source names and does not define."""
+    """Return the names that a source uses and does not define."""
     defined = {node.name for node in body if isinstance(node, DEFINITIONS)}
     return {name for node in body for name in _names(node)} - defined
 
 
 def _reached(body: list[ast.stmt], named: set[str]) -> list[ast.stmt]:
-    """The statements that run where others import this source, and use these names of it."""
-    own = {node.name: node for node in body if isinstance(node, DEFINITIONS)}
-    reached = [node for node in body if not isinstance(node, DEFINITIONS) and not _is_main(node)]
-    waiting = [name for name in own if name in named]
+    """Return the statements that run if others import this source and use these names of it."""
+    definitions = {node.name: node for node in body if isinstance(node, DEFINITIONS)}
+    reached: list[ast.stmt] = []
+    for node in body:
+        # `if __name__ == "__main__"` runs only in the program itself.
+        is_main = isinstance(node, ast.If) and "__name__" in _names(node.test)
+        if not isinstance(node, DEFINITIONS) and not is_main:
+            reached.append(node)
+    waiting = [name for name in definitions if name in named]
     waiting += [name for statement in reached for name in _names(statement)]
     while waiting:
-        if node := own.pop(waiting.pop(), None):
-            reached.append(node)
-            waiting += _names(node)
+        if definition := definitions.pop(waiting.pop(), None):
+            reached.append(definition)
+            waiting += _names(definition)
     return reached
 
 
@@ -130,8 +129,3 @@ def _names(statement: ast.AST) -> Iterator[str]:
             yield node.attr
         elif isinstance(node, ast.alias):
             yield node.name
-
-
-def _is_main(statement: ast.stmt) -> bool:
-    """Whether it runs only where the source is the program."""
-    return isinstance(statement, ast.If) and "__name__" in _names(statement.test)

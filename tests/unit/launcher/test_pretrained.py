@@ -70,7 +70,9 @@ def store(monkeypatch, tmp_path):
     monkeypatch.setattr(pretrained, "BUNDLE", tmp_path / "bundle")
 
     def fetch(file=None):
-        monkeypatch.setattr(pretrained, "_rows", lambda _: iter([("V1", file)]))
+        table = tmp_path / "table.txt"
+        table.write_text(f"net V1 {file}\n")
+        monkeypatch.setattr(pretrained, "TABLE", table)
         named = {"model": "net", "weights": "torchvision:V1"}
         hub = {"model": "timm:net", "weights": "timm:a1"}
         program = build_program(Config(trainer=named if file else hub))
