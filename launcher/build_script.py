@@ -79,12 +79,12 @@ def _checkout_of(folder: Path) -> Path | None:
     return None if root in (None, CHECKOUT) else root
 
 
-def resume_config(began: Config, given: Mapping[str, Any]) -> Config:
+def resume_config(began: Config, typed: Mapping[str, Any]) -> Config:
     """Return the options of a run that continues. Raises UserError for an option that a run keeps,
     and if nobody said how the script continues."""
     refused = [
         name
-        for name, value in given.items()
+        for name, value in typed.items()
         if name not in ("resume", "detach", "data")
         and (
             name not in RUN_OPTIONS
@@ -96,7 +96,7 @@ def resume_config(began: Config, given: Mapping[str, Any]) -> Config:
         raise UserError(
             f"the run continues as it began: leave out {refused[0].upper()}, or start a new run."
         )
-    config = config_of(given, began)
+    config = config_of(typed, began)
     if not config.resume_args:
         raise UserError(
             "nobody said how the script continues: give RESUME_ARGS=, like RESUME_ARGS='--resume "
@@ -137,7 +137,17 @@ def build(config: Config) -> Program:
     root, typed = Path(config.folder), script_words(config.script)
     if not root.is_dir():
         raise UserError(f"FOLDER={root}: there is no such folder.")
-    file = _file_of(root, typed)
+    if len(typed) == 1:
+        file = Path(typed[0])
+    else:
+        stem = root / typed[1].replace(".", "/")
+        file = stem.with_suffix(".py")
+        file = file if file.is_file() else stem / "__main__.py"
+        if not file.is_file():
+            raise UserError(
+                f'SCRIPT="-m {typed[1]}": {root} has no such module: name the folder that '
+                f"{typed[1].partition('.')[0]} is in by FOLDER=."
+            )
     if file.suffix == ".ipynb":
         raise UserError(
             f"SCRIPT={config.script}: it is a notebook, and torch's launcher starts Python: "
@@ -153,8 +163,8 @@ def build(config: Config) -> Program:
             "that is, or another FOLDER=."
         )
     with file.open("rb") as start:
-        first = start.readline(200).decode(errors="replace").strip()
-    shebang = first[2:].strip() if first.startswith("#!") and "python" not in first else ""
+        line = start.readline(200).decode(errors="replace").strip()
+    shebang = line[2:].strip() if line.startswith("#!") and "python" not in line else ""
     if shell := shebang or ("a shell" if file.suffix in SHELLS else ""):
         raise UserError(
             f"SCRIPT={config.script}: it is a program of {shell}, and torch's launcher starts "
@@ -219,10 +229,10 @@ sys.exit(bool(code))
 
 def _check_resume(config: Config, outputs: tuple[str, ...], resume: tuple[str, ...]) -> None:
     """Raise UserError for RESUME_ARGS= and its companions if they contradict each other."""
-    found = (match[0] for word in resume for match in PLACEHOLDER.finditer(word))
-    if other := next((name for name in found if name != LAST), None):
+    names = (match[0] for word in resume for match in PLACEHOLDER.finditer(word))
+    if unknown := next((name for name in names if name != LAST), None):
         raise UserError(
-            f"RESUME_ARGS={config.resume_args}: {other} would reach the script as it stands: "
+            f"RESUME_ARGS={config.resume_args}: {unknown} would reach the script as it stands: "
             f"{LAST} is the newest checkpoint in OUTPUT."
         )
     wants_last = any(LAST in word for word in resume)
@@ -258,20 +268,6 @@ def _notes_on_secrets(words: tuple[str, ...]) -> tuple[str, ...]:
         "everybody who reads report.html. If it is secret, give it in run_env of the inventory, or "
         "in a file.",
     )
-
-
-def _file_of(root: Path, typed: list[str]) -> Path:
-    """Return the file that is run. Raises UserError."""
-    if len(typed) == 1:
-        return Path(typed[0])
-    stem = root / typed[1].replace(".", "/")
-    file = next((f for f in (stem.with_suffix(".py"), stem / "__main__.py") if f.is_file()), None)
-    if file is None:
-        raise UserError(
-            f'SCRIPT="-m {typed[1]}": {root} has no such module: name the folder that '
-            f"{typed[1].partition('.')[0]} is in by FOLDER=."
-        )
-    return file
 
 
 def _split(name: str, text: str | None) -> tuple[str, ...]:

@@ -37,15 +37,15 @@ OURS = {"trainer", "tandem", "contract", "examples"}  # modules that are sent in
 def build(config: Config) -> Program:
     """Return the Program for these options. Raises UserError."""
     settings = settings_of(config)
-    given = given_to_trainer(config)
+    options = given_to_trainer(config)
     model = settings.model
     folder, file = folder_of(model), settings.weights
     files: list[SentFile] = []
     if file and file.startswith(NAMED):
         from launcher.plan import pretrained  # which needs what speaks HTTP
 
-        wanted = pretrained.of(settings)
-        files.append(SentFile("TANDEM_WEIGHTS", f"weights {file}", pretrained=wanted))
+        weights = pretrained.of(settings)
+        files.append(SentFile("TANDEM_WEIGHTS", f"weights {file}", pretrained=weights))
     elif file and (path := path_of("WEIGHTS", file)).is_file():
         files.append(SentFile("TANDEM_WEIGHTS", f"weights {file}", path))
     elif file and not Path(file).is_absolute():
@@ -61,8 +61,8 @@ def build(config: Config) -> Program:
         timm = read_requirements(TIMM_PACKAGES)
     # What differs from machine to machine comes in the environment.
     if files:
-        given.pop("weights")
-    words = ("-m", "trainer", "--config", json.dumps(given))
+        options.pop("weights")
+    words = ("-m", "trainer", "--config", json.dumps(options))
     return Program(
         name=model,
         typed=f"MODEL={model}",
@@ -78,7 +78,7 @@ def build(config: Config) -> Program:
         requirements=timm,
         unless_module="timm",
         modules=imported_by(model),
-        results=tuple(f"{RESULTS_FOLDER}/{given[name]}" for name in RESULTS if given.get(name)),
+        results=tuple(f"{RESULTS_FOLDER}/{options[name]}" for name in RESULTS if options.get(name)),
         ranks_pass_on=True,
         has_exit_codes=True,
         sample="image",
@@ -92,8 +92,8 @@ def build(config: Config) -> Program:
 def executes(config: Config) -> dict[str, str]:
     """Return what these options would execute or send, as it is typed, by the option's name. Raises
     UserError."""
-    given = given_to_trainer(config)
-    model, file = str(given["model"]), given.get("weights")
+    options = given_to_trainer(config)
+    model, file = str(options["model"]), options.get("weights")
     named = {"model": as_typed("MODEL", model)} if ":" in model and model != DEFAULT_MODEL else {}
     return {**named, **({"weights": as_typed("WEIGHTS", file)} if file else {})}
 
@@ -127,16 +127,16 @@ def given_to_trainer(config: Config) -> dict[str, Any]:
 def settings_of(config: Config) -> TrainerOptions:
     """Return every option of the trainer as its ranks will read it. Raises UserError."""
     # Some options need a folder to write to: each machine has one of its own.
-    given = {"output": ".", **given_to_trainer(config)}
+    options = {"output": ".", **given_to_trainer(config)}
     for name in RESULTS:
-        file = given.get(name)
+        file = options.get(name)
         if file and (file == ".." or Path(file).name != file):
             raise UserError(
                 f"ARGS='--{name} {file}': the file comes into runs/<run>/{RESULTS_FOLDER}: give a "
                 f"name without a folder, like {Path(file).name or name}."
             )
     try:
-        return TrainerOptions(**given)
+        return TrainerOptions(**options)
     except UserError as error:
         raise UserError(in_words_of_make(str(error))) from None
 
@@ -160,8 +160,8 @@ def trial_of(config: Config, seconds: int, precision: str) -> Config:
     """Return options that only time steps, as `make plan` measures them. Raises UserError."""
     # Steps take the same time with any weights, which are not sent. The options of the recipe are
     # written out, since it might name some.
-    given = given_to_trainer(config)
-    options = {key: value for key, value in given.items() if key not in ("weights", *RESULTS)}
+    options = given_to_trainer(config)
+    options = {key: value for key, value in options.items() if key not in ("weights", *RESULTS)}
     options.update(config="{}", trial=seconds, precision=precision)
     return dataclasses.replace(config, trainer=options)
 
@@ -217,7 +217,7 @@ def imported_by(model: str) -> tuple[str, ...]:
     return tuple(sorted(names - OURS))
 
 
-def resume_config(began: Config, given: Mapping[str, Any]) -> Config:
+def resume_config(began: Config, typed: Mapping[str, Any]) -> Config:
     """Return the options of a run that continues. The ranks compare them with those of its newest
     checkpoint, and refuse those that a run keeps (trainer/resume.py)."""
-    return config_of(given, began)
+    return config_of(typed, began)

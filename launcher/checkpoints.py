@@ -88,8 +88,8 @@ def group_files(names: Iterable[str], outputs: tuple[str, ...]) -> dict[str, str
     folders = {folder for folder in contents if is_checkpoint(folder)}
     checkpoint_of = {}
     for path in paths:
-        above = map(str, [*path.parents][-2::-1])  # without "."
-        checkpoint_of[str(path)] = next((one for one in above if one in folders), str(path))
+        parents = map(str, [*path.parents][-2::-1])  # without "."
+        checkpoint_of[str(path)] = next((p for p in parents if p in folders), str(path))
     holds_state = {
         checkpoint
         for name, checkpoint in checkpoint_of.items()
@@ -190,7 +190,11 @@ class Search:
         """Merge the machines' names. The first machine's order counts; a name that it lacks comes
         before the names that are older on another machine of the last attempt."""
         if not any(self.checkpoints.values()):
-            self.look_into_others()
+            # Take files with another ending if torch.save wrote them.
+            for host, files in self.others.items():
+                for file in files[:MOST_TRIES]:
+                    if TORCH.match(self.read(host, file.name, TAIL)):
+                        self.checkpoints[host][file.name] = [file]
         order: list[str] = []
         for host, names in self.checkpoints.items():
             position, fresh = 0, list[str]()
@@ -204,31 +208,24 @@ class Search:
             order += fresh
         return sorted(order, key=lambda name: name in self.unfit)[:MOST_TRIES]
 
-    def look_into_others(self) -> None:
-        """Take files with another ending if torch.save wrote them."""
-        for host, files in self.others.items():
-            for file in files[:MOST_TRIES]:
-                if TORCH.match(self.read(host, file.name, TAIL)):
-                    self.checkpoints[host][file.name] = [file]
-
     def find_own(self) -> str | None:
         """Return the newest checkpoint that every machine has of its own, None if no machine has
         any. Raises UserError, Unwritable."""
         for name in self.newest_first():
             if not self.unlisted and all(
-                name in held
-                and not self.missing(name, {file.name: host for file in held[name]}, ())
-                and all(self.is_intact(host, file) for file in held[name])
-                for host, held in self.checkpoints.items()
+                name in files
+                and not self.missing(name, {file.name: host for file in files[name]}, ())
+                and all(self.is_intact(host, file) for file in files[name])
+                for host, files in self.checkpoints.items()
             ):
                 return name
         if any(self.checkpoints.values()):
-            lack = [host for host, held in self.checkpoints.items() if not held]
-            why = f"{', '.join(lack)} has none" if lack else "no intact one is on all machines"
+            lack = [host for host, names in self.checkpoints.items() if not names]
+            reason = f"{', '.join(lack)} has none" if lack else "no intact one is on all machines"
             raise UserError(
-                f"RESUME_FROM=self: each machine goes on from a checkpoint of its own, and {why}: "
-                "leave it out, so that one file goes to all of them, or let the script save on "
-                "every machine."
+                "RESUME_FROM=self: each machine goes on from a checkpoint of its own, and "
+                f"{reason}: leave it out, so that one file goes to all of them, or let the script "
+                "save on every machine."
             )
         return None
 
@@ -237,23 +234,23 @@ class Search:
         arrive here. Returns its name, None if none arrived. Raises UserError, Unwritable."""
         names = self.newest_first()
         for position, name in enumerate(names):
-            parts = {host: held[name] for host, held in self.checkpoints.items() if name in held}
+            parts = {host: files[name] for host, files in self.checkpoints.items() if name in files}
             # Another machine may have parts from before the last attempt under the same name.
             parts = {h: files for h, files in parts.items() if h in self.last_hosts} or parts
             hosts = {file.name: host for host, files in parts.items() for file in files}
-            if why := self.missing(name, hosts, names[position + 1 :]):
+            if reason := self.missing(name, hosts, names[position + 1 :]):
                 held_by = "; ".join(
                     f"{host} has {show_names([file.name for file in files])}"
                     for host, files in parts.items()
                 )
-                self.reject(f"{show_names([name])} is not complete: {why} ({held_by})")
+                self.reject(f"{show_names([name])} is not complete: {reason} ({held_by})")
             elif self.copy(name, parts, room):
                 return name
         return None
 
-    def reject(self, why: str) -> bool:
-        self.rejected.append(why)
-        self.say(why)
+    def reject(self, reason: str) -> bool:
+        self.rejected.append(reason)
+        self.say(reason)
         return False
 
     def missing(self, name: str, hosts: dict[str, str], older: Iterable[str]) -> str | None:
@@ -266,9 +263,9 @@ class Search:
             if file.endswith(".distcp") and f"{folder}/.metadata" not in hosts:
                 return f"{folder}/.metadata is missing, which rank 0 writes last"
             if file == f"{folder}/.metadata":
-                parts = PARTS.findall(self.read(host, file, LONGEST))
-                if lost := sorted({f"{folder}/{part.decode()}" for part in parts} - {*hosts}):
-                    return f"{show_names(lost)} is missing"
+                names = [name.decode() for name in PARTS.findall(self.read(host, file, LONGEST))]
+                if missing := sorted({f"{folder}/{name}" for name in names} - {*hosts}):
+                    return f"{show_names(missing)} is missing"
         shards = Counter[tuple[str, int]]()
         for path in (PurePosixPath(file) for file in hosts if file.endswith(ENDINGS_IN_FOLDER)):
             if match := SHARD.search(path.name):
@@ -279,11 +276,13 @@ class Search:
         # A rank that was killed has not written the files that the folder before this one has.
         kinds = Counter(DIGITS.sub("#", str(PurePosixPath(f).relative_to(name))) for f in hosts)
         for other in (o for o in older if PurePosixPath(o).parent == PurePosixPath(name).parent):
-            before = {f.name for held in self.checkpoints.values() for f in held.get(other, ())}
-            if other in before:  # a single file
+            files = {f.name for held in self.checkpoints.values() for f in held.get(other, ())}
+            if other in files:  # a single file
                 continue
-            names = [DIGITS.sub("#", str(PurePosixPath(f).relative_to(other))) for f in before]
-            for kind, count in Counter(names).items():
+            kinds_before = [
+                DIGITS.sub("#", str(PurePosixPath(f).relative_to(other))) for f in files
+            ]
+            for kind, count in Counter(kinds_before).items():
                 if kinds[kind] < min(count, self.world_size):
                     return f"{kinds[kind]} of {count} files like {show_names([kind])} are there"
             break
@@ -297,14 +296,14 @@ class Search:
             for file in files:
                 sources.setdefault(file.name, {})[host] = file
             for file in self.others[host]:
-                folder, _, last = file.name.rpartition("/")
+                folder, _, file_name = file.name.rpartition("/")
                 is_beside = folder == name.rpartition("/")[0] and file.size < TAIL
-                if is_beside and POINTER.fullmatch(last):
+                if is_beside and POINTER.fullmatch(file_name):
                     sources.setdefault(file.name, {host: file})
         with staging(self.folder) as scratch:
             fresh: dict[str, tuple[str, int, Path]] = {}
             for number, (file_name, copies) in enumerate(sources.items()):
-                why = ""
+                reason = ""
                 for host, file in copies.items():
                     if not self.is_intact(host, file, file_name == name):
                         continue
@@ -312,13 +311,14 @@ class Search:
                     try:
                         size = receive(self.nodes[host], self.source(host), file_name, path, room)
                     except NotHere as error:
-                        size, why = None, str(error)
+                        size, reason = None, str(error)
                     if size is not None and size <= room:
                         fresh[file_name], room = (host, size, path), room - size
                         break
-                    why = why or "it is gone, or this machine's disk has no room for it"
+                    reason = reason or "it is gone, or this machine's disk has no room for it"
                 if file_name not in fresh:
-                    return bool(why) and self.reject(f"{show_names([name])} did not arrive: {why}")
+                    text = f"{show_names([name])} did not arrive: {reason}"
+                    return bool(reason) and self.reject(text)
             for host in self.run_folders:
                 self.give(host, name, fresh)
                 for source in parts:
@@ -369,7 +369,7 @@ class Search:
             return path.read_bytes()[:max_bytes] if path.exists() else b""
 
     def is_intact(self, host: str, file: OutputFile, is_single: bool = True) -> bool:
-        """Whether an attempt can go on from a file, as far as its beginning and end show."""
+        """Return whether an attempt can go on from a file, as far as its beginning and end show."""
         head = self.read(host, file.name, HEAD)
         if OWN_STATE.search(head):  # of tandem.sync, for a rank
             return not is_single

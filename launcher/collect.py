@@ -24,14 +24,7 @@ from contract import records
 from contract.errors import UserError
 from launcher.background import MIB
 from launcher.folders import disk_free, relative
-from launcher.machines.engine import (
-    Node,
-    TimedOut,
-    close_all,
-    error_location,
-    stream_output,
-    talk,
-)
+from launcher.machines.engine import Node, TimedOut, close_all, error_location, stream_output, talk
 
 T = TypeVar("T")
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")

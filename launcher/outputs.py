@@ -1,4 +1,4 @@
-"""Files that a script wrote on the machines: lists them, and brings them here at the end.
+"""Lists the files that a script wrote on the machines, and brings them here at the end.
 
 The names come from the machines. So each is checked before it becomes a path: it leads nowhere but
 below the machine's own part of the run's folder, and the files of a machine have a number and a
@@ -144,26 +144,26 @@ def bring(
     """Bring the files that the run wrote into these folders of every machine, or without any into
     all, into the run's `folder`, up to `max_bytes` of each machine, the newest first. Returns
     sentences that count what came and what did not. Raises Unwritable."""
-    came: dict[str, dict[str, str]] = {host: {} for host in run_folders}  # the hash by name
+    hashes: dict[str, dict[str, str]] = {host: {} for host in run_folders}  # by name
 
     def bring_from(host: str) -> list[str]:
         node, run_folder = nodes[host], run_folders[host]
-        return bring_from_one(node, run_folder, outputs, folder, max_bytes, came[host])
+        return bring_from_one(node, run_folder, outputs, folder, max_bytes, hashes[host])
 
-    said = of_each(run_folders, bring_from, nodes)
-    # Keep once what several machines wrote with the same contents; the first machine keeps it.
+    lines = of_each(run_folders, bring_from, nodes)
+    # Files that several machines wrote with the same contents are kept once, by the first machine.
     kept: set[tuple[str, str]] = set()
-    for host, hashes in came.items():
-        equal = [name for name, sha256 in hashes.items() if (name, sha256) in kept]
-        kept.update(hashes.items())
+    for host, host_hashes in hashes.items():
+        equal = [name for name, sha256 in host_hashes.items() if (name, sha256) in kept]
+        kept.update(host_hashes.items())
         if equal:
             base = os.open(folder / WORK / host, os.O_RDONLY | os.O_CLOEXEC)
             for name in equal:
                 os.unlink(name, dir_fd=base)
             os.close(base)
             count = pluralize(len(equal), "file")
-            said.append(f"{host}: {count} equal to another machine's, kept once")
-    return said
+            lines.append(f"{host}: {count} equal to another machine's, kept once")
+    return lines
 
 
 def bring_from_one(
@@ -187,12 +187,12 @@ def bring_from_one(
         if CACHES & {*parts}:
             total -= 1
         elif TOOLS & {*parts} or parts[-1] == "head":
-            why = "git or an editor could run programs that they name"
-            stays.setdefault(why, []).append(file.name)
+            reason = "git or an editor could run programs that they name"
+            stays.setdefault(reason, []).append(file.name)
         else:
             files.append(file)
     older = total - sum(map(len, stays.values())) - len(files[:MOST_FILES])
-    parents, lost = set[int](), ""  # their hashes, since their names may be long
+    parents, lost = set[int](), ""  # hashes of folders, since names may be long
     for file in files[:MOST_FILES]:
         try:
             if lost:
@@ -220,12 +220,12 @@ def bring_from_one(
     if older > 0:
         stayed[f"a run brings the {MOST_FILES:,} newest of a machine"] = older, []
     stayed |= {kind: names for kind, names in listing.others.items() if kind != "sent"}
-    said = [f"{host}: {len(came):,} of {pluralize(total, 'file')} in {place}"] if total else []
+    lines = [f"{host}: {len(came):,} of {pluralize(total, 'file')} in {place}"] if total else []
     for reason, (count, names) in stayed.items():
         listed = f": {show_names(names, count)}" if names else ""
         counted = f"{host}: {pluralize(count, 'file')} not collected from {run_folder}/{place}"
-        said.append(f"{counted}, {reason}{listed}")
-    return said
+        lines.append(f"{counted}, {reason}{listed}")
+    return lines
 
 
 def link(node: Node, folder: str, name: str, target: str) -> None:

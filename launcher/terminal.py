@@ -1,5 +1,5 @@
-"""The control terminal: the launcher's own sentences, what is waited for, rank 0's bar; and what
-its user asks for there: Ctrl-C, SIGTERM and a closed terminal end a run in an orderly way."""
+"""The control terminal: it shows the launcher's sentences, waits and rank 0's bar. Ctrl-C, SIGTERM
+and a closed terminal end a run in an orderly way."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ NOTICE_EVERY = 15.0
 
 
 def keep_machines(inventory: str) -> None:
-    """From now on, the commands that this process and its children print name this list of
-    machines."""
+    """Let the commands that this process and its children print name this list of machines."""
     if inventory == DEFAULT_INVENTORY:
         os.environ.pop(verbs.MACHINES, None)
     else:
@@ -38,7 +37,7 @@ def keep_machines(inventory: str) -> None:
 
 
 def show(text: str, stream: TextIO) -> None:
-    """Print a sentence of the launcher's own, wrapped where the stream is a terminal."""
+    """Print a sentence of the launcher's own, wrapped if the stream is a terminal."""
     width = 0
     with contextlib.suppress(OSError, ValueError):
         width = os.get_terminal_size(stream.fileno()).columns
@@ -46,8 +45,8 @@ def show(text: str, stream: TextIO) -> None:
 
 
 def lines(text: str, width: int) -> list[str]:
-    """A sentence as the lines of a terminal so wide (0: in one line). No command is broken in two,
-    so that it can be copied; a line that is indented is somebody's output, and stays as it is."""
+    """Split a sentence into lines of `width` columns (0: one line). No command is broken in two, so
+    that it can be copied; an indented line is somebody's output, and stays as it is."""
     text = clean(verbs.with_inventory(text))
     if not width or text.startswith(" ") or "\n" in text:
         return (NAME + text).split("\n")
@@ -73,7 +72,7 @@ class Terminal:
         self._log_file = SpooledLog(path, limit, self.spool)
 
     def keep_no_more(self) -> None:
-        """What is shown from now on is in no log."""
+        """Stop keeping lines in the log."""
         if self._log_file:
             self._log_file.close()
             self._log_file = None
@@ -103,29 +102,26 @@ class Terminal:
             self._screen.write(text + "\n")
 
     def bar(self, text: str) -> None:
-        """Replace the live bar; an empty text removes it. Does nothing where the output is not a
-        terminal."""
+        """Replace the live bar; an empty text removes it. Does nothing without a terminal."""
         if not self.is_tty:
             return
-        text = self._fit(clean(text))
+        text = clean(text)
+        if self.columns:  # a bar that wraps could not be overwritten
+            text = ESCAPES.sub("", text)[: self.columns - 1]
         if text != self._bar:
             self._screen.write(CLEAR + text)
             self._bar = text
 
-    def _fit(self, text: str) -> str:
-        """Cut a bar to the terminal's width: one that wraps could not be overwritten."""
-        return ESCAPES.sub("", text)[: self.columns - 1] if self.columns else text
-
     @property
     def columns(self) -> int:
-        """The terminal's width; 0 where the output is not a terminal, or its width is unknown."""
+        """Return the terminal's width; 0 if the output is no terminal, or its width is unknown."""
         if self.is_tty:
             with contextlib.suppress(OSError):
                 return os.get_terminal_size(self._out.fileno()).columns
         return 0
 
     def drain(self) -> bool:
-        """Wait until all is written and shown; False for a terminal that takes nothing."""
+        """Wait until all is written and shown. Returns False if the terminal takes nothing."""
         self.spool.drain()
         return self._screen.drain()
 
@@ -148,7 +144,7 @@ class WaitNotice:
 
 @contextlib.contextmanager
 def waiting(terminal: Terminal, what: str) -> Iterator[None]:
-    """Says so from a thread of its own while the body runs."""
+    """Report the wait now and then, from a thread, while the body runs."""
     notice = WaitNotice(terminal, what)
 
     def say(over: threading.Event) -> None:
@@ -161,7 +157,7 @@ def waiting(terminal: Terminal, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
-    """Runs `work` in a thread of that name while the body runs; its event says when to return."""
+    """Run `work` in a thread of that name while the body runs; its event tells it to return."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
     thread.start()
@@ -194,29 +190,30 @@ class Stopper:
 
     @contextlib.contextmanager
     def listening(self):
+        """Handle the signals while the body runs."""
         ignored = {n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN} - {signal.SIGTERM}
         handled = [number for number in SIGNALS if number not in ignored]
-        before = {number: signal.signal(number, self._ask) for number in handled}
-        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
+        handlers = {number: signal.signal(number, self._ask) for number in handled}
+        handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._suspend)
         # After Ctrl-Z `make` is stopped and this process is in the background, where it may print.
-        before[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        handlers[signal.SIGTTOU] = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         try:
             yield self
         finally:
-            for number, handler in before.items():
+            for number, handler in handlers.items():
                 signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def wakeup():
-    """A socket that becomes readable at each signal, so that select() need not look for them."""
+    """Return a socket that becomes readable at each signal, so that select() wakes up."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)
-    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     try:
         yield reader
     finally:
-        signal.set_wakeup_fd(before)
+        signal.set_wakeup_fd(previous)
         reader.close()
         writer.close()

@@ -1,5 +1,5 @@
-"""The packages of a script's requirements.txt: a layer above the stack's environment, made here
-once and sent to all machines, so that it is the same on each of them.
+"""Makes a layer of the packages of a script's requirements.txt, above the stack's environment: once
+and here, so that it is the same on all machines.
 
 How a layer is made: the requirements are read (requirements.py), uv on this machine resolves them
 for the Python of the machines and unpacks the wheels, and the folder is kept, here and on the
@@ -64,8 +64,8 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 @dataclass(frozen=True)
 class Environment:
-    """What machines have: Python 3.11, that of GLIBCS which suits their glibc, and their packages
-    by their canonical names."""
+    """The environment of machines: Python 3.11, the suitable one of GLIBCS, and packages by their
+    canonical names."""
 
     python: str
     glibc: int
@@ -86,7 +86,7 @@ class Environment:
 
 @dataclass(frozen=True)
 class Layer:
-    """`tree` is named by a hash of what was asked for; `sha256`: of its files; `packages` are in
+    """A layer. `tree` is named by a hash of the request; `sha256`: of its files; `packages` are in
     it, `provided` are those that it needs of the environment, by name with their versions."""
 
     tree: Path
@@ -96,33 +96,31 @@ class Layer:
 
     @property
     def folder(self) -> str:
-        """On a machine, below node_dir."""
+        """Return its folder on a machine, below node_dir."""
         return self.code().folder
 
     def code(self) -> Code:
-        """What is sent."""
+        """Return its files as code to send."""
         files = (path for path in self.tree.rglob("*") if path.is_file())
         names = sorted(str(path.relative_to(self.tree)) for path in files)
         return Code(tuple(names), self.sha256, None, "", self.tree, FOLDER)
 
     def summary(self) -> str:
-        """The first of its packages."""
-        first = [f"{name} {version}" for name, version in [*self.packages.items()][:SHOWN]]
-        more = len(self.packages) - len(first)
-        return f"{', '.join(first)}{f' and {more} more' if more else ''}"
+        """Name the first of its packages."""
+        shown = [f"{name} {version}" for name, version in [*self.packages.items()][:SHOWN]]
+        count = len(self.packages) - len(shown)
+        return f"{', '.join(shown)}{f' and {count} more' if count else ''}"
 
     def modules(self) -> set[str]:
-        """What can be imported from it."""
+        """Return the modules that can be imported from it."""
         return {path.name.partition(".")[0] for path in self.tree.iterdir()}
 
     def differs(self, packages: Mapping[str, str]) -> list[str]:
-        """What a machine with these packages has not, or not in this version."""
-        there = {canonical(name): version for name, version in packages.items()}
-        return [
-            f"{name} {version}"
-            for name, version in self.provided.items()
-            if there.get(name) != version
-        ]
+        """Return the packages that a machine with these `packages` lacks, or has in another
+        version."""
+        versions = {canonical(name): version for name, version in packages.items()}
+        needed = self.provided.items()
+        return [f"{name} {version}" for name, version in needed if versions.get(name) != version]
 
 
 def canonical(name: str) -> str:
@@ -130,14 +128,14 @@ def canonical(name: str) -> str:
 
 
 def layer_key(requirements: RequirementsFile, environment: Environment) -> str:
-    """Hash what is asked for and what decides which wheels fit; the stack's own packages stand for
+    """Hash the request and all that decides which wheels fit; the stack's own packages stand for
     all of the environment."""
     stack = [package for package in environment.packages if STACKS.fullmatch(package[0])]
     packages = [[package.line() for package in requirements.packages]]
     packages += [[package.line() for package in requirements.constraints]]
     machine = [environment.python, environment.glibc, environment.architecture]
-    asked = [packages, requirements.options, *machine, stack]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    request = [packages, requirements.options, *machine, stack]
+    return hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
 
 
 def bundle_layer(requirements: RequirementsFile, environment: Environment) -> Path:
@@ -156,7 +154,9 @@ def build_layer(
         layer = layer or make_layer(requirements, environment, folder / key)
         if layer.tree.is_relative_to(CACHE):
             os.utime(layer.tree.parent)
-        throw_away(CACHE)
+        for path in CACHE.iterdir():
+            if path.stat().st_mtime < time.time() - DAYS * 86400:
+                shutil.rmtree(path, ignore_errors=True)
     return layer
 
 
@@ -174,13 +174,6 @@ def lock_cache() -> Iterator[None]:
         raise UserError(
             f"the packages of the script could not be kept: {path}: {error.strerror or error}"
         ) from None
-
-
-def throw_away(cache: Path) -> None:
-    """Remove the layers that nobody used for DAYS."""
-    for path in cache.iterdir():
-        if path.stat().st_mtime < time.time() - DAYS * 86400:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def load_layer(folder: Path) -> Layer | None:
@@ -210,9 +203,9 @@ def make_layer(requirements: RequirementsFile, environment: Environment, target:
             (tree / ".lock").unlink(missing_ok=True)  # uv's
         unpacked = importlib.metadata.distributions(path=[str(tree)])
         packages = {canonical(package.metadata["Name"]): package.version for package in unpacked}
-        # Those that the file asks for come first.
-        first = [package.name for package in requirements.packages]
-        packages = {name: packages[name] for name in (*first, *packages) if name in packages}
+        # The packages that the file names come first.
+        named = [package.name for package in requirements.packages]
+        packages = {name: packages[name] for name in (*named, *packages) if name in packages}
         sha256 = tree_sha256(tree) or ""
         record = {"packages": packages, "provided": provided, "sha256": sha256}
         (fresh / "layer.json").write_text(json.dumps(record), encoding="utf-8")
@@ -228,14 +221,22 @@ def resolve(
     stubs, asked, limits, lock = (
         scratch / name for name in ("stubs", "asked.txt", "constraints.txt", "resolved.txt")
     )
+    # A stub is a wheel of a package of the environment, with nothing in it.
     stubs.mkdir()
+    text = "Wheel-Version: 1.0\nGenerator: tandem\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
     for name, version in environment.packages:
-        write_stub_wheel(stubs, name, version)
-    held = [f"{name}=={label_version(version)}" for name, version in environment.packages]
-    stack = [line for line in held if STACKS.fullmatch(line.partition("==")[0])]
+        label = label_version(version)
+        stem = f"{name.replace('-', '_')}-{label}"
+        with zipfile.ZipFile(stubs / f"{stem}-py3-none-any.whl", "w") as wheel:
+            metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {label}\n"
+            wheel.writestr(f"{stem}.dist-info/METADATA", metadata)
+            wheel.writestr(f"{stem}.dist-info/WHEEL", text)
+            wheel.writestr(f"{stem}.dist-info/RECORD", "")
+    pins = [f"{name}=={label_version(version)}" for name, version in environment.packages]
+    stack = [line for line in pins if STACKS.fullmatch(line.partition("==")[0])]
     # uv prefers what a lock has already: packages of the environment are kept if they can be, and
     # torch and CUDA in any case.
-    lock.write_text("\n".join(held) + "\n", encoding="utf-8")
+    lock.write_text("\n".join(pins) + "\n", encoding="utf-8")
     write_packages(asked, requirements.packages)
     write_packages(limits, requirements.constraints, stack)
     words = ["compile", str(asked), "--output-file", str(lock), "--generate-hashes"]
@@ -247,8 +248,8 @@ def resolve(
 def split_packages(
     locked: Sequence[Package], requirements: RequirementsFile, environment: Environment
 ) -> tuple[list[Package], dict[str, str]]:
-    """Return the packages that are to be unpacked, and the versions of those that the environment
-    has. Raises UserError."""
+    """Return the packages to unpack, and the versions of those that the environment has. Raises
+    UserError."""
     available = dict(environment.packages)
     hashes: dict[str, tuple[str, ...]] = {}
     for package in (*requirements.packages, *requirements.constraints):
@@ -286,17 +287,6 @@ def write_packages(path: Path, packages: Sequence[Package], lines: Sequence[str]
 
 def label_version(version: str) -> str:
     return f"{version}{'.' if '+' in version else '+'}{LABEL}"
-
-
-def write_stub_wheel(folder: Path, name: str, version: str) -> None:
-    """Write a wheel of this name and version with nothing in it."""
-    stem = f"{name.replace('-', '_')}-{label_version(version)}"
-    about = f"Metadata-Version: 2.1\nName: {name}\nVersion: {label_version(version)}\n"
-    wheel = "Wheel-Version: 1.0\nGenerator: tandem\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as made:
-        made.writestr(f"{stem}.dist-info/METADATA", about)
-        made.writestr(f"{stem}.dist-info/WHEEL", wheel)
-        made.writestr(f"{stem}.dist-info/RECORD", "")
 
 
 def run_uv(
@@ -338,7 +328,15 @@ def run_uv(
                 _, stderr = process.communicate(timeout=POLL_SECONDS)
             except subprocess.TimeoutExpired:
                 # A small wheel may unpack to any size, whatever size it claims.
-                if bytes_used_by(process.pid) > MAX_BYTES:
+                # What it has written counts, or what it has in memory if that is more.
+                size = 0
+                with contextlib.suppress(OSError, IndexError):  # it has just ended
+                    proc = Path(f"/proc/{process.pid}")
+                    written = (proc / "io").read_text(encoding="ascii").partition("wchar: ")[2]
+                    pages = (proc / "statm").read_text(encoding="ascii").split()[1]
+                    memory = int(pages) * os.sysconf("SC_PAGE_SIZE")
+                    size = max(int(written.split()[0]), memory)
+                if size > MAX_BYTES:
                     process.kill()
                     raise UserError(
                         f"{relative(requirements.path)}: its packages need more than "
@@ -348,27 +346,17 @@ def run_uv(
         raise UserError(explain_uv_error(stderr, requirements.path))
 
 
-def bytes_used_by(pid: int) -> int:
-    """Return how much a process has written, or has in memory if that is more."""
-    try:
-        text = Path(f"/proc/{pid}/io").read_text(encoding="ascii")
-        written = int(text.partition("wchar: ")[2].split()[0])
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError):  # it has just ended
-        return 0
-    return max(written, pages * os.sysconf("SC_PAGE_SIZE"))
-
-
 def explain_uv_error(stderr: str, path: Path) -> str:
     """Return uv's error as one sentence."""
     stderr = LABELLED.sub("", stderr)
     source = NO_WHEEL.search(stderr)
-    why = " ".join(stderr.partition("cause:")[2].partition("hint:")[0].split()) or stderr.strip()
-    why = re.sub(r",? we can conclude that your requirements are unsatisfiable", "", why)
+    reason = " ".join(stderr.partition("cause:")[2].partition("hint:")[0].split())
+    reason = reason or stderr.strip()
+    reason = re.sub(r",? we can conclude that your requirements are unsatisfiable", "", reason)
     remedy = (
         f"{source[1]} comes as its source. {OWN_WHEEL}"
         if source
         else "correct the file, or see that this machine has internet (`make bundle SCRIPT=...` "
         "gathers it beforehand); torch and CUDA are the stack's, and never touched."
     )
-    return f"{relative(path)}: {why.rstrip('.')}: {remedy}"
+    return f"{relative(path)}: {reason.rstrip('.')}: {remedy}"

@@ -1,4 +1,4 @@
-"""What of a Program each machine is sent: code, single files and packages."""
+"""Prepares the parts of a Program that are sent to each machine: code, files and packages."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def with_layer(program: Program, machines: OpenMachines) -> Program:
         return program
     assert program.requirements
     try:
-        made = _build_layer_once(program.requirements, environment_of(machines))
+        layer = _build_layer_once(program.requirements, environment_of(machines))
     except UserError as error:
         raise Refused([problem("script-packages", said=t) for t in error.problems]) from None
-    modules = tuple(sorted({*program.modules} - made.modules()))
-    return replace(program, layer=made, modules=modules)
+    modules = tuple(sorted({*program.modules} - layer.modules()))
+    return replace(program, layer=layer, modules=modules)
 
 
 def environment_of(machines: OpenMachines) -> Environment:
@@ -62,9 +62,9 @@ def environment_of(machines: OpenMachines) -> Environment:
     from launcher.plan import layer  # which most runs do without
 
     facts = [machines.facts[host.name] for host in machines.hosts]
-    glibc, first = min(answer.glibc for answer in facts), facts[0]
-    python = str(first.versions.python)
-    return layer.Environment.from_facts(python, glibc, first.distributions, first.architecture)
+    glibc, leader = min(answer.glibc for answer in facts), facts[0]
+    python = str(leader.versions.python)
+    return layer.Environment.from_facts(python, glibc, leader.distributions, leader.architecture)
 
 
 @lru_cache(maxsize=1)  # a run that waits asks again and again
@@ -97,15 +97,15 @@ def _file_code(path: Path, label: str) -> Code:
 def deliveries(program: Program) -> list[Delivery]:
     """Return what each machine is sent, with a sentence that the machines' names follow. Raises
     UserError."""
-    ours = current_code(program)
-    listed = f" ({', '.join(ours.files.lines()[:1])})" if program.folder else ""
-    sent = [Delivery(ours, f"code {ours.sha256[:12]}{listed} goes to")]
+    tandem = current_code(program)
+    listed = f" ({', '.join(tandem.files.lines()[:1])})" if program.folder else ""
+    result = [Delivery(tandem, f"code {tandem.sha256[:12]}{listed} goes to")]
     for file in file_codes(program):
-        sent.append(Delivery(file, f"{relative(file.tree / file.names[0])} goes to"))
+        result.append(Delivery(file, f"{relative(file.tree / file.names[0])} goes to"))
     if program.layer:
         packages = program.layer.summary()
-        sent.append(Delivery(program.layer.code(), f"packages {packages} go to"))
-    return sent
+        result.append(Delivery(program.layer.code(), f"packages {packages} go to"))
+    return result
 
 
 MISSING_MODULE = re.compile(r"No module named '?([\w.]+)")
