@@ -120,7 +120,19 @@ def bring(
                 lines.append(
                     f"{host}: {name} holds the beginning only: it is {excess} is {source} there."
                 )
-            add_to(target, fresh) if begin else move_in(fresh, folder, name)
+            if not begin:
+                move_in(fresh, folder, name)
+                return lines
+            # Add it to the end of the file, whole or not at all.
+            descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "wb") as file, fresh.open("rb") as arrived:
+                old_size = os.fstat(descriptor).st_size
+                try:
+                    shutil.copyfileobj(arrived, file)
+                    file.flush()
+                except OSError:
+                    os.ftruncate(descriptor, old_size)
+                    raise
             return lines
 
     return of_each(run_folders, bring_from, nodes)
@@ -189,19 +201,6 @@ def move_in(fresh: Path, folder: Path, name: str) -> None:
         if error.errno not in NAMES:
             raise
         raise NotHere(f"here something else has its name ({error.strerror})") from None
-
-
-def add_to(target: Path, fresh: Path) -> None:
-    """Add what arrived to the end of a file, whole or not at all. Raises OSError."""
-    descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "wb") as file, fresh.open("rb") as source:
-        size = os.fstat(descriptor).st_size
-        try:
-            shutil.copyfileobj(source, file)
-            file.flush()
-        except OSError:
-            os.ftruncate(descriptor, size)
-            raise
 
 
 def receive(

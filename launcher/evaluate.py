@@ -34,7 +34,10 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
     if began.script:
         raise UserError(f"run {run.name} is of a script, which alone knows what its model is for.")
     # The model is evaluated as it was trained, whatever the recipe for other images says.
-    config = build_trainer.evaluation_of(began, model_file(run), image_size(run), FILE)
+    # The ranks' first lines have the image size of the training; 0 if they are not here.
+    paths = run.glob("nodes/*/rank*.steps.jsonl")
+    image_size = next((line.image_size for path in paths for line in lines_of(path, Start)), 0)
+    config = build_trainer.evaluation_of(began, model_file(run), image_size, FILE)
     nodes = None if "inventory" in typed else began.nodes
     config = config_of(typed, dataclasses.replace(config, nodes=nodes))
     keep_machines(config.inventory)
@@ -65,13 +68,6 @@ def model_file(run: Path) -> Path:
         f"run {run.name} has no checkpoint here: `make train RESUME={run.name}` goes on with it, "
         "and brings one at its end."
     )
-
-
-def image_size(run: Path) -> int:
-    """Return the image size of the run's training, from the first line of a rank's records; 0 if
-    they are not here."""
-    paths = run.glob("nodes/*/rank*.steps.jsonl")
-    return next((line.image_size for path in paths for line in lines_of(path, Start)), 0)
 
 
 def carry_out(run: Path, config: Config, terminal: Terminal, waiter: Waiter) -> Path:

@@ -38,13 +38,9 @@ class Rule(NamedTuple):
         return f"{text}: {self.remedy.format(**values)}." if self.remedy else text
 
 
-def _rule(line: str) -> tuple[str, Rule]:
-    code, blocks, *texts = line.split(" | ")
-    return code, Rule(Blocks(blocks), *texts)
-
-
 _TABLE = Path(__file__).with_suffix(".txt").read_text(encoding="utf-8")
-RULES = dict(_rule(line) for line in _TABLE.splitlines() if line and not line.startswith("#"))
+_ROWS = [row.split(" | ") for row in _TABLE.splitlines() if row and not row.startswith("#")]
+RULES = {code: Rule(Blocks(blocks), *texts) for code, blocks, *texts in _ROWS}
 BUSY_REMEDY = RULES["machine-busy"].remedy
 
 

@@ -207,19 +207,6 @@ def fitting(lines: list[str], width: int, height: int) -> list[str]:
     return [*plain[: height - 1], f"  ... {excess} lines more: make the window taller"[:width]]
 
 
-@contextlib.contextmanager
-def keys_as_they_come() -> Iterator[None]:
-    """Let the terminal deliver each key at once, and restore it afterwards."""
-    settings = termios.tcgetattr(sys.stdin) if sys.stdin.isatty() else None
-    try:
-        if settings is not None:
-            tty.setcbreak(sys.stdin)
-        yield
-    finally:
-        if settings is not None:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, settings)
-
-
 def top(name: str | None, machines: str) -> int:
     """Show the screen until `q` is pressed, or once if the output is no terminal. Returns the exit
     code. Raises UserError."""
@@ -232,7 +219,13 @@ def top(name: str | None, machines: str) -> int:
             print("\n".join(view.lines(console.width, 1000)))
             return 0
         live = Live(screen, console=console, screen=True, auto_refresh=False)
-        with keys_as_they_come(), live, contextlib.suppress(KeyboardInterrupt):
+        with contextlib.ExitStack() as stack:
+            if sys.stdin.isatty():  # each key comes at once; afterwards the terminal is as before
+                settings = termios.tcgetattr(sys.stdin)
+                stack.callback(termios.tcsetattr, sys.stdin, termios.TCSADRAIN, settings)
+                tty.setcbreak(sys.stdin)
+            stack.enter_context(live)
+            stack.enter_context(contextlib.suppress(KeyboardInterrupt))
             while not pressed(EVERY):
                 live.update(view.drawn(*console.size), refresh=True)
         return 0

@@ -113,40 +113,37 @@ def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
     sources = [Source(CHECKOUT, FOLDERS)]
     sources += [Source(user_folder, (".",), OWN, script_folder)] if user_folder else []
     try:
-        return _snapshot(sources)
+        folder, lock = make_scratch()
+        atexit.register(remove_scratch, folder, lock)  # the copy is needed as long as this process
+        tree = Path(folder) / "code"
+        for _ in range(TRIES):
+            listed = [source.files() for source in sources]  # all, before any file is read
+            if not all(source.copy(files.sent, tree) for source, files in zip(sources, listed)):
+                continue
+            pairs = [
+                (source.into, name) for source, files in zip(sources, listed) for name in files.sent
+            ]
+            names = [Path(into, name).as_posix() for into, name in pairs]
+            if user_folder:
+                from tandem import standalone  # which no run of our own trainer needs
+
+                standalone.write(tree / LIBRARY)
+                names += [f"{LIBRARY}/{name}" for name in standalone.files()]
+            # The checkout's commit and its uncommitted changes, for the record of the run.
+            revision, diff = None, ""
+            if has_repository(CHECKOUT):
+                with contextlib.suppress(UserError):  # git has no answer
+                    commit = git.run(CHECKOUT, "rev-parse", "HEAD").strip()
+                    diff = os.fsencode(git.diff(CHECKOUT, *FOLDERS)).decode(errors="replace")
+                    revision = commit
+            if sha256 := tree_sha256(tree, names):
+                return Code(tuple(names), sha256, revision, diff, tree, files=listed[-1])
     except OSError as error:
         raise UserError(
             f"the code cannot be copied to {tempfile.gettempdir()} "
             f"({error.filename}: {error.strerror}): make room there, or name another folder by "
             "TMPDIR."
         ) from None
-
-
-def _snapshot(sources: list[Source]) -> Code:
-    """Copy the files, for the life of this process; if they change meanwhile, copy them again.
-    Raises UserError, OSError."""
-    folder, lock = make_scratch()
-    atexit.register(remove_scratch, folder, lock)
-    tree = Path(folder) / "code"
-    for _ in range(TRIES):
-        listed = [source.files() for source in sources]  # all, before any file is read
-        if not all(source.copy(files.sent, tree) for source, files in zip(sources, listed)):
-            continue
-        names = [Path(s.into, name).as_posix() for s, f in zip(sources, listed) for name in f.sent]
-        if len(sources) > 1:  # beside a folder of the user's own
-            from tandem import standalone  # which no run of our own trainer needs
-
-            standalone.write(tree / LIBRARY)
-            names += [f"{LIBRARY}/{name}" for name in standalone.files()]
-        # The checkout's commit and its uncommitted changes, for the record of the run.
-        revision, diff = None, ""
-        if has_repository(CHECKOUT):
-            with contextlib.suppress(UserError):  # git has no answer
-                commit = git.run(CHECKOUT, "rev-parse", "HEAD").strip()
-                diff = os.fsencode(git.diff(CHECKOUT, *FOLDERS)).decode(errors="replace")
-                revision = commit
-        if sha256 := tree_sha256(tree, names):
-            return Code(tuple(names), sha256, revision, diff, tree, files=listed[-1])
     folders = ", ".join([*FOLDERS, *(str(source.root) for source in sources[1:])])
     raise UserError(
         f"the files of {folders} change while they are copied: let what writes them end, then "

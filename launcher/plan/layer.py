@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -149,30 +149,24 @@ def build_layer(
     """Return the layer, and make it in `folder` (the cache) if it is kept neither there nor in the
     bundle. Raises UserError."""
     key, folder = layer_key(requirements, environment), folder or CACHE
-    with lock_cache():
-        layer = load_layer(BUNDLE / key) or load_layer(folder / key)
-        layer = layer or make_layer(requirements, environment, folder / key)
-        if layer.tree.is_relative_to(CACHE):
-            os.utime(layer.tree.parent)
-        for path in CACHE.iterdir():
-            if path.stat().st_mtime < time.time() - DAYS * 86400:
-                shutil.rmtree(path, ignore_errors=True)
-    return layer
-
-
-@contextlib.contextmanager
-def lock_cache() -> Iterator[None]:
-    """Let one launcher of a checkout at a time make layers: a second one waits, then finds them
-    made. Raises UserError if the disk fails."""
     try:
         CACHE.mkdir(parents=True, exist_ok=True)
         with open_lock(CACHE / ".lock") as file:
+            # Only one launcher of a checkout makes layers: a second one waits, then finds them.
             fcntl.flock(file, fcntl.LOCK_EX)
-            yield
+            layer = load_layer(BUNDLE / key) or load_layer(folder / key)
+            layer = layer or make_layer(requirements, environment, folder / key)
+            if layer.tree.is_relative_to(CACHE):
+                os.utime(layer.tree.parent)
+            for path in CACHE.iterdir():
+                if path.stat().st_mtime < time.time() - DAYS * 86400:
+                    shutil.rmtree(path, ignore_errors=True)
+            return layer
     except OSError as error:
-        path = error.filename or CACHE
+        failed_path = error.filename or CACHE
         raise UserError(
-            f"the packages of the script could not be kept: {path}: {error.strerror or error}"
+            f"the packages of the script could not be kept: {failed_path}: "
+            f"{error.strerror or error}"
         ) from None
 
 

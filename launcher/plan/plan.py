@@ -97,25 +97,14 @@ class Plan:
 
 def render(plan: Plan, machines: OpenMachines) -> str:
     """Return the plan as shell lines, one block per node, exactly as it is sent."""
+    program = plan.program
     lines = [
         f"run {plan.run}, attempt {plan.attempt}: {pluralize(len(plan.nodes), 'node')}, "
         f"{pluralize(plan.world_size, 'process')}, "
         f"master {plan.master_addr} port {plan.master_port}",
         f"code {plan.code_sha256[:12]}",
-        *program_lines(plan, machines),
     ]
-    for node in plan.nodes:
-        target = f"{node.user or 'you'}@{node.address} port {node.port}"
-        target = "this machine" if engine.of(node.connection).is_local else target
-        ranks = ", ".join(map(str, node.ranks))
-        head = f"# {node.host}: ranks {ranks}, {target}, card {node.interface or '-'}"
-        lines += ["", head, shell_line(node)]
-    return "\n".join(lines)
-
-
-def program_lines(plan: Plan, machines: OpenMachines) -> list[str]:
-    """Return lines on what is sent, what comes back, and what the ranks will decide."""
-    program, lines = plan.program, []
+    # Then follow the files that are sent, the files that come back, and the ranks' decisions.
     if program.folder:
         lines += [f"folder {program.folder}", *plan.sent]
     if program.layer:
@@ -135,7 +124,13 @@ def program_lines(plan: Plan, machines: OpenMachines) -> list[str]:
             f"sync {decided.sync.sync}: {decided.sync.why}",
             f"balance {weights}: {decided.balance.why}",
         ]
-    return lines
+    for node in plan.nodes:
+        target = f"{node.user or 'you'}@{node.address} port {node.port}"
+        target = "this machine" if engine.of(node.connection).is_local else target
+        ranks = ", ".join(map(str, node.ranks))
+        head = f"# {node.host}: ranks {ranks}, {target}, card {node.interface or '-'}"
+        lines += ["", head, shell_line(node)]
+    return "\n".join(lines)
 
 
 def shell_line(node: NodePlan) -> str:
