@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from contract.options import RESULTS_FOLDER, Config
 from launcher import build_trainer, collect, folders
 from launcher.errand import perform_errand
 from launcher.folders import relative
-from launcher.lifecycle import REPORT
-from launcher.machines.inventory import CHECKOUT
+from launcher.lifecycle import run_report
 from launcher.options import config_of
 from launcher.participants import Waiter
 from launcher.plan.checks import check_machines, make_plan, new_id
@@ -43,18 +41,12 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
     keep_machines(config.inventory)
     terminal = Terminal()
     table = in_turn(config, terminal, lambda waiter: carry_out(run, config, terminal, waiter))
-    done = subprocess.run(
-        [*REPORT, "evaluation", str(relative(table)), f"{run.name}, {model_file(run).name}"],
-        cwd=CHECKOUT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    for line in done.stdout.splitlines():
+    name = f"{run.name}, {model_file(run).name}"
+    code, lines = run_report("evaluation", str(relative(table)), name)
+    for line in lines:
         terminal.line(line)
     terminal.drain()
-    return done.returncode
+    return code
 
 
 def model_file(run: Path) -> Path:

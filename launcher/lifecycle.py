@@ -424,26 +424,27 @@ def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
 REPORT = (sys.executable, "-m", "report")
 
 
+def run_report(*words: str) -> tuple[int, list[str]]:
+    """Run the report with these words. Returns its exit code, and its output in lines."""
+    argv, merged = [*REPORT, *words], subprocess.STDOUT
+    done = subprocess.run(
+        argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=merged, text=True, check=False
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
 def make_report(folder: Path, terminal: Terminal) -> bool:
     """Make and show the report. Returns whether that worked; the training is valid either way."""
     with waiting(terminal, "making the report"):
-        done = subprocess.run(
-            [*REPORT, str(relative(folder))],
-            cwd=CHECKOUT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-    lines = done.stdout.splitlines()
-    if done.returncode == 0:
+        code, lines = run_report(str(relative(folder)))
+    if code == 0:
         for line in lines:
             terminal.line(line)
     else:
-        reason = lines[-1] if lines else f"exit code {done.returncode}"
+        reason = lines[-1] if lines else f"exit code {code}"
         terminal.say(
             f"the report could not be made ({reason}): the run is as it was, and "
             f"`make report RUN={folder.name}` makes its report again"
         )
     terminal.say(f"everything is in {relative(folder)}")
-    return done.returncode == 0
+    return code == 0

@@ -1,4 +1,4 @@
-"""What comes before a run: machines are queried and checked until nothing is wrong."""
+"""Prepares a run: machines are queried and checked until nothing is wrong, then it is planned."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from contract.decisions import read_balance
+from contract import runs, verbs
+from contract.decisions import Measurements, Request, find_prediction, read_balance
 from contract.errors import UserError
 from contract.options import Config
 from contract.runs import run_id, slug
+from contract.strategies import AUTO
 from contract.text import pluralize
-from launcher import hours
+from launcher import folders, hours
 from launcher.look import OpenMachines
 from launcher.machines import inventory
 from launcher.machines.engine import Host
@@ -24,7 +26,6 @@ from launcher.machines.inventory import CHECKOUT
 from launcher.notify import Notify
 from launcher.participants import Moment, Participants, Waiter
 from launcher.plan import devices, plan
-from launcher.plan.measured import collect_measurements
 from launcher.plan.plan import Plan
 from launcher.plan.sending import current_code, fetch_files, file_codes, with_layer
 from launcher.program import Needs, Program
@@ -94,19 +95,16 @@ def check_machines(
 
 
 def add_torch(hosts: Sequence[Host], terminal: Terminal) -> None:
-    """Install what nodes of this machine need to train, where `make env` made their environment;
-    the script says how much that is, and does nothing a second time. Raises UserError."""
-    ours = [
-        host
-        for host in hosts
-        if host.engine.is_local and OWN_ENVIRONMENT in Path(host.env_python).parents
-    ]
-    if not ours or Path(sys.prefix) != OWN_ENVIRONMENT:
+    """Install torch for nodes of this machine if `make env` made their environment. The script says
+    how much that is, and does nothing a second time. Raises UserError."""
+    local_hosts = [host for host in hosts if host.engine.is_local]
+    users = [host for host in local_hosts if OWN_ENVIRONMENT in Path(host.env_python).parents]
+    if not users or Path(sys.prefix) != OWN_ENVIRONMENT:
         return
     terminal.drain()
     if subprocess.call(INSTALL_TORCH):
         raise UserError(
-            f"{ours[0].name} trains on this machine, which needs torch, and it could not be "
+            f"{users[0].name} trains on this machine, which needs torch, and it could not be "
             "installed (above): make room or mend the network, then start again."
         )
 
@@ -132,6 +130,60 @@ def make_plan(ready: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
         **details,
     )
     return plan.build(machines.hosts, machines.facts, request)
+
+
+def collect_measurements(
+    config: Config,
+    request: Request,
+    all_hosts: Sequence[Host],
+    machines: OpenMachines,
+    decided: Mapping[str, Any],
+) -> Measurements:
+    """Return what is known for an attempt on these machines, of `all_hosts` that the run may use.
+    `request.precision`: what the ranks will probably decide. Raises UserError."""
+    balance = read_balance(config.balance, [host.name for host in all_hosts])
+    hosts = machines.hosts
+    setting = request.setting([host.name for host in hosts], request.precision)
+    path = runs.prediction_path(folders.RUNS, request.model, len(hosts))
+    command = verbs.line(
+        "plan",
+        NODES=len(setting.machines),
+        MODEL=setting.model,
+        BATCH=setting.batch,
+        PRECISION=setting.precision,
+        ARGS=f"--image_size {setting.image_size}" if setting.image_size else None,
+    )
+    measured = Measurements(
+        hosts={host.name: machines.facts[host.name].machine for host in hosts},
+        prediction=runs.read_prediction(path),
+        measure=verbs.with_inventory(f"`{command}` makes one"),
+        balance=balance,
+        decided=decided,
+    )
+    needs_prediction = len(hosts) > 1 and request.sync == AUTO
+    if needs_prediction and find_prediction(measured, setting, request.phases) is None:
+        # The report predicts from an earlier run of the model, or from what `make plan` measured.
+        # If there is neither, it writes nothing.
+        options = {
+            "--nodes": len(setting.machines),
+            "--model": setting.model,
+            "--batch": setting.batch,
+            "--precision": setting.precision,
+            "--image-size": setting.image_size,
+            "--machines": ",".join(setting.machines),
+            "--runs": folders.RUNS,
+        }
+        words = [f"{name}={value}" for name, value in options.items() if value is not None]
+        argv = [sys.executable, "-m", "report", "plan", *words]
+        subprocess.run(argv, cwd=CHECKOUT, capture_output=True, check=False)
+        measured = replace(measured, prediction=runs.read_prediction(path))
+    # Nodes of one machine share its speed, and get equal batches whatever was measured.
+    if 1 < len(hosts) == len(set(measured.hosts.values())) and balance == AUTO:
+        from report import measurements  # which no run with equal batches needs
+
+        speeds = measurements.newest_speeds(folders.RUNS, setting)
+        measured = replace(measured, speeds=speeds)
+    return measured
 
 
 def new_id(ready: ReadyRun) -> str:
