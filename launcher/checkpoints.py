@@ -20,9 +20,9 @@ from contract.errors import UserError
 from contract.strategies import ATTACHED
 from launcher.collect import DISK_LEFT, NotHere, Unwritable, receive, staging
 from launcher.folders import disk_free
-from launcher.handover import RunSite
 from launcher.outputs import Listing, OutputFile, link, list_outputs, put, show_names
 from launcher.plan.code import WORK
+from launcher.site import RunSite
 from launcher.terminal import waiting
 from launcher.watch.attempts import not_copied
 

@@ -83,6 +83,18 @@ def recorded(path: Path, kind: type[Struct]) -> dict[str, Any]:
     raise UserError(f"{relative(path)} is damaged ({why}): this run cannot go on; start a new one.")
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise UserError if a link in a run's folder, which may be somebody else's, leads out of it:
+    another file would be read or written."""
+    for parent, folders, files in os.walk(folder):
+        for path in (Path(parent, name) for name in [*folders, *files]):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder):
+                raise UserError(
+                    f"{relative(path)} is a link that leads out of the run's folder, to "
+                    f"{path.readlink()}: remove it, or put a copy of what you mean in its place."
+                )
+
+
 def disk_free() -> int:
     """Return how many bytes may still be written where the runs are."""
     return machine.disk_free(RUNS if RUNS.exists() else CHECKOUT) or 0

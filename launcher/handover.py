@@ -7,46 +7,17 @@ every machine gets the newest complete checkpoint (checkpoints.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from contract.errors import UserError
-from contract.runs import folder_on_machine
 from launcher import collect, look
-from launcher.look import OpenMachines
-from launcher.machines.engine import Host, MachineError, talk
+from launcher.machines.engine import MachineError, talk
 from launcher.outputs import put
 from launcher.plan.plan import Plan
-from launcher.program import LAST, Needs
-from launcher.terminal import Terminal, waiting
-from launcher.watch.attempts import Attempts, not_copied
-
-
-@dataclass(frozen=True)
-class RunSite:
-    """A run, here and on its connected machines. `folder`: its folder here; `hosts`: all machines
-    of the run."""
-
-    folder: Path
-    needs: Needs
-    hosts: Sequence[Host]
-    machines: OpenMachines
-    attempts: Attempts
-    terminal: Terminal
-
-    @property
-    def folders(self) -> dict[str, str]:
-        """Return the run's folder on each connected machine, by its name."""
-        return folders_of(self.machines, self.folder.name)
-
-
-def folders_of(machines: OpenMachines, run: str) -> dict[str, str]:
-    """Return the run's folder on each machine, by its name."""
-    return {
-        host.name: folder_on_machine(machines.facts[host.name].absolute(host.node_dir), run)
-        for host in machines.hosts
-    }
+from launcher.program import LAST
+from launcher.site import RunSite, folders_of
+from launcher.terminal import waiting
+from launcher.watch.attempts import not_copied
 
 
 def find_checkpoint(site: RunSite) -> str | None:

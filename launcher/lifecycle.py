@@ -22,7 +22,7 @@ from contract.text import pluralize
 from launcher import collect, folders, hours, look, outputs
 from launcher.background import MIB
 from launcher.folders import relative
-from launcher.handover import RunSite, find_checkpoint, folders_of, place_checkpoints
+from launcher.handover import find_checkpoint, place_checkpoints
 from launcher.look import OpenMachines
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
@@ -35,6 +35,7 @@ from launcher.plan.sending import deliveries, explain_missing_file
 from launcher.precheck import CheckFailed, run_check
 from launcher.problems import BUSY_REMEDY
 from launcher.program import Needs
+from launcher.site import RunSite, folders_of
 from launcher.terminal import Stopper, Terminal, waiting
 from launcher.watch import failures
 from launcher.watch.attempts import (

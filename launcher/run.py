@@ -3,7 +3,6 @@ only then, so that a refusal comes at once."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -85,15 +84,7 @@ PLANNED = defstruct("Planned", [("options", STORED)])
 
 def began_as(folder: Path, typed: dict[str, Any], verb: str) -> Config:
     """Return the options with which a run began, for `verb` to carry out. Raises UserError."""
-    # The run's folder may be somebody else's: by a link that leads out of it, another file would be
-    # read or written.
-    for parent, names, files in os.walk(folder):
-        for path in (Path(parent, name) for name in [*names, *files]):
-            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder):
-                raise UserError(
-                    f"{folders.relative(path)} is a link that leads out of the run's folder, to "
-                    f"{path.readlink()}: remove it, or put a copy of what you mean in its place."
-                )
+    folders.refuse_links(folder)
     planned = folders.recorded(folder / "plan.json", PLANNED)
     began = read(planned["options"])
     if seal.holds(planned["options"], planned.get("seal")):
