@@ -20,17 +20,8 @@ PROGRAM = "python -m launcher"
 Typed = dict[str, Any]  # command_line.verb_words
 # The verbs of make that this program carries out, and two that only the Makefile types.
 VERBS = (
-    "find",
-    "plan",
-    "train",
-    "dry-run",
-    "slurm",
-    "evaluate",
-    "status",
-    "top",
-    "attach",
-    "stop",
-    "runs",
+    *("find", "plan", "train", "dry-run", "slurm", "evaluate"),
+    *("status", "top", "attach", "stop", "runs"),
 )
 ROWS = {
     **{name: verbs.VERBS[name] for name in VERBS},

@@ -75,12 +75,14 @@ def recorded(path: Path, kind: type[Struct]) -> dict[str, Any]:
         document: dict[str, Any] = decode(text, dict[str, Any], "it")
         return document
     except FileNotFoundError:
-        why = "it is missing"
+        reason = "it is missing"
     except (OSError, ValueError) as error:
-        why = str(error)
+        reason = str(error)
     except Invalid as error:
-        why = str(error).replace("it.", "its ", 1)
-    raise UserError(f"{relative(path)} is damaged ({why}): this run cannot go on; start a new one.")
+        reason = str(error).replace("it.", "its ", 1)
+    raise UserError(
+        f"{relative(path)} is damaged ({reason}): this run cannot go on; start a new one."
+    )
 
 
 def refuse_links(folder: Path) -> None:

@@ -26,32 +26,32 @@ def problems(machines: OpenMachines, needs: Needs, control: Control) -> list[Pro
     """Return everything that is wrong with these machines for this run, except the connections
     between them."""
     hosts, facts, program = machines.hosts, machines.facts, needs.program
-    parts: dict[str, devices.NodeDevices] = {}
-    found = master(hosts)
+    node_devices: dict[str, devices.NodeDevices] = {}
+    findings = master(hosts)
     if control.disk_free < DISK_FREE:  # logs, records and checkpoints come to this machine
         code = "control-disk-full" if control.disk_free < 2 * DISK_FULL else "control-disk-low"
-        found.append(problem(code, free=control.disk_free >> 20))
+        findings.append(problem(code, free=control.disk_free >> 20))
     try:
-        parts = devices.assign(hosts, facts, program)
+        node_devices = devices.assign(hosts, facts, program)
     except Refused as refused:
-        found += refused.reasons
+        findings += refused.reasons
     single = []
     for host in hosts:
         node_facts = facts[host.name]
         # A driver that fails hides its GPUs, so such a machine is judged as one that has some.
-        has_gpus = host.name not in parts or parts[host.name].kind == "cuda"
+        has_gpus = host.name not in node_devices or node_devices[host.name].kind == "cuda"
         on_gpus = has_gpus or bool(node_facts.gpus.error)
         on_gpus = on_gpus and devices.wants_gpus(host, program.device)
         single += [*_software(host, node_facts, on_gpus), *data(host, node_facts, needs)]
         single += _state(host, node_facts, needs.run, on_gpus)
-    found += [*together(single), *versions(machines)]
-    found += [*same_data(machines), *together([*missing_data(machines, control.sources)])]
+    findings += [*together(single), *versions(machines)]
+    findings += [*same_data(machines), *together([*missing_data(machines, control.sources)])]
     if needs_layer(program, machines):
-        found += python(machines)
+        findings += python(machines)
     for host in hosts:
         lacks = program.layer and program.layer.differs(facts[host.name].distributions)
         if lacks:
-            found.append(problem("script-stack", host, lacks=", ".join(lacks)))
+            findings.append(problem("script-stack", host, lacks=", ".join(lacks)))
     # It never blocks: the program was read here, not run, and may find its modules in another way.
     imports = []
     for host in hosts:
@@ -61,15 +61,15 @@ def problems(machines: OpenMachines, needs: Needs, control: Control) -> list[Pro
             imports.append(
                 problem("imports", host, program=program.typed, missing=names, python=python_path)
             )
-    found += together(imports)
+    findings += together(imports)
     # The precision of machines that cannot train would only add a second message.
-    if not any(entry.blocks is ALWAYS for entry in found):
+    if not any(entry.blocks is ALWAYS for entry in findings):
         try:
             devices.precision(program, machines, needs.decided.get("precision"))
         except UserError as error:
             texts = map(in_words_of_make, error.problems)
-            found += [problem("precision", said=text) for text in texts]
-    return found
+            findings += [problem("precision", said=text) for text in texts]
+    return findings
 
 
 def master(hosts: Sequence[Host]) -> list[Problem]:
@@ -182,16 +182,16 @@ STACK = {"torch": "torch", "torchvision": "torchvision", "cuda": "torch's CUDA",
 
 def versions(machines: OpenMachines) -> list[Problem]:
     facts = {host.name: machines.facts[host.name] for host in machines.hosts}
-    found = []
+    findings = []
     for name, what in STACK.items():
         if values := _differing({h: str(getattr(f.versions, name)) for h, f in facts.items()}):
-            found.append(problem("versions-differ", what=what, values=values))
+            findings.append(problem("versions-differ", what=what, values=values))
     if values := _differing({h: f.architecture for h, f in facts.items()}):
-        found.append(problem("architectures-differ", values=values))
+        findings.append(problem("architectures-differ", values=values))
     drivers = {h: f.gpus.driver.split(".")[0] for h, f in facts.items() if f.gpus.driver}
     if values := _differing(drivers):
-        found.append(problem("drivers-differ", values=values))
-    return found
+        findings.append(problem("drivers-differ", values=values))
+    return findings
 
 
 def python(machines: OpenMachines) -> list[Problem]:
@@ -201,7 +201,7 @@ def python(machines: OpenMachines) -> list[Problem]:
 
 
 def same_data(machines: OpenMachines) -> list[Problem]:
-    found = []
+    findings = []
     for split in (*layout.SPLITS, layout.FILES):
         values = {}
         for host in machines.hosts:
@@ -210,8 +210,8 @@ def same_data(machines: OpenMachines) -> list[Problem]:
         if differing := _differing(values):
             # A script may want other files on each machine, such as shards.
             code = "files-differ" if split == layout.FILES else "data-differs"
-            found.append(problem(code, what=_name(split), values=differing))
-    return found
+            findings.append(problem(code, what=_name(split), values=differing))
+    return findings
 
 
 def _name(split: str) -> str:

@@ -149,9 +149,9 @@ def select(
             h.name for h in hosts if presence[h.name].is_fit and unchanged >= h.owner.idle_seconds
         }
         return Selection([name for name in names if name in {*group.inside, *joining}], left_out)
-    needed = [entry for name in names if (entry := presence[name].absence)]
-    if needed and moment is Moment.START:  # they did not answer
-        raise Refused(needed)
+    silent = [entry for name in names if (entry := presence[name].absence)]
+    if silent and moment is Moment.START:  # they did not answer
+        raise Refused(silent)
 
     # Too few: owners are waited for as long as it takes, a start waits for all machines.
     # Without MIN_NODES a run needs every machine that belongs to the cluster only.

@@ -44,12 +44,12 @@ def run_check(plan: Plan, machines: OpenMachines, terminal: Terminal) -> None:
             answer = ask(machines.nodes[node.host], "launcher.node.precheck", call, Answer, seconds)
         except (OSError, Invalid) as error:
             raise UserError(f"{node.host}: the check before the run failed: {error}.") from None
-    last = answer.lines[-SHOWN_LINES:]
+    last_lines = answer.lines[-SHOWN_LINES:]
     if answer.code is None:
         raise CheckFailed(
             f"{node.host}: the check before the run did not end within {CHECK_SECONDS:.0f} s, and "
-            f"was stopped. Its last lines: {' / '.join(last) or 'none'}."
+            f"was stopped. Its last lines: {' / '.join(last_lines) or 'none'}."
         )
     if answer.code:
-        raise CheckFailed(*(last or [f"{node.host}: the check ended with {answer.code}."]))
+        raise CheckFailed(*(last_lines or [f"{node.host}: the check ended with {answer.code}."]))
     terminal.say(*answer.lines)

@@ -77,7 +77,7 @@ def assign(
     ]
     if problems:
         raise Refused(problems)
-    parts = {}
+    node_devices = {}
     for host in hosts:
         host_facts, entries = facts[host.name], visible[host.name]
         version, cuda = str(host_facts.versions.torch), host_facts.versions.cuda
@@ -86,7 +86,7 @@ def assign(
             limit = {LIMIT: os.environ[LIMIT]} if LIMIT in os.environ else {}
             bf16 = precisions.cpu_has_bf16(host_facts.cpu_flags, {**limit, **host.env})
             cpu = Device(host.name, "cpu", name="", bf16=bf16, torch=version, cuda=cuda)
-            parts[host.name] = NodeDevices((), (cpu,), 1)
+            node_devices[host.name] = NodeDevices((), (cpu,), 1)
             continue
         gpus = []
         for entry in entries:
@@ -95,8 +95,8 @@ def assign(
             name = "".join(filter(str.isprintable, gpu.name))[:60]
             gpus.append(Device(host.name, "cuda", name, _sm(gpu), torch=version, cuda=cuda))
         processes = len(gpus) if program.parallel == "ddp" else 1
-        parts[host.name] = NodeDevices(entries, tuple(gpus), processes)
-    return parts
+        node_devices[host.name] = NodeDevices(entries, tuple(gpus), processes)
+    return node_devices
 
 
 def _on_one_machine(
@@ -212,14 +212,14 @@ def precision(program: Program, machines: OpenMachines, decided: str | None) -> 
     if program.request is None:
         return None
     hosts, request = machines.hosts, program.request
-    parts = assign(hosts, machines.facts, program)
-    devices = [device for part in parts.values() for device in part.devices]
+    node_devices = assign(hosts, machines.facts, program)
+    devices = [device for host_devices in node_devices.values() for device in host_devices.devices]
     try:
         level = decided or request.precision
         return precisions.resolve(level, devices, request.emulate, bool(decided))
     except UserError as error:
         # Where only some nodes compute on their CPUs, that is the likely cause.
-        on_cpu = [host for host in hosts if parts[host.name].kind == "cpu"]
+        on_cpu = [host for host in hosts if node_devices[host.name].kind == "cpu"]
         reasons = [
             f"{host.label()} computes on its CPU: {_why_cpu(host, machines.facts[host.name])}"
             for host in (on_cpu if len(on_cpu) < len(hosts) else [])

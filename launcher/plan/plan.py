@@ -115,8 +115,8 @@ def render(plan: Plan, machines: OpenMachines) -> str:
         outputs = outputs or "what it writes beside its code (OUTPUT= names folders)"
         lines.append(f"comes back: {outputs}")
     if program.request and plan.measured:
-        parts = devices.assign(machines.hosts, machines.facts, program).values()
-        all_devices = [device for part in parts for device in part.devices]
+        node_devices = devices.assign(machines.hosts, machines.facts, program).values()
+        all_devices = [device for host_devices in node_devices for device in host_devices.devices]
         decided = decide(program.request, all_devices, plan.measured, {})
         weights = ":".join(map(str, decided.balance.weights.values())) or "equal"
         lines += [
@@ -163,8 +163,8 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
     """Return the plan of one attempt. Raises Refused."""
     options, program, code = request.options, request.program, request.code
     leader, used_ports = facts[hosts[0].name], request.used_ports
-    parts = devices.assign(hosts, facts, program)
-    counts = [parts[host.name].processes for host in hosts]
+    node_devices = devices.assign(hosts, facts, program)
+    counts = [node_devices[host.name].processes for host in hosts]
     if problems := judge.master(hosts):
         raise Refused(problems)
     plan = Plan(
@@ -188,10 +188,10 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
     port = str(rank_port(leader, options.port, used_ports)) if program.needs_port else ""
     on_machine: Counter[str] = Counter()  # several nodes may share a machine, and so its cores
     for host in hosts:
-        on_machine[facts[host.name].machine] += parts[host.name].processes
+        on_machine[facts[host.name].machine] += node_devices[host.name].processes
     nodes: list[NodePlan] = []
     for rank, host in enumerate(hosts):
-        host_facts, part = facts[host.name], parts[host.name]
+        host_facts, host_devices = facts[host.name], node_devices[host.name]
         folder = host_facts.absolute(host.node_dir)
         code_folder, output = f"{folder}/{code.folder}", folder_on_machine(folder, plan.run)
         data = host.data_path(plan.data)
@@ -207,9 +207,9 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
             env.update(CUDA_HOME=host.cuda_home, PATH=f"{host.cuda_home}/bin:{path}")
         if interface_name:  # libraries guess the wrong one where there is docker0 or a VPN
             env.update(GLOO_SOCKET_IFNAME=interface_name, NCCL_SOCKET_IFNAME=f"={interface_name}")
-        env.update({**request.extra_env, **host.env, **part.environment(host.env)})
+        env.update({**request.extra_env, **host.env, **host_devices.environment(host.env)})
         # What differs from machine to machine, for every program.
-        env.update(TANDEM_OUTPUT=output, TANDEM_DEVICE=part.kind)
+        env.update(TANDEM_OUTPUT=output, TANDEM_DEVICE=host_devices.kind)
         env.update({"TANDEM_DATA": data} if data else {})
         env.update({"TANDEM_RANK_PORT": port} if port else {})
         for file, sent in zip(program.files, request.files):
@@ -230,13 +230,13 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         resume = () if request.last is None else program.resume or ()
         words = [*program.words, *(word.replace(LAST, request.last or "") for word in resume)]
         words = [word.replace(DATA, data) if data else word for word in words]
-        place = (len(hosts), rank, part.processes, plan.master_addr, plan.master_port)
+        place = (len(hosts), rank, host_devices.processes, plan.master_addr, plan.master_port)
         first_rank = sum(len(node.ranks) for node in nodes)
         nodes.append(
             NodePlan(
                 host=host.name,
                 node_rank=rank,
-                ranks=tuple(range(first_rank, first_rank + part.processes)),
+                ranks=tuple(range(first_rank, first_rank + host_devices.processes)),
                 connection=host.connection,
                 address=host.address,
                 port=host.port,
@@ -286,10 +286,10 @@ def choose_port(facts: NodeFacts, wanted: int | None, avoid: Collection[int]) ->
 
 def rank_port(facts: NodeFacts, wanted: int | None, used: Collection[int]) -> int:
     """Return the port of the store that ranks make themselves, beside launch's. Raises Refused."""
-    taken = {*used, choose_port(facts, wanted, used)}
-    free = [port for port in facts.free_ports if port not in taken]
+    avoided = {*used, choose_port(facts, wanted, used)}
+    free = [port for port in facts.free_ports if port not in avoided]
     # Each attempt takes another port: a machine of an earlier one that thaws must not find it.
-    return free[-1 - len(used) % len(free)] if free else choose_port(facts, None, taken)
+    return free[-1 - len(used) % len(free)] if free else choose_port(facts, None, avoided)
 
 
 def interface(host: Host, facts: NodeFacts) -> str | None:

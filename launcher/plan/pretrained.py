@@ -90,7 +90,7 @@ def of(settings: Options) -> Pretrained:
     return Pretrained(typed, model, address, name, ".safetensors")
 
 
-def fetch(wanted: Pretrained, say: Callable[[str], None], into: Path | None = None) -> Path:
+def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = None) -> Path:
     """Fetch and check the file, and return its path in a folder (the cache). Says its checksum.
     Raises UserError."""
     folder = into or CACHE
@@ -98,20 +98,20 @@ def fetch(wanted: Pretrained, say: Callable[[str], None], into: Path | None = No
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
             fresh = Path(scratch, "file")
-            if not wanted.address.startswith(("https://", "http://")):
+            if not weights.address.startswith(("https://", "http://")):
                 raise ValueError("no address of the web")
-            stated = wanted.sha256 or _promised(wanted.address)
-            sha256 = _download(wanted.address, fresh)
+            stated = weights.sha256 or _promised(weights.address)
+            sha256 = _download(weights.address, fresh)
             if not sha256.startswith(stated):
                 raise UserError(
-                    f"WEIGHTS={wanted.typed}: {wanted.address} sent another file than was "
+                    f"WEIGHTS={weights.typed}: {weights.address} sent another file than was "
                     f"promised: its SHA-256 begins with {sha256[:SHORT]}, not {stated[:SHORT]}. "
                     "Try again, or give the weights as a file."
                 )
-            target = folder / f"{wanted.stem}-{wanted.sha256 or sha256}{wanted.suffix}"
+            target = folder / f"{weights.stem}-{weights.sha256 or sha256}{weights.suffix}"
             fresh.replace(target)
             advice = "; its server states none: compare it with one that you trust"
-            say(f"WEIGHTS={wanted.typed}: SHA-256 {sha256}{'' if stated else advice}")
+            say(f"WEIGHTS={weights.typed}: SHA-256 {sha256}{'' if stated else advice}")
             return target
     except urllib.error.HTTPError as error:
         reason = f"there is no such file ({error.code} {error.reason})"
@@ -120,11 +120,11 @@ def fetch(wanted: Pretrained, say: Callable[[str], None], into: Path | None = No
     except OSError as error:
         path = error.filename or relative(folder)
         raise UserError(
-            f"WEIGHTS={wanted.typed} could not be kept: {path}: {error.strerror or error}."
+            f"WEIGHTS={weights.typed} could not be kept: {path}: {error.strerror or error}."
         ) from None
-    gather = line("bundle", MODEL=wanted.model, WEIGHTS=wanted.typed)
+    gather = line("bundle", MODEL=weights.model, WEIGHTS=weights.typed)
     raise UserError(
-        f"WEIGHTS={wanted.typed}: {wanted.address}: {reason}: correct the name, or, where this "
+        f"WEIGHTS={weights.typed}: {weights.address}: {reason}: correct the name, or, where this "
         f"machine has no internet, bring bundle/ of one where `{gather}` was typed, or the file "
         "itself (WEIGHTS=FILE)."
     )

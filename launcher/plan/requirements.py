@@ -130,9 +130,9 @@ def read_requirements(path: Path) -> RequirementsFile:
         try:
             new_lines = [*join_lines(decode_requirements(read_bytes(path, MAX_FILE_BYTES)))]
         except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or error
             raise UserError(
-                f"{path} cannot be read: {why}. Correct its name, or save it as UTF-8."
+                f"{path} cannot be read: {reason}. Correct its name, or save it as UTF-8."
             ) from None
         lines.extend(new_lines)
         if len(files) > MAX_FILES or len(lines) > MAX_LINES:

@@ -31,13 +31,13 @@ def fetch_files(program: Program, terminal: Terminal) -> Program:
     """Return the program with all of its files on this machine. Raises UserError."""
     files: list[SentFile] = []
     for file in program.files:
-        if wanted := file.pretrained:
+        if weights := file.pretrained:
             from launcher.plan import pretrained  # which needs what speaks HTTP
 
-            path = wanted.kept()
+            path = weights.kept()
             if path is None:
-                with waiting(terminal, f"fetching {wanted.address}"):
-                    path = pretrained.fetch(wanted, terminal.say)
+                with waiting(terminal, f"fetching {weights.address}"):
+                    path = pretrained.fetch(weights, terminal.say)
             file = replace(file, path=path)
         files.append(file)
     return replace(program, files=tuple(files))
@@ -123,10 +123,10 @@ def explain_missing_file(program: Program, error: str, host: str) -> str | None:
         # The error names the file as it is called there, or as it is called here.
         inside = name.rpartition(f"/{WORK}/{host}/")[2].removeprefix(f"{program.folder}/")
         inside = posixpath.normpath(inside)
-        why = files.why_not(inside)
-        if why and (program.folder / inside).exists():
+        reason = files.why_not(inside)
+        if reason and (program.folder / inside).exists():
             return (
-                f"{inside} is here and was not sent ({why}): have it sent, or put it where all "
+                f"{inside} is here and was not sent ({reason}): have it sent, or put it where all "
                 "machines have it, and name that path in ARGS"
             )
     for module in (name.partition("/")[0] for name in modules):
