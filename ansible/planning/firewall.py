@@ -1,4 +1,4 @@
-"""Who may reach a machine, and whether its firewall is ours to set. Pure functions of facts."""
+"""Decide who may reach a machine, and find a firewall that is not ours. Pure functions of facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LET_IN = {("udp", "68"), ("udp", "546"), ("udp", "5353")}
 
 
 def other_firewall(services: dict[str, Any], ufw_conf: str, chains: str) -> str | None:
-    """The name of a firewall that already filters this machine's incoming packets, or None.
+    """Name a firewall that already filters this machine's incoming packets; None if there is none.
 
     services: `ansible_facts.services`; ufw_conf: text of /etc/ufw/ufw.conf ("" when absent);
     chains: output of `nft list chains` ("" when nft is not there), as text: nft 0.8.2 of Ubuntu
@@ -32,13 +32,13 @@ def other_firewall(services: dict[str, Any], ufw_conf: str, chains: str) -> str 
     if manager:
         return manager
     for family, table, chain in _dropping_chains(chains):
-        if table != "tandem":
+        if table != "tandem":  # our own rules drop by default too
             return f"nftables table {family} {table}, chain {chain}"
     return None
 
 
 def firewall_manager(ufw_conf: str, firewalld: bool) -> str | None:
-    """The name of the firewall manager that is switched on; None if none is.
+    """Name the firewall manager that is switched on; None if none is.
 
     ufw_conf: as in other_firewall, a shell fragment, so quotes and blanks are allowed in it.
     """
@@ -48,8 +48,9 @@ def firewall_manager(ufw_conf: str, firewalld: bool) -> str | None:
 
 
 def _dropping_chains(chains: str) -> list[tuple[str, str, str]]:
-    """(family, table, name) of the base chains that drop incoming packets by default."""
+    """List (family, table, name) of the base chains that drop incoming packets by default."""
     dropping, table, name = [], ("", ""), ""
+    # A chain's policy is in its first line of rules, below the names of its table and itself.
     for line in chains.splitlines():
         opened = re.match(r"table (\S+) (\S+) \{", line)
         table = (opened[1], opened[2]) if opened else table
@@ -61,69 +62,74 @@ def _dropping_chains(chains: str) -> list[tuple[str, str, str]]:
 
 
 def container_bridges(facts: dict[str, Any]) -> list[str]:
-    """The bridges of containers and virtual machines, which may talk to their host.
+    """List the bridges of containers and virtual machines, which may talk to their host.
 
-    facts: `ansible_facts`. A bridge that a card of the machine is part of is a way to the LAN.
+    facts: `ansible_facts`.
     """
-
-    def to_the_lan(name: str) -> bool:
-        return any(_link(facts, port).pciid for port in _link(facts, name).interfaces)
-
-    names = [name for name in _interfaces(facts) if GUESTS_BRIDGE.match(name)]
-    return sorted(name for name in names if not to_the_lan(name))
+    # A bridge with a port on the PCI bus leads to the LAN, so whoever is behind it is no guest.
+    return sorted(
+        name
+        for name in _interfaces(facts)
+        if GUESTS_BRIDGE.match(name)
+        and not any(_link(facts, port).pciid for port in _link(facts, name).interfaces)
+    )
 
 
 def _interfaces(facts: dict[str, Any]) -> list[str]:
-    own = {"interfaces": facts.get("interfaces")}
-    return list(reading.read(own, Setup, "its network interfaces").interfaces)
+    setup = {"interfaces": facts.get("interfaces")}
+    return list(reading.read(setup, Setup, "its network interfaces").interfaces)
 
 
 def _link(facts: dict[str, Any], name: str) -> Interface:
-    """What Ansible knows of a network interface; its keys have _ where a name has - : or ."""
-    known = facts.get(re.sub(r"[-:.]", "_", name)) or {}
-    return reading.read(known, Interface, f"its network interface {name}")
+    """Read Ansible's facts about a network interface; {} counts for one that it does not list."""
+    # Ansible's keys have _ for each - : and . of a name.
+    interface_facts = facts.get(re.sub(r"[-:.]", "_", name)) or {}
+    return reading.read(interface_facts, Interface, f"its network interface {name}")
 
 
-def interface_networks(facts: dict[str, Any], own: str) -> list[str]:
-    """The networks of the card that has an address: whoever is in them may try ssh.
+def interface_networks(facts: dict[str, Any], own_address: str) -> list[str]:
+    """List the networks of the interface that has `own_address`: whoever is in them may try ssh.
 
-    facts: `ansible_facts` of the machine, used for its own rules alone. [] if no card has it.
+    facts: `ansible_facts` of the machine, used only for its own rules. [] if no interface has it.
     """
     for name in _interfaces(facts):
         link = _link(facts, name)
-        if any(address.address == own for address in link.addresses):
+        if any(address.address == own_address for address in link.addresses):
             return [str(network) for network in _networks_of_link(link)]
     return []
 
 
 def _networks_of_link(link: Interface) -> list[Any]:
-    """The networks that an interface is in, of which each has room for others."""
+    """List the networks of an interface that have room for other machines."""
     texts = [f"{address.address}/{address.prefix}" for address in link.addresses]
     try:
         networks = [ipaddress.ip_interface(text).network for text in texts]
     except ValueError as error:
         raise PlanError(f"an address of its network interfaces: {error}") from None
+    # A /31 or /32 is the address of a VPN or of this machine only.
     return [network for network in networks if network.num_addresses > 2]
 
 
 def cut_off(sockets: str, ssh_port: str, opened: list[dict[str, Any]]) -> list[str]:
-    """The listeners that only members will be able to reach: ["smbd (tcp 445)", ...].
+    """List the listeners that only members will be able to reach: ["smbd (tcp 445)", ...].
 
     sockets: `ss --no-header --listening --numeric --processes --tcp --udp`; opened: firewall_open.
     """
-    spared = LET_IN | {("tcp", ssh_port)}
-    spared |= {(open.get("protocol", "tcp"), str(open["port"])) for open in opened}
-    names = set()
+    open_ports = LET_IN | {("tcp", ssh_port)}
+    open_ports |= {(open.get("protocol", "tcp"), str(open["port"])) for open in opened}
+    listeners = set()
     for line in sockets.splitlines():
         words = line.split()
         address, _, port = "".join(words[4:5]).rpartition(":")
         if not re.fullmatch("[0-9]{1,5}", port):
             continue
+        # ss writes 127.0.0.1, [::1], [::ffff:127.0.0.1] or, bound to the interface, *%lo.
         loopback = re.match(r"\[?(127\.|::1\]?$|::ffff:127\.)", address) or "%lo" in address
-        if not loopback and (words[0], port) not in spared:
-            who = re.search(r'"([^"]+)"', line)
-            names.add((who.group(1) if who else "the kernel", words[0], int(port)))
-    return [f"{who} ({protocol} {port})" for who, protocol, port in sorted(names)]
+        if not loopback and (words[0], port) not in open_ports:
+            # The kernel's own listeners, such as NFS, have no process.
+            program = re.search(r'"([^"]+)"', line)
+            listeners.add((program.group(1) if program else "the kernel", words[0], int(port)))
+    return [f"{program} ({protocol} {port})" for program, protocol, port in sorted(listeners)]
 
 
 # A line of sshd's in the journal, as --output=short-iso prints it: its day, the user, the address.
@@ -137,11 +143,11 @@ PEERS_NAMED = 8
 def ssh_cut_off(
     sockets: str, journal: str, admitted: list[str], facts: dict[str, Any]
 ) -> dict[str, Any]:
-    """Who came by ssh and will not get in: {"peers": ["10.20.0.7 (connected now)", "10.20.0.8
-    (anna, 2026-11-20)"], "admin_cidrs": ["10.20.0.0/16"], which would let them}.
+    """List who came by ssh and will not get in: {"peers": ["10.20.0.7 (connected now)",
+    "10.20.0.8 (anna, 2026-11-20)"], "admin_cidrs": ["10.20.0.0/16"], which would let them in}.
 
     sockets: the established connections to ssh's port, as `ss --no-header --numeric` prints them;
-    journal: what sshd said during the last weeks; admitted: addresses and networks that the rules
+    journal: sshd's messages of the last weeks; admitted: addresses and networks that the rules
     let in ("" counts for nothing); facts: `ansible_facts`, for the networks of the machine's cards.
     """
     rules = [ipaddress.ip_network(text, strict=False) for text in admitted if text]
@@ -153,44 +159,47 @@ def ssh_cut_off(
         if len(ends) >= 2:
             logins[_peer(ends[1])] = "connected now"
     peers = {
-        peer: when
-        for peer, when in logins.items()
+        peer: login
+        for peer, login in logins.items()
         if peer and not peer.is_loopback and not any(peer in network for network in rules)
     }
-    named = [f"{peer} ({when})" for peer, when in peers.items()]
-    more = [f"{len(named) - PEERS_NAMED} more"] if len(named) > PEERS_NAMED else []
-    return {
-        "peers": [*named[:PEERS_NAMED], *more],
-        "admin_cidrs": sorted({_network_of(peer, facts) for peer in peers}),
-    }
+    if not peers:
+        return {"peers": [], "admin_cidrs": []}
+    clauses = [f"{peer} ({login})" for peer, login in peers.items()]
+    if len(clauses) > PEERS_NAMED:
+        clauses[PEERS_NAMED:] = [f"{len(clauses) - PEERS_NAMED} more"]
+    # A private network of one of the machine's interfaces stands for all its peers: a laptop's
+    # address there changes. Of a public one nobody but the peer itself is proposed.
+    networks = [net for name in _interfaces(facts) for net in _networks_of_link(_link(facts, name))]
+    private = [network for network in networks if network.is_private]
+    cidrs = {str(next((net for net in private if peer in net), peer)) for peer in peers}
+    return {"peers": clauses, "admin_cidrs": sorted(cidrs)}
 
 
 def _peer(text: str) -> Any:
-    """The address that a socket or sshd names, without brackets, its card and IPv6's wrapping."""
-    address = _address(text.strip("[]").split("%")[0])
+    """Read the address of a socket or of sshd's log; None for any other text.
+
+    Brackets, the interface's name and the wrapping of IPv4 in IPv6 are left out.
+    """
+    try:
+        address = ipaddress.ip_address(text.strip("[]").split("%")[0])
+    except ValueError:
+        return None
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _network_of(peer: Any, facts: dict[str, Any]) -> str:
-    """The private network of one of the machine's cards in which a peer is; else its address."""
-    for name in _interfaces(facts):
-        for network in _networks_of_link(_link(facts, name)):
-            if peer in network and network.is_private:
-                return str(network)
-    return str(peer)
-
-
 def connection_end(ssh_connection: str) -> dict[str, str]:
-    """Read $SSH_CONNECTION's text: the control machine's address as seen here, the machine's own
-    address ("own"), and sshd's port.
+    """Read $SSH_CONNECTION's text: the control machine's address as the machine sees it, the
+    machine's own address ("own"), and sshd's port.
 
-    Without an ssh connection (ansible_connection=local) there is nothing to keep open: both "".
+    Both addresses are "" without an ssh connection (ansible_connection=local): nothing is to be
+    kept open.
     """
     fields = ssh_connection.split()
     if len(fields) != 4 or not re.fullmatch("[0-9]{1,5}", fields[3]):
         return {"address": "", "own": "", "ssh_port": "22"}
-    there, own = (fields[number].split("%")[0] for number in (0, 2))
-    return {"address": there, "own": own, "ssh_port": fields[3]}
+    client, _, server, port = (field.split("%")[0] for field in fields)
+    return {"address": client, "own": server, "ssh_port": port}
 
 
 def by_family(addresses: list[str]) -> dict[str, list[str]]:
@@ -214,30 +223,33 @@ def by_family(addresses: list[str]) -> dict[str, list[str]]:
 
 
 def member_addresses(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
-    """The addresses that members' packets come from, for files that root reads.
+    """List the addresses that members' packets come from, for files that root reads.
 
-    The inventory's alone: `ansible_host`, the static `address`, and `other_addresses`, which name
-    those that a machine keeps beside it (where an address was added, Linux sends from the older one
-    in the same network). What a machine says of itself lets nobody in: it could say any address of
-    the network that is free. Raises PlanError where `other_addresses` has something else.
+    hosts: names in the inventory; hostvars: {host: its variables}. Raises PlanError if
+    `other_addresses` is no list of addresses.
     """
+    # Only the inventory's: ansible_host, the static address, and other_addresses, which a machine
+    # keeps beside it (Linux sends from the older address of a network). A machine's own facts let
+    # nobody in, since it could report any free address.
     addresses = set()
     for host in hosts:
-        own = hostvars[host]
-        static = reading.setting(own, "address", host).split("/")[0]
-        addresses |= {reading.setting(own, "ansible_host", host, host), static, *_others(host, own)}
+        variables = hostvars[host]
+        addresses.add(reading.setting(variables, "ansible_host", host, host))
+        addresses.add(reading.setting(variables, "address", host).split("/")[0])
+        addresses.update(_other_addresses(host, variables))
     return sorted(addresses - {""})
 
 
-def kept_addresses(variables: dict[str, Any], new: str) -> str:
-    """other_addresses of a machine that gets a new address beside the one in the inventory."""
+def kept_addresses(variables: dict[str, Any], new_address: str) -> str:
+    """Write other_addresses for a machine that gets a new address beside the inventory's."""
     host = variables["inventory_hostname"]
-    addresses = [*_others(host, variables), reading.setting(variables, "ansible_host", host, host)]
-    return ",".join(dict.fromkeys(address for address in addresses if address != new))
+    present = reading.setting(variables, "ansible_host", host, host)
+    addresses = dict.fromkeys([*_other_addresses(host, variables), present])
+    return ",".join(address for address in addresses if address != new_address)
 
 
-def _others(host: str, variables: dict[str, Any]) -> Iterator[str]:
-    """The addresses in other_addresses, a list or a text with commas."""
+def _other_addresses(host: str, variables: dict[str, Any]) -> Iterator[str]:
+    """Read the addresses in other_addresses, a list or a text with commas."""
     setting = variables.get("other_addresses") or []
     for text in setting if isinstance(setting, list) else str(setting).split(","):
         try:
@@ -247,11 +259,3 @@ def _others(host: str, variables: dict[str, Any]) -> Iterator[str]:
                 f"{host}: other_addresses={setting} is not a list of addresses. Write it as "
                 "other_addresses=192.168.56.57,192.168.57.3"
             ) from None
-
-
-def _address(text):
-    """The IP address that a text consists of; None for any other text."""
-    try:
-        return ipaddress.ip_address(text) if isinstance(text, str) else None
-    except ValueError:
-        return None

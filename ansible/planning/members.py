@@ -150,14 +150,6 @@ def forgotten(item):
     return {"names": [item["name"], item["address"]], "keys": []}
 
 
-def ssh_message(variables):
-    """ssh's message on one line, without Ansible's prefixes."""
-    message = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
-    for prefix in ("Task failed: ", "Failed to connect to the host via ssh: "):
-        message = message.removeprefix(prefix)
-    return message
-
-
 def wrong_names(printed, members):
     """Clauses about names that do not resolve to their members' addresses.
 

@@ -1,11 +1,11 @@
-"""Cards, cables, names, packet filters; machines that are the same one, or do not answer."""
+"""Check interfaces, cables, names, packet filters; find duplicate and silent machines."""
 
 import ipaddress
 from typing import Any
 
-from .. import firewall, members, reading
+from .. import firewall, reading
 
-# What ssh says, the fault's name, the remedy. The last row matches everything else.
+# Words of ssh, the fault's name, the remedy. The last row matches everything else.
 UNREACHABLE = (
     (
         "IDENTIFICATION HAS CHANGED",
@@ -53,18 +53,21 @@ def address(facts, question):
         )
 
 
-def unlisted(facts, question):
-    """Addresses in the members' network that the inventory does not name: nobody lets them in."""
+def unlisted_addresses(facts, question):
+    """Find addresses in the members' network that are missing in the inventory.
+
+    The other machines' firewalls drop what comes from them.
+    """
     link = own_link(facts)
-    own = ipaddress.ip_address(question["address"]) if link else None
+    listed = ipaddress.ip_address(question["address"]) if link else None
     for text in link.networks if link else []:
-        other = ipaddress.ip_interface(text)
-        if own in other.network and str(other.ip) not in question["listed"]:
+        address = ipaddress.ip_interface(text)
+        if listed in address.network and str(address.ip) not in question["listed"]:
             yield (
                 "unlisted_address",
-                f"it also has {other.ip}, which inventory.ini does not name: Linux may send from "
+                f"it also has {address.ip}, which inventory.ini does not name: Linux may send from "
                 "it, and the other machines do not let that in",
-                f"if it stays, write other_addresses={other.ip} into its line of inventory.ini",
+                f"if it stays, write other_addresses={address.ip} into its line of inventory.ini",
             )
 
 
@@ -79,16 +82,16 @@ def names(facts, question):
 
 
 def overlaps(facts, question):
-    """A network of Docker, a VPN or virtual machines that overlaps the members' addresses."""
-    own = ipaddress.ip_address(question["address"]) if facts.interface else None
+    """Find a network of Docker, a VPN or virtual machines that overlaps the members' addresses."""
+    listed = ipaddress.ip_address(question["address"]) if facts.interface else None
     for link in facts.links:
-        if own is None or link.name == facts.interface:
+        if listed is None or link.name == facts.interface:
             continue
         for network in link.networks:
-            if own in ipaddress.ip_interface(network).network:
+            if listed in ipaddress.ip_interface(network).network:
                 yield (
                     "overlap",
-                    f"{link.name} ({network}) claims the network of {own}: packets to the "
+                    f"{link.name} ({network}) claims the network of {listed}: packets to the "
                     "other machines may go there",
                     'give it another network (Docker: "bip" and "default-address-pools" in '
                     "/etc/docker/daemon.json), or take the interface away",
@@ -100,11 +103,15 @@ def links(facts, question):
     if link is None:
         return
     if link.tunnel:
+        interfaces = [link for link in facts.links if link.physical and link.addresses]
+        local = " or ".join(f"{link.addresses[0]} ({link.name})" for link in interfaces)
         yield (
             "tunnel",
             f"the members are reached by {link.name}, a VPN's: what they exchange is encrypted, "
             "and goes at the speed of that",
-            _lan_address(facts),
+            "write its address in the local network, "
+            f"{local or 'as ip -brief address shows it there'}, as ansible_host into its line of "
+            "inventory.ini, on all members alike; then make bootstrap",
         )
         return  # its MTU and speed are the VPN's
     if link.wireless:
@@ -130,18 +137,8 @@ def links(facts, question):
 
 
 def _usual_mtu(link):
-    """Whether it is Ethernet's own, or one of jumbo frames."""
+    """Return true for Ethernet's own MTU and for one of jumbo frames."""
     return link.mtu == 1500 or link.mtu >= 9000
-
-
-def _lan_address(facts):
-    """The remedy for an address of a VPN's."""
-    cards = [link for link in facts.links if link.physical and link.addresses]
-    at = " or ".join(f"{link.addresses[0]} ({link.name})" for link in cards)
-    return (
-        f"write its address in the local network, {at or 'as ip -brief address shows it there'}, "
-        "as ansible_host into its line of inventory.ini, on all members alike; then make bootstrap"
-    )
 
 
 def filters(facts, question):
@@ -155,29 +152,30 @@ def filters(facts, question):
         )
 
 
-CHECKS = (address, unlisted, names, overlaps, links, filters)
+CHECKS = (address, unlisted_addresses, names, overlaps, links, filters)
 
 
 def own_link(facts):
-    """The link that has the inventory's address; None if none does."""
+    """Find the link that has the inventory's address; None if none does."""
     return next((link for link in facts.links if link.name == facts.interface), None)
 
 
 def duplicates(machines):
-    """Findings on machines two of which are the same one."""
+    """Find machines that are the same one under two names, or have a copied disk."""
     findings = []
-    for key, of in (("machine_id", "machine id"), ("mac", "hardware address")):
-        first: dict[str, str] = {}
+    for key, label in (("machine_id", "machine id"), ("mac", "hardware address")):
+        owners: dict[str, str] = {}
         for facts in machines:
-            value = facts.machine_id if key == "machine_id" else own_mac(facts)
-            other = first.setdefault(value, facts.host)
-            if value and other != facts.host:
+            link = own_link(facts)
+            value = facts.machine_id if key == "machine_id" else link and link.mac
+            owner = owners.setdefault(value, facts.host)
+            if value and owner != facts.host:
                 findings.append(
                     {
                         "host": facts.host,
                         "fault": "duplicate_" + key,
-                        "cause": f"it has the same {of} as {other}: one machine under two names, "
-                        "or a copied disk",
+                        "cause": f"it has the same {label} as {owner}: one machine under two "
+                        "names, or a copied disk",
                         "remedy": "correct inventory.ini; or on a copied disk: "
                         "sudo rm /etc/machine-id && sudo systemd-machine-id-setup, and reboot",
                     }
@@ -186,53 +184,55 @@ def duplicates(machines):
 
 
 def cluster(machines):
-    """Findings that concern several machines, each of which may be in order."""
+    """Find what is wrong between machines of which each may be in order."""
     machines = [reading.known(facts) for facts in machines]
     return duplicates(machines) + unequal_mtus(machines) + faster_interfaces(machines)
 
 
 def unequal_mtus(machines):
-    """The finding on the first machine whose packets may be too large for another one's card."""
+    """Find a machine whose packets may be too large for another machine's interface."""
     links = [(facts.host, link) for facts in machines if (link := own_link(facts))]
     if not links or any(link.tunnel for _, link in links):
         return []
     # One that is neither is a finding of its own machine.
     links = [(host, link) for host, link in links if _usual_mtu(link)] or links[:1]
-    least, most = (choose(links, key=lambda row: row[1].mtu) for choose in (min, max))
-    if most[1].mtu == least[1].mtu:
+    low_host, low = min(links, key=lambda row: row[1].mtu)
+    high_host, high = max(links, key=lambda row: row[1].mtu)
+    if high.mtu == low.mtu:
         return []
     return [
         {
-            "host": most[0],
+            "host": high_host,
             "fault": "mtu_differs",
-            "cause": f"its {most[1].name} has an MTU of {most[1].mtu}, and {least[0]}'s "
-            f"{least[1].name} one of {least[1].mtu}: large packets may be lost between them, "
+            "cause": f"its {high.name} has an MTU of {high.mtu}, and {low_host}'s "
+            f"{low.name} one of {low.mtu}: large packets may be lost between them, "
             "and connections hang",
             "remedy": f"the same on all members (and their switch): sudo ip link set "
-            f"{most[1].name} mtu {least[1].mtu} there, and in its network's settings",
+            f"{high.name} mtu {low.mtu} there, and in its network's settings",
         }
     ]
 
 
 def faster_interfaces(machines):
-    """How to use a faster network than the present one, if every machine has a card in it."""
-    today = [own_link(facts) for facts in machines]
-    if len(machines) < 2 or not all(link and link.speed for link in today):
+    """Propose a faster network than the present one, if every machine has an interface in it."""
+    links = [own_link(facts) for facts in machines]
+    if len(machines) < 2 or not all(link and link.speed for link in links):
         return []
-    slowest = min(link.speed for link in today)
-    chosen = _fastest_network(machines)
-    if chosen is None or chosen[0] <= slowest:
+    slowest = min(link.speed for link in links)
+    fastest = _fastest_network(machines)
+    if fastest is None or fastest[0] <= slowest:
         return []
+    speed, network, interfaces = fastest
     findings = []
-    for facts, link in zip(machines, today):
-        name, address = chosen[2][facts.host]
+    for facts, link in zip(machines, links):
+        name, address = interfaces[facts.host]
         if name != link.name:
             setting = f"ansible_host={address} (and remove address=..., if it is there)"
             findings.append(
                 {
                     "host": facts.host,
                     "fault": "faster_card",
-                    "cause": f"all machines have a card in {chosen[1]} with {chosen[0]} Mbit/s or "
+                    "cause": f"all machines have a card in {network} with {speed} Mbit/s or "
                     f"more (here {name}), while {link.name}, which training would use, is in a "
                     f"network of {slowest} Mbit/s",
                     "remedy": f"write {setting} into its line, then run make bootstrap",
@@ -242,50 +242,53 @@ def faster_interfaces(machines):
 
 
 def _fastest_network(machines):
-    """(Mbit/s of its slowest card, network, {host: (card, address)}) of the fastest common one."""
+    """Find the fastest network in which all machines are; None if there is none.
+
+    Returns (Mbit/s of its slowest interface, network, {host: (interface, address)}).
+    """
     networks: dict[Any, dict[str, Any]] = {}
     for facts in machines:
         for link in facts.links:
-            for text in link.networks if link.speed else []:  # without a cable it has none
-                inside = ipaddress.ip_interface(text)
-                cards = networks.setdefault(inside.network, {})
-                cards.setdefault(facts.host, (link.speed, link.name, str(inside.ip)))
+            for text in link.networks if link.speed else []:  # no speed: no cable
+                address = ipaddress.ip_interface(text)
+                rows = networks.setdefault(address.network, {})
+                rows.setdefault(facts.host, (link.speed, link.name, str(address.ip)))
+    # Docker gives each machine the same network and address: those are not common ones.
     common = [
-        (min(speed for speed, _, _ in cards.values()), network, cards)
-        for network, cards in networks.items()
-        if len(cards) == len(machines) and len({row[2] for row in cards.values()}) == len(cards)
+        (min(speed for speed, _, _ in rows.values()), network, rows)
+        for network, rows in networks.items()
+        if len(rows) == len(machines) and len({row[2] for row in rows.values()}) == len(rows)
     ]
     if not common:
         return None
-    speed, network, cards = max(common, key=lambda row: row[0])
-    return speed, str(network), {host: row[1:] for host, row in cards.items()}
-
-
-def own_mac(facts):
-    link = own_link(facts)
-    return None if link is None else link.mac
+    speed, network, rows = max(common, key=lambda row: row[0])
+    return speed, str(network), {host: row[1:] for host, row in rows.items()}
 
 
 def unreachable(variables):
-    """The finding on a machine that did not answer, by what ssh said in its variables."""
-    message = members.ssh_message(variables)
+    """Explain why a machine did not answer, by ssh's message in its variables."""
+    message = " ".join(str(variables.get("reach_answer", {}).get("msg", "nothing")).split())
+    # Ansible's own words come before ssh's.
+    for prefix in ("Task failed: ", "Failed to connect to the host via ssh: "):
+        message = message.removeprefix(prefix)
     name = variables["inventory_hostname"]
-    at = variables.get("ansible_host", name)
+    address = variables.get("ansible_host", name)
     fault, remedy = next((fault, text) for words, fault, text in UNREACHABLE if words in message)
     causes = {
-        "name": f"this control node cannot resolve its address in the inventory, {at}: {message}",
-        "no_sshd": f"{at} has no ssh server: {message}",
-        "unreachable": f"{at} did not answer: {message}",
+        "name": f"this control node cannot resolve its address in the inventory, {address}: "
+        f"{message}",
+        "no_sshd": f"{address} has no ssh server: {message}",
+        "unreachable": f"{address} did not answer: {message}",
     }
     return {
         "host": name,
         "fault": fault,
-        "cause": causes.get(fault, f"{at} did not let ssh in: {message}"),
-        "remedy": remedy.format(address=at),
+        "cause": causes.get(fault, f"{address} did not let ssh in: {message}"),
+        "remedy": remedy.format(address=address),
     }
 
 
 def set_aside(variables):
-    """Sentences about a machine that did not answer, when the others go on without it."""
+    """Tell of a machine that did not answer, when the others continue without it."""
     finding = unreachable(variables)
     return f"SET ASIDE: {finding['host']}: {finding['cause']}. Remedy: {finding['remedy']}."
