@@ -1,4 +1,4 @@
-"""What site.yml would do on which machine: pure functions of facts and settings.
+"""Plan what site.yml does on each machine: pure functions of facts and settings.
 
 No file here reads a machine, changes one, or imports Ansible. Roles call these functions through
 ansible/filter_plugins/tandem.py, `make dry-provision` and the tests call them directly.

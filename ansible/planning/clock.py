@@ -1,31 +1,31 @@
-"""Which machine gives the others the time, and what is wrong there if they do not follow it."""
+"""Choose the machine that gives the others the time, and find what keeps them from it."""
 
 from . import firewall
 
 
-def clock_server(members, wanted, own_addresses):
-    """{"address", "host"} of the server; "host" is its name in the inventory, "" for another one.
+def clock_server(members, setting, own_addresses):
+    """Choose {"address", "host"} of the server; "host": its name in the inventory, "" for another.
 
     members: {name: address} of all machines, in the inventory's order: what `--limit` leaves out
-    must not change the answer. wanted: a name, an address, or "auto", which means the control
+    must not change the answer. setting: a name, an address, or "auto", which means the control
     machine if it is a member, else the first member. own_addresses: the control machine's.
     """
-    if wanted != "auto":
+    if setting != "auto":
         names = {address: name for name, address in members.items()}
         return {
-            "address": members.get(wanted, wanted),
-            "host": names.get(members.get(wanted, wanted), ""),
+            "address": members.get(setting, setting),
+            "host": names.get(members.get(setting, setting), ""),
         }
-    here = [name for name, address in members.items() if address in own_addresses]
-    host = (here or list(members))[0]
+    local = [name for name, address in members.items() if address in own_addresses]
+    host = (local or list(members))[0]
     return {"address": members[host], "host": host}
 
 
 def clock_servers_fault(server, facts, failed):
-    """A sentence about what keeps the others from following the cluster's clock; "" if nothing.
+    """Explain in a sentence what keeps the others from following the clock; "" if nothing.
 
     server: its name in the inventory, "" for somebody else's server; facts: what preflight
-    collected there, or {}; gone: whether it does not answer, or failed earlier in this run.
+    collected there, or {}; failed: true if it does not answer, or failed earlier in this run.
     """
     if not server:
         return ""

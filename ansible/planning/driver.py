@@ -1,9 +1,9 @@
-"""What to do about a machine's NVIDIA driver: a pure function of facts, settings and stacks.yml.
+"""Decide about a machine's NVIDIA driver: a pure function of facts, settings and stacks.yml.
 
-Read `decide` first; then driver_actions.py, what may be done; driver_candidates.py, which driver
-can come; driver_result.py, what came of it, and what is held. Facts are PlanFacts
-(boundary/facts.py); what roles call takes what Ansible has of them. Role driver only carries the
-plan out.
+Read `decide` first; then driver_actions.py (the actions), driver_candidates.py (the drivers that
+can be installed) and driver_result.py (the outcome, and held packages). Facts are PlanFacts
+(boundary/facts.py); functions for roles take Ansible's facts. Role driver only carries the plan
+out.
 """
 
 import dataclasses
@@ -35,28 +35,28 @@ LIBRARIES = re.compile(
     r"(nvidia-kernel-common|libnvidia-compute)(-\d|$)"
     r"|lib(cuda1|nvidia-(tesla-(\d+-)?|legacy-\d+xx-)?ml1)$"
 )
-# Bytes that an installation needs: libraries and firmware, DKMS with its build and the installer,
-# what the initial RAM disk is made of, and that disk.
+# Bytes that an installation needs: libraries and firmware; DKMS with its build and the installer;
+# temporary files of the initial RAM disk; that disk.
 SPACE = {
     "/usr": 1_500_000_000,
     "/var/lib": 1_300_000_000,
     "/var/tmp": 500_000_000,  # noqa: S108
     "/boot": 150_000_000,
 }
-# What of '*nvidia*' is no part of a driver, and outlives one: for containers that use cards.
+# Packages named *nvidia* that are no part of a driver, and outlive one: for containers with GPUs.
 CONTAINERS = re.compile(r"(lib)?nvidia-(container|docker)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What group_vars/all.yml and the inventory may say; `default` where they say nothing."""
+    """A setting of group_vars/all.yml and the inventory; `default` counts if they lack it."""
 
     name: str
     default: str | bool
     choices: tuple[Any, ...] = ()
 
 
-# By what driver_plan calls them.
+# The settings by their keys in driver_plan.
 SETTINGS = {
     "policy": Setting("driver_policy", "install", ("keep", "install", "upgrade")),
     "source": Setting("driver_source", "auto", ("auto", "package", "runfile")),
@@ -70,7 +70,7 @@ SETTINGS = {
 
 
 def driver_wanted(variables, at_hand):
-    """The settings for one machine: SETTINGS' values by their keys, and "at_hand".
+    """Read the settings for one machine: SETTINGS' values by their keys, and "at_hand".
 
     variables: {name: value}; at_hand: names of the installers that the control machine has. Raises
     PlanError for a value that a setting cannot have.
@@ -83,7 +83,7 @@ def _value(variables, setting):
     value = variables.get(setting.name)
     if value is None or value == "":  # `driver_version:` without a value, or driver_version= alone
         return setting.default
-    if isinstance(setting.default, bool):  # an inventory says it as text
+    if isinstance(setting.default, bool):  # an inventory has texts only
         words = {"true": True, "yes": True, "false": False, "no": False}
         if str(value).lower() not in words:
             raise PlanError(f"{setting.name} is {value!r}: write true or false")
@@ -94,19 +94,19 @@ def _value(variables, setting):
     return str(value)
 
 
-def driver_plan(facts, wanted, stack, table):
-    """The plan for one machine, as role driver reads it: driver_actions.as_dict.
+def driver_plan(facts, settings, stack, table):
+    """Plan one machine as a dictionary for role driver: driver_actions.as_dict.
 
-    wanted: as driver_wanted has it. stack: a row of table["rows"] with "name". table: stacks.yml's
-    "stacks".
+    settings: the result of driver_wanted. stack: a row of table["rows"] with "name". table:
+    "stacks" of stacks.yml.
     """
-    return as_dict(plan(reading.known(facts), wanted, stack, table))
+    return as_dict(plan(reading.known(facts), settings, stack, table))
 
 
-def plan(facts, wanted, stack, table):
-    """The same as an action, which may be Refuse."""
+def plan(facts, settings, stack, table):
+    """Plan one machine as an action; a reason against one becomes Refuse."""
     try:
-        return decide(facts, wanted, stack, table)
+        return decide(facts, settings, stack, table)
     except Refusal as refusal:
         reason, remedy = refusal.args
         return Refuse(reason, remedy=remedy)
@@ -115,12 +115,12 @@ def plan(facts, wanted, stack, table):
         return Refuse(reason, remedy="see docs/stacks.md")
 
 
-def decide(facts, wanted, stack, table):
-    """The action by which preflight, dry-provision and role driver judge alike.
+def decide(facts, settings, stack, table):
+    """Decide on the action, alike for preflight, dry-provision and role driver.
 
-    Raises Refusal where the machine stands in the way, PlanError where no driver fits it.
+    Raises Refusal for an obstacle at the machine, PlanError if no driver fits it.
     """
-    action = _choose(facts, wanted, stack, table)
+    action = _choose(facts, settings, stack, table)
     if isinstance(action, Nothing):
         return action
     if isinstance(action, Installation):
@@ -134,8 +134,8 @@ def decide(facts, wanted, stack, table):
     return _beside_display(action, facts)
 
 
-def _choose(facts, wanted, stack, table):
-    """What these GPUs and this stack need, whatever else goes on at the machine."""
+def _choose(facts, settings, stack, table):
+    """Choose the action for these GPUs and this stack, without regard to disks and programs."""
     if stack["cuda"] is None:
         return Nothing(f"stack {stack['name']} needs no driver")
     gpus = tuple(row for _, row in stacks.known_gpus(facts, table))
@@ -144,12 +144,12 @@ def _choose(facts, wanted, stack, table):
         raise Refusal(*hidden)
     if not gpus:
         return Nothing(hidden[0] if hidden else "no NVIDIA card that takes part")
-    case = Case(facts, wanted, stack, table, gpus)
-    if wanted["policy"] == "keep":
+    case = Case(facts, settings, stack, table, gpus)
+    if settings["policy"] == "keep":
         return _keep(case)
     installed = installed_driver(facts)
-    if facts.pending:  # an earlier run was interrupted, so the same way is tried again
-        return _install(_in_the_same_way(case, installed[0]) if installed else case)
+    if facts.pending:  # an earlier run was interrupted, so its kind of driver is tried again
+        return _install(_restrict_kind(case, installed[0]) if installed else case)
     if installed is not None:
         return _for_installed(case, *installed)
     if facts.driver is None:
@@ -189,9 +189,12 @@ def _keep(case):
 
 
 def installed_driver(facts):
-    """(package or runfile, version) of the installed driver; None if there is none."""
-    own = [name for name in facts.packages if name not in facts.transitional]
-    names = [name for name in own if stacks.PACKAGED.match(name)]
+    """Find the installed driver: (package or runfile, version); None if there is none.
+
+    Raises Refusal if there are two.
+    """
+    real = [name for name in facts.packages if name not in facts.transitional]
+    names = [name for name in real if stacks.PACKAGED.match(name)]
     if names and facts.runfile:
         raise Refusal(
             f"it has two drivers at once: {', '.join(sorted(names))} from packages, and "
@@ -203,8 +206,8 @@ def installed_driver(facts):
         return "runfile", facts.runfile
     if not names:
         return None
-    # Old ones may stand beside it: what programs load decides, else what was installed last.
-    present = names + [name for name in own if LIBRARIES.match(name)]
+    # Old libraries may lie beside new ones: the one that programs load decides, else the newest.
+    present = names + [name for name in real if LIBRARIES.match(name)]
     versions = {stacks.upstream(facts.packages[name]) for name in present}
     if facts.driver_library in versions:
         return "package", facts.driver_library
@@ -212,18 +215,18 @@ def installed_driver(facts):
 
 
 def _for_installed(case, kind, version):
-    """A newer driver, if one is wanted; else what makes the installed one work."""
-    facts, stack, wanted = case.facts, case.stack, case.wanted
+    """Choose a newer driver, if one is wanted; else make the installed one work."""
+    facts, stack, settings = case.facts, case.stack, case.settings
     _refuse_foreign(case, kind, version)
-    if wanted["source"] not in ("auto", kind):
+    if settings["source"] not in ("auto", kind):
         raise Refusal(
             f"driver {version} was installed {_by(kind)}, and driver_source is "
-            f"{wanted['source']}: the one is never installed over the other",
+            f"{settings['source']}: the one is never installed over the other",
             f"set driver_source: auto, or remove it first: {removal(facts, kind)}",
         )
     newer = _newer(case, kind, version)
     if newer is not None:
-        if wanted["policy"] == "upgrade":
+        if settings["policy"] == "upgrade":
             return newer
         if stacks.version(version) < case.oldest:
             raise Refusal(
@@ -238,11 +241,12 @@ def _for_installed(case, kind, version):
 
 
 def _module_for_this_kernel(case, kind, version):
+    """Choose how the installed driver gets a module for the running kernel."""
     facts = case.facts
     reason = f"driver {version} has no module for the running kernel {facts.kernel}"
     if kind == "runfile" and not facts.dkms:
         # Installed anew, this time with DKMS, so that the next kernel gets its module.
-        again = _install(_in_the_same_way(case, kind))
+        again = _install(_restrict_kind(case, kind))
         unknown = f"{reason}, and DKMS does not know it: {again.reason}"
         return dataclasses.replace(again, reason=unknown)
     signed = candidates.signed_modules(facts)
@@ -252,18 +256,18 @@ def _module_for_this_kernel(case, kind, version):
 
 
 def _for_the_next_boot(case, version):
-    """For a driver that works: nothing, or its module for the kernel of the next boot."""
+    """Leave a driver that works as it is, or build its module for the kernel of the next boot."""
     facts, waiting = case.facts, case.facts.waiting_kernel
-    well = f"driver {version} is installed and loaded"
+    state = f"driver {version} is installed and loaded"
     if not waiting or facts.waiting_module:
-        return Nothing(well, version)
-    lacking = f"{well}, but the next boot starts kernel {waiting}, which has no module of it"
+        return Nothing(state, version)
+    lacking = f"{state}, but the next boot starts kernel {waiting}, which has no module of it"
     if not facts.dkms:
         # Nothing rebuilds it now; after that boot the plan is a different one.
         return Nothing(f"{lacking}: make provision again after that boot", version)
-    wrong = candidates.kernel_too_new(case, version, waiting)
-    if wrong:
-        return Nothing(f"{lacking}: {wrong}: stay with this kernel", version)
+    obstacle = candidates.kernel_too_new(case, version, waiting)
+    if obstacle:
+        return Nothing(f"{lacking}: {obstacle}: stay with this kernel", version)
     build = candidates.module_build(case, version)
     if not build.waiting:
         return Nothing(f"{lacking} and no headers: stay with this kernel", version)
@@ -271,12 +275,12 @@ def _for_the_next_boot(case, version):
 
 
 def _refuse_foreign(case, kind, version):
-    """Refuses a driver branch that does not support the GPUs, such as 590 for Pascal."""
+    """Refuse a driver branch that does not support the GPUs, such as 590 for Pascal."""
     branch = stacks.version(version)[0]
-    foreign = [row for row in case.gpus if not candidates.supports(branch, [row])]
-    if not foreign:
+    unsupported = [row for row in case.gpus if not candidates.supports(branch, [row])]
+    if not unsupported:
         return
-    limits = foreign[0]
+    limits = unsupported[0]
     until = (
         f"{limits['newest_driver']} is the last"
         if limits["newest_driver"]
@@ -291,14 +295,14 @@ def _refuse_foreign(case, kind, version):
 
 
 def _newer(case, kind, version):
-    """The installation of a newer driver in the same way; None if there is none."""
+    """Plan the installation of a newer driver of the same kind; None if there is none."""
     try:
-        target = _install(_in_the_same_way(case, kind))
+        target = _install(_restrict_kind(case, kind))
     except (Refusal, PlanError) as error:
         if stacks.version(version) >= case.oldest:
             return None
         # A refusal has a remedy of its own, by which what is missing may become available.
-        consent = "" if case.wanted["policy"] == "upgrade" else ", then driver_policy: upgrade"
+        consent = "" if case.settings["policy"] == "upgrade" else ", then driver_policy: upgrade"
         remedy = f"{error.args[1]}{consent}; or " if len(error.args) > 1 else ""
         raise Refusal(
             f"driver {version} was installed {_by(kind)}, stack {case.stack['name']} needs "
@@ -309,26 +313,26 @@ def _newer(case, kind, version):
     return target if stacks.version(target.version) > stacks.version(version) else None
 
 
-def _in_the_same_way(case, kind):
-    """The case for a driver of the kind that is there; "bound": nobody set that kind."""
-    bound = {"source": kind, "bound": case.wanted["source"] == "auto"}
-    return dataclasses.replace(case, wanted={**case.wanted, **bound})
+def _restrict_kind(case, kind):
+    """Restrict a case to the kind of the installed driver; "bound": nobody set that kind."""
+    bound = {"source": kind, "bound": case.settings["source"] == "auto"}
+    return dataclasses.replace(case, settings={**case.settings, **bound})
 
 
 def _install(case):
-    """A driver by packages if they suffice, else by NVIDIA's installer."""
-    wanted = case.wanted
-    if wanted["source"] == "runfile" or (wanted["source"] == "auto" and wanted["runfile"]):
+    """Install a driver by packages if they suffice, else by NVIDIA's installer."""
+    settings = case.settings
+    if settings["source"] == "runfile" or (settings["source"] == "auto" and settings["runfile"]):
         return candidates.by_installer(case)
     action = candidates.by_packages(case)
     if action is not None:
         return action
     why_not = candidates.why_not_by_packages(case)
-    if wanted["source"] == "auto":
+    if settings["source"] == "auto":
         action = candidates.by_installer(case)
         reason = f"{action.reason}, since {why_not}" if why_not else action.reason
         return dataclasses.replace(action, reason=reason)
-    or_else = "" if wanted.get("bound") else "; or set driver_source: auto"
+    or_else = "" if settings.get("bound") else "; or set driver_source: auto"
     if why_not:
         raise Refusal(why_not, f"fix what apt names{or_else}")
     raise Refusal(
@@ -339,7 +343,7 @@ def _install(case):
 
 
 def removal(facts, kind):
-    """The command that removes a driver, and nothing that is not part of it."""
+    """Write the command that removes a driver, and nothing that is not part of it."""
     if kind == "runfile":
         return "sudo nvidia-uninstall"
     # A name with a + is kept by apt-get (its manual, "install").
@@ -359,13 +363,13 @@ def _refuse_full_disks(facts):
 
 
 def _refuse_holds(facts, moving):
-    """Refuses to move packages that somebody else holds."""
+    """Refuse to move packages that somebody else holds."""
     theirs = set(facts.held) - set(facts.held_by_us)
-    held = " ".join(sorted(theirs & set(moving)))
-    if held:
+    names = " ".join(sorted(theirs & set(moving)))
+    if names:
         raise Refusal(
-            f"{held} would move, and is held there by somebody (apt-mark hold)",
-            f"if whoever held it agrees, there: sudo apt-mark unhold {held}; then run again",
+            f"{names} would move, and is held there by somebody (apt-mark hold)",
+            f"if whoever held it agrees, there: sudo apt-mark unhold {names}; then run again",
         )
 
 
@@ -376,15 +380,14 @@ def _refuse_processes(facts):
 
 
 def _running_screen(facts):
-    """The running display manager, such as gdm.service; "" where none runs."""
+    """Name the running display manager, such as gdm.service; "" if none runs."""
     return facts.display_manager if facts.display_manager_active else ""
 
 
 def _beside_display(action, facts):
-    """The action where a display runs: packages come under it, and the next boot changes drivers.
-
-    NVIDIA's installer refuses to work under one, so it waits for a boot that ends without.
-    """
+    """Adapt the action to a running display, under which only the next boot changes drivers."""
+    # Packages come under a display. NVIDIA's installer refuses to work under one, so it waits for a
+    # boot without it.
     displays = [f"{row.command} (process {row.pid})" for row in facts.displays]
     unit = _running_screen(facts)
     if not displays and not unit:
@@ -415,10 +418,10 @@ def _by(kind):
     return "from packages" if kind == "package" else "by NVIDIA's own installer"
 
 
-def upgrade_plan(facts, wanted, stack, table, here=""):
-    """What `make upgrade` does to one machine, before anything that is held is released.
+def upgrade_plan(facts, settings, stack, table, control_id=""):
+    """Plan `make upgrade` of one machine, before held packages are released.
 
-    here: the control machine's own machine_id, which does not reboot itself.
+    control_id: machine_id of the control machine, which does not reboot itself.
 
     Returns {"action": nothing, upgrade or refuse; "reason", "remedy"; "kernel": whether a newer
     kernel comes, and with it a reboot; "without": the display manager that stays off in that boot
@@ -428,23 +431,23 @@ def upgrade_plan(facts, wanted, stack, table, here=""):
     names, packages = driver_result.kernel_packages(facts), facts.packages
     newer = [name for name in names if facts.offered.get(name, packages[name]) != packages[name]]
     kernel = facts.waiting_kernel or (f"by {', '.join(newer)}" if newer else "")
-    driver = plan(facts, {**wanted, "policy": "upgrade"}, stack, table)
+    driver = plan(facts, {**settings, "policy": "upgrade"}, stack, table)
     shape = {"action": driver.name, "reason": driver.reason, "remedy": "", "kernel": bool(kernel)}
     shape["without"] = _running_screen(facts) if kernel else ""
     if isinstance(driver, Refuse):
         return {**shape, "remedy": driver.remedy}
     if isinstance(driver, Nothing) and not kernel:
         return shape
-    parts = [f"a newer kernel ({kernel})"] * bool(kernel)
-    parts += [driver.reason] * (not isinstance(driver, Nothing))
-    reason = "; ".join(parts)
+    reasons = [f"a newer kernel ({kernel})"] * bool(kernel)
+    reasons += [driver.reason] * (not isinstance(driver, Nothing))
+    reason = "; ".join(reasons)
     try:
         if kernel:
             _refuse_full_disks(facts)
             _refuse_holds(facts, names)
         _refuse_processes(facts)
-        refused = driver_result.reboot_refused(facts, wanted)
-        if refused and not (here and facts.machine_id == here):
+        refused = driver_result.reboot_refused(facts, settings)
+        if refused and not (control_id and facts.machine_id == control_id):
             raise Refusal(f"{reason}, and {refused[0]}", refused[1])
     except Refusal as refusal:
         reason, remedy = refusal.args

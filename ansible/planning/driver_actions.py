@@ -1,12 +1,12 @@
-"""What may be done about a machine's driver: five actions, or a refusal, each with what it takes.
+"""Actions on a machine's driver: five, or a refusal, each with its needs.
 
-driver.py decides on one; role driver carries it out, by the dictionary that `as_dict` makes of it.
+driver.py decides on an action; role driver carries it out, from the dictionary of `as_dict`.
 """
 
 import dataclasses
 from typing import ClassVar
 
-# What role driver says it will do: the reason, then these, of the fields that the action has.
+# Role driver announces the reason, then these phrases for the fields that the action has.
 PHRASES = {
     "packages": ": {}",
     "url": ": {}",
@@ -26,7 +26,7 @@ class Refusal(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class ModuleBuild:
-    """What it takes to build the driver's kernel module."""
+    """Needs of building the driver's kernel module."""
 
     tools: tuple[str, ...] = ()  # packages
     compiler: str = ""  # if not the machine's own gcc
@@ -63,7 +63,7 @@ class LoadModule(Action):
 
 @dataclasses.dataclass(frozen=True)
 class Installation(Action):
-    """What the other three have in common: the disk is written to, and a module may be built."""
+    """Base of the other three: the disk is written to, and a module may be built."""
 
     module: str = ""  # open or proprietary; "" where it stays what it is
     build: ModuleBuild = ModuleBuild()

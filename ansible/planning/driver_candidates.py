@@ -1,6 +1,6 @@
-"""Which NVIDIA drivers a machine's GPUs can get: packages of its archive, or NVIDIA's installer.
+"""Find the NVIDIA drivers for a machine's GPUs: packages of its archive, or NVIDIA's installer.
 
-`by_packages` and `by_installer` make the actions, `module_build` says what building a module takes.
+`by_packages` and `by_installer` make the actions, `module_build` plans the build of a module.
 """
 
 import re
@@ -51,10 +51,10 @@ UBUNTU = re.compile(r"nvidia-driver-(\d+)(-server)?(-open)?$")
 
 @dataclass(frozen=True)
 class Case:
-    """What a decision depends on."""
+    """Facts, settings and tables for one decision."""
 
     facts: PlanFacts
-    wanted: dict[str, Any]  # its settings, as driver.driver_wanted has them
+    settings: dict[str, Any]  # the result of driver.driver_wanted
     stack: dict[str, Any]  # which needs a driver
     table: dict[str, Any]  # of stacks.yml
     gpus: tuple[Any, ...] = ()  # the table's rows of the GPUs that take part
@@ -123,11 +123,11 @@ def candidates(case):
 
 
 def serves(candidate, case):
-    """Whether it may be installed."""
+    """Return true if a candidate may be installed for this case."""
     newest_tried = max(row["branch"] for row in case.table["drivers"])
     return (
         stacks.version(candidate.version) >= case.oldest
-        and case.wanted["version"] in ("auto", stacks.upstream(candidate.version))
+        and case.settings["version"] in ("auto", stacks.upstream(candidate.version))
         and candidate.branch <= newest_tried
         and supports(candidate.branch, case.gpus)
         and candidate.module in module_kinds(case.gpus, candidate.branch)
@@ -137,11 +137,11 @@ def serves(candidate, case):
 
 
 def archive_drivers(facts):
-    """Each driver that the archive has, under a name of its own."""
+    """Yield each driver of the archive as a Candidate."""
     for name, version in sorted(facts.offered.items()):
         ubuntu, debian = UBUNTU.match(name), DEBIAN.match(name)
         if name in facts.offered_transitional:
-            continue  # the branch that it leads to is offered by its own name
+            continue  # the archive also has the branch that it leads to
         if ubuntu:
             kind, packages = OPEN if ubuntu[3] else PROPRIETARY, _ubuntu_packages(facts, name)
             yield Candidate(name, version, kind, bool(ubuntu[2]), tuple(packages))
@@ -165,7 +165,8 @@ def _debian_packages(facts, name, infix):
 
 
 def _ubuntu_packages(facts, name):
-    """nvidia-driver has everything, nvidia-headless the module and the libraries for computing."""
+    """Choose the packages of a driver; [] if apt cannot install any set of them."""
+    # nvidia-driver has everything, nvidia-headless the module and the libraries for computing.
     suffix = name.removeprefix("nvidia-driver-")
     utilities = f"nvidia-utils-{suffix.removesuffix('-open')}"
     ways = [[f"nvidia-headless-{suffix}", utilities], [name]]
@@ -179,62 +180,54 @@ def _ubuntu_packages(facts, name):
 
 
 def _signed_ways(facts, suffix, utilities):
-    """The ways to a driver's signed modules with which apt builds none by DKMS.
-
-    With the modules of one kernel alone apt would: only the metapackage of the kernel's series
-    provides what nvidia-driver and nvidia-headless depend on, nvidia-dkms.
-    """
+    """List sets of packages that bring a driver's signed modules without a build by DKMS."""
+    # A metapackage brings the modules of its own kernel, which never starts if somebody else's is
+    # newer (mainline, xanmod). So modules have to come for the running kernel, or the next boot's.
+    # The modules of one kernel are not enough: only the metapackage of the kernel's series provides
+    # nvidia-dkms, on which nvidia-driver and nvidia-headless depend.
     ways = []
     for way, coming in sorted(facts.prebuilt.items(), reverse=True):
         names, driver = way.split(), way.split()[-1]
         ours = driver in (f"nvidia-headless-no-dkms-{suffix}", f"nvidia-driver-{suffix}")
-        follows = _has_module_for_a_boot(facts, suffix, [*names, *coming])
+        incoming = [*names, *coming]
+        module_packages = map(SIGNED_FOR.fullmatch, [*incoming, *facts.packages])
+        kernels = {match[2] for match in module_packages if match and match[1] == suffix}
+        images = {match[1] for match in map(IMAGE.fullmatch, incoming) if match}
+        boots = {facts.kernel, facts.waiting_kernel or facts.kernel, *images}
+        follows = bool(kernels & {facts.kernel, max(boots, key=_numbers)})
         if ours and follows and way not in facts.uninstallable and not _built(coming):
             ways.append(names + [utilities] * ("headless" in driver))
     return ways
 
 
-def _has_module_for_a_boot(facts, suffix, coming):
-    """Whether modules come, or are there, for the running kernel or for the one of the next boot.
-
-    A metapackage brings those of its own kernel, which a newer one of somebody else's (mainline,
-    xanmod) keeps from ever starting.
-    """
-    names = [*coming, *facts.packages]
-    modules = {m[2] for name in names if (m := SIGNED_FOR.fullmatch(name)) and m[1] == suffix}
-    images = {m[1] for name in coming if (m := IMAGE.fullmatch(name))}
-    boots = {facts.kernel, facts.waiting_kernel or facts.kernel, *images}
-    return bool(modules & {facts.kernel, max(boots, key=_numbers)})
-
-
 def _numbers(kernel):
-    """As the boot loader orders kernels: module_utils/kernels.py does the same."""
+    """Order kernels as the boot loader does; module_utils/kernels.py does the same."""
     return [int(part) for part in re.findall(r"\d+", kernel)]
 
 
 def _built(coming):
-    """The packages, of those that would come, whose module is built on the machine."""
+    """List the incoming packages whose module is built on the machine."""
     return [name for name in coming if "dkms" in name]
 
 
 def _refuse_unsigned(facts, drivers):
-    """Refuses to build a module where there are signed ones that do not go with the drivers.
+    """Refuse to build a module if the archive has signed ones that do not fit its drivers.
 
-    So it is for some days when the archive has a newer driver than signed modules.
+    That happens for some days when the archive has a newer driver than signed modules.
     """
     for way, coming in sorted(facts.prebuilt.items(), reverse=True):
         modules, driver = way.split()[0], way.split()[-1]
         if not facts.secure_boot or driver.replace("headless-no-dkms", "driver") not in drivers:
             continue
         if way in facts.uninstallable:
-            why = f"apt cannot install {modules} beside {driver} ({facts.uninstallable[way]})"
+            cause = f"apt cannot install {modules} beside {driver} ({facts.uninstallable[way]})"
         elif _built(coming):
             built = " and ".join(_built(coming))
-            why = f"beside {modules} apt would install {built}, by which a module is built"
+            cause = f"beside {modules} apt would install {built}, by which a module is built"
         else:
             continue
         raise Refusal(
-            f"Secure Boot is on, and {why}",
+            f"Secure Boot is on, and {cause}",
             "the archive's driver and its signed modules do not match, as happens for some days "
             "after an update: run again later; or set driver_source: runfile, whose module is "
             "signed with a key that you enrol at that machine",
@@ -242,30 +235,30 @@ def _refuse_unsigned(facts, drivers):
 
 
 def why_not_by_packages(case):
-    """A clause about a driver that the archive has and that could not be installed; "" if none."""
+    """Explain in a clause why the archive's driver cannot be installed; "" if it has none."""
     uninstallable = case.facts.uninstallable
     if not uninstallable:
         newest_first = sorted(archive_drivers(case.facts), key=lambda c: c.branch, reverse=True)
         return next(filter(None, (kernel_too_new(case, c.version) for c in newest_first)), "")
     name = max(uninstallable)
-    why, remedy = uninstallable[name], ""
-    if "firmware-nvidia" in why:
+    cause, remedy = uninstallable[name], ""
+    if "firmware-nvidia" in cause:
         remedy = "; the component non-free-firmware in /etc/apt/sources.list would fix it"
-    return f"apt cannot install the archive's {name} ({why}{remedy})"
+    return f"apt cannot install the archive's {name} ({cause}{remedy})"
 
 
 def signed_modules(facts):
-    """The signed module for the running kernel, where the present driver came with such ones."""
+    """Find the signed module for the running kernel; () if the driver came without signed ones."""
     for name in sorted(set(facts.packages) - set(facts.transitional)):
         signed = SIGNED.match(name)
-        wanted = signed and f"linux-modules-nvidia-{signed[1]}-{facts.kernel}"
-        if wanted and wanted in facts.offered:
-            return (f"{wanted}={facts.offered[wanted]}",)
+        module = signed and f"{MODULES}{signed[1]}-{facts.kernel}"
+        if module and module in facts.offered:
+            return (f"{module}={facts.offered[module]}",)
     return ()
 
 
 def by_installer(case):
-    """NVIDIA's installer: driver_runfile's, or the newest of the table that serves."""
+    """Plan NVIDIA's installer: that of driver_runfile, or the table's newest that serves."""
     url, sha256, version = _installer_file(case)
     branch = stacks.version(version)[0]
     kinds = module_kinds(case.gpus, branch)
@@ -294,12 +287,15 @@ def by_installer(case):
 
 
 def _installer_file(case):
-    """(url, SHA-256, version) of the installer, which root would run."""
-    wanted, needed = case.wanted, f"{case.stack['driver']} that stack {case.stack['name']} needs"
-    row = stacks.resolve_driver(case.facts, case.stack, case.table, wanted["version"])
+    """Choose (url, SHA-256, version) of the installer. Raises Refusal, since root would run it."""
+    settings, required = (
+        case.settings,
+        f"{case.stack['driver']} that stack {case.stack['name']} needs",
+    )
+    row = stacks.resolve_driver(case.facts, case.stack, case.table, settings["version"])
     url, sha256 = row["url"], row["sha256"]
-    if wanted["runfile"]:
-        url, sha256 = wanted["runfile"], wanted["runfile_sha256"]
+    if settings["runfile"]:
+        url, sha256 = settings["runfile"], settings["runfile_sha256"]
     file = RUNFILE.search(url)
     if file is None:
         raise Refusal(
@@ -315,11 +311,11 @@ def _installer_file(case):
         )
     if stacks.version(file[1]) < case.oldest:
         raise Refusal(
-            f"the runfile's driver {file[1]} is older than the {needed}",
+            f"the runfile's driver {file[1]} is older than the {required}",
             "name a newer one in driver_runfile",
         )
     name = url.rpartition("/")[2]
-    if wanted["offline"] and "://" in url and name not in wanted["at_hand"]:
+    if settings["offline"] and "://" in url and name not in settings["at_hand"]:
         raise Refusal(
             f"offline is true, and bundle/installers/{case.stack['name']}/{name} is missing",
             "on a machine with internet: make bundle",
@@ -328,11 +324,12 @@ def _installer_file(case):
 
 
 def _signing_flags(facts, version):
-    """The installer's flags by which its module is signed, and not loaded before its key is known.
+    """List the installer's flags to sign its module, and to load it only after a reboot.
 
-    DKMS takes over the module that the installer has built and signs none, so the installer signs,
-    with DKMS's key. Without these flags it installs nothing at all, since it loads as a test what
-    it has built. source: assisted_module_signing(), test_kernel_modules() and
+    DKMS takes over the module that the installer has built and does not sign it, so the installer
+    signs with DKMS's key. It loads a module as a test, and installs nothing if that fails.
+
+    source: assisted_module_signing(), test_kernel_modules() and
     dkms_register_module() of nvidia-installer 590.48.01.
     """
     if stacks.version(version) < stacks.version(SKIPS_LOADING):
@@ -351,11 +348,9 @@ def _signing_flags(facts, version):
 
 
 def module_kinds(gpus, branch):
-    """Kinds of kernel modules that can drive all these GPUs, the recommended one first.
-
-    Open ones know Turing and newer; Blackwell has no others (NVIDIA's open-gpu-kernel-modules), nor
-    have the newest branches.
-    """
+    """List the kinds of kernel modules that can drive all these GPUs, the recommended one first."""
+    # Open ones know Turing and newer. Blackwell and the newest branches have no others (NVIDIA's
+    # open-gpu-kernel-modules).
     sms = [row["sm"] for row in gpus]
     if max(sms) >= 100 or branch >= OPEN_ONLY_SINCE:
         return (OPEN,) if min(sms) >= 75 else ()
@@ -365,7 +360,7 @@ def module_kinds(gpus, branch):
 
 
 def supports(branch, gpus):
-    """Whether a branch of the driver serves all these GPUs."""
+    """Return true if a branch of the driver serves all these GPUs."""
     return all(
         row["oldest_driver"] <= branch and branch <= (row["newest_driver"] or branch)
         for row in gpus
@@ -373,21 +368,21 @@ def supports(branch, gpus):
 
 
 def kernel_too_new(case, version, kernel=None):
-    """A clause that says that a driver's module does not build on a kernel, the running one if none
-    is named; "" if nothing says so.
+    """Explain in a clause why a driver's module does not build on a kernel; "" if it may build.
 
-    A driver of which nothing is known ends no later than the newer ones.
+    kernel: its release; None: the running one.
     """
+    # A driver without a row of its own ends no later than the newer branches.
     kernel, ceilings = kernel or case.facts.kernel, case.table["ceilings"]
     name = stacks.upstream(version)
     driver = stacks.version(name)
-    own = [
+    branch_rows = [
         row
         for row in ceilings
         if row["branch"] == driver[0] and driver >= stacks.version(row["since"])
     ]
-    newer = [row for row in ceilings if row["branch"] > driver[0]]
-    limits = [stacks.version(row["below"]) for row in own[:1] or newer]
+    newer_rows = [row for row in ceilings if row["branch"] > driver[0]]
+    limits = [stacks.version(row["below"]) for row in branch_rows[:1] or newer_rows]
     if not limits or stacks.version(kernel) < min(limits):
         return ""
     below = ".".join(map(str, min(limits)))
@@ -395,12 +390,14 @@ def kernel_too_new(case, version, kernel=None):
 
 
 def module_build(case, version):
-    """What building a driver's module takes, for the running kernel and for one that waits for a
-    reboot. Refusal if it is not to be had, or if the driver does not know that kernel."""
+    """Plan the build of a driver's module, for the running kernel and one that waits for a reboot.
+
+    Raises Refusal if packages are missing, or if the driver does not know the kernel.
+    """
     facts = case.facts
-    wrong = kernel_too_new(case, version)
-    if wrong:
-        raise Refusal(wrong, OLDER_KERNEL)
+    obstacle = kernel_too_new(case, version)
+    if obstacle:
+        raise Refusal(obstacle, OLDER_KERNEL)
     if facts.secure_boot and not can_sign(facts):
         raise Refusal(
             "Secure Boot is on, and DKMS of Debian 11 cannot sign the module that it builds",
@@ -409,12 +406,13 @@ def module_build(case, version):
     key = KEYS.get(facts.distribution, KEYS["debian"])[1] if facts.secure_boot else ""
     waiting = facts.waiting_kernel
     waiting_headers = bool(waiting) and _is_available(facts, f"linux-headers-{waiting}")
+    # Without headers for the running kernel, those of the next boot's kernel may do.
     if not facts.kernel_headers and not _is_available(facts, f"linux-headers-{facts.kernel}"):
         if not waiting_headers:
             raise _no_headers(facts)
-        wrong = kernel_too_new(case, version, waiting)
-        if wrong:
-            raise Refusal(f"{wrong}, which the next boot starts", OLDER_KERNEL)
+        obstacle = kernel_too_new(case, version, waiting)
+        if obstacle:
+            raise Refusal(f"{obstacle}, which the next boot starts", OLDER_KERNEL)
         return ModuleBuild(key=key, reboot_first=True)  # afterwards that kernel is the running one
     compiler = kernels_gcc(facts)
     tools = _tools(facts, compiler, key)
@@ -425,6 +423,7 @@ def module_build(case, version):
 
 
 def _no_headers(facts):
+    """Make the Refusal for a running kernel whose headers the archive lacks."""
     headers = f"linux-headers-{facts.kernel}"
     newer = [_numbers(facts.kernel) < _numbers(n) for n in facts.offered if HEADERS.match(n)]
     return Refusal(
@@ -437,7 +436,7 @@ def _no_headers(facts):
 
 
 def _tools(facts, compiler, key):
-    """The packages that building needs."""
+    """List the packages that a build needs; Refusal if the archive lacks one."""
     tools = ["dkms", "gcc", "make"] + [compiler] * bool(compiler)
     tools += ["openssl"] * key.startswith("/var/lib/dkms/")  # it makes the key
     tools += [f"linux-headers-{facts.kernel}"] * (not facts.kernel_headers)
@@ -458,27 +457,25 @@ def _is_available(facts, name):
 
 
 def kernels_gcc(facts):
-    """The gcc that built the running kernel, if the machine's own is older; else "".
-
-    An older one does not know all the options that the kernel's makefiles pass: Ubuntu 22.04 has
-    gcc 11, and its kernels from 6.5 on were built by gcc 12.
-    """
-    own = facts.gcc or packaged_gcc(facts)
-    if own is None or facts.kernel_compiler is None:
+    """Name the gcc that built the running kernel, if the machine's is older; else ""."""
+    # An older gcc does not know all options of the kernel's makefiles: Ubuntu 22.04 has gcc 11, and
+    # its kernels from 6.5 on were built by gcc 12.
+    present = facts.gcc or packaged_gcc(facts)
+    if present is None or facts.kernel_compiler is None:
         return ""
-    older = stacks.version(own)[0] < int(facts.kernel_compiler)
+    is_older = stacks.version(present)[0] < int(facts.kernel_compiler)
     name = f"gcc-{facts.kernel_compiler}"
-    return name if older and _is_available(facts, name) else ""
+    return name if is_older and _is_available(facts, name) else ""
 
 
 def packaged_gcc(facts):
-    """The version of the release's own gcc; None where no archive was asked, or it has none."""
-    there = facts.packages.get("gcc") or facts.offered.get("gcc")
-    return stacks.upstream(there) if there else None
+    """Read the version of the release's gcc; None if no archive was asked, or it has none."""
+    package_version = facts.packages.get("gcc") or facts.offered.get("gcc")
+    return stacks.upstream(package_version) if package_version else None
 
 
 def can_sign(facts):
-    """Whether the release's DKMS signs what it builds, as Secure Boot requires."""
+    """Return true if the release's DKMS signs its modules, as Secure Boot requires."""
     return (facts.distribution, facts.release) != ("debian", "11")
 
 

@@ -1,4 +1,4 @@
-"""What came of a driver's installation, what is held so that it stays, reboots, and power limits.
+"""Judge a driver's installation, and plan held packages, reboots and power limits.
 
 Pure functions of MachineFacts, or what Ansible has of them.
 """
@@ -24,31 +24,30 @@ ENTRY = re.compile(r"(menuentry|submenu) ")
 POWER_QUERY = "name,power.min_limit,power.max_limit,power.limit,persistence_mode"
 
 
-def driver_hold(facts, version, wanted, stack, released=()):
-    """What keeps driver `version` (NVIDIA's) from moving, and the kernel where that has to stay.
+def driver_hold(facts, version, settings, stack, released=()):
+    """Plan which packages are held, so that driver `version` (NVIDIA's) stays.
 
-    wanted: as driver.driver_wanted has it; released: what was held before an installation, and is
-    there, even where that broke off. Returns {"packages": those to hold, "preferences": text for
-    apt, "unattended": text for unattended-upgrades}. Packages: the driver's (by their version, so
-    that nvidia-container-toolkit and other neighbours stay free), the transitional ones, which
-    would bring another branch, and what was released, at whichever version it is; where
-    kernel_stays, the kernel's metapackages and linux-modules-nvidia-* too.
+    settings: those of driver.driver_wanted; released: packages that were held before an
+    installation, even if it broke off. Returns {"packages": those to hold, "preferences": text for
+    apt, "unattended": text for unattended-upgrades}.
     """
     facts = reading.known(facts)
-    stays = kernel_stays(facts, wanted, stack)
+    stays = kernel_stays(facts, settings, stack)
     versions = {}
+    # The driver's packages are known by their version, so that nvidia-container-toolkit and others
+    # stay free. A transitional package would bring another branch. With the kernel its metapackages
+    # are held too.
     for name, present in sorted(facts.packages.items()):
         is_driver = version and DRIVER.match(name) and stacks.upstream(present).startswith(version)
         is_driver = is_driver or name in facts.transitional or name in released
-        is_due = stays if brings_kernel(name) else is_driver
-        if is_due:
+        if stays if brings_kernel(name) else is_driver:
             versions[name] = present
     stanzas = [
         f"Package: {' '.join(name for name in versions if versions[name] == present)}\n"
         f"Pin: version {present}\nPin-Priority: 999\n"
         for present in sorted(set(versions.values()))
     ]
-    # Of no version that a pin could name.
+    # A released package that is only half installed has no version that a pin could name.
     half_installed = [
         name for name in sorted(set(released) - set(versions)) if stays or not brings_kernel(name)
     ]
@@ -59,52 +58,51 @@ def driver_hold(facts, version, wanted, stack, released=()):
     return {"packages": names, "preferences": "\n".join(stanzas), "unattended": block}
 
 
-def kernel_stays(facts, wanted, stack):
-    """Whether the kernel is held with its driver: by setting, where its next one would get no
-    module, and for the stack of CUDA 10.2 on Ubuntu 18.04 and 20.04, whose later kernels its
-    driver does not know."""
-    old = stack["name"] == "cu102" and facts.release in ("18.04", "20.04")
-    return wanted["hold_kernel"] or old or not module_follows(facts)
+def kernel_stays(facts, settings, stack):
+    """Return true if the kernel is held with its driver: by setting, or since no module follows."""
+    # Later kernels of Ubuntu 18.04 and 20.04 are unknown to the driver of CUDA 10.2.
+    is_last_kernel = stack["name"] == "cu102" and facts.release in ("18.04", "20.04")
+    return settings["hold_kernel"] or is_last_kernel or not module_follows(facts)
 
 
 def module_follows(facts):
-    """Whether the next kernel of its series comes with a module, built before or by DKMS here."""
+    """Return true if the next kernel of the series gets a module: a signed one, or by DKMS."""
     series = facts.kernel_series
-    built = any(
+    is_prebuilt = any(
         SIGNED.match(name) and name.endswith(f"-{series}")
         for name in facts.packages.keys() - facts.transitional.keys()
     )
     by_dkms = facts.dkms and f"linux-headers-{series}" in facts.packages
-    return series is not None and (built or by_dkms)
+    return series is not None and (is_prebuilt or by_dkms)
 
 
 def brings_kernel(name):
-    """Whether a package brings the next kernel, or the module that Ubuntu built for one."""
+    """Return true for a package that brings the next kernel, or Ubuntu's module for one."""
     return bool(KERNEL.match(name) and not RELEASE.search(name)) or name.startswith(MODULES)
 
 
 def kernel_packages(facts):
-    """The metapackages that bring a machine's next kernel, and its headers where it has them."""
+    """List the installed metapackages that bring a machine's next kernel and its headers."""
     names = reading.known(facts).packages
     return sorted(name for name in names if KERNEL.match(name) and not RELEASE.search(name))
 
 
-def reboot_refused(facts, wanted, here=""):
-    """(why the machine is not rebooted now, remedy), or ().
+def reboot_refused(facts, settings, control_id=""):
+    """Explain why the machine is not rebooted now: (reason, remedy), or ().
 
-    here: the control machine's own machine_id; wanted: as driver.driver_wanted has it.
+    settings: those of driver.driver_wanted; control_id: the control machine's machine_id.
     """
     facts = reading.known(facts)
-    if here and facts.machine_id == here:
+    if control_id and facts.machine_id == control_id:
         return (
             "it is the control node, which Tandem never reboots, and its driver needs a reboot",
             "save what is open and type sudo reboot; afterwards run the same command again, on the "
             "text screen if no desktop appears: it continues where it stopped",
         )
-    if facts.seated and not wanted["interrupt"]:
-        who = f"{', '.join(facts.seated)} {'is' if len(facts.seated) == 1 else 'are'}"
+    if facts.seated and not settings["interrupt"]:
+        users = f"{', '.join(facts.seated)} {'is' if len(facts.seated) == 1 else 'are'}"
         return (
-            f"{who} logged in at its screen, and its driver needs a reboot",
+            f"{users} logged in at its screen, and its driver needs a reboot",
             "save what is open there, then run again: STOP_DISPLAY=1 after make, or "
             "-e allow_stop_display=true after ansible-playbook; or reboot it yourself, then run "
             "again",
@@ -113,11 +111,10 @@ def reboot_refused(facts, wanted, here=""):
 
 
 def linux_again(grub_cfg, efi):
-    """The commands to run before a reboot by which a machine that also has Windows starts Linux.
+    """List the commands by which the next boot starts Linux on a machine that also has Windows.
 
-    Each is a list of words, and counts for the next boot alone; [] if Linux starts by default.
-    grub_cfg: text of /boot/grub/grub.cfg, "" where there is none. efi: what `efibootmgr` prints, ""
-    where there is none.
+    Each is a list of words, and counts only for that boot; [] if Linux starts by default.
+    grub_cfg: text of /boot/grub/grub.cfg; efi: what `efibootmgr` prints; "" if there is none.
     """
     commands = []
     current = re.search(r"^BootCurrent: ([0-9A-F]{4})$", efi, re.MULTILINE)
@@ -133,9 +130,9 @@ def linux_again(grub_cfg, efi):
 
 
 def driver_outcome(facts, loading, smi):
-    """What to do next: {"state": done, reboot or refuse; "reason"; "remedy"}.
+    """Decide what follows an installation: {"state": done, reboot or refuse; "reason"; "remedy"}.
 
-    facts: read after the driver was installed. loading: what `modprobe nvidia` complained about.
+    facts: read after the driver was installed. loading: the errors of `modprobe nvidia`.
     smi: {"rc", "text"} of `nvidia-smi --query-gpu=driver_version --format=csv,noheader`.
     """
     facts = reading.known(facts)
@@ -143,6 +140,7 @@ def driver_outcome(facts, loading, smi):
     versions = set(re.findall(r"\d+\.\d+[.\d]*", smi["text"])) if smi["rc"] == 0 else set()
     if loaded and versions == {loaded}:
         return _next("done", f"module and nvidia-smi agree: {loaded}")
+    # nouveau cannot be unloaded under a screen.
     if facts.nouveau:
         return _next("reboot", "nouveau drives the card until the next boot")
     differs = loaded and facts.driver_library not in (None, loaded)
@@ -160,19 +158,24 @@ def driver_outcome(facts, loading, smi):
             f"there is no nvidia module for the running kernel {kernel}",
             "see /var/lib/dkms/nvidia*/*/build/make.log and /var/log/nvidia-installer.log there",
         )
-    if loaded is None:
-        return _not_loaded(facts, loading)
-    return _next(
-        "refuse",
-        f"module {loaded} is loaded, but nvidia-smi fails: {_line(smi['text'])}",
-        "see `sudo dmesg | grep -i nvrm` there",
-    )
-
-
-def _not_loaded(facts, loading):
+    if loaded is not None:
+        return _next(
+            "refuse",
+            f"module {loaded} is loaded, but nvidia-smi fails: {_last_line(smi['text'])}",
+            "see `sudo dmesg | grep -i nvrm` there",
+        )
     ready = f"module {facts.module} is built for {facts.kernel}"
     if re.search(r"[Kk]ey was rejected|Required key|Operation not permitted", loading):
-        return _next("refuse", f"{ready}, and Secure Boot does not trust its key", mok_steps(facts))
+        # Only a person can enrol the key, since the firmware asks at the machine's screen.
+        key = facts.signing_key or "/var/lib/dkms/mok.pub"
+        return _next(
+            "refuse",
+            f"{ready}, and Secure Boot does not trust its key",
+            f"at that machine: 1. sudo apt install mokutil && sudo mokutil --import {key} (choose "
+            "a password, needed once). 2. sudo reboot; in the blue screen choose Enroll MOK, "
+            "Continue, Yes, and give that password. 3. Run the same command here again, which goes "
+            "on from there",
+        )
     if "No such device" in loading:
         return _next(
             "refuse",
@@ -180,17 +183,7 @@ def _not_loaded(facts, loading):
             "is the card seated and powered? lspci -d 10de: and sudo dmesg | grep -i nvrm say more",
         )
     return _next(
-        "refuse", f"{ready}, but cannot be loaded: {_line(loading)}", "see `sudo dmesg` there"
-    )
-
-
-def mok_steps(facts):
-    """What a person has to do at the machine, since the firmware asks only there."""
-    key = facts.signing_key or "/var/lib/dkms/mok.pub"
-    return (
-        f"at that machine: 1. sudo apt install mokutil && sudo mokutil --import {key} (choose a "
-        "password, needed once). 2. sudo reboot; in the blue screen choose Enroll MOK, Continue, "
-        "Yes, and give that password. 3. Run the same command here again, which goes on from there"
+        "refuse", f"{ready}, but cannot be loaded: {_last_line(loading)}", "see `sudo dmesg` there"
     )
 
 
@@ -198,51 +191,51 @@ def _next(state, reason, remedy=""):
     return {"state": state, "reason": reason, "remedy": remedy}
 
 
-def _line(text):
+def _last_line(text):
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "it says nothing"
 
 
 def power_plan(host, persistence, watts, printed):
-    """{"persistence": bool, "watts": int, "wrong": [what is not so now]}.
+    """Plan GPU limits: {"persistence": bool, "watts": int, "wrong": [differences from them]}.
 
-    persistence, watts: the settings; 0 watts leaves NVIDIA's own limit. A limit is lost when the
-    last program leaves a GPU that does not stay initialised, so a limit implies persistence.
-    printed: the answer to POWER_QUERY. Raises PlanError if a GPU does not accept the limit.
+    persistence, watts: the settings; 0 watts leaves NVIDIA's own limit. printed: the answer to
+    POWER_QUERY. Raises PlanError if a GPU does not accept the limit.
     """
     watts = int(watts or 0)
+    # A GPU loses its limit when its last program ends, unless it stays initialised.
     persistence = bool(persistence) or watts > 0
-    wrong = []
-    for name, least, most, limit, mode in _rows(printed):
-        if watts and None in (least, most):
+    differences = []
+    for name, min_watts, max_watts, limit, mode in _read_power(printed):
+        if watts and None in (min_watts, max_watts):
             raise PlanError(
                 f"{host}: the power of its {name} cannot be limited (nvidia-smi says N/A): write "
                 "driver_power_limit_watts=0 into its line of inventory.ini"
             )
-        if watts and not least <= watts <= most:
+        if watts and not min_watts <= watts <= max_watts:
             raise PlanError(
-                f"{host}: driver_power_limit_watts is {watts}, but its {name} accepts {least:.0f} "
-                f"to {most:.0f} W. Change it in group_vars/all.yml, or for this machine in its "
-                "line of inventory.ini"
+                f"{host}: driver_power_limit_watts is {watts}, but its {name} accepts "
+                f"{min_watts:.0f} to {max_watts:.0f} W. Change it in group_vars/all.yml, or for "
+                "this machine in its line of inventory.ini"
             )
         if watts and (limit is None or round(limit) != watts):
-            wrong.append(f"the limit of its {name} is {limit} W")
+            differences.append(f"the limit of its {name} is {limit} W")
         if persistence and mode != "Enabled":
-            wrong.append(f"its {name} is not kept initialised")
-    return {"persistence": persistence, "watts": watts, "wrong": wrong}
+            differences.append(f"its {name} is not kept initialised")
+    return {"persistence": persistence, "watts": watts, "wrong": differences}
 
 
-def _rows(printed):
-    """(name, least, most, limit, mode) of each GPU; watts are None if it reports N/A."""
+def _read_power(printed):
+    """Yield (name, min_watts, max_watts, limit, mode) of each GPU; N/A becomes None."""
     for line in printed.splitlines():
         words = [word.strip() for word in line.rsplit(",", 4)]
-        if len(words) == 5:
-            yield (words[0], *map(_watts, words[1:4]), words[4])
-
-
-def _watts(text):
-    try:
-        watts = float(text)
-    except ValueError:
-        return None
-    return watts if math.isfinite(watts) else None
+        if len(words) != 5:
+            continue
+        figures = []
+        for word in words[1:4]:
+            try:
+                watts = float(word)
+            except ValueError:
+                watts = math.nan
+            figures.append(watts if math.isfinite(watts) else None)
+        yield (words[0], *figures, words[4])

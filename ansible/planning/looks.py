@@ -1,4 +1,4 @@
-"""What a machine's shell says before any of Ansible's modules may run there. Pure functions."""
+"""Read a machine's shell before Ansible's modules run on it. Pure functions."""
 
 import re
 
@@ -19,8 +19,10 @@ REMEDIABLE = ("python", "no_python")
 
 
 def looks(machines):
-    """The facts of those that answered, by role reach's `raw` in their variables; the control
-    machine, and one whose shell says nothing of the kind, are left to the modules."""
+    """List the facts of the machines that answered role reach's `raw`.
+
+    Ansible's modules read the control machine, and a machine whose shell prints none of these.
+    """
     answers = [
         (m["inventory_hostname"], m.get("driver_policy"), m.get("reach_answer", {}))
         for m in machines
@@ -36,7 +38,10 @@ def looks(machines):
 
 
 def look(answer):
-    """{"arch", "kernel", "python", "distribution", "release", "like", "container"}, texts; {}."""
+    """Read {"arch", "kernel", "python", "distribution", "release", "like", "container"} as texts.
+
+    Returns {} for an answer without "arch".
+    """
     facts = {NAMES.get(name, name): value.strip() for name, value in LINE.findall(answer)}
     if not facts.get("arch"):
         return {}
@@ -44,44 +49,47 @@ def look(answer):
 
 
 def unfit(machines, core):
-    """Findings on the machines that no role can provision, or none by ansible-core `core`."""
+    """Find the machines that no role can provision, or not by ansible-core `core`."""
     findings, machines = [], [reading.shell(facts) for facts in machines]
     for facts in machines:
         rows = [*machine.impossible(facts), *machine.python(facts, core)]
-        old = any(row[0] == "python" for row in rows)
+        is_old = any(row[0] == "python" for row in rows)
         findings += [
             {"host": facts.host, "fault": fault, "cause": cause,
-             "remedy": _both(machines, core) if old and fault == "python" else remedy}
+             "remedy": _old_python_remedy(machines, core) if is_old and fault == "python"
+             else remedy}
             for fault, cause, remedy in rows
         ]  # fmt: skip
     return findings
 
 
-def _old(facts, core):
+def _has_old_python(facts, core):
     return any(row[0] == "python" for row in machine.python(facts, core))
 
 
-def _both(machines, core):
-    """How to provision machines of which some are too old for `core`."""
+def _old_python_remedy(machines, core):
+    """Word how to provision machines of which some are too old for `core`."""
     if all(OLDEST <= _python(facts) <= NEWEST for facts in machines):
         return (
             "`make provision CORE=2.16` provisions all that answer: that Ansible takes Python "
             f"{_text(OLDEST)} to {_text(NEWEST)}"
         )
-    old = [facts.host for facts in machines if _old(facts, core)]
-    rest = [facts.host for facts in machines if facts.host not in old]
+    old_hosts = [facts.host for facts in machines if _has_old_python(facts, core)]
+    other_hosts = [facts.host for facts in machines if facts.host not in old_hosts]
     return (
-        f"`make provision CORE=2.16 LIMIT={','.join(old)}`, and the others by `make provision "
-        f"LIMIT={','.join(rest)}`, with stack: NAME in group_vars/all.yml, since auto decides over "
-        "all machines at once; or install a newer release on it"
+        f"`make provision CORE=2.16 LIMIT={','.join(old_hosts)}`, and the others by `make "
+        f"provision LIMIT={','.join(other_hosts)}`, with stack: NAME in group_vars/all.yml, since "
+        "auto decides over all machines at once; or install a newer release on it"
     )
 
 
 def older_core(machines, core):
-    """The ansible-core by which to go on, where every machine that answers needs an older one."""
+    """Name the older ansible-core that every machine needs; "" if some do not."""
     machines = [reading.shell(facts) for facts in machines]
-    old = [facts for facts in machines if _old(facts, core) and _python(facts) >= OLDEST]
-    return OLDER if machines and len(old) == len(machines) else ""
+    old_machines = [
+        facts for facts in machines if _has_old_python(facts, core) and _python(facts) >= OLDEST
+    ]
+    return OLDER if machines and len(old_machines) == len(machines) else ""
 
 
 def _python(facts):

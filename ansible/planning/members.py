@@ -1,4 +1,4 @@
-"""What machines know of each other: /etc/hosts, ssh_known_hosts, who did not answer.
+"""Write /etc/hosts and ssh_known_hosts, by which machines know each other.
 
 Pure functions.
 """
@@ -25,13 +25,13 @@ def hosts_file(text, members):
     """
     lines = []
     for line in _without_block(text.splitlines()):
-        rest = _without_members(line, members)
-        if rest == line:
+        remaining = _without_members(line, members)
+        if remaining == line:
             lines.append(line)
-        elif rest is None:
+        elif remaining is None:
             lines.append(REMOVED + line)
         else:
-            lines += [REPLACED + line, rest]
+            lines += [REPLACED + line, remaining]
     block = [f"{address}\t{name}" for name, address in members.items()]
     return "\n".join([*lines, HOSTS_BEGIN, *block, HOSTS_END]) + "\n"
 
@@ -115,8 +115,8 @@ def host_keys(facts, host):
             continue
         key_type = facts.get(f"ssh_host_key_{kind}_public_keytype")
         key = facts[f"ssh_host_key_{kind}_public"]
-        known = isinstance(key_type, str) and key_type in types
-        if not known or _type_inside(key) != key_type:
+        is_of_kind = isinstance(key_type, str) and key_type in types
+        if not is_of_kind or _type_inside(key) != key_type:
             raise PlanError(
                 f"{host}: what it reports as its {kind} host key is not one: {str(key)[:40]!r}. "
                 f"Look at /etc/ssh/ssh_host_{kind}_key.pub there; until then the machine is not to "

@@ -1,6 +1,6 @@
-"""Which program manages a network card, and what to write where so that it gets a static address.
+"""Plan a static address: find the program that manages the interface, and write its files.
 
-Everything is decided here from text that the machine printed; roles/network only carries it out.
+All is decided here from text that the machine printed; roles/network only carries it out.
 Each program has a file of its own, whose `plan(facts, want)` returns {"files": {path: text},
 "apply" and "back": [shell line]}, and where they differ from ours "mode" of the files and "aside".
 """
@@ -46,11 +46,11 @@ def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
         reading.read(facts[name], Printed, f"{facts['host']}: {name}")
     # Ansible's strings and lists carry tags that yaml.safe_dump does not know: take plain ones.
     facts, want = json.loads(json.dumps(facts)), json.loads(json.dumps(want))
-    card, master = facts["interface"], facts["card"]["master"]
+    interface, master = facts["interface"], facts["card"]["master"]
     if master:  # with an address of its own, such a card no longer carries the traffic of others
         raise PlanError(
-            f"{facts['host']}: {card} is a port of {master}, which has the address of both. Write "
-            f"interface={master} into its line of inventory.ini, or leave `interface` out."
+            f"{facts['host']}: {interface} is a port of {master}, which has the address of both. "
+            f"Write interface={master} into its line of inventory.ini, or leave `interface` out."
         )
     manager = _manager(facts)
     if want["mode"] == "replace":
@@ -58,25 +58,23 @@ def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     plan = {"aside": [], "mode": "0644", **_PLANNERS[manager](facts, want), "manager": manager}
     mode = plan.pop("mode")
     plan["files"] = {path: {"content": text, "mode": mode} for path, text in plan["files"].items()}
-    plan["wrong"] = _wrong(facts, want, plan["files"])
+    # Differences from the plan: those of the running system, then those of the next boot.
+    differences, addresses = [], facts["card"]["addresses"]
+    if want["address"] not in addresses:
+        differences.append(f"{interface} has no address {want['address']}")
+    if want["mode"] == "replace":
+        extra = [address for address in addresses if address != want["address"]]
+        differences += [f"{interface} has {address} too" for address in extra]
+    for path, file in plan["files"].items():
+        if facts["files"].get(path) != file["content"]:
+            state = "is changed" if path in facts["files"] else "is missing"
+            differences.append(f"{path} {state}")
+    plan["wrong"] = differences
     return plan
 
 
-def _wrong(facts: dict[str, Any], want: dict[str, Any], files: dict[str, Any]) -> list[str]:
-    """What keeps a machine from having its address, now and after the next boot."""
-    card, addresses = facts["interface"], facts["card"]["addresses"]
-    wrong = []
-    if want["address"] not in addresses:
-        wrong.append(f"{card} has no address {want['address']}")
-    if want["mode"] == "replace":
-        wrong += [f"{card} has {other} too" for other in addresses if other != want["address"]]
-    for path, file in files.items():
-        if facts["files"].get(path) != file["content"]:
-            wrong.append(f"{path} {'is changed' if path in facts['files'] else 'is missing'}")
-    return wrong
-
-
 def _manager(facts: dict[str, Any]) -> str:
+    """Name the program that manages the interface; PlanError if none does, or it is not wired."""
     state, connection, _, kind = nm.nmcli(facts)
     if state and not state.startswith("10 "):  # 10 is "unmanaged"
         if kind != "ethernet":
@@ -85,6 +83,7 @@ def _manager(facts: dict[str, Any]) -> str:
                 "address here. Set it in NetworkManager, and leave `address` out."
             )
         return "netplan" if connection.startswith("netplan-") else "NetworkManager"
+    # NetworkManager and networkd also serve netplan, under names that netplan makes.
     network_file = networkd.network_file(facts)
     if network_file:
         return "netplan" if "-netplan-" in network_file else "systemd-networkd"

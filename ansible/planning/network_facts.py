@@ -1,4 +1,4 @@
-"""What is true of a machine's network cards and of the addresses that the inventory gives them."""
+"""Read a machine's network interfaces, and the addresses that the inventory gives them."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ def parse_files(printed: str) -> dict[str, str]:
 
 
 def routes(printed: str) -> list[dict[str, Any]]:
-    """[{"to": "default" or a network, "gateway", "card", "proto"}] of `ip -4 route`, "" for none.
+    """List [{"to": "default" or a network, "gateway", "card", "proto"}] of `ip -4 route`.
 
-    By its text: iproute2 4.15, that of Ubuntu 18.04, has no JSON of routes. A route over several
-    routers (lines that begin with nexthop) is several rows.
+    gateway and proto are "" if the route has none. A route over several routers (lines that begin
+    with nexthop) is several rows.
     """
+    # Text is read, since iproute2 4.15 of Ubuntu 18.04 has no JSON of routes.
     rows, to = [], ""
     for line in printed.splitlines():
         words = line.split()
@@ -39,32 +40,28 @@ def routes(printed: str) -> list[dict[str, Any]]:
             # Some begin with their kind: `blackhole 10.0.0.0/8`.
             to = words[1] if words[0] in ROUTE_KINDS and len(words) > 1 else words[0]
         pairs = dict(zip(words, words[1:]))
+        gateway = pairs.get("via", "")
+        try:
+            if to != "default":
+                ipaddress.IPv4Network(to, strict=False)
+            if gateway:
+                ipaddress.IPv4Address(gateway)
+        except ValueError:  # no route of IPv4, or a line that is none
+            continue
         if "dev" in pairs:
-            by = {
-                key: pairs.get(word, "") for key, word in (("gateway", "via"), ("proto", "proto"))
-            }
-            rows.append({"to": to, "card": pairs["dev"], **by})
-    return [row for row in rows if _is_route(row)]
-
-
-def _is_route(row: dict[str, Any]) -> bool:
-    """Whether it goes to an IPv4 network, by one's address if it has a router."""
-    try:
-        if row["to"] != "default":
-            ipaddress.IPv4Network(row["to"], strict=False)
-        return not row["gateway"] or bool(ipaddress.IPv4Address(row["gateway"]))
-    except ValueError:
-        return False
+            rows.append({"to": to, "gateway": gateway, "card": pairs["dev"],
+                         "proto": pairs.get("proto", "")})  # fmt: skip
+    return rows
 
 
 def links(ip_json: str) -> list[IpLink]:
-    """The cards of `ip -json address`."""
-    known: list[IpLink] = reading.parsed(ip_json or "[]", list[IpLink], "ip -json address")
-    return [link for link in known if link.ifname]
+    """Read the interfaces of `ip -json address`."""
+    rows: list[IpLink] = reading.parsed(ip_json or "[]", list[IpLink], "ip -json address")
+    return [link for link in rows if link.ifname]
 
 
 def interface_of(ip_json: str, address: str, host: str) -> str:
-    """Name the card that holds an address, from `ip -json address`."""
+    """Name the interface that holds an address, from `ip -json address`."""
     for link in links(ip_json):
         if any(entry.local == address for entry in link.addr_info):
             return link.ifname
@@ -76,11 +73,11 @@ def interface_of(ip_json: str, address: str, host: str) -> str:
 
 def interface_facts(ip_json: str, interface: str, host: str) -> dict[str, Any]:
     """Give {"mac", "master", "ports", "parent", "mtu", "addresses": ["192.168.56.111/24", ...],
-    "dynamic"} of a card.
+    "dynamic"} of an interface. Addresses are of IPv4 only.
 
-    IPv4 alone. master: the bridge or bond that it is a port of, or "". ports: those of a bridge or
-    bond; parent: the card of a VLAN, or ""; both may have this card's hardware address. dynamic:
-    whether one of the addresses is lent for a time, as DHCP does it.
+    master: the bridge or bond that it is a port of, or "". ports: those of a bridge or bond;
+    parent: the interface below a VLAN, or ""; both may have this interface's hardware address.
+    dynamic: true if DHCP lent an address for a time. Raises PlanError if there is none of the name.
     """
     every_link = links(ip_json)
     for link in every_link:
@@ -108,18 +105,19 @@ def _with_prefix(entry: LinkAddress, host: str) -> str:
 
 
 def full_address(address: str, addresses: list[str], host: str) -> str:
-    """Complete an address without a prefix length by the network of the card that contains it."""
+    """Complete an address without a prefix length by the interface's network that contains it."""
     try:
-        wanted = ipaddress.IPv4Interface(address)
+        static = ipaddress.IPv4Interface(address)
     except ValueError:
         raise PlanError(
             f"{host}: address={address} is not an IPv4 address. Write it as 192.168.56.111/24."
         ) from None
     if "/" in address:
-        return wanted.with_prefixlen
-    for other in map(ipaddress.IPv4Interface, addresses):
-        if wanted.ip in other.network and other.network.prefixlen < 32:
-            return f"{wanted.ip}/{other.network.prefixlen}"
+        return static.with_prefixlen
+    for present in map(ipaddress.IPv4Interface, addresses):
+        # A /32 is one address, so it says nothing about the size of a network.
+        if static.ip in present.network and present.network.prefixlen < 32:
+            return f"{static.ip}/{present.network.prefixlen}"
     raise PlanError(
         f"{host}: the card has no address in the network of {address}, so its size is unknown. "
         f"Write the prefix length too: address={address}/24."
@@ -127,7 +125,7 @@ def full_address(address: str, addresses: list[str], host: str) -> str:
 
 
 def address_conflicts(hosts: list[str], hostvars: dict[str, Any]) -> list[str]:
-    """Say, a sentence each, which two machines would have the same address."""
+    """Tell in sentences which two machines would have the same address."""
     owners: dict[str, str] = {}
     conflicts = []
     for host in hosts:

@@ -1,4 +1,4 @@
-"""A static address by ifupdown."""
+"""Plan a static address by ifupdown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERFACES = "/etc/network/interfaces"
 
 
 def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
-    """A second stanza for the card adds an address; to replace, its stanzas are rewritten."""
+    """Plan a second stanza that adds an address, or replace the interface's stanzas."""
     interface = facts["interface"]
     stanza = [f"iface {interface} inet static", f"    address {want['address']}"]
     if want["mode"] == "add":
@@ -37,13 +37,13 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     for path, text in facts["files"].items():
         if path.startswith(INTERFACES) and has_stanza(text, interface):
             files[path] = _without_stanzas(text, interface) + "".join(f"{s}\n" for s in stanza)
-            stanza = []
-    again = [
+            stanza = []  # the first of the files has got it
+    restart_lines = [
         f"ifdown --force {interface}",
         f"ip address flush dev {interface}",
         f"ifup {interface}",
     ]
-    return {"files": files, "apply": again, "back": again}
+    return {"files": files, "apply": restart_lines, "back": restart_lines}
 
 
 def _add(facts: dict[str, Any], want: dict[str, Any], stanza: list[str]) -> dict[str, Any]:

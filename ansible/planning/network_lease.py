@@ -1,8 +1,8 @@
-"""What DHCP gave a card, which a static address takes over: name servers and search domain, from
-whichever program knows them, and the routes besides the default one.
+"""Read what DHCP gave an interface: name servers, search domains, and further routes.
 
-Where /etc/resolv.conf names a server of the machine itself (dnsmasq, unbound), that one asks name
-servers that DHCP gave it, and stands without any once the address is static. So others are asked.
+A static address takes them over. If /etc/resolv.conf names a server on the machine itself (dnsmasq,
+unbound), that server asks name servers of DHCP, and loses them once the address is static. So
+NetworkManager, networkd and dhclient are read too.
 """
 
 from __future__ import annotations
@@ -14,31 +14,47 @@ from typing import Any
 from . import PlanError
 from .network_facts import routes
 
-RESOLVED = ("127.0.0.53", "127.0.0.54")  # systemd-resolved's own, of which resolvectl speaks
+# systemd-resolved's addresses; resolvectl reports the servers behind them.
+RESOLVED = ("127.0.0.53", "127.0.0.54")
 
 
 def name_servers(facts: dict[str, Any]) -> dict[str, list[str]]:
-    """{"dns", "search"}: IPv4 addresses that are not the machine's own, and domains.
+    """Read {"dns": IPv4 addresses of other machines, "search": domains} of an interface.
 
     facts: card_dns and card_search (`resolvectl dns` and `domain` of the card, "" without
     systemd-resolved), resolv (text of resolv.conf), card_ip4 (`nmcli --terse --fields IP4 device
     show CARD`), networkctl (`networkctl status CARD`), leases (text of dhclient's leases).
     """
-    servers = _resolved(facts) if facts["card_dns"] else _resolv_conf(facts["resolv"])
-    if not servers["dns"] and _local(facts):
-        ways = (
-            _networkmanager(facts["card_ip4"]),
-            _networkd(facts["networkctl"]),
-            _dhclient(facts),
-        )
-        more = next((way for way in ways if way["dns"]), servers)
-        servers = {"dns": more["dns"], "search": servers["search"] or more["search"]}
-    return servers
+    if facts["card_dns"]:
+        # systemd-resolved has servers for each interface, which may be none.
+        dns, search = (facts[key].partition("):")[2].split() for key in ("card_dns", "card_search"))
+    else:
+        lines = [line.split() for line in facts["resolv"].splitlines()]
+        dns = [words[1] for words in lines if words[:1] == ["nameserver"] and words[1:]]
+        search = [word for words in lines if words[:1] in (["search"], ["domain"])
+                  for word in words[1:]]  # fmt: skip
+    servers = _clean_servers(dns, search)
+    if servers["dns"] or not _local_servers(facts):
+        return servers
+    # The machine's own server forwards to others: the first program that knows them tells which.
+    options = lease_options(facts)
+    rows = re.findall(  # such as IP4.DNS[1]:192.168.56.1, by NetworkManager
+        r"^IP4\.(DNS|DOMAIN|SEARCHES)\[\d+\]:\s*(\S+)\s*$", facts["card_ip4"], re.MULTILINE
+    )
+    sources = (
+        _clean_servers([value for key, value in rows if key == "DNS"],
+                       [value for key, value in rows if key != "DNS"]),
+        _read_networkctl(facts["networkctl"]),
+        _clean_servers(options.get("domain-name-servers", []),
+                       options.get("domain-search") or options.get("domain-name", [])),
+    )  # fmt: skip
+    source = next((source for source in sources if source["dns"]), servers)
+    return {"dns": source["dns"], "search": servers["search"] or source["search"]}
 
 
-def refuse_lost(facts: dict[str, Any], dns: list[str]) -> None:
-    """Raise where DHCP feeds a name server of the machine itself, and nobody says from whom."""
-    local = _local(facts)
+def refuse_lost_dns(facts: dict[str, Any], dns: list[str]) -> None:
+    """Raise PlanError if only DHCP tells the machine's own name server whom to ask."""
+    local = _local_servers(facts)
     if dns or not local or not facts["card"]["dynamic"]:
         return
     raise PlanError(
@@ -49,73 +65,45 @@ def refuse_lost(facts: dict[str, Any], dns: list[str]) -> None:
     )
 
 
-def _local(facts: dict[str, Any]) -> list[str]:
-    """The machine's own name servers, where it has no others and nobody spoke for them."""
+def _local_servers(facts: dict[str, Any]) -> list[str]:
+    """List the name servers on the machine itself; [] if resolv.conf names others too."""
     servers = [words[1] for words in map(str.split, facts["resolv"].splitlines())
                if words[:1] == ["nameserver"] and len(words) > 1]  # fmt: skip
-    if not all(_loopback(server) for server in servers):
+    try:
+        if not all(ipaddress.ip_address(server).is_loopback for server in servers):
+            return []
+    except ValueError:  # a name, which no resolver could ask
         return []
+    # resolvectl has reported the servers behind systemd-resolved.
     return [s for s in servers if not (facts["card_dns"] and s in RESOLVED)]
 
 
-def _loopback(text: str) -> bool:
-    try:
-        return ipaddress.ip_address(text).is_loopback
-    except ValueError:  # nothing that could be asked
-        return False
-
-
-def _resolved(facts: dict[str, Any]) -> dict[str, list[str]]:
-    """systemd-resolved knows each card's own, which may be none."""
-    return _way(facts["card_dns"].partition("):")[2].split(),
-                facts["card_search"].partition("):")[2].split())  # fmt: skip
-
-
-def _resolv_conf(text: str) -> dict[str, list[str]]:
-    lines = [line.split() for line in text.splitlines()]
-    search = [word for words in lines if words[:1] in (["search"], ["domain"])
-              for word in words[1:]]  # fmt: skip
-    return _way([words[1] for words in lines if words[:1] == ["nameserver"] and words[1:]], search)
-
-
-def _networkmanager(text: str) -> dict[str, list[str]]:
-    """From lines such as IP4.DNS[1]:192.168.56.1."""
-    rows = re.findall(r"^IP4\.(DNS|DOMAIN|SEARCHES)\[\d+\]:\s*(\S+)\s*$", text, re.MULTILINE)
-    return _way([value for key, value in rows if key == "DNS"],
-                [value for key, value in rows if key != "DNS"])  # fmt: skip
-
-
-def _networkd(text: str) -> dict[str, list[str]]:
-    """From `  DNS: 192.168.56.1`, further ones in lines of their own without a name."""
+def _read_networkctl(text: str) -> dict[str, list[str]]:
+    """Read `  DNS: 192.168.56.1`; further servers are in lines without a name."""
     values: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
         named = re.match(r"\s*([A-Z][\w ]*): (.*)$", line)
         name = named.group(1) if named else name
         values.setdefault(name, []).extend((named.group(2) if named else line).split())
-    return _way(values.get("DNS", []), values.get("Search Domains", []))
-
-
-def _dhclient(facts: dict[str, Any]) -> dict[str, list[str]]:
-    options = lease_options(facts)
-    search = options.get("domain-search") or options.get("domain-name", [])
-    return _way(options.get("domain-name-servers", []), search)
+    return _clean_servers(values.get("DNS", []), values.get("Search Domains", []))
 
 
 def lease_options(facts: dict[str, Any]) -> dict[str, list[str]]:
-    """{option: values} of dhclient's last lease of an address that the card has."""
-    own = [address.partition("/")[0] for address in facts["card"]["addresses"]]
+    """Read {option: values} of dhclient's last lease of an address that the interface has."""
+    addresses = [address.partition("/")[0] for address in facts["card"]["addresses"]]
     options: dict[str, list[str]] = {}
     for lease in re.findall(r"^lease \{\n(.*?)^\}", facts["leases"], re.MULTILINE | re.DOTALL):
         address = re.search(r"^\s*fixed-address (\S+);", lease, re.MULTILINE)
-        if address and address.group(1) in own:
+        if address and address.group(1) in addresses:
             rows = re.findall(r"^\s*option (\S+) (.*);", lease, re.MULTILINE)
             options = {key: re.split(r'[\s,"]+', value.strip('"')) for key, value in rows}
     return options
 
 
-def _way(dns: list[str], search: list[str]) -> dict[str, list[str]]:
-    return {
+def _clean_servers(dns: list[str], search: list[str]) -> dict[str, list[str]]:
+    """Keep IPv4 servers on other machines and real domains, each once."""
+    return {  # "~." is systemd-resolved's mark of a default route for names
         "dns": [text for text in dict.fromkeys(dns) if ipv4(text) and text[:4] != "127."],
         "search": [word for word in dict.fromkeys(search) if word != "~."],
     }
@@ -129,13 +117,16 @@ def ipv4(text: str) -> bool:
 
 
 def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[str, Any]]:
-    """[{"to": network with prefix length, "gateway": "" for a network on the card's own cable}].
+    """List [{"to": network with prefix length, "gateway": "" for a network on the same cable}].
 
     facts: route (`ip -4 route show`), and leases, since dhclient does not mark its routes. router:
-    today's. address: the new one. Raises where a route could not go on from there.
+    the present one. address: the new one. Raises PlanError for a route whose gateway is not in the
+    network of `address`.
     """
-    leased = _leased(facts) if facts["card"]["dynamic"] else []
-    own = [ipaddress.IPv4Interface(each).network for each in (*facts["card"]["addresses"], address)]
+    leased = _leased_routes(facts) if facts["card"]["dynamic"] else []
+    networks = [
+        ipaddress.IPv4Interface(each).network for each in (*facts["card"]["addresses"], address)
+    ]
     result = []
     for row in routes(facts["route"]):
         if row["card"] != facts["interface"] or row["to"] == "default":
@@ -143,11 +134,11 @@ def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[s
         to, gateway = ipaddress.IPv4Network(row["to"], strict=False), row["gateway"]
         if row["proto"] != "dhcp" and (str(to), gateway) not in leased:
             continue
-        # systemd-networkd adds some of its own: to the router, and by it to each name server.
-        by_itself = to.prefixlen == 32 and router in (gateway, str(to.network_address))
-        if by_itself or (not gateway and any(to.subnet_of(each) for each in own)):
+        # systemd-networkd itself adds routes to the router, and by it to each name server.
+        is_automatic = to.prefixlen == 32 and router in (gateway, str(to.network_address))
+        if is_automatic or (not gateway and any(to.subnet_of(net) for net in networks)):
             continue
-        if gateway and ipaddress.ip_address(gateway) not in own[-1]:
+        if gateway and ipaddress.ip_address(gateway) not in networks[-1]:
             raise PlanError(
                 f"{facts['host']}: DHCP gave it a route to {to} by {gateway}, which is not in the "
                 f"network of {address}. Choose an address in that network, or network_mode=add."
@@ -156,14 +147,16 @@ def dhcp_routes(facts: dict[str, Any], router: str, address: str) -> list[dict[s
     return result
 
 
-def _leased(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """(network, gateway) of option 121: prefix length, as many bytes as it needs, and gateway."""
-    numbers = lease_options(facts).get("rfc3442-classless-static-routes", [])
-    rest, leased = [number for number in numbers if re.fullmatch("[0-9]{1,3}", number)], []
-    while rest:
-        size = (int(rest[0]) + 7) // 8
-        to = ".".join((rest[1 : size + 1] + ["0"] * 4)[:4])
-        gateway = ".".join(rest[size + 1 : size + 5])
-        leased.append((f"{to}/{rest[0]}", gateway if gateway.strip("0.") else ""))
-        rest = rest[size + 5 :]
+def _leased_routes(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Read (network, gateway) of DHCP's option 121."""
+    words = lease_options(facts).get("rfc3442-classless-static-routes", [])
+    numbers = [word for word in words if re.fullmatch("[0-9]{1,3}", word)]
+    leased = []
+    # Each route is its prefix length, as many bytes of the network as that needs, and the gateway.
+    while numbers:
+        size = (int(numbers[0]) + 7) // 8
+        to = ".".join((numbers[1 : size + 1] + ["0"] * 4)[:4])
+        gateway = ".".join(numbers[size + 1 : size + 5])
+        leased.append((f"{to}/{numbers[0]}", gateway if gateway.strip("0.") else ""))
+        numbers = numbers[size + 5 :]
     return leased

@@ -1,4 +1,4 @@
-"""A static address by systemd-networkd."""
+"""Plan a static address by systemd-networkd."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ WHOLE = "/etc/systemd/network/0-tandem-{}.network"
 
 
 def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
-    """A drop-in that adds an address, or a whole file that comes first."""
+    """Plan a drop-in that adds an address, or a whole file that comes first."""
     if want["mode"] == "add":
+        # A [Match] that fits several interfaces would give all of them the address.
         matched = [
             line.partition("=")[2].split()
             for section, lines in preserved.sections(facts["files"].get(network_file(facts), ""))
@@ -47,13 +48,13 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     network = [f"Address={want['address']}"]
     network += [f"Gateway={want['gateway']}"] if want["gateway"] else []
     network += [f"DNS={server}" for server in want["dns"]]
-    others = preserved.networkd_options(facts["files"][file])
-    network += [line for name, lines in others if name == "Network" for line in lines]
+    present = preserved.networkd_options(facts["files"][file])
+    network += [line for name, lines in present if name == "Network" for line in lines]
     if want["search"] and not any(line.startswith("Domains") for line in network):
         network.append(f"Domains={' '.join(want['search'])}")
     lines = ["[Match]", f"Name={facts['interface']}", "", "[Network]", *network]
-    for name, own in others:
-        lines += ["", f"[{name}]", *own] if name != "Network" else []
+    for name, settings in present:
+        lines += ["", f"[{name}]", *settings] if name != "Network" else []
     for row in want["routes"]:
         way = f"Gateway={row['gateway']}" if row["gateway"] else "Scope=link"
         lines += ["", "[Route]", f"Destination={row['to']}", way]
@@ -61,15 +62,15 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
 
 
 def restart(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, list[str]]:
-    """Shell lines. networkd keeps addresses that are no longer configured, so they are deleted
-    or flushed before it is restarted."""
-    again = "systemctl restart systemd-networkd"
+    """Give the shell lines {"apply", "back"} that restart networkd with and without the address."""
+    # networkd keeps addresses that are no longer configured, so they are deleted or flushed first.
+    restart_line = "systemctl restart systemd-networkd"
     device = f"dev {facts['interface']}"
     if want["mode"] == "add":
         delete = f"ip address delete {want['address']} {device}"
-        return {"apply": [again], "back": [delete, again]}
-    both = [f"ip address flush {device}", again]
-    return {"apply": both, "back": both}
+        return {"apply": [restart_line], "back": [delete, restart_line]}
+    lines = [f"ip address flush {device}", restart_line]
+    return {"apply": lines, "back": lines}
 
 
 def network_file(facts: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A static address by NetworkManager."""
+"""Plan a static address by NetworkManager."""
 
 from __future__ import annotations
 
@@ -11,23 +11,34 @@ KEYFILE = "/etc/NetworkManager/system-connections/tandem-{}.nmconnection"
 
 
 def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
-    """A connection of our own with a higher priority; the one that was there stays untouched.
+    """Plan a connection of our own with a higher priority; the present one stays untouched.
 
-    Ours takes its place, so it says all that the other one says but for the address.
+    Ours takes its place, so it repeats all of its settings but the address.
     """
     interface, uuid = facts["interface"], nmcli(facts)[2]
     name, path = f"tandem-{interface}", KEYFILE.format(interface)
-    base = preserved.keyfile_of(facts, uuid, path)
-    rest = preserved.keyfile_options(base, want["mode"] == "replace")
+    # The present connection: ours since an earlier run, or that of the UUID. NetworkManager makes
+    # up one that is in no file.
+    base = ""
+    if path in facts["files"] and name in facts["nmcli"].splitlines():
+        base = facts["files"][path]
+    elif uuid:
+        base = next((text for file, text in facts["files"].items() if "/NetworkManager/" in file
+                     and f"uuid={uuid}" in text.splitlines()), "")  # fmt: skip
+    options = preserved.keyfile_options(preserved.sections(base), want["mode"] == "replace")
     lines = ["[connection]", f"id={name}", "type=ethernet", f"interface-name={interface}",
              "autoconnect-priority=100", "", "[ethernet]"]  # fmt: skip
     mtu = facts["card"]["mtu"]
-    already = any(line.startswith("mtu=") for line in rest["ethernet"])
-    lines += [f"mtu={mtu}"] if mtu != 1500 and not already else []
-    lines += [*rest.pop("ethernet"), "", "[ipv4]", *_keyfile_ipv4(facts, want)]
-    lines += _with_routes(_with_search(rest.pop("ipv4"), want), want)
-    for section, own in {"ipv6": ["method=auto"], **rest}.items():
-        lines += ["", f"[{section}]", *own]
+    has_mtu = any(line.startswith("mtu=") for line in options["ethernet"])
+    lines += [f"mtu={mtu}"] if mtu != 1500 and not has_mtu else []
+    lines += [*options.pop("ethernet"), "", "[ipv4]", *_keyfile_ipv4(facts, want)]
+    ipv4 = options.pop("ipv4")
+    # DHCP's search domain would be lost with it.
+    if want.get("search") and not any(line.startswith("dns-search=") for line in ipv4):
+        ipv4 = [*ipv4, f"dns-search={';'.join(want['search'])};"]
+    lines += _with_routes(ipv4, want)
+    for section, settings in {"ipv6": ["method=auto"], **options}.items():
+        lines += ["", f"[{section}]", *settings]
     return {
         "files": {path: "\n".join([*lines, ""])},
         "mode": "0600",  # NetworkManager ignores a keyfile that others may read
@@ -41,28 +52,21 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _with_search(lines: list[str], want: dict[str, Any]) -> list[str]:
-    """The lines of [ipv4], with the search domain that DHCP gave so far."""
-    already = any(line.startswith("dns-search=") for line in lines)
-    if already or not want.get("search"):
-        return lines
-    return [*lines, f"dns-search={';'.join(want['search'])};"]
-
-
 def _with_routes(lines: list[str], want: dict[str, Any]) -> list[str]:
-    """The lines of [ipv4], with the routes that DHCP gave so far, numbered after those there."""
+    """Add the routes that DHCP gave to the lines of [ipv4], numbered after those in them."""
     numbers = [
         int(match.group(1))
         for match in (re.match(r"routes?([0-9]{1,9})=", x) for x in lines)
         if match
     ]
     rows = enumerate(want.get("routes", []), max(numbers, default=0) + 1)
-    way = [f"route{n}={row['to']}" + f",{row['gateway']}" * bool(row["gateway"]) for n, row in rows]
-    return lines + way
+    return lines + [
+        f"route{n}={row['to']}" + f",{row['gateway']}" * bool(row["gateway"]) for n, row in rows
+    ]
 
 
 def _keyfile_ipv4(facts: dict[str, Any], want: dict[str, Any]) -> list[str]:
-    """Method, addresses, router and name servers. To add, today's too."""
+    """Write method, addresses, router and name servers; to add, the present ones too."""
     method, addresses, gateway, dns = [*facts["connection"].splitlines(), "", "", "", ""][:4]
     if want["mode"] == "replace":
         method, addresses, gateway, dns = "manual", "", want["gateway"], ",".join(want["dns"])

@@ -1,4 +1,4 @@
-"""What machines without internet need from the bundle: functions of the inventory and of facts."""
+"""List what machines without internet need from the bundle, by the inventory and by facts."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ ANSIBLE = Path(__file__).resolve().parents[1]
 
 
 def bundle_order(hostvars, offline, stack, python=""):
-    """What `make bundle` gathers, before any machine was asked: see plan() in ansible/bundle.py.
+    """Plan `make bundle` before any machine was asked: see plan() in ansible/bundle.py.
 
-    offline: names of the machines that have offline=true. Each one's `release`, and `kernel` where
-    it has a GPU, are variables of the inventory. Without any: the wheels of the stack for the
-    Python that it prefers.
+    offline: names of the machines that have offline=true; their `release`, and `kernel` if they
+    have a GPU, are variables of the inventory. Without such machines the bundle has the stack's
+    wheels for its preferred Python. Raises PlanError for a machine without `release`.
     """
     table = releases()
     row = _table("stacks.yml")["stacks"]["rows"].get(stack, {})
@@ -25,26 +25,26 @@ def bundle_order(hostvars, offline, stack, python=""):
             "its line of inventory.ini write, for example, release=bookworm. The machine says its "
             "own by: . /etc/os-release; echo $VERSION_CODENAME"
         )
-
-    def installs_driver(host):
-        return hostvars[host].get("driver_policy") != "keep"
-
-    wanted = offline_releases(hostvars, offline, row)
-    in_table = [release for release in wanted if release in table]
-    own = {table[release]["python"] for release in in_table}
-    pythons = sorted({python} | (own & set(row.get("python", []))))
+    installs_driver = any(hostvars[host].get("driver_policy") != "keep" for host in offline)
+    packages = offline_releases(hostvars, offline, row)
+    in_table = [release for release in packages if release in table]
+    release_pythons = {table[release]["python"] for release in in_table}
+    # Others get the stack's Python by conda.
+    pythons = sorted({python} | (release_pythons & set(row.get("python", []))))
     return {
         "wheels": [[stack, each] for each in pythons],
-        "releases": wanted,
-        "stacks": [stack] if any(map(installs_driver, offline)) else [],
+        "releases": packages,
+        "stacks": [stack] if installs_driver else [],
         "conda": any(table[name]["python"] not in row.get("python", []) for name in in_table),
     }
 
 
 def offline_releases(hostvars, offline, stack):
-    """{code name: further packages}: headers of the kernels that the inventory names, the gcc that
-    builds modules for them, where it is not the release's own (driver_candidates.kernels_gcc), and
-    the one that builds apex (toolkit.compiler). stack: a row of stacks.yml."""
+    """List {code name: further packages} for the bundle; stack: a row of stacks.yml.
+
+    They are headers of the inventory's kernels, the gcc that builds modules for them if it is not
+    the release's own (driver_candidates.kernels_gcc), and the gcc for apex (toolkit.compiler).
+    """
     table, packages = releases(), dict[str, set[str]]()
     for host in offline:
         release, kernel = (
@@ -63,9 +63,10 @@ def offline_releases(hostvars, offline, stack):
 
 
 def bundle_needed(hostvars, offline, machines, stack):
-    """What these machines need, now that they were asked: the same shape as `bundle_order`.
+    """Plan the bundle for machines that were asked; returns the shape of `bundle_order`.
 
-    `machines`: {host: {"release": code name, "python": of its environment, "gpus": whether any}}.
+    machines: {host: {"release": code name, "python": of its environment, "gpus": true if any}}.
+    Raises PlanError if the inventory has another release.
     """
     for host in offline:
         setting, actual = hostvars[host].get("release"), machines[host]["release"]
@@ -85,7 +86,7 @@ def bundle_needed(hostvars, offline, machines, stack):
 
 
 def releases():
-    """{code name: row} of ansible/releases.yml, the only list of the releases that are known."""
+    """Read {code name: row} of ansible/releases.yml, the only list of supported releases."""
     return _table("releases.yml")["releases"]
 
 

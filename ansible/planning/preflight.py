@@ -1,4 +1,4 @@
-"""What preflight finds: collected facts in, findings out. Pure functions.
+"""Find what is wrong with machines by collected facts. Pure functions.
 
 Facts are what ansible/library/machine_facts.py returns, with the inventory name as "host". A
 finding is {"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
@@ -21,7 +21,7 @@ NOTES = {
 
 
 def findings(facts, question):
-    """All that is wrong with one machine.
+    """Find all that is wrong with one machine.
 
     question: {"address": the one in the inventory, "listed": all that it names, "space":
     [{"folder", "bytes"}] that must be free, "provisioned": whether the environment is in place,
@@ -41,7 +41,7 @@ def findings(facts, question):
 
 
 def not_collected(host, message):
-    """The finding on a machine that answers, and on which nothing can be collected."""
+    """Make the finding on a machine that answers, and whose facts cannot be collected."""
     return {
         "host": host,
         "fault": "collect",
@@ -51,15 +51,15 @@ def not_collected(host, message):
 
 
 def problems(rows):
-    """The problems among these findings: all but notes."""
+    """Select the problems among findings: all but notes."""
     return [finding for finding in rows if finding["fault"] not in NOTES]
 
 
 def blocking(rows):
-    """The findings that keep site.yml from going on with the machine."""
+    """Select the findings that keep site.yml from continuing with the machine."""
     return [finding for finding in rows if finding["fault"] in BLOCKING]
 
 
 def text(finding):
-    """One line for people."""
+    """Write a finding as one line for users."""
     return f"{finding['host']}: {finding['cause']}. Remedy: {finding['remedy']}"

@@ -1,6 +1,7 @@
-"""What a machine's card has besides its IPv4 address, so that a new address takes none of it away.
+"""Read an interface's other settings, to keep them when its IPv4 address changes.
 
-Name servers, search domain, router, wake-on-LAN, routes, IPv6. Texts in, texts and values out.
+They are name servers, search domain, router, wake-on-LAN, routes and IPv6. Texts in, texts and
+values out.
 """
 
 from __future__ import annotations
@@ -11,37 +12,41 @@ from typing import Any
 
 from . import PlanError
 from .network_facts import routes
-from .network_lease import dhcp_routes, ipv4, name_servers, refuse_lost
+from .network_lease import dhcp_routes, ipv4, name_servers, refuse_lost_dns
 
-# Of a keyfile's [ipv4], what says which address: replaced; all else stays.
+# Lines of a keyfile's [ipv4] that are replaced: all others stay.
 KEYFILE_ADDRESS = re.compile(r"(method|address\d*|addresses\d*|gateway|dns)=")
 KEYFILE_DHCP = re.compile(r"(dhcp-|ignore-auto)")
-# Of an ifupdown stanza: what says which address, and what DHCP alone reads.
+# Lines of an ifupdown stanza that give an address, or that only DHCP reads.
 STANZA_ADDRESS = re.compile(
     r"\s*(address|netmask|network|broadcast|gateway|pointopoint|hostname|leasehours|leasetime"
     r"|vendor|client)\s"
 )
+ADDRESS_KEYS = ("Address", "Gateway", "DNS")  # of networkd's [Network], for both IP versions
+# Values of networkd's DHCP= by which it asks for an IPv6 address too.
+DHCP_FOR_IPV6 = ("yes", "true", "on", "1", "both", "ipv6")
 STANZA_DNS = re.compile(r"\s*dns-(nameservers?|search|domain)\s")
 
 
 def present_way(facts: dict[str, Any]) -> dict[str, Any]:
-    """{"dns", "search": lists, "gateway": "" for none}: how the machine finds others today.
+    """Read {"dns", "search": lists, "gateway": "" for none} that the machine has at present.
 
     facts: what network_lease.name_servers reads, and route (`ip -4 route show`).
     """
-    ways = [way for way in routes(facts["route"]) if way["card"] == facts["interface"]]
-    own = [way["gateway"] for way in ways if way["to"] == "default" and ipv4(way["gateway"])]
-    return {**name_servers(facts), "gateway": own[0] if own else ""}
+    rows = [row for row in routes(facts["route"]) if row["card"] == facts["interface"]]
+    gateways = [row["gateway"] for row in rows if row["to"] == "default" and ipv4(row["gateway"])]
+    return {**name_servers(facts), "gateway": gateways[0] if gateways else ""}
 
 
 def complete(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
-    """`want` with what it leaves open taken from today; adds "search", and "routes" that DHCP gave.
-    Raises where today's router would be lost (it is not in the network of the new address), or the
-    name servers, or such a route.
+    """Complete `want` by the present settings; add "search", and "routes" that DHCP gave.
+
+    Raises PlanError if the present router, name servers or such a route would be lost.
     """
     present = present_way(facts)
     gateway = {"none": "", "": present["gateway"]}.get(want["gateway"], want["gateway"])
     network = ipaddress.ip_interface(want["address"]).network
+    # A router outside the new address's network could not be reached any more.
     if gateway and not want["gateway"] and ipaddress.ip_address(gateway) not in network:
         raise PlanError(
             f"{facts['host']}: its way to the internet is {gateway}, which is not in the network "
@@ -49,14 +54,13 @@ def complete(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
             "inventory.ini."
         )
     dns = want["dns"] or present["dns"]
-    refuse_lost(facts, dns)
-    more = {"search": present["search"],
-            "routes": dhcp_routes(facts, present["gateway"], want["address"])}  # fmt: skip
-    return {**want, "gateway": gateway, "dns": dns, **more}
+    refuse_lost_dns(facts, dns)
+    dhcp = dhcp_routes(facts, present["gateway"], want["address"])
+    return {**want, "gateway": gateway, "dns": dns, "search": present["search"], "routes": dhcp}
 
 
 def sections(text: str) -> list[tuple[str, list[str]]]:
-    """[(name, lines)] of a file in the manner of .ini, without comments and empty lines.
+    """Split a file like .ini into [(name, lines)], without comments and empty lines.
 
     A name may come several times, as [Route] does.
     """
@@ -69,18 +73,11 @@ def sections(text: str) -> list[tuple[str, list[str]]]:
     return result
 
 
-def keyfile_of(facts: dict[str, Any], uuid: str, own: str) -> list[tuple[str, list[str]]]:
-    """The sections of the connection that the card has now; [] where NetworkManager made it up."""
-    if own in facts["files"] and f"tandem-{facts['interface']}" in facts["nmcli"].splitlines():
-        return sections(facts["files"][own])
-    for path, text in facts["files"].items():
-        if "/NetworkManager/" in path and uuid and f"uuid={uuid}" in text.splitlines():
-            return sections(text)
-    return []
-
-
 def keyfile_options(base: list[tuple[str, list[str]]], replaced: bool) -> dict[str, list[str]]:
-    """{section: lines} that our connection takes over from the one that it replaces."""
+    """Collect {section: lines} that our connection takes over from the one that it replaces.
+
+    base: that one's sections; replaced: true if it loses its address.
+    """
     names = {"802-3-ethernet": "ethernet"}  # as NetworkManager before 1.0 called it
     preserved: dict[str, list[str]] = {"ethernet": [], "ipv4": []}
     for name, lines in base:
@@ -93,28 +90,31 @@ def keyfile_options(base: list[tuple[str, list[str]]], replaced: bool) -> dict[s
 
 
 def networkd_options(text: str) -> list[tuple[str, list[str]]]:
-    """The sections of a .network file without [Match] and without what gives IPv4 addresses."""
+    """List the sections of a .network file, without [Match] and what gives IPv4 addresses."""
     preserved = []
     for name, lines in sections(text):
         if name in ("Match", "DHCP", "DHCPv4", "DHCPServer"):
             continue
         if name == "Address" and any(_value_is_ipv4(line, "Address") for line in lines):
             continue
-        if name == "Route" and _is_default(lines):
-            continue
+        if name == "Route":
+            values = dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines if "=" in line)
+            # A route without a destination is the default one of its gateway's IP version.
+            to_all = "0.0.0.0/0" if ipv4(values.get("Gateway", "")) else ""
+            if values.get("Destination", to_all) == "0.0.0.0/0":
+                continue
         if name == "Network":
-            lines = [kept_line for line in lines for kept_line in _network_line(line)]
+            settings = []
+            for line in lines:
+                key, _, value = map(str.strip, line.partition("="))
+                # DHCP goes on for IPv6, if it was asked for both.
+                if key == "DHCP" and value.lower() in DHCP_FOR_IPV6:
+                    settings.append("DHCP=ipv6")
+                elif key != "DHCP" and not (key in ADDRESS_KEYS and _value_is_ipv4(line, key)):
+                    settings.append(line)
+            lines = settings
         preserved.append((name, lines))
     return preserved
-
-
-def _network_line(line: str) -> list[str]:
-    key, _, value = (part.strip() for part in line.partition("="))
-    if key in ("Address", "Gateway", "DNS") and _value_is_ipv4(line, key):
-        return []
-    if key == "DHCP":
-        return ["DHCP=ipv6"] if value.lower() in ("yes", "true", "on", "1", "both", "ipv6") else []
-    return [line]
 
 
 def _value_is_ipv4(line: str, key: str) -> bool:
@@ -122,39 +122,32 @@ def _value_is_ipv4(line: str, key: str) -> bool:
     return match is not None and ipv4(match.group(1))
 
 
-def _is_default(lines: list[str]) -> bool:
-    """Whether a [Route] is the way to everywhere, by IPv4."""
-    values = dict(re.split(r"\s*=\s*", line, maxsplit=1) for line in lines if "=" in line)
-    to = values.get("Destination", "0.0.0.0/0" if ipv4(values.get("Gateway", "")) else "")
-    return to == "0.0.0.0/0"
-
-
-def netplan_card(card: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
-    """netplan's own description of a card with our address instead of its IPv4 ones."""
+def netplan_definition(present: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
+    """Replace the IPv4 addresses in netplan's description of an interface by ours."""
     dropped = ("dhcp4", "dhcp4-overrides", "gateway4", "addresses", "routes", "nameservers")
-    new = {key: value for key, value in card.items() if key not in dropped}
+    definition = {key: value for key, value in present.items() if key not in dropped}
     # An address is a text, or a map of one key that holds its options.
-    six = [item for item in card.get("addresses") or []
+    ipv6_addresses = [item for item in present.get("addresses") or []
            if ":" in (item if isinstance(item, str) else next(iter(item), ""))]  # fmt: skip
-    routes = [row for row in card.get("routes") or []
+    routes = [row for row in present.get("routes") or []
               if row.get("to") not in ("default", "0.0.0.0/0")
               or ":" in str(row.get("via", ""))]  # fmt: skip
     if want["gateway"]:
         routes = [{"to": "0.0.0.0/0", "via": want["gateway"]}, *routes]
     for row in want["routes"]:
-        way = {"via": row["gateway"]} if row["gateway"] else {"scope": "link"}
-        routes.append({"to": row["to"], **way})
-    names = dict(card.get("nameservers") or {})
-    names |= {"addresses": want["dns"]} if want["dns"] else {}
-    if want["search"] and "search" not in names:
-        names["search"] = want["search"]
-    new |= {"dhcp4": False, "addresses": [want["address"], *six]}
-    new |= {"routes": routes} if routes else {}
-    return new | ({"nameservers": names} if names else {})
+        hop = {"via": row["gateway"]} if row["gateway"] else {"scope": "link"}
+        routes.append({"to": row["to"], **hop})
+    resolvers = dict(present.get("nameservers") or {})
+    resolvers |= {"addresses": want["dns"]} if want["dns"] else {}
+    if want["search"] and "search" not in resolvers:
+        resolvers["search"] = want["search"]
+    definition |= {"dhcp4": False, "addresses": [want["address"], *ipv6_addresses]}
+    definition |= {"routes": routes} if routes else {}
+    return definition | ({"nameservers": resolvers} if resolvers else {})
 
 
 def stanza_options(text: str, interface: str, has_dns: bool) -> list[str]:
-    """The lines of a card's IPv4 stanzas that say something else than its address."""
+    """List the lines of an interface's IPv4 stanzas that set something other than its address."""
     preserved, inside = [], False
     for line in text.splitlines():
         if re.match(r"\s*(iface|auto|allow-\S+|mapping|source\S*|no-auto-down|no-scripts)\s", line):

@@ -1,6 +1,6 @@
-"""What machines say, checked once where it comes in (boundary/facts.py); all of planning/ behind it
-trusts it. A value that cannot be, in type, range, size or alphabet, is a PlanError: that machine's
-failure.
+"""Check what machines report, once (by boundary/facts.py): all of planning/ trusts it then.
+
+A value that cannot be, in type, range, size or alphabet, is a PlanError: that machine's failure.
 """
 
 from __future__ import annotations
@@ -27,35 +27,39 @@ LONE = re.compile("[\ud800-\udfff]")  # halves of surrogates, which no file coul
 
 
 def machine(facts, host, address="", folders=(), gpus=None, driver_policy=""):
-    """MachineFacts, without the driver's, as plain values for Ansible: what machine_facts returned,
-    asked by this address and about these folders; gpus and driver_policy: what the settings say."""
-    known = read(facts, MachineFacts, host)
-    lacking = [folder for folder in folders if folder not in known.disks]
+    """Check what machine_facts returned; give MachineFacts without the driver's as plain values.
+
+    address: the one in the inventory; folders: those whose disks were asked for; gpus and
+    driver_policy: the settings. Raises PlanError.
+    """
+    checked = read(facts, MachineFacts, host)
+    lacking = [folder for folder in folders if folder not in checked.disks]
     if lacking:
         raise _impossible(host, f"it says nothing of the disk of {lacking[0]}")
-    interface = next((link.name for link in known.links if address in link.addresses), None)
-    own = {"interface": interface, "host": host, "gpus_counted": counted(gpus, host),
+    interface = next((link.name for link in checked.links if address in link.addresses), None)
+    added = {"interface": interface, "host": host, "gpus_counted": counted(gpus, host),
            "driver_kept": driver_policy == "keep"}  # fmt: skip
-    plain = to_builtins(known)
-    return {name: plain[name] for name in plain if name not in (*DRIVER, "sudo")} | own
+    plain = to_builtins(checked)
+    return {name: plain[name] for name in plain if name not in (*DRIVER, "sudo")} | added
 
 
 def known(facts):
-    """What `machine` and `driver` returned, from Ansible's variables, as typed values again."""
+    """Read from Ansible's variables what `machine` and `driver` returned, as typed values again."""
     return facts if isinstance(facts, PlanFacts) else read(facts, MachineFacts, facts["host"])
 
 
 def shell(facts):
-    """What the shell of a machine says, or what its facts say of the same."""
+    """Read ShellFacts from a machine's shell, or the same values from its facts."""
     if isinstance(facts, ShellFacts):
         return facts
-    named = ("host", "distribution", "release", "kernel", "arch", "python")
-    more = {name: facts[name] for name in ("like", "container", "driver_kept") if name in facts}
-    return read({**{name: facts[name] for name in named}, **more}, ShellFacts, facts["host"])
+    required = {name: facts[name] for name in ("host", "distribution", "release", "kernel", "arch",
+                                               "python")}  # fmt: skip
+    optional = {name: facts[name] for name in ("like", "container", "driver_kept") if name in facts}
+    return read({**required, **optional}, ShellFacts, facts["host"])
 
 
 def counted(gpus, host):
-    """How many of a machine's cards take part by the inventory's `gpus`; None: all."""
+    """Read how many GPUs of a machine participate by the inventory's `gpus`; None: all."""
     if gpus in (None, ""):
         return None
     if not re.fullmatch("[0-9]{1,4}", str(gpus)):
@@ -64,12 +68,12 @@ def counted(gpus, host):
 
 
 def driver(facts, host):
-    """What driver_facts returned."""
+    """Check what driver_facts returned."""
     return to_builtins(read(facts, DriverFacts, host))
 
 
 def setting(variables, name, host, default=""):
-    """A text that the inventory says of a machine."""
+    """Read a text of the inventory about a machine. Raises PlanError for another type."""
     value = variables.get(name, default)
     if not isinstance(value, str):
         raise PlanError(f"{host}: {name} in the inventory is {str(value)[:40]!r}, which is no text")
@@ -77,42 +81,42 @@ def setting(variables, name, host, default=""):
 
 
 def proven(machines):
-    """[{"host", "names", "precisions"}] of those whose products were right, by role prove's command
-    in their variables."""
+    """List [{"host", "names", "precisions"}] of the machines that computed role prove's products
+    correctly; machines: their variables."""
     proofs = []
     for machine in machines:
-        host, done = machine["inventory_hostname"], machine.get("prove_cards", {})
-        if done.get("rc") == 0 and isinstance(done.get("stdout"), str):
+        host, result = machine["inventory_hostname"], machine.get("prove_cards", {})
+        if result.get("rc") == 0 and isinstance(result.get("stdout"), str):
             try:
-                proof = parsed(done.get("stdout"), Proof, host)
+                proof = parsed(result.get("stdout"), Proof, host)
             except PlanError:
-                continue  # what it printed is no proof
+                continue  # its output is no proof
             proofs.append({"host": host, **to_builtins(proof)})
     return proofs
 
 
-def read(value, kind, what):
-    """The value of this type; PlanError where it is none."""
+def read(value, kind, source):
+    """Convert a value to a type; PlanError about `source` if it does not fit."""
     if kind is Printed:  # of any size that a program may print
         if not isinstance(value, str) or len(value) > PRINTED:
-            raise _impossible(what, "it is no text, or too long")
+            raise _impossible(source, "it is no text, or too long")
         return LONE.sub("\ufffd", value)
     try:
-        return convert(value, kind, what)
+        return convert(value, kind, source)
     except Invalid as error:
-        raise _impossible(what, error) from None
+        raise _impossible(source, error) from None
 
 
-def parsed(text, kind, what):
-    """What a program printed as JSON."""
+def parsed(text, kind, source):
+    """Read a program's JSON as a type; PlanError about `source` if it does not fit."""
     try:
-        return decode(read(text, Printed, what), kind, what)
+        return decode(read(text, Printed, source), kind, source)
     except Invalid as error:
-        raise _impossible(what, error) from None
+        raise _impossible(source, error) from None
 
 
-def _impossible(what, wrong):
+def _impossible(source, fault):
     return PlanError(
-        f"{what}: {wrong}. The machine reports what cannot be: see what is wrong with it, or take "
-        "it out of the inventory"
+        f"{source}: {fault}. The machine reports what cannot be: see what is wrong with it, or "
+        "take it out of the inventory"
     )

@@ -1,6 +1,6 @@
-"""How a share is mounted, what its failure means, and whether a folder can be shared.
+"""Plan the mount of a share, explain its failures, and check that a folder can be shared.
 
-Decided from facts alone: fstab's words, the journal's words, what findmnt and lsblk print.
+All is decided from texts: fstab, the journal, and outputs of findmnt and lsblk.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from . import PlanError, reading
 NTFS = {"fuseblk", "ntfs", "ntfs3"}
 NETWORKED = {"nfs", "nfs4", "cifs", "smb3"}
 CACHES = {"ext4", "xfs"}  # whose files can have the attributes that cachefilesd writes
-# On data, whoever filled the disk makes nobody root: neither by a program's owner nor by a device.
+# A person who filled the disk must make nobody root: neither by a setuid program nor by a device.
 NO_POWERS = ("nosuid", "nodev")
-# What a line of the journal means, whatever the kind of share.
+# Meanings of a line of the journal, for all kinds of shares.
 FAILURES = (
     (
         r"unknown filesystem|not supported by the system|No such device|Protocol not supported",
@@ -36,8 +36,11 @@ FAILURES = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A way in which a machine shares its data sets. Its tasks are called after it in share_server
-    (NAME.yml, uninstall_NAME.yml, and share_server_kinds of its variables) and share_client."""
+    """A protocol by which a machine shares its data sets.
+
+    Its tasks have its name in share_server (NAME.yml, uninstall_NAME.yml, and share_server_kinds of
+    its variables) and share_client.
+    """
 
     server_packages: tuple[str, ...]
     service: str
@@ -53,8 +56,9 @@ class Kind:
 
 def _nfs_options(machine: dict[str, Any]) -> list[str]:
     # One TCP connection fills 1 Gbit/s; a faster link needs several (nfs(5): since Linux 5.3).
-    several = _kernel(machine["kernel"]) >= (5, 3) and machine["speed"] > 1000
-    return ["vers=4.2", "noatime", *(["nconnect=4"] if several else [])]
+    major, minor = re.findall(r"^(\d+)\.(\d+)", machine["kernel"])[0]
+    needs_several = (int(major), int(minor)) >= (5, 3) and machine["speed"] > 1000
+    return ["vers=4.2", "noatime", *(["nconnect=4"] if needs_several else [])]
 
 
 def _smb_options(machine: dict[str, Any]) -> list[str]:
@@ -118,21 +122,21 @@ def kind_of(protocol: str) -> Kind:
 
 
 def share_kind(protocol: str) -> dict[str, Any]:
-    """Give what the roles have to know of a kind."""
+    """Give the roles the fields of a kind that they use."""
     kind = kind_of(protocol)
     names = ("server_packages", "service", "client_packages", "fstype", "has_password")
     return {name: getattr(kind, name) for name in names}
 
 
 def share_others(protocol: str) -> dict[str, str]:
-    """Give {kind: its mark} of the kinds but this one, or all for local."""
+    """Give {kind: its mark} of all kinds but this one; of all for local."""
     if protocol != "local":
         kind_of(protocol)
     return {name: kind.mark for name, kind in KINDS.items() if name != protocol}
 
 
 def share_refusal(protocol: str, path: str, findmnt: str) -> str:
-    """Say why a server cannot share a path, or "" if it can.
+    """Explain why a server cannot share a path; "" if it can.
 
     findmnt: output of `findmnt --mtab --json --output TARGET,SOURCE,FSTYPE,OPTIONS --target PATH`.
     """
@@ -167,7 +171,7 @@ def _no_export(protocol: str, fstype: str) -> str:
 
 
 def share_missing(path: str, lsblk: str) -> str:
-    """Say that a folder is not there, and which disks nobody has mounted.
+    """Tell that a folder does not exist, and which disks nobody has mounted.
 
     lsblk: output of `lsblk --json --paths --output NAME,FSTYPE,LABEL,UUID,SIZE,MOUNTPOINT`.
     """
@@ -188,20 +192,20 @@ def share_missing(path: str, lsblk: str) -> str:
 def share_disk(
     disk: str, lsblk: str, has_ntfs3: bool, protocol: str, place: str, host: str
 ) -> dict[str, str]:
-    """Plan the mount of a disk at `place`: {"source", "fstype", "options"}; reading alone.
+    """Plan the read-only mount of a disk at `place`: {"source", "fstype", "options"}.
 
-    disk: UUID=..., LABEL=... or a path; lsblk: see share_missing; has_ntfs3: whether the kernel has
-    a driver of its own (Linux 5.15); protocol: by which it will be shared. Raises one sentence
-    where there is nothing to mount or to share.
+    disk: UUID=..., LABEL=... or a path; lsblk: see share_missing; has_ntfs3: true if the kernel has
+    a driver for NTFS (Linux 5.15); protocol: share_protocol. Raises PlanError if there is nothing
+    to mount or to share.
     """
     key, _, value = disk.rpartition("=")
     name = {"": "name", "UUID": "uuid", "LABEL": "label"}.get(key)
     devices = block_devices(lsblk)
     matches = [device for device in devices if name and getattr(device, name) == value]
     if len(matches) != 1:
-        known = ", ".join(device.name for device in devices if device.fstype)
-        what = "is none of its disks" if not matches else "fits several of its disks"
-        raise PlanError(f"{host}: share_disk {disk} {what}. Disks with data: {known}.")
+        names = ", ".join(device.name for device in devices if device.fstype)
+        fault = "is none of its disks" if not matches else "fits several of its disks"
+        raise PlanError(f"{host}: share_disk {disk} {fault}. Disks with data: {names}.")
     (device,) = matches
     fstype = device.fstype
     if fstype in ("BitLocker", "crypto_LUKS"):
@@ -221,7 +225,7 @@ def share_disk(
         raise PlanError(f"{host}: {device.name} is {no_export}")
     options = ["ro", *NO_POWERS, "nofail"]
     if fstype in NTFS | {"exfat", "vfat"}:
-        # These know no owner on the disk: everybody reads, nobody writes.
+        # These file systems store no owner: everybody reads, nobody writes.
         options += ["umask=0222"]
     if fstype == "ntfs":
         fstype = "ntfs3" if has_ntfs3 else "ntfs-3g"
@@ -230,28 +234,28 @@ def share_disk(
 
 
 def block_devices(lsblk: str) -> list[BlockDevice]:
-    """All devices of lsblk's tree, in its order."""
-    devices, waiting = [], reading.parsed(lsblk, BlockDevices, "lsblk").blockdevices[::-1]
-    while waiting:
-        device = waiting.pop()
+    """List all devices of lsblk's tree, in its order."""
+    devices, stack = [], reading.parsed(lsblk, BlockDevices, "lsblk").blockdevices[::-1]
+    while stack:
+        device = stack.pop()
         devices.append(device)
-        waiting += device.children[::-1]
+        stack += device.children[::-1]
     return [device for device in devices if device.name]
 
 
 def share_source(protocol: str, address: str, path: str, name: str) -> str:
-    """Give the first column of fstab: what is mounted."""
+    """Give the first column of fstab, the source of the mount."""
     return kind_of(protocol).source.format(address=address, path=path, name=name)
 
 
 def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) -> str:
     """Give the options of fstab.
 
-    machine: kernel ("5.15.0-91-generic"), speed (Mbit/s of the card, less than 1 when unknown),
-    ids (what `id` prints for who reads). Mounted at first use, so that no boot waits for the
-    server; `hard`, so that a reader waits for a server that restarts instead of failing. cached:
-    whether its files are kept on the machine's disk.
+    machine: kernel ("5.15.0-91-generic"), speed (Mbit/s of the interface, less than 1 if unknown),
+    ids (output of `id` for the user who reads). cached: true if files are cached on its disk.
     """
+    # The share is mounted at first use, so that no boot waits for the server. With `hard` a reader
+    # waits for a server that restarts instead of failing.
     # x-tandem says whose line it is; mount(8) leaves such words to their programs.
     common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
@@ -260,20 +264,20 @@ def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) 
     return ",".join([*common, *cache, *kind_of(protocol).options(machine)])
 
 
-# cachefilesd knows no size, but what percentage of its disk has to be free: below the first it
-# takes nothing more, below the second it throws out the oldest until the third is reached. From the
-# last to the first, since the kernel takes each by itself, and has 1, 5 and 7 % until then.
+# cachefilesd has no size, but percentages of free disk: below bstop it stores nothing more, below
+# bcull it deletes the oldest files until brun is reached. The order is from the largest to the
+# smallest, since the kernel checks each line against its present ones (7, 5 and 1 % at first).
 CULLING = {"brun": 4, "bcull": 2, "bstop": 0}
 LEAST_FREE = 8  # percent
 
 
-def share_cache(limit_gb: float, disk: str, kept: str, has_module: bool) -> dict[str, Any]:
+def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> dict[str, Any]:
     """Plan the cache of a share on the disk of /var/cache: {"refusal": why there is none, or "",
     "limits": CULLING in percent that stay free}.
 
-    disk: what `df --block-size=1 --output=fstype,size,avail` prints; kept: the output of `du
-    --summarize --block-size=1` of a cache that is there; has_module: whether the kernel can. What
-    other programs fill later, the cache gives up, and what they free it may take.
+    disk: output of `df --block-size=1 --output=fstype,size,avail`; present: output of `du
+    --summarize --block-size=1` of an existing cache; has_module: true if the kernel has cachefiles.
+    The cache shrinks and grows with the disk that other programs leave free.
     """
     if not has_module:
         return {"refusal": "its kernel has no module cachefiles", "limits": {}}
@@ -283,8 +287,9 @@ def share_cache(limit_gb: float, disk: str, kept: str, has_module: bool) -> dict
     fstype, total, free = match[1], int(match[2]), int(match[3])
     if fstype not in CACHES:
         return {"refusal": f"/var/cache lies on {fstype}, not on ext4 or xfs", "limits": {}}
-    own = re.match(r"\d+", kept)
-    free += int(own[0]) if own else 0
+    # The present cache's bytes count as free.
+    present_bytes = re.match(r"\d+", present)
+    free += int(present_bytes[0]) if present_bytes else 0
     stop = max(math.ceil(100 * (free - limit_gb * 1e9) / max(1, total)), LEAST_FREE)
     if total * (stop + max(CULLING.values())) >= 100 * free:
         least = max(CULLING.values()) * total / 100e9
@@ -293,12 +298,7 @@ def share_cache(limit_gb: float, disk: str, kept: str, has_module: bool) -> dict
             f"at least {least:,.0f}, and leaves {LEAST_FREE} % free"
         )
         return {"refusal": refusal, "limits": {}}
-    return {"refusal": "", "limits": {name: stop + more for name, more in CULLING.items()}}
-
-
-def _kernel(release: str) -> tuple[int, int]:
-    major, minor = re.findall(r"^(\d+)\.(\d+)", release)[0]
-    return int(major), int(minor)
+    return {"refusal": "", "limits": {name: stop + margin for name, margin in CULLING.items()}}
 
 
 def share_unit(path: str) -> str:
@@ -312,34 +312,34 @@ def share_unit(path: str) -> str:
 
 
 def share_loss(listing: str, whole: str, host: str, server: str) -> str:
-    """Say what a client does not see of the data sets as their server does, or nothing.
+    """Tell what a client sees of the data sets otherwise than their server; "" if nothing.
 
-    listing, whole: what contract/layout.py prints on the client, and on the server.
+    listing, whole: outputs of contract/layout.py on the client, and on the server.
     """
-    what = "the listing of data sets"
-    there, here = (reading.parsed(text, Any, what) for text in (whole, listing))
-    for name, split in ((name, split) for name in there for split in ("train", "val")):
-        own, theirs = (_amount(sets.get(name), split) for sets in (here, there))
-        if own != theirs:
+    label = "the listing of data sets"
+    server_sets, client_sets = (reading.parsed(text, Any, label) for text in (whole, listing))
+
+    def amount(listings: Any, split: str) -> str:
+        if not isinstance(listings, dict):  # a fault that layout.py printed
+            return str(listings or "nothing")
+        row = listings[split]
+        return f"{row['images']} images in {row['classes']} classes ({row['sha256'][:8]})"
+
+    for name, split in ((name, split) for name in server_sets for split in ("train", "val")):
+        seen, shared = (amount(sets.get(name), split) for sets in (client_sets, server_sets))
+        if seen != shared:
             return (
-                f"{name}/{split} of the data: {host} sees {own}, and {server}, which shares it, "
-                f"{theirs}. Links that lead out of the share are lost, and so are names that it "
+                f"{name}/{split} of the data: {host} sees {seen}, and {server}, which shares it, "
+                f"{shared}. Links that lead out of the share are lost, and so are names that it "
                 "cannot carry: docs/shares.md"
             )
     return ""
 
 
-def _amount(listings: Any, split: str) -> str:
-    if not isinstance(listings, dict):
-        return str(listings or "nothing")
-    own = listings[split]
-    return f"{own['images']} images in {own['classes']} classes ({own['sha256'][:8]})"
-
-
 def share_failure(protocol: str, journal: str, error: str) -> str:
-    """Say in a sentence why a share could not be read.
+    """Explain in a sentence why a share could not be read.
 
-    journal: the last lines of the mount unit; error: what the reader got.
+    journal: the last lines of the mount unit; error: the reader's error.
     """
     for pattern, sentence in (*kind_of(protocol).failures, *FAILURES):
         if re.search(pattern, journal):

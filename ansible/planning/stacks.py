@@ -1,7 +1,7 @@
-"""Which software fits these machines: pure functions over ansible/stacks.yml and collected facts.
+"""Choose the software for machines: pure functions of ansible/stacks.yml and collected facts.
 
-A machine here is its PlanFacts (boundary/facts.py); `resolve` and `expected` also take what Ansible
-has of them.
+A machine here is its PlanFacts (boundary/facts.py); `resolve` and `expected` also take Ansible's
+facts.
 """
 
 import re
@@ -24,7 +24,7 @@ OFFERED = re.compile(r"nvidia-(driver-\d+(-server)?(-open)?|(tesla-\d+-)?(open-)
 
 
 def version(text):
-    """The numbers of a version string, for comparison: "6.1.0-18-amd64" -> (6, 1, 0)."""
+    """Read the numbers of a version string, for comparison: "6.1.0-18-amd64" -> (6, 1, 0)."""
     match = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*", str(text))
     if match is None:
         raise PlanError(f"{text!r} is not a version number")
@@ -32,14 +32,14 @@ def version(text):
 
 
 def upstream(version):
-    """NVIDIA's version in a package's: "2:535.261.03-1" -> "535.261.03"."""
+    """Extract NVIDIA's version from a package's: "2:535.261.03-1" -> "535.261.03"."""
     match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", version)
     assert match is not None  # what is read lets no other version in
     return match[1]
 
 
 def generation(device, table):
-    """The row of `table["gpus"]` for a PCI device number such as "1e04"; None for a new one."""
+    """Find the row of `table["gpus"]` for a PCI device number such as "1e04"; None: new."""
     number = int(device, 16)
     for row in table["gpus"]["generations"]:
         if row["first"] <= number <= row["last"]:
@@ -48,38 +48,40 @@ def generation(device, table):
 
 
 def known_gpus(machine, table):
-    """[(device, generation)] of the NVIDIA GPUs that take part. Raises PlanError for a card that
-    the table lacks."""
+    """List [(device, generation)] of the participating NVIDIA GPUs.
+
+    Raises PlanError for a GPU that the table lacks.
+    """
     rows = participating_gpus(machine, table)
     for device, row in rows:
         if row is None:
             raise PlanError(
                 f"{machine.host}: its NVIDIA card {device} is not in ansible/stacks.yml: "
-                f"add its generation there; or {_out_of_it('cpu, which needs no card')}"
+                f"add its generation there; or {_leave_card_out('cpu, which needs no card')}"
             )
     return rows
 
 
 def participating_gpus(machine, table):
-    """[(device, generation or None)] of the NVIDIA GPUs that take part, ordered by slot.
-
-    Those that only draw (see is_display_only) take no part; of the others as many as `gpus` of the
-    machine's line in the inventory says ("gpus_counted"), as in a run.
-    """
+    """List [(device, generation or None)] of the participating NVIDIA GPUs, ordered by slot."""
+    # Those that only draw do not participate. The inventory's `gpus` limits the number of the
+    # others, as in a run.
     idle = gpus_without_code(machine, table)
     able = [pair for pair in _rows(machine, table) if pair not in idle]
     return able[: machine.gpus_counted]
 
 
 def gpus_without_code(machine, table):
-    """[(device, generation)] of the NVIDIA GPUs for which no stack has code, such as a GT 710."""
+    """List [(device, generation)] of the NVIDIA GPUs without code in any stack: a GT 710."""
     rows = _rows(machine, table)
     return [(device, row) for device, row in rows if row and is_display_only(row, table)]
 
 
 def hidden_gpu(machine):
-    """(cause, remedy) where something says that a machine has an NVIDIA card, and nothing can use
-    it; None where all that there is can be seen, or none is to take part."""
+    """Find an NVIDIA card that the machine has and cannot use: (cause, remedy), or None.
+
+    A machine whose cards do not participate (gpus=0) has none.
+    """
     if machine.gpus_counted == 0:
         return None
     if machine.prime == "off" and not machine.driver:
@@ -110,60 +112,51 @@ def _rows(machine, table):
 
 
 def nvidia_devices(machine):
-    """The PCI device numbers of a machine's NVIDIA GPUs."""
+    """List the PCI device numbers of a machine's NVIDIA GPUs."""
     return [gpu.device for gpu in machine.gpus if gpu.vendor == NVIDIA]
 
 
 def is_display_only(row, table):
-    """Whether a generation of cards is older than the oldest that any stack has code for."""
+    """Return true for a generation of GPUs that is older than the code of every stack."""
     return row["sm"] < lowest(table)
 
 
 def lowest(table):
-    """The lowest compute capability of all stacks, as 37."""
+    """Find the lowest compute capability of all stacks, as 37."""
     return min(sm for row in table["rows"].values() for sm in row.get("sm", ()))
 
 
-def _out_of_it(stack):
-    """The two settings that lift a refusal because of a card."""
+def _leave_card_out(stack):
+    """Name the two settings that lift a refusal because of a card."""
     return (
         "write gpus= into the machine's line of inventory.ini, with the number of its cards that "
         f"take part (0: none, it trains on its CPU); or set stack: {stack}"
     )
 
 
-def runs_on(stack, sm):
-    """Whether a build for `stack["sm"]` has code for a card.
-
-    Binary code runs on cards of the same major number whose minor number is not older (CUDA C++
-    Programming Guide, "Binary Compatibility").
-    """
-    return any(built // 10 == sm // 10 and built <= sm for built in stack["sm"])
-
-
 def python_for(stack, machine, manager):
-    """(manager, Python) for one machine. Raises PlanError where no fitting Python can be had."""
-    own = ".".join(machine.python.split(".")[:2])
+    """Choose (manager, Python) for one machine. Raises PlanError if no Python fits."""
+    present = ".".join(machine.python.split(".")[:2])
     if manager in ("auto", "", None):
-        manager = "venv" if own in stack["python"] else "conda"
+        manager = "venv" if present in stack["python"] else "conda"
     if manager == "conda" and machine.arch != "x86_64":
         raise PlanError(
-            f"{machine.host}: its own Python is {own}, stack {stack['name']} needs one of "
+            f"{machine.host}: its own Python is {present}, stack {stack['name']} needs one of "
             f"{', '.join(stack['python'])}, and the installer of conda is for x86_64 alone; set "
             "env_manager to uv"
         )
     if manager != "venv":
         return manager, stack["python"][0]
-    if own not in stack["python"]:
+    if present not in stack["python"]:
         raise PlanError(
-            f"{machine.host}: its own Python is {own}, and stack {stack['name']} needs one of "
+            f"{machine.host}: its own Python is {present}, and stack {stack['name']} needs one of "
             f"{', '.join(stack['python'])}; set env_manager to conda or uv"
         )
-    return manager, own
+    return manager, present
 
 
 def obstacles(name, machine, table):
-    """Sentences that say why `machine` cannot run the stack called `name`; empty where it can."""
+    """List sentences that explain why `machine` cannot run stack `name`; empty if it can."""
     stack = table["rows"][name]
     host = machine.host
     sentences = []
@@ -181,7 +174,10 @@ def obstacles(name, machine, table):
         return sentences
     # No card is no obstacle: a CUDA build of torch runs on the CPU too, for whoever names it.
     for device, row in known_gpus(machine, table):
-        if not runs_on(stack, row["sm"]):
+        # Binary code runs on GPUs of the same major number whose minor number is not older
+        # (CUDA C++ Programming Guide, "Binary Compatibility").
+        sm = row["sm"]
+        if not any(built // 10 == sm // 10 and built <= sm for built in stack["sm"]):
             sentences.append(
                 f"{host}: torch {stack['torch']} for CUDA {stack['cuda']} has no code for its "
                 f"{row['name']} card ({device}, sm_{row['sm']})"
@@ -190,9 +186,9 @@ def obstacles(name, machine, table):
 
 
 def candidates(machines, table):
-    """Names of the stacks that `auto` may take for these machines' cards, the preferred one first.
+    """List the stacks that `auto` may take for these machines' GPUs, the preferred one first.
 
-    One that the installed drivers run already comes before one that needs a newer driver.
+    A stack that the installed drivers run comes before one that needs a newer driver.
     """
     newest = max(row["sm"] for machine in machines for _, row in known_gpus(machine, table))
     names = [
@@ -200,34 +196,33 @@ def candidates(machines, table):
         for rule in table["auto"]
         if rule["sm_max"] is None or newest <= rule["sm_max"]
     ]
+    efforts = {
+        name: [_driver_effort(m, version(table["rows"][name]["driver"])) for m in machines]
+        for name in names
+    }
+    return sorted(names, key=lambda name: max(efforts[name], default=0))
 
-    def effort(name):
-        needed = version(table["rows"][name]["driver"])
-        return max((_driver_effort(machine, needed) for machine in machines), default=0)
 
-    return sorted(names, key=effort)
+def _driver_effort(machine, oldest):
+    """Rate the work for a stack's driver on a machine, by the `oldest` version that it can use.
 
-
-def _driver_effort(machine, needed):
-    """What a stack's driver takes on a machine: 0 nothing, or the first driver; 1 a newer one; 2 a
-    newer one that cannot come in the way in which the present one came.
-
-    What a machine's archive offers is known where driver_facts were collected.
+    0: nothing, or the first driver; 1: a newer one; 2: a newer one of another kind (packages or
+    installer). The archive's drivers are known if driver_facts were collected.
     """
-    # After an update of the kernel one may be installed and not loaded.
+    # After an update of the kernel a driver may be installed and not loaded.
     present = machine.driver or machine.driver_library
-    if not present or version(present) >= needed:
+    if not present or version(present) >= oldest:
         return 0
     if not any(PACKAGED.match(name) for name in machine.packages):
         return 1
-    leading = machine.offered_transitional
+    transitional = machine.offered_transitional
     offered = [version(upstream(newest)) for name, newest in machine.offered.items()
-               if OFFERED.match(name) and name not in leading]  # fmt: skip
-    return 1 if not offered or max(offered) >= needed else 2
+               if OFFERED.match(name) and name not in transitional]  # fmt: skip
+    return 1 if not offered or max(offered) >= oldest else 2
 
 
 def decision_file(inventory):
-    """Path of the file, beside the inventory, with the stack that `auto` decided; "": none.
+    """Return the path beside the inventory of the file with `auto`'s decision; "": none.
 
     inventory: the path of the inventory's file; empty where it is no file, such as a list of names.
     """
@@ -235,7 +230,7 @@ def decision_file(inventory):
 
 
 def read_decision(text, path):
-    """{"stack": name, "path"} of a decision_file. Raises PlanError for another form."""
+    """Read {"stack": name, "path"} of a decision_file. Raises PlanError for another form."""
     try:
         value = read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError):
@@ -249,11 +244,11 @@ def read_decision(text, path):
 
 
 def resolve(machines, wanted, table, members=(), decision=None):
-    """The one stack of a cluster: its row of stacks.yml, with "name" and "reason".
+    """Choose the cluster's stack: its row of stacks.yml, with "name" and "reason".
 
-    machines: facts of those that were asked; wanted: a row's name, or "auto"; members: names of all
-    machines of the cluster; decision: the result of `read_decision` where `auto` decided before,
-    which it does not do again. Raises PlanError with every obstacle and the nearest stack.
+    machines: facts of the machines that answered; wanted: a row's name, or "auto"; members: names
+    of all machines of the cluster; decision: the result of `read_decision`, if `auto` decided
+    before. Raises PlanError with every obstacle and the nearest stack.
     """
     machines = [reading.known(machine) for machine in machines]
     decision = decision if wanted == "auto" else None
@@ -267,8 +262,8 @@ def resolve(machines, wanted, table, members=(), decision=None):
         name, reason = _decide(machines, members, table)
     elif decision:
         name, reason = decision["stack"], "decided before, and kept"
-        what = f"was decided before ({decision['path']} keeps it), and is no longer possible"
-        _refuse_impossible(name, machines, table, what)
+        state = f"was decided before ({decision['path']} keeps it), and is no longer possible"
+        _refuse_impossible(name, machines, table, state)
     else:
         name, reason = wanted, "named by `stack`"
         _refuse_impossible(name, machines, table, "is impossible")
@@ -276,9 +271,9 @@ def resolve(machines, wanted, table, members=(), decision=None):
 
 
 def expected(machines, wanted, table, members=(), decision=None):
-    """The setting `stack` by which one machine is judged: what `resolve` will name for all of them.
+    """Predict the stack that `resolve` will choose, to judge one machine by it.
 
-    `wanted` itself where something was named or kept, and where nothing can be decided yet.
+    Returns `wanted` if a stack is named or was decided, and if none can be decided yet.
     """
     if wanted != "auto" or decision:
         return wanted
@@ -289,94 +284,105 @@ def expected(machines, wanted, table, members=(), decision=None):
 
 
 def _decide(machines, members, table):
-    """(name, reason) of the stack that `auto` takes. Raises PlanError."""
-    unknown = [name for name in members if name not in {machine.host for machine in machines}]
+    """Choose (name, reason) of the stack for `auto`.
+
+    Raises PlanError if no stack fits, or if GPUs of machines are unknown.
+    """
+    silent_hosts = [name for name in members if name not in {machine.host for machine in machines}]
     for machine in machines:
         hidden = hidden_gpu(machine)
         if hidden:
             raise PlanError(
                 f"stack: auto decides once for all machines, and {machine.host} has a card that "
                 f"nothing can use: {hidden[0]}. Remedy: {hidden[1]}; or "
-                f"{_out_of_it('NAME, of ansible/stacks.yml')}"
+                f"{_leave_card_out('NAME, of ansible/stacks.yml')}"
             )
     with_cards = [machine for machine in machines if known_gpus(machine, table)]
-    drawing = "".join(
+    display_note = "".join(
         f"; {machine.host}'s {row['name']} card {device} takes no part: no stack has code for it"
         for machine in machines
         for device, row in gpus_without_code(machine, table)
     )
     if not with_cards:
-        rest = f"; not asked: {', '.join(unknown)}" if unknown else ""
+        silent_note = f"; not asked: {', '.join(silent_hosts)}" if silent_hosts else ""
         kind = " that takes part" if any(map(nvidia_devices, machines)) else ""
-        return "cpu", f"no machine that was asked has an NVIDIA GPU{kind}{drawing}{rest}"
-    if unknown:
+        return (
+            "cpu",
+            f"no machine that was asked has an NVIDIA GPU{kind}{display_note}{silent_note}",
+        )
+    if silent_hosts:
         raise PlanError(
-            f"stack: auto decides once for all machines, and what card {', '.join(unknown)} has is "
-            "not known. Switch it on (and leave --limit out) for this once; or write stack: NAME "
-            "into group_vars/all.yml; or take its line out of the inventory"
+            f"stack: auto decides once for all machines, and what card {', '.join(silent_hosts)} "
+            "has is not known. Switch it on (and leave --limit out) for this once; or write stack: "
+            "NAME into group_vars/all.yml; or take its line out of the inventory"
         )
-    tried = candidates(with_cards, table)
-    fitting = [name for name in tried if not _all_obstacles(name, with_cards, table)]
+    names = candidates(with_cards, table)
+    fitting = [name for name in names if not _all_obstacles(name, with_cards, table)]
     if not fitting:
-        wrong = ". ".join(_all_obstacles(tried[-1], with_cards, table))
-        others = _all_obstacles(tried[-1], [structs.replace(m, gpus=[]) for m in with_cards], table)
-        out = (
-            f". To leave it out, {_out_of_it('NAME, of ansible/stacks.yml')}" if not others else ""
+        sentences = ". ".join(_all_obstacles(names[-1], with_cards, table))
+        other_obstacles = _all_obstacles(
+            names[-1], [structs.replace(m, gpus=[]) for m in with_cards], table
         )
-        raise PlanError(f"no stack fits all machines. {wrong}{out}")
-    without = [machine.host for machine in machines if machine not in with_cards]
+        way_out = (
+            f". To leave it out, {_leave_card_out('NAME, of ansible/stacks.yml')}"
+            if not other_obstacles
+            else ""
+        )
+        raise PlanError(f"no stack fits all machines. {sentences}{way_out}")
+    hosts_without_gpu = [machine.host for machine in machines if machine not in with_cards]
     reason = "the first of `auto` in ansible/stacks.yml that every card can run"
     if fitting[0] != min(fitting, key=[rule["stack"] for rule in table["auto"]].index):
         reason += ", by the drivers that are installed"
-    none = f"; no NVIDIA GPU in {', '.join(without)}" if without else ""
-    return fitting[0], reason + none + drawing
+    note = f"; no NVIDIA GPU in {', '.join(hosts_without_gpu)}" if hosts_without_gpu else ""
+    return fitting[0], reason + note + display_note
 
 
-def _refuse_impossible(name, machines, table, what):
-    wrong = _all_obstacles(name, machines, table)
-    if not wrong:
+def _refuse_impossible(name, machines, table, state):
+    """Raise PlanError with all obstacles to a stack and the nearest one; state: half a sentence."""
+    sentences = _all_obstacles(name, machines, table)
+    if not sentences:
         return
     with_cards = [machine for machine in machines if known_gpus(machine, table)]
-    tried = candidates(with_cards, table) if with_cards else ["cpu"]
-    fitting = [other for other in tried if not _all_obstacles(other, machines, table)]
+    names = candidates(with_cards, table) if with_cards else ["cpu"]
+    fitting = [candidate for candidate in names if not _all_obstacles(candidate, machines, table)]
     nearest = (
         f"the nearest that all can run: stack: {fitting[0]}"
         if fitting
         else "no stack fits all machines"
     )
-    raise PlanError(f"stack {name} {what}. {'. '.join(wrong)}; {nearest}")
+    raise PlanError(f"stack {name} {state}. {'. '.join(sentences)}; {nearest}")
 
 
 def resolve_driver(machine, stack, table, wanted="auto"):
-    """The driver row that serves a machine's cards, kernel and stack; None: no such card.
+    """Choose the driver row for a machine's GPUs, kernel and stack; None: it has no such GPU.
 
-    `wanted`: "auto", which is the newest that does, or a version in the table.
+    `wanted`: "auto" (the newest that fits), or a version in the table. Raises PlanError if none
+    fits.
     """
-    known = known_gpus(machine, table)
-    if not known or stack["cuda"] is None:
+    gpus = known_gpus(machine, table)
+    if not gpus or stack["cuda"] is None:
         return None
     rows = [row for row in table["drivers"] if wanted in ("auto", row["version"])]
     if not rows:
-        known = ", ".join(row["version"] for row in table["drivers"])
-        raise PlanError(f"driver {wanted} is not in ansible/stacks.yml, which has {known} and auto")
-    sms = [row["sm"] for _, row in known]
-    wrong = []
+        names = ", ".join(row["version"] for row in table["drivers"])
+        raise PlanError(f"driver {wanted} is not in ansible/stacks.yml, which has {names} and auto")
+    sms = [row["sm"] for _, row in gpus]
+    obstacle_clauses = []
     for driver in rows:
         reasons = _driver_obstacles(driver, machine, sms, stack)
         if not reasons:
             return driver
-        wrong += [f"driver {driver['version']} {reason}" for reason in reasons]
-    nearest = "" if wanted == "auto" else _nearest_driver(machine, sms, stack, table)
-    raise PlanError(f"{machine.host}: no driver fits: {'; '.join(wrong)}{nearest}")
-
-
-def _nearest_driver(machine, sms, stack, table):
-    fitting = [row for row in table["drivers"] if not _driver_obstacles(row, machine, sms, stack)]
-    return f"; the nearest that fits: driver {fitting[0]['version']}" if fitting else ""
+        obstacle_clauses += [f"driver {driver['version']} {reason}" for reason in reasons]
+    nearest = ""
+    if wanted != "auto":
+        all_rows = table["drivers"]
+        fitting = [row for row in all_rows if not _driver_obstacles(row, machine, sms, stack)]
+        nearest = f"; the nearest that fits: driver {fitting[0]['version']}" if fitting else ""
+    raise PlanError(f"{machine.host}: no driver fits: {'; '.join(obstacle_clauses)}{nearest}")
 
 
 def for_compiler(machine, table):
-    """The newest stack that a machine can run and whose nvcc takes its gcc; None: there is none."""
+    """Find the newest stack that a machine can run and whose nvcc takes its gcc, or None."""
     gcc = version(machine.gcc)[0]
     fitting = (
         name

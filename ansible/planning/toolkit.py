@@ -1,4 +1,4 @@
-"""What is installed beside driver and torch: CUDA toolkit, cuDNN, NCCL and apex. Pure functions.
+"""Plan the CUDA toolkit, cuDNN, NCCL and apex. Pure functions.
 
 Machines are PlanFacts (boundary/facts.py); `toolkit_plan` also takes what Ansible has of them.
 The roles cuda, cudnn, nccl and apex only carry the plan out, and `make dry-provision` prints it.
@@ -104,9 +104,9 @@ def toolkit_plan(machines, stack, wanted, table):
 
 
 def foreign_toolkit(machine, stack, wanted, table):
-    """The toolkit of somebody else in one of the places of the stack's own; None if there is none.
+    """Find somebody else's toolkit in a folder of the stack's own; None if there is none.
 
-    wanted: as in toolkit_plan. One whose nvcc has the stack's version is as good as ours.
+    wanted: as in toolkit_plan. A toolkit whose nvcc has the stack's version is used.
     """
     name = stack.get("toolkit")
     places = [folder for folder in (f"{LINK}-{name}", LINK) if folder in machine.toolkits]
@@ -196,7 +196,7 @@ def _part(entry):
 
 
 def _apex(machine, foreign, obstacle, stack, table):
-    """found: a toolkit of somebody else, or None; obstacle: the result of _no_extensions."""
+    """Plan apex. foreign: somebody else's toolkit, or None; obstacle: that of _no_extensions."""
     kit = foreign.folder if _is_used(foreign) else f"{LINK}-{stack['toolkit']}"
     sms = sorted({row["sm"] for _, row in stacks.known_gpus(machine, table)})
     gcc, package = compiler(machine, stack)
@@ -212,7 +212,10 @@ def _apex(machine, foreign, obstacle, stack, table):
 
 
 def _no_extensions(machines, with_toolkit, stack, wanted):
-    """Why apex has no CUDA extensions, on any machine, so that all compute alike; "": it has."""
+    """Explain why apex has no CUDA extensions on all machines; "" if it has them.
+
+    If one machine cannot have them none gets them, so that all compute alike.
+    """
     if wanted["apex_extensions"] == "false":
         return "apex_extensions is false"
     obstacles = {
@@ -230,7 +233,7 @@ def _no_extensions(machines, with_toolkit, stack, wanted):
 
 
 def compiler_obstacle(machine, stack):
-    """Why CUDA extensions cannot be built on a machine; empty: they can."""
+    """Explain why CUDA extensions cannot be built on a machine; "" if they can."""
     gcc, _ = compiler(machine, stack)
     if gcc is None:
         return "no gcc"
@@ -240,18 +243,16 @@ def compiler_obstacle(machine, stack):
 
 
 def compiler(machine, stack):
-    """(version, package) of the gcc that builds extensions; package "": the machine's own.
-
-    Where the machine has none, role base installs the release's own; where that is too new, the
-    newest of the archive's older ones that the stack takes.
-    """
-    own = machine.gcc or candidates.packaged_gcc(machine)
-    if own is None or stacks.version(own)[0] <= stack["gcc"]:
-        return own, ""
-    there = {**machine.offered, **machine.packages}
-    older = {int(match[1]): name for name in there if (match := COMPILER.match(name))}
+    """Choose (version, package) of the gcc for extensions; package "": the machine's own."""
+    # Role base installs the release's gcc. If that is too new, the newest of the archive's older
+    # ones that the stack takes is used.
+    present = machine.gcc or candidates.packaged_gcc(machine)
+    if present is None or stacks.version(present)[0] <= stack["gcc"]:
+        return present, ""
+    packages = {**machine.offered, **machine.packages}
+    older = {int(match[1]): name for name in packages if (match := COMPILER.match(name))}
     fitting = [number for number in older if number <= stack["gcc"]]
     if not fitting:
-        return own, ""
+        return present, ""
     package = older[max(fitting)]
-    return stacks.upstream(there[package]), package
+    return stacks.upstream(packages[package]), package

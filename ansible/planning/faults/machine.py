@@ -1,4 +1,4 @@
-"""The machine itself: system, rights, disks, packages, clock."""
+"""Check the machine itself: system, rights, disks, packages, clock."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ FEW_INODES = 100_000
 
 
 def impossible(facts):
-    """Findings on a machine that no role can provision, whatever it needs."""
+    """Find what keeps every role from provisioning a machine."""
     yield from release(facts.distribution, facts.release, facts.like)
     if facts.arch == "aarch64" and not facts.driver_kept:
         yield (
@@ -64,7 +64,7 @@ def system(facts, question):
 
 
 def python(facts, core):
-    """Whether Ansible's modules run on its Python, by the version of ansible-core."""
+    """Check that the modules of ansible-core (version `core`) run on the machine's Python."""
     oldest = next(python for since, python in OLDEST_PYTHON if stacks.version(core) >= since)
     if not facts.python:
         yield ("no_python", "it has no Python, by which Ansible works", "sudo apt install python3")
@@ -80,9 +80,12 @@ def python(facts, core):
 
 
 def newer_python(facts, question):
-    """A Python that this ansible-core does not name yet: its modules may run all the same."""
-    own, core = stacks.version(facts.python or "0")[:2], stacks.version(question["ansible_core"])
-    if core < (2, 20) and NEWEST_PYTHON < own <= NEWER_CORE_PYTHON:
+    """Find a Python that this ansible-core does not list yet, though modules may run on it."""
+    present, core = (
+        stacks.version(facts.python or "0")[:2],
+        stacks.version(question["ansible_core"]),
+    )
+    if core < (2, 20) and NEWEST_PYTHON < present <= NEWER_CORE_PYTHON:
         yield (
             "python_new",
             f"its python3 is {facts.python}, which is newer than those that ansible-core "
@@ -92,31 +95,30 @@ def newer_python(facts, question):
         )
 
 
-def known_releases():
-    """{"debian": ["11", ...], "ubuntu": [...]}: the versions in ansible/releases.yml."""
-    rows: dict[str, Any] = {}
+def read_releases():
+    """Read {"debian": ["11", ...], "ubuntu": [...]}, the versions in ansible/releases.yml."""
+    table: dict[str, Any] = {}
     for row in offline.releases().values():
-        rows.setdefault(row["distribution"], []).append(row["version"])
-    return {name: sorted(versions, key=stacks.version) for name, versions in rows.items()}
+        table.setdefault(row["distribution"], []).append(row["version"])
+    return {name: sorted(versions, key=stacks.version) for name, versions in table.items()}
 
 
-def release_names(known):
-    """ "Debian 11, 12 or 13; Ubuntu 18.04, 20.04, 22.04, 24.04 or 26.04"."""
-    parts = (
+def describe_releases(table):
+    """Join releases as "Debian 11, 12 or 13; Ubuntu 18.04, 20.04, 22.04, 24.04 or 26.04"."""
+    return "; ".join(
         f"{NAMES[name]} {', '.join(versions[:-1])} or {versions[-1]}"
-        for name, versions in known.items()
+        for name, versions in table.items()
     )
-    return "; ".join(parts)
 
 
 def release(distribution, version, like=""):
-    """The finding on a release that is not listed, a newer one of a listed distribution or not.
+    """Find a release that is not in ansible/releases.yml.
 
     `distribution`, `version` and `like` are ID, VERSION_ID and ID_LIKE of /etc/os-release; Debian's
     testing has no VERSION_ID.
     """
-    known = known_releases()
-    versions = known.get(distribution, [])
+    table = read_releases()
+    versions = table.get(distribution, [])
     if version in versions:
         return
     name = f"{NAMES.get(distribution, distribution)} {version or 'without a number'}"
@@ -127,16 +129,16 @@ def release(distribution, version, like=""):
             "were never tried, and no list of them was at hand",
             f"install {NAMES[distribution]} {versions[-1]} on it, "
             f"{'the LTS release before' if distribution == 'ubuntu' else 'the release before'}; "
-            f"known are {release_names(known)}; what one more takes: docs/stacks.md, A newer "
+            f"known are {describe_releases(table)}; what one more takes: docs/stacks.md, A newer "
             "release",
         )
         return
-    bases = [NAMES[base] for base in known if base in like.split() and base != distribution]
-    made = f", which is made of {bases[-1]} with packages and kernels of its own" if bases else ""
+    bases = [NAMES[base] for base in table if base in like.split() and base != distribution]
+    origin = f", which is made of {bases[-1]} with packages and kernels of its own" if bases else ""
     yield (
         "release",
-        f"the roles do not know its release, {name}{made}",
-        f"install one of these on it: {release_names(known)}",
+        f"the roles do not know its release, {name}{origin}",
+        f"install one of these on it: {describe_releases(table)}",
     )
 
 
@@ -166,10 +168,10 @@ def privileges(facts, question):
 
 
 def disks(facts, question):
-    needed: dict[Any, list[Any]] = {}
+    by_device: dict[Any, list[Any]] = {}
     for folder, size in ((row["folder"], int(row["bytes"])) for row in question["space"]):
         state = facts.disks[folder]
-        needed.setdefault(state.device, []).append((folder, size, state))
+        by_device.setdefault(state.device, []).append((folder, size, state))
         if state.read_only:
             yield (
                 "read_only",
@@ -182,12 +184,12 @@ def disks(facts, question):
                 f"the file system of {folder} has {state.free_inodes:.0f} free inodes",
                 "delete folders of many small files, or use a file system with more inodes",
             )
-    for rows in needed.values():
-        wanted, free = sum(size for _, size, _ in rows), rows[0][2].free
-        if free < wanted:
+    for rows in by_device.values():
+        required, free = sum(size for _, size, _ in rows), rows[0][2].free
+        if free < required:
             yield (
                 "disk_full",
-                f"{', '.join(folder for folder, _, _ in rows)} need {wanted / 1e9:.1f} GB, but "
+                f"{', '.join(folder for folder, _, _ in rows)} need {required / 1e9:.1f} GB, but "
                 f"only {free / 1e9:.1f} GB are free",
                 "make room, or mount a larger disk there",
             )
@@ -264,8 +266,8 @@ def packages(facts, question):
 
 
 def clock(facts, question):
-    before, after = (float(seconds) for seconds in question["clock"])
-    off = facts.clock - min(max(facts.clock, before), after)
+    earliest, latest = (float(seconds) for seconds in question["clock"])
+    off = facts.clock - min(max(facts.clock, earliest), latest)
     if abs(off) > question["clock_tolerance"]:
         yield (
             "clock",

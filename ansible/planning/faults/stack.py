@@ -26,7 +26,7 @@ MEANING = {
 
 
 def gpus(facts, question):
-    """Of the NVIDIA cards that take no part, why."""
+    """Explain why NVIDIA cards do not participate."""
     hidden = stacks.hidden_gpu(facts)
     if hidden:
         yield ("card_hidden", *hidden)
@@ -137,8 +137,8 @@ def ended_branch(facts, question):
 
 def gpu_errors(facts, question):
     for number in facts.xids:
-        what = f" ({MEANING[number]})" if number in MEANING else ""
-        cause = f"its kernel has logged the NVIDIA error Xid {number}{what} since it booted"
+        meaning = f" ({MEANING[number]})" if number in MEANING else ""
+        cause = f"its kernel has logged the NVIDIA error Xid {number}{meaning} since it booted"
         if number in OF_PROGRAMS:
             yield "xid_program", cause, "nothing, if a program was killed or crashed at that time"
         else:
@@ -150,13 +150,13 @@ def gpu_errors(facts, question):
             )
 
 
-def _by_the_role(facts, what, by_hand):
-    """A remedy that role driver carries out, unless driver_policy keeps it from doing so."""
+def _by_the_role(facts, by_role, by_hand):
+    """Word a remedy of role driver, which driver_policy: keep forbids."""
     if not facts.driver_kept:
-        return what
+        return by_role
     if facts.arch != "x86_64":
         return by_hand
-    return f"{by_hand}; or set driver_policy: install (it is keep now), and {what}"
+    return f"{by_hand}; or set driver_policy: install (it is keep now), and {by_role}"
 
 
 def fitting(facts, question):
@@ -179,31 +179,28 @@ def fitting(facts, question):
 
 
 def refused_driver(facts, stack, question):
-    """(cause, remedy) of what role driver will refuse, by the role's own decision; None: nothing.
-
-    Consent to an upgrade is asked for elsewhere (old_driver), and broken packages are the machine's
-    (machine.packages). Without package lists, and where the packages come with the bundle, it
-    cannot be known yet what there is.
-    """
-    wanted = question["driver"]
+    """Find what role driver will refuse, by its own decision: (cause, remedy), or None."""
+    # old_driver asks for consent to an upgrade, and machine.packages reports broken packages.
+    # Without package lists, and with packages from the bundle, the candidates are unknown yet.
+    settings = question["driver"]
     if not stack["cuda"] or not stacks.known_gpus(facts, question["table"]):
         return None
     listed = facts.offered.keys() - facts.packages.keys()
-    if facts.driver_kept or wanted["offline"] or not listed:
+    if facts.driver_kept or settings["offline"] or not listed:
         return None
     if is_old(facts, stack, question["table"]):
-        wanted = {**wanted, "policy": "upgrade"}
+        settings = {**settings, "policy": "upgrade"}
     try:
-        drivers.decide(structs.replace(facts, broken=None), wanted, stack, question["table"])
+        drivers.decide(structs.replace(facts, broken=None), settings, stack, question["table"])
     except drivers.Refusal as refusal:
         return refusal.args
     return None
 
 
 def is_old(facts, stack, table):
-    """Whether the loaded driver is older than the cards' stack needs."""
-    needed = stack["cuda"] and facts.driver and stacks.known_gpus(facts, table)
-    return bool(needed) and stacks.version(facts.driver) < stacks.version(stack["driver"])
+    """Return true if the loaded driver is older than the GPUs' stack needs."""
+    stack_driver = stack["cuda"] and facts.driver and stacks.known_gpus(facts, table)
+    return bool(stack_driver) and stacks.version(facts.driver) < stacks.version(stack["driver"])
 
 
 def old_driver(facts, stack, question):
@@ -211,11 +208,11 @@ def old_driver(facts, stack, question):
     consent = "" if upgrades else "set driver_policy: upgrade, and "
     by_role = f"{consent}make provision installs a newer one"
     by_hand = "install a newer one there (driver_policy is keep)"
-    kept = by_hand if facts.arch != "x86_64" else f"{by_hand}; or {by_role}"
+    remedy = by_hand if facts.arch != "x86_64" else f"{by_hand}; or {by_role}"
     return (
         "driver_old",
         f"its driver is {facts.driver}, and stack {stack['name']} needs {stack['driver']}",
-        kept if facts.driver_kept else by_role,
+        remedy if facts.driver_kept else by_role,
     )
 
 
@@ -234,14 +231,14 @@ def compiler(facts, stack, table):
 
 
 def own_toolkit(facts, stack, question):
-    """What becomes of a toolkit that somebody else installed where the stack's own would go."""
-    there = toolkit.foreign_toolkit(
+    """Tell about a toolkit that somebody else installed in the folder of the stack's own."""
+    foreign = toolkit.foreign_toolkit(
         facts, stack, {"toolkit": question["toolkit"]}, question["table"]
     )
-    if there is not None:
+    if foreign is not None:
         yield (
             "toolkit",
-            f"it has a CUDA toolkit of its own in {there.folder}: {there.reason}",
+            f"it has a CUDA toolkit of its own in {foreign.folder}: {foreign.reason}",
             "nothing; toolkit: false in group_vars/all.yml has none considered",
         )
 
@@ -278,7 +275,7 @@ def environment(facts, manager, python, question):
 
 
 def held_kernel(facts, question):
-    """A held kernel gets no security fixes, so after a while somebody should be told."""
+    """Find a kernel that has been held for long, which gets no security fixes."""
     if facts.held_since is None:
         return
     days = int((facts.clock - facts.held_since) / 86400)

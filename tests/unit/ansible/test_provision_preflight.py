@@ -253,7 +253,7 @@ def test_packages_that_apt_calls_broken_stop_a_machine_by_one_fault_alone():
 
 def test_the_page_lists_every_fault_and_release_and_no_other():
     page = (ROOT / "docs/preflight.md").read_text()
-    assert preflight.machine.release_names(preflight.machine.known_releases()) in page
+    assert preflight.machine.describe_releases(preflight.machine.read_releases()) in page
     listed = re.findall(r"^\| `(\w+)`(\*?)†? \|", page, re.MULTILINE)
     assert sorted(name for name, _ in listed) == sorted(KNOWN)
     blocking = preflight.blocking([{"fault": name} for name, _ in listed])
