@@ -193,10 +193,10 @@ def control_key():
         if public.is_file():
             return public.read_text().strip()
     SSH.mkdir(mode=0o700, exist_ok=True)
-    own = SSH / "id_ed25519"
-    print(f"This control machine has no key yet: creating {own}")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(own)], check=True)
-    return own.with_suffix(".pub").read_text().strip()
+    private = SSH / "id_ed25519"
+    print(f"This control machine has no key yet: creating {private}")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(private)], check=True)
+    return private.with_suffix(".pub").read_text().strip()
 
 
 def needs_no_password(machine, login):
@@ -221,7 +221,7 @@ def logins(chosen, login, ask):
     If the user that provisions can log in already, it does, since an earlier call may have removed
     `login`'s rule. Otherwise ask(prompt) gives the password of `login`. Raises UserError.
     """
-    users, before = {}, None
+    users, previous_name = {}, None
     for machine in chosen:
         print(f"{machine.name}: trying to log in without a password", flush=True)
         passwordless = [
@@ -230,16 +230,16 @@ def logins(chosen, login, ask):
         if passwordless:
             users[machine.name] = (passwordless[0], "")
             continue
-        same = f" (Enter: the same as on {before})" if before else ""
+        hint = f" (Enter: the same as on {previous_name})" if previous_name else ""
         try:
-            typed = ask(f"Password of {login} on {machine.name}{same}: ")
+            typed = ask(f"Password of {login} on {machine.name}{hint}: ")
         except EOFError:
             raise UserError(
                 f"{machine.name} asks for {login}'s password, and there is no terminal to type it: "
                 "run this in one, or give --password-file"
             ) from None
-        users[machine.name] = (login, typed or (users[before][1] if before else ""))
-        before = machine.name
+        users[machine.name] = (login, typed or (users[previous_name][1] if previous_name else ""))
+        previous_name = machine.name
     return users
 
 

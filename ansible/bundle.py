@@ -19,30 +19,29 @@ BUNDLE = Path(__file__).resolve().parents[1] / "bundle"
 ROOMS = {wheels.Wheels: wheels, debs.Debs: debs, installers.Installers: installers}
 
 
-def plan(wanted, bundle):
+def plan(needs, bundle):
     """The orders, one for each folder of the bundle. Raises UserError.
 
-    `wanted`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
+    `needs`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
     "stacks": [names of those whose installers are needed], "toolkit", "apex" and "driver_version":
     as in group_vars, "conda": [URL, SHA-256] or [],
     "index_url": ..., "mirrors": {name in releases.yml: URL}}.
     """
     orders = [
-        wheels.plan(stack, python, wanted["index_url"], bundle)
-        for stack, python in wanted["wheels"]
+        wheels.plan(stack, python, needs["index_url"], bundle) for stack, python in needs["wheels"]
     ]
     packages = debs.role_packages()
     orders += [
-        debs.plan(release, packages | set(more), wanted["mirrors"], bundle)
-        for release, more in wanted["releases"].items()
+        debs.plan(release, packages | set(extra_packages), needs["mirrors"], bundle)
+        for release, extra_packages in needs["releases"].items()
     ]
     # Last, so that what a person has to download holds up nothing else.
-    for stack in wanted["stacks"]:
-        orders += installers.plan(stack, wanted, bundle)
+    for stack in needs["stacks"]:
+        orders += installers.plan(stack, needs, bundle)
     if any(order.folder.name.startswith("apex-") for order in orders):
-        orders.insert(0, wheels.plan_apex_tools(wanted["index_url"], bundle))
-    if wanted["conda"]:
-        orders.append(installers.plan_conda(*wanted["conda"], bundle))
+        orders.insert(0, wheels.plan_apex_tools(needs["index_url"], bundle))
+    if needs["conda"]:
+        orders.append(installers.plan_conda(*needs["conda"], bundle))
     return list(dict.fromkeys(orders))
 
 

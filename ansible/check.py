@@ -68,9 +68,11 @@ def run_playbook(argv, environment, interval=8.0):
     def say_progress():
         while not over.wait(interval):
             tasks = [line for line in lines if line.startswith(("PLAY [", "TASK ["))]
-            at = re.sub(r"^\w+ \[|\] \**$", "", tasks[-1].strip()) if tasks else "the inventory"
+            task = re.sub(r"^\w+ \[|\] \**$", "", tasks[-1].strip()) if tasks else "the inventory"
             spent = time.monotonic() - start
-            print(f"tandem: checking: {spent:.0f} s so far, at: {at}", file=sys.stderr, flush=True)
+            print(
+                f"tandem: checking: {spent:.0f} s so far, at: {task}", file=sys.stderr, flush=True
+            )
 
     threading.Thread(target=say_progress, daemon=True).start()
     process = subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT)

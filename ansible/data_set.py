@@ -43,8 +43,8 @@ def broken_links(root, *splits):
     links = [link for split in splits for link in split.broken_links]
     if not links:
         return ""
-    first = layout.printable(layout.describe_link(min(links)))
-    return f"{first}, the first of {len(links)} in {root}: repair or remove them"
+    link_text = layout.printable(layout.describe_link(min(links)))
+    return f"{link_text}, the first of {len(links)} in {root}: repair or remove them"
 
 
 if __name__ == "__main__":

@@ -98,26 +98,26 @@ def rows(entries, table, bundle):
     for machine in machines:
         if not isinstance(machine.facts, PlanFacts):
             raise _lacks(machine.host, "gpus")
-    known = [machine.facts for machine in machines]
+    all_facts = [machine.facts for machine in machines]
     chosen = machines[0].settings
     try:
-        stack = stacks.resolve(known, chosen["stack"], table, members, chosen.get("kept"))
+        stack = stacks.resolve(all_facts, chosen["stack"], table, members, chosen.get("kept"))
     except PlanError as error:
         reasons = [*map(preflight.text, refused.values()), str(error)]
         raise PlanError(". ".join(reasons)) from None
-    wanted = {name: chosen[name] for name in ("toolkit", "apex", "apex_extensions")}
-    plans = toolkit.toolkit_plan(known, stack, wanted, table)
+    switches = {name: chosen[name] for name in ("toolkit", "apex", "apex_extensions")}
+    plans = toolkit.toolkit_plan(all_facts, stack, switches, table)
     for host, settings, facts in machines:
-        own = plans[host]
-        parts = [
+        plan = plans[host]
+        topics = [
             ("cards", _cards(facts, table)),
             ("stack", [f"{stack['name']}: {stack['reason']}"]),
             ("driver", _driver(facts, settings, stack, table, bundle)),
-            *_toolkit(own["toolkit"], own["found"], bundle),
+            *_toolkit(plan["toolkit"], plan["found"], bundle),
             *_environment(facts, settings, stack),
-            *_apex(own["apex"], bundle),
+            *_apex(plan["apex"], bundle),
         ]
-        printed += [{"host": host, "what": what, "lines": lines} for what, lines in parts]
+        printed += [{"host": host, "what": topic, "lines": lines} for topic, lines in topics]
     return printed
 
 
@@ -127,15 +127,15 @@ def _machine(entry):
     if set(facts) == {"host"}:
         return Machine(host, settings, None)
     kind = PlanFacts if "gpus" in facts else ShellFacts
-    needed = {part.name for part in structs.fields(kind) if part.required}
-    needed |= {*DRIVER} - SINCE if kind is PlanFacts else set()
-    lacking = sorted(needed - set(facts))
+    required = {field.name for field in structs.fields(kind) if field.required}
+    required |= {*DRIVER} - SINCE if kind is PlanFacts else set()
+    lacking = sorted(required - set(facts))
     if lacking:
         raise _lacks(host, lacking[0])
-    own = {"driver_kept": settings.get("driver_policy") == "keep"}
+    added = {"driver_kept": settings.get("driver_policy") == "keep"}
     if kind is PlanFacts:
-        own["gpus_counted"] = reading.counted(settings.get("gpus"), host)
-    return Machine(host, settings, reading.read({**facts, **own}, kind, host))
+        added["gpus_counted"] = reading.counted(settings.get("gpus"), host)
+    return Machine(host, settings, reading.read({**facts, **added}, kind, host))
 
 
 def _lacks(host, name):
@@ -146,15 +146,15 @@ def _lacks(host, name):
 
 
 def _refusals(answering):
-    """{host: finding} of those that nothing can provision, as role reach refuses them."""
+    """Find {host: finding} of the machines that role reach refuses."""
     # Of a machine that reach set aside no more is known than what its shell said; on the others
     # modules ran, whichever Ansible's they were.
     examined = {facts.host for facts in answering if isinstance(facts, PlanFacts)}
-    first = {}
+    refusals = {}
     for row in looks.unfit(answering, importlib.metadata.version("ansible-core")):
         if row["host"] not in examined or row["fault"] not in looks.REMEDIABLE:
-            first.setdefault(row["host"], row)
-    return first
+            refusals.setdefault(row["host"], row)
+    return refusals
 
 
 def _cards(facts, table):
@@ -168,7 +168,7 @@ def _cards(facts, table):
 
 
 def _card(device, parting, table):
-    """A line for a card; parting: the cards that take part, without those that were named."""
+    """Describe a card in a line; parting: the participating cards that have no line yet."""
     row = stacks.generation(device, table)
     if row is None:
         return f"NVIDIA {device}, a card that is not in ansible/stacks.yml"
@@ -176,14 +176,14 @@ def _card(device, parting, table):
         parting.remove(device)
         return f"{row['name']} {device}, compute capability {row['sm'] // 10}.{row['sm'] % 10}"
     idle = stacks.is_display_only(row, table)
-    own = "no stack has code for it" if idle else "by gpus= of its line"
-    return f"{row['name']} {device}, takes no part: {own}"
+    reason = "no stack has code for it" if idle else "by gpus= of its line"
+    return f"{row['name']} {device}, takes no part: {reason}"
 
 
 def _driver(facts, settings, stack, table, bundle):
     files = (bundle / "installers" / stack["name"]).glob("*.run")
-    wanted = driver.driver_wanted(settings, [path.name for path in files])
-    plan = driver.driver_plan(facts, wanted, stack, table)
+    options = driver.driver_wanted(settings, [path.name for path in files])
+    plan = driver.driver_plan(facts, options, stack, table)
     if plan["action"] == "refuse":
         return [f"REFUSED: {plan['reason']}", f"remedy: {plan['remedy']}"]
     lines = [plan["reason"]]
@@ -194,11 +194,11 @@ def _driver(facts, settings, stack, table, bundle):
     if plan.get("packages"):
         lines += ["from the distribution's archive:"]
         lines += [package.replace("=", " ", 1) for package in plan["packages"]]
-    return [*lines, *_beside(plan, facts)]
+    return [*lines, *_side_needs(plan, facts)]
 
 
-def _beside(plan, facts):
-    """Lines about what else it takes to have that driver."""
+def _side_needs(plan, facts):
+    """List the further needs of a driver: tools, a reboot, a person at the screen."""
     lines = []
     if plan.get("tools"):
         lines.append(f"and to build the module: {', '.join(plan['tools'])}")
@@ -216,7 +216,7 @@ def _beside(plan, facts):
 
 
 def _reboots(plan, facts):
-    """Lines about the reboot that a plan has, or may have."""
+    """Tell about the reboot of a plan, if it has or may have one."""
     if plan.get("reboot_first"):
         into = ["without nouveau"] * facts.nouveau
         into += [f"without {plan['without']}"] if plan.get("without") else []
@@ -234,25 +234,27 @@ def _reboots(plan, facts):
     return lines + [f"which waits at its screen for the passphrase of {disks}"] * bool(disks)
 
 
-def _toolkit(plan, there, bundle):
-    if plan is None and there is not None:
-        return [("toolkit", [f"none is installed; {there['folder']}: {there['reason']}"])]
+def _toolkit(plan, foreign, bundle):
+    if plan is None and foreign is not None:
+        return [("toolkit", [f"none is installed; {foreign['folder']}: {foreign['reason']}"])]
     if plan is None:
         return [("toolkit", ["none: torch brings its own CUDA, cuDNN and NCCL"])]
-    parts = []
+    topics = []
     for part in plan["parts"]:
-        where = plan["folder"] if part["name"] == "cuda" else f"inside {plan['folder']}"
-        parts.append((part["name"], [f"{part['version']}, {where}", *_file(part, plan, bundle)]))
-    return parts
+        location = plan["folder"] if part["name"] == "cuda" else f"inside {plan['folder']}"
+        topics.append(
+            (part["name"], [f"{part['version']}, {location}", *_file(part, plan, bundle)])
+        )
+    return topics
 
 
 def _file(part, plan, bundle):
-    """Lines that say from which file a part comes, and who has to fetch it."""
+    """Tell from which file a part comes, and who has to fetch it."""
     folder = f"bundle/installers/{plan['bundle']}"
     lines = [f"file {part['file']}"]
     lines += _from(part["url"]) if part["url"] else ["by hand from", part["page"]]
-    there = (bundle / "installers" / plan["bundle"] / part["file"]).is_file()
-    return [*lines, f"{'in' if there else 'not yet in'} {folder}"]
+    is_bundled = (bundle / "installers" / plan["bundle"] / part["file"]).is_file()
+    return [*lines, f"{'in' if is_bundled else 'not yet in'} {folder}"]
 
 
 def _from(url):
@@ -304,9 +306,9 @@ def text(rows):
             host = row["host"]
             lines += ["", host] if lines else [host]
         for number, line in enumerate(row["lines"]):
-            first = f"  {row['what'] if number == 0 else '':<12}"
+            indent = f"  {row['what'] if number == 0 else '':<12}"
             lines += textwrap.wrap(
-                line, WIDTH, initial_indent=first, subsequent_indent=" " * 16,
+                line, WIDTH, initial_indent=indent, subsequent_indent=" " * 16,
                 break_long_words=False, break_on_hyphens=False,
             )  # fmt: skip
     return "\n".join(lines)
@@ -335,14 +337,10 @@ def inspect(inventory, extra):
         if not output.exists():
             raise UserError(f"{printed}\ntandem: ansible-playbook could not look (above)")
         entries = json.loads(output.read_text())
-    decision = {"kept": _decision(inventory)}
-    return [{**entry, "settings": {**decision, **entry["settings"]}} for entry in entries]
-
-
-def _decision(inventory):
-    """What `stack: auto` decided before, as role preflight keeps it beside the inventory."""
+    # Role preflight keeps the decision of `stack: auto` beside the inventory.
     path = Path(stacks.decision_file(inventory or ROOT / "inventory.ini"))
-    return stacks.read_decision(path.read_text(), path) if path.is_file() else {}
+    decision = {"kept": stacks.read_decision(path.read_text(), path) if path.is_file() else {}}
+    return [{**entry, "settings": {**decision, **entry["settings"]}} for entry in entries]
 
 
 def read(path):
@@ -359,8 +357,8 @@ def read(path):
     common = settings()
     try:
         for entry in entries:
-            own = reading.read(entry.get("settings", {}), Setting, "settings")
-            entry["settings"] = {**common, **to_builtins(own)}
+            entry_settings = reading.read(entry.get("settings", {}), Setting, "settings")
+            entry["settings"] = {**common, **to_builtins(entry_settings)}
             _machine(entry)
     except PlanError as error:
         raise UserError(f"tandem: {path} is no file of facts: {error}") from None
@@ -369,8 +367,8 @@ def read(path):
 
 def _is_entry(entry):
     facts = entry.get("facts") if isinstance(entry, dict) else None
-    there = isinstance(facts, dict) and isinstance(facts.get("host"), str)
-    return there and isinstance(entry.get("settings", {}), dict)
+    has_host = isinstance(facts, dict) and isinstance(facts.get("host"), str)
+    return has_host and isinstance(entry.get("settings", {}), dict)
 
 
 def main(argv=None):

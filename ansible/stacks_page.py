@@ -83,8 +83,8 @@ def files(table):
         (f"CUDA {name}", part) for name, parts in table["toolkits"].items() for part in parts
     ] + [(_users(name, table), part) for name, part in table["apex"].items()]
     for purpose, part in rows:
-        own = part["url"] or part.get("git")
-        source = "automatic download" if own else f"download by hand from <{part['page']}>"
+        address = part["url"] or part.get("git")
+        source = "automatic download" if address else f"download by hand from <{part['page']}>"
         digest = f"`{part['sha256'][:12]}...`" if part["sha256"] else "recorded at first use"
         if part.get("commit"):
             digest = f"git's commit `{part['commit'][:12]}...`"
@@ -98,10 +98,10 @@ TABLES = {"stacks": stacks, "drivers": drivers, "files": files}
 def page(text, table):
     """The page with its tables written anew."""
     for name, make in TABLES.items():
-        head, begin, rest = text.partition(BEGIN.format(name) + "\n")
+        head, begin, tail = text.partition(BEGIN.format(name) + "\n")
         if not begin:
             raise ValueError(f"docs/stacks.md has no line {BEGIN.format(name)}")
-        text = head + begin + "\n".join(make(table)) + "\n" + rest[rest.index(END) :]
+        text = head + begin + "\n".join(make(table)) + "\n" + tail[tail.index(END) :]
     return text
 
 

@@ -35,10 +35,10 @@ def order(folder, parts, bundle=BUNDLE):
     return installers.Installers(files=files, folder=bundle / "installers" / folder)
 
 
-def gather(wanted, module, progress):
+def gather(plan, module, progress):
     """Carries an order out, unless it was carried out before. Raises UserError."""
-    if not manifest.is_complete(wanted.folder, wanted.purpose()):
-        module.gather(wanted, progress)
+    if not manifest.is_complete(plan.folder, plan.purpose()):
+        module.gather(plan, progress)
 
 
 def main(argv=None):
@@ -49,18 +49,18 @@ def main(argv=None):
     parser.add_argument("--bundle", type=Path, default=BUNDLE)
     parser.add_argument("--list", action="store_true", help="gather nothing, list what is there")
     args = parser.parse_args(argv)
-    wanted, progress = order(args.folder, args.parts, args.bundle), Progress()
+    plan, progress = order(args.folder, args.parts, args.bundle), Progress()
     try:
         # What it prints is for people; our one line is for Ansible.
         with redirect_stdout(io.StringIO()):
             if not args.list:
-                gather(wanted, installers, progress)
+                gather(plan, installers, progress)
             if args.tools_from and not args.list:
                 gather(wheels.plan_apex_tools(args.tools_from, args.bundle), wheels, progress)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2
-    _, digests = manifest.read(wanted.folder)
+    _, digests = manifest.read(plan.folder)
     print(json.dumps({"sha256": digests, "trusted": progress.trusted}))
     return 0
 

@@ -168,16 +168,16 @@ def _apt(order, environment, *words):
 
 
 def _resolve(order, environment):
-    """The files that `apt-get install` would fetch, each with the archive's own SHA-256."""
+    """List the files that `apt-get install` would fetch, with the archive's SHA-256 of each."""
     printed = _apt(order, environment, "install", "--yes", "--print-uris", *order.packages)
     rows = re.findall(r"^'(\S+)' (\S+) (\d+) ", printed, re.MULTILINE)
-    by_name = {unquote(url.rsplit("/", 1)[1]): (url, int(size)) for url, _, size in rows}
+    files = {unquote(url.rsplit("/", 1)[1]): (url, int(size)) for url, _, size in rows}
     digests = {
         Path(stanza["Filename"]).name: stanza["SHA256"]
-        for stanza in _stanzas(environment, [name.split("_")[0] for name in by_name])
+        for stanza in _stanzas(environment, [name.split("_")[0] for name in files])
     }
     return [
-        File(url, order.folder / name, digests[name], size) for name, (url, size) in by_name.items()
+        File(url, order.folder / name, digests[name], size) for name, (url, size) in files.items()
     ]
 
 
@@ -196,16 +196,19 @@ def _stanzas(environment, packages):
 
 def _index(order, environment, files):
     """The repository's index: the archive's own entries, except for the files' paths."""
-    wanted = {file.sha256: file.path.name for file in files}
+    file_names = {file.sha256: file.path.name for file in files}
     names = [file.path.name.split("_")[0] for file in files]
     entries = {
         stanza["SHA256"]: re.sub(
-            r"^Filename: .*$", f"Filename: ./{wanted[stanza['SHA256']]}", stanza["text"], flags=re.M
+            r"^Filename: .*$",
+            f"Filename: ./{file_names[stanza['SHA256']]}",
+            stanza["text"],
+            flags=re.M,
         )
         for stanza in _stanzas(environment, names)
-        if stanza["SHA256"] in wanted
+        if stanza["SHA256"] in file_names
     }
-    return "\n\n".join(entries[digest] for digest in wanted) + "\n"
+    return "\n\n".join(entries[digest] for digest in file_names) + "\n"
 
 
 def _proxy(environment):

@@ -47,16 +47,16 @@ class Progress:
         )
         print(self.trusted[-1], flush=True)
 
-    def begin(self, what):
+    def begin(self, label):
         """Says what follows: before its bar moves, an archive or an index is asked for a minute."""
-        print(f"tandem: gathering {what}", file=self.stream, flush=True)
+        print(f"tandem: gathering {label}", file=self.stream, flush=True)
 
     @contextmanager
-    def bar(self, what, total, unit="B"):
+    def bar(self, label, total, unit="B"):
         """Yields a function that takes how much more was done."""
         with tqdm(
             total=total,
-            desc=what,
+            desc=label,
             unit=unit,
             unit_scale=unit == "B",
             file=self.stream,
@@ -74,20 +74,20 @@ def _open_terminal(path):
         return sys.stderr
 
 
-def fetch_all(files, what, progress, proxy=""):
+def fetch_all(files, label, progress, proxy=""):
     """Downloads `files` to their paths. Raises UserError at the first that fails."""
     handler = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
     opener = urllib.request.build_opener(handler)
-    missing = [file for file in files if not _is_whole(file)]
+    missing = [
+        file
+        for file in files
+        if not file.path.is_file() or file.sha256 not in ("", sha256(file.path))
+    ]
     size = sum(file.size or 0 for file in missing) or None
-    with progress.bar(what, size) as advance:
+    with progress.bar(label, size) as advance:
         for number, file in enumerate(missing, 1):
-            progress.say(f"{what}: {number}/{len(missing)} {file.path.name}")
+            progress.say(f"{label}: {number}/{len(missing)} {file.path.name}")
             fetch(file, opener, advance)
-
-
-def _is_whole(file):
-    return file.path.is_file() and file.sha256 in ("", sha256(file.path))
 
 
 def fetch(file, opener, advance):
@@ -111,13 +111,14 @@ def fetch(file, opener, advance):
 
 
 def _continue(file, part, opener, advance):
-    there = part.stat().st_size if part.exists() else 0
-    headers = {"Range": f"bytes={there}-"} if there else {}
+    present_bytes = part.stat().st_size if part.exists() else 0
+    headers = {"Range": f"bytes={present_bytes}-"} if present_bytes else {}
     request = urllib.request.Request(file.url, headers=headers)  # noqa: S310 (of stacks.yml and apt)
     with opener.open(request, timeout=SECONDS) as answer:
-        goes_on = answer.status == 206
-        advance(there if goes_on else 0)
-        with part.open("ab" if goes_on else "wb") as output:
+        # 200 instead of 206: the server sends the file from its beginning.
+        is_continued = answer.status == 206
+        advance(present_bytes if is_continued else 0)
+        with part.open("ab" if is_continued else "wb") as output:
             while block := answer.read(1 << 18):
                 output.write(block)
                 advance(len(block))

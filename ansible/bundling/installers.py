@@ -124,11 +124,11 @@ def gather(order, progress):
 
 
 def _problem(file, folder, expected):
-    """What is wrong with a file that a person has to put there; "" if nothing is."""
+    """Explain what is wrong with a file that a person has to fetch; "" if nothing is."""
     path = folder / file.name
     if not path.is_file():
-        where = f"get it from {file.page} and put it into {folder}"
-        return f"{file.name} has to be fetched by hand: {where}"
+        remedy = f"get it from {file.page} and put it into {folder}"
+        return f"{file.name} has to be fetched by hand: {remedy}"
     if expected and manifest.sha256(path) != expected:
         return (
             f"{path} is not the expected file: its SHA-256 is not {expected}. Get it again "

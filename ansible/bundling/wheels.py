@@ -114,24 +114,20 @@ def gather(order, progress):
         return
     order.folder.mkdir(parents=True, exist_ok=True)
     (order.folder / manifest.NAME).unlink(missing_ok=True)
-    there = {manifest.sha256(path): path.name for path in sorted(order.folder.glob("*.whl"))}
+    present = {manifest.sha256(path) for path in order.folder.glob("*.whl")}
     requirements = parse_lock(order.lock.read_text())
     with progress.bar(f"wheels {order.folder.name}", len(requirements), "wheel") as advance:
         for number, requirement in enumerate(requirements, 1):
-            if not requirement.hashes & set(there):
+            if not requirement.hashes & present:
                 progress.say(
                     f"wheels: {number}/{len(requirements)} {requirement.name} {requirement.version}"
                 )
                 fetch(requirement, order)
             advance(1)
-    wanted = frozenset().union(*(requirement.hashes for requirement in requirements))
-    _finish(order, wanted)
-
-
-def _finish(order, wanted):
-    """Removes old wheels and writes the manifest."""
+    # Wheels of an older lock are removed: a machine installs what the manifest lists.
+    hashes = frozenset().union(*(requirement.hashes for requirement in requirements))
     digests = {path.name: manifest.sha256(path) for path in sorted(order.folder.glob("*.whl"))}
-    for name in [name for name, digest in digests.items() if digest not in wanted]:
+    for name in [name for name, digest in digests.items() if digest not in hashes]:
         (order.folder / name).unlink()
         del digests[name]
     manifest.write(order.folder, order.purpose(), digests)

@@ -76,9 +76,15 @@ class CallbackModule(Default):
         self._display.banner("PLAY RECAP")
         for host in sorted(stats.processed):
             row = stats.summarize(host)
-            wrong = row["failures"] or row["unreachable"]
-            color = C.COLOR_ERROR if wrong else C.COLOR_CHANGED if row["changed"] else C.COLOR_OK
-            self._display.display(recap(host, row), color=color)
+            has_failed = row["failures"] or row["unreachable"]
+            color = (
+                C.COLOR_ERROR if has_failed else C.COLOR_CHANGED if row["changed"] else C.COLOR_OK
+            )
+            names = ("ok", "changed", "unreachable", "failures")
+            counts = [f"{name.replace('failures', 'failed')}={row[name]}" for name in names]
+            # Ansible's own line is wider than a terminal of 80 columns.
+            line = f"{host:<20} : {' '.join(f'{count:<10}' for count in counts)}"
+            self._display.display(line.rstrip(), color=color)
 
     def v2_runner_on_unreachable(self, result):
         # Role reach says what ssh said and what to do, once all machines have had time to answer.
@@ -101,9 +107,12 @@ class CallbackModule(Default):
         if is_reach(result._task) and isinstance(message, list):
             self._say(message)
         elif is_refusal(result) and not (ignore_errors or self._display.verbosity):
-            where = result._host.get_name()
-            before = "" if where == "localhost" else f"fatal: [{where}]: "
-            self._display.display(on_screen(f"{before}{message}"), color=C.COLOR_ERROR)
+            host = result._host.get_name()
+            prefix = "" if host == "localhost" else f"fatal: [{host}]: "
+            sentence = f"{prefix}{message}"
+            if sys.stdout.isatty():  # a program that reads the output gets one line
+                sentence = paragraph(sentence, shutil.get_terminal_size().columns)
+            self._display.display(sentence, color=C.COLOR_ERROR)
         else:
             super().v2_runner_on_failed(result, ignore_errors)
 
@@ -125,29 +134,15 @@ def go_on_with(core):
         os.execve(program, argv, {**os.environ, "PATH": path})  # noqa: S606
 
 
-def recap(host, row):
-    """A machine's line at the end: what Ansible's own says, in the columns of a terminal."""
-    names = (("ok", "ok"), ("changed", "changed"), ("unreachable", "unreachable"))
-    counts = [f"{label}={row[name]}" for name, label in (*names, ("failures", "failed"))]
-    return f"{host:<20} : {' '.join(f'{count:<10}' for count in counts)}".rstrip()
-
-
 def is_reach(task):
-    """Whether a task belongs to role reach."""
+    """Return true for a task of role reach."""
     return task._role is not None and task._role.get_name() == "reach"
 
 
 def is_refusal(result):
-    """Whether a playbook says by this failure what is wrong, in a sentence of its own."""
+    """Return true if a failure has a sentence of the playbook's own as its message."""
     action, text = result._task.action.rpartition(".")[2], result._result.get("msg")
     return action in ("fail", "assert") and isinstance(text, str) and text != "Assertion failed"
-
-
-def on_screen(sentence):
-    """The sentence in the columns of a terminal, and in one line where a program reads."""
-    if not sys.stdout.isatty():
-        return sentence
-    return paragraph(sentence, shutil.get_terminal_size().columns)
 
 
 def paragraph(sentence, width=80):

@@ -70,8 +70,8 @@ def cards(facts, table):
 def older_core(answers, core):
     """See planning/looks.py; "" where this control machine has no Python for it."""
     names = ("python3.12", "python3.11", "python3.10")
-    here = (3, 10) <= sys.version_info < (3, 13) or any(map(shutil.which, names))
-    return looks.older_core(answers, core) if here else ""
+    has_python = (3, 10) <= sys.version_info < (3, 13) or any(map(shutil.which, names))
+    return looks.older_core(answers, core) if has_python else ""
 
 
 # Filters with the names of their functions, then those with others.
@@ -170,8 +170,8 @@ def _for_ansible(name, function):
         checked = list(arguments)
         try:
             for place, kind in SHAPES.get(name, {}).items():
-                known = reading.read(checked[place], kind, name.replace("_", " "))
-                checked[place] = to_builtins(known)
+                value = reading.read(checked[place], kind, name.replace("_", " "))
+                checked[place] = to_builtins(value)
             return function(*checked)
         except (PlanError, layout.LayoutError) as error:
             raise AnsibleFilterError(str(error)) from error
@@ -183,4 +183,6 @@ class FilterModule:
     """What Ansible asks for."""
 
     def filters(self):
-        return {f"tandem_{name}": _for_ansible(name, of) for name, of in FILTERS.items()}
+        return {
+            f"tandem_{name}": _for_ansible(name, function) for name, function in FILTERS.items()
+        }

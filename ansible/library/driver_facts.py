@@ -143,12 +143,16 @@ def leads_to(name, depends):
     nvidia-driver-580), Debian some of its own (nvidia-tesla-450-kernel-dkms), and such a package
     has a version of its own, which is no driver's.
     """
-    own = BRANCH.match(name)
-    for other in re.findall(r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\([^)]*\)", "", depends)):
-        same = own and BRANCH.match(other)
-        another_branch = same and same.group(1) == own.group(1) and same.group(2) != own.group(2)
-        if another_branch or (own and other == name + "-open"):
-            return {name: other}
+    branch = BRANCH.match(name)
+    for dependency in re.findall(r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\([^)]*\)", "", depends)):
+        other_branch = branch and BRANCH.match(dependency)
+        another_branch = (
+            other_branch
+            and other_branch.group(1) == branch.group(1)
+            and other_branch.group(2) != branch.group(2)
+        )
+        if another_branch or (branch and dependency == name + "-open"):
+            return {name: dependency}
     return {}
 
 

@@ -344,8 +344,8 @@ def dead_sources():
     if not re.search(r"^(Get|Hit):", text, re.MULTILINE):
         return []
     return [
-        {"source": name.strip(), "file": file_of_source(name.split()[0]), "unsigned": why == "is"}
-        for name, why in names
+        {"source": name.strip(), "file": file_of_source(name.split()[0]), "unsigned": verb == "is"}
+        for name, verb in names
     ]
 
 

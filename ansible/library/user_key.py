@@ -88,15 +88,15 @@ def install(file, key, check_mode):
 def remove(file, key, check_mode):
     """Removes the lines that have the key. Returns whether something changed."""
     lines = read(file)
-    kept = [line for line in lines if not holds(line, key)]
-    if kept != lines and not check_mode:
+    remaining = [line for line in lines if not holds(line, key)]
+    if remaining != lines and not check_mode:
         target = os.path.realpath(file)
-        new = target + ".tandem"
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | FLAGS, 0o600)
+        new_file = target + ".tandem"
+        descriptor = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | FLAGS, 0o600)
         with open(descriptor, "wb") as opened:
-            opened.writelines(kept)
-        os.replace(new, target)
-    return kept != lines
+            opened.writelines(remaining)
+        os.replace(new_file, target)
+    return remaining != lines
 
 
 def close(home, file, check_mode):

@@ -49,26 +49,26 @@ RETURN = "# nothing but whether something changed"
 
 def make_folder(path, user, check_mode):
     """Makes a folder that the user may write to. Returns whether something changed."""
-    folder, rest = as_far_as_root(path)
-    made = os.path.join(folder, rest)
-    if rest and is_roots_alone(folder):  # nothing is there yet
+    folder, missing = as_far_as_root(path)
+    new_folder = os.path.join(folder, missing)
+    if missing and is_roots_alone(folder):  # nothing is there yet
         if not check_mode:
-            os.makedirs(made)
-            os.chown(made, user.pw_uid, user.pw_gid)
+            os.makedirs(new_folder)
+            os.chown(new_folder, user.pw_uid, user.pw_gid)
         return True
-    if not rest and os.stat(folder).st_uid == 0 and user.pw_uid:
+    if not missing and os.stat(folder).st_uid == 0 and user.pw_uid:
         if not os.path.isdir(folder):
             raise OSError("it is no folder")
         if not check_mode:
             os.chown(folder, user.pw_uid, -1)
         return True
     with acting_as(user.pw_uid, user.pw_gid, user.pw_name):
-        if os.path.isdir(made):
-            if not os.access(made, os.W_OK | os.X_OK, effective_ids=True):
+        if os.path.isdir(new_folder):
+            if not os.access(new_folder, os.W_OK | os.X_OK, effective_ids=True):
                 raise PermissionError("{} may not write there".format(user.pw_name))
             return False
         if not check_mode:
-            os.makedirs(made)
+            os.makedirs(new_folder)
         return True
 
 
@@ -113,12 +113,12 @@ def main():
         if state == "directory":
             changed = make_folder(path, user, module.check_mode)
         else:
-            above, last = os.path.split(path.rstrip("/"))
-            folder, rest = as_far_as_root(above)
+            above, name_in_folder = os.path.split(path.rstrip("/"))
+            folder, missing = as_far_as_root(above)
             act = link if state == "link" else remove
-            who = (0, 0) if is_roots_alone(folder) else (user.pw_uid, user.pw_gid, name)
-            with acting_as(*who):
-                place = os.path.join(folder, rest, last)
+            owner = (0, 0) if is_roots_alone(folder) else (user.pw_uid, user.pw_gid, name)
+            with acting_as(*owner):
+                place = os.path.join(folder, missing, name_in_folder)
                 changed = act(place, module.params["src"], module.check_mode)
     except KeyError:
         module.fail_json(msg="this machine has no user {}".format(name))

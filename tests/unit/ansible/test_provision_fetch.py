@@ -91,7 +91,6 @@ def test_a_server_that_is_not_there_is_a_sentence(tmp_path):
 
 def test_proxies_of_the_environment_are_used_unless_apt_has_one(monkeypatch):
     monkeypatch.setenv("http_proxy", "http://environment.invalid:1")
-    monkeypatch.setattr(fetch, "_is_whole", lambda file: True)
     made, build = [], urllib.request.build_opener
 
     def noted(handler):
