@@ -45,7 +45,7 @@ class Machine:
     trains: str
 
     def ssh_name(self):
-        """The machine's name in known_hosts."""
+        """Name the machine as known_hosts does."""
         return self.address if self.port == 22 else f"[{self.address}]:{self.port}"
 
 
@@ -56,7 +56,7 @@ class HostKey:
 
 
 def machines(inventory, limit):
-    """The inventory's machines, in order. Raises UserError."""
+    """List the inventory's machines, in order. Raises UserError."""
     words = ["--limit", limit, *(["--inventory", inventory] if inventory else [])]
     words += ["--playbook-dir", str(ROOT)]  # for group_vars/, wherever the inventory is
     variables = json.loads(_ask("ansible-inventory", "--list", *words))["_meta"]["hostvars"]
@@ -71,7 +71,7 @@ def machines(inventory, limit):
 
 
 def machine_of(name, variables):
-    """The Machine with these variables in the inventory. Raises UserError."""
+    """Make the Machine with these variables in the inventory. Raises UserError."""
     provisions = user_of(variables, "ansible_user") or getpass.getuser()
     address, port = variables.get("ansible_host", name), variables.get("ansible_port", 22)
     if not isinstance(address, str):
@@ -88,7 +88,7 @@ def machine_of(name, variables):
 
 
 def user_of(variables, name):
-    """The name of a user in a machine's variables, or None. Raises UserError."""
+    """Read the name of a user in a machine's variables; None if there is none. Raises UserError."""
     value = variables.get(name)
     if value and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*[$]?", str(value)[:100]):
         raise UserError(
@@ -99,7 +99,7 @@ def user_of(variables, name):
 
 
 def _ask(tool, *words):
-    """What one of Ansible's programs prints about the inventory. Raises UserError."""
+    """Run one of Ansible's programs on the inventory, and return its output. Raises UserError."""
     argv = [str(TOOLS / tool), *words]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
     streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
@@ -112,7 +112,7 @@ def _ask(tool, *words):
 
 
 def unknown(machine):
-    """A sentence if the machine's name is none that this machine can resolve, else None."""
+    """Explain in a sentence that a machine's name cannot be resolved here; None if it can."""
     try:
         socket.getaddrinfo(machine.address, machine.port)
     except (OSError, UnicodeError):  # the latter: a label is empty, or too long
@@ -124,7 +124,7 @@ def unknown(machine):
 
 
 def scan(machine):
-    """The HostKey that answers at the machine's address; None if nothing answers."""
+    """Ask for the HostKey at the machine's address; None if nothing answers."""
     argv = ["ssh-keyscan", "-T", "10", "-t", "ed25519", "-p", str(machine.port), machine.address]
     line = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
     if not line:
@@ -136,7 +136,7 @@ def scan(machine):
 
 
 def trusted_lines(machine):
-    """The keys that known_hosts has for the machine already."""
+    """List the machine's keys in known_hosts."""
     argv = ["ssh-keygen", "-F", machine.ssh_name()]
     lines = subprocess.run(argv, capture_output=True, text=True).stdout.splitlines()
     return [line.split()[1:3] for line in lines if not line.startswith("#")]
@@ -187,7 +187,7 @@ def is_confirmed(machine, key, expected, ask):
 
 
 def control_key():
-    """The text of this control machine's public key, which is made if there is none."""
+    """Read this control machine's public key, and make one if there is none."""
     for kind in ("ed25519", "ecdsa", "rsa"):
         public = SSH / f"id_{kind}.pub"
         if public.is_file():
@@ -200,7 +200,7 @@ def control_key():
 
 
 def needs_no_password(machine, login):
-    """Whether this user can log in and become root already, by key and sudo rule."""
+    """Return true if this user can log in and become root already, by key and sudo rule."""
     # -S none: a connection that you have open says nothing about key and rule.
     argv = ["ssh", "-S", "none", *ssh_options(), "-o", "BatchMode=yes"]
     argv += ["-p", str(machine.port), "-l", login, machine.address, "sudo -n true"]
@@ -208,7 +208,7 @@ def needs_no_password(machine, login):
 
 
 def ssh_options():
-    """How every ssh of ours connects, whatever ~/.ssh/config says: ansible.cfg's own words."""
+    """Read ansible.cfg's options for ssh, which override ~/.ssh/config."""
     config = configparser.ConfigParser()
     config.read(ROOT / "ansible.cfg")
     words = shlex.split(config["ssh_connection"]["ssh_args"])
@@ -216,7 +216,7 @@ def ssh_options():
 
 
 def logins(chosen, login, ask):
-    """{machine's name: (user, password)} of who logs in there; "" where key and rule suffice.
+    """Ask for {machine's name: (user, password)} to log in; "" if key and sudo rule suffice.
 
     If the user that provisions can log in already, it does, since an earlier call may have removed
     `login`'s rule. Otherwise ask(prompt) gives the password of `login`. Raises UserError.
@@ -244,7 +244,7 @@ def logins(chosen, login, ask):
 
 
 def password_source(file):
-    """How `logins` gets a password: typed, or from a file with one for all machines."""
+    """Choose how `logins` gets a password: typed, or from a file with one for all machines."""
     if not file:
         return getpass.getpass
     password = read("--password-file", file).rstrip("\n")
@@ -252,7 +252,7 @@ def password_source(file):
 
 
 def fingerprints(file):
-    """{machine's name: fingerprint} from a file; None without a file. Raises UserError."""
+    """Read {machine's name: fingerprint} from a file; None without a file. Raises UserError."""
     if not file:
         return None
     rows = [row.split() for row in read("--fingerprints", file).splitlines() if row.strip()]
@@ -266,7 +266,7 @@ def fingerprints(file):
 
 
 def read(option, file):
-    """The text of the file that an option names. Raises UserError."""
+    """Read the file that an option names. Raises UserError."""
     try:
         return Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -302,7 +302,7 @@ def run_playbook(chosen, users, args):
 
 
 def trust_all(chosen, expected):
-    """(machines whose host key is trusted now, sentences about the others)."""
+    """Return (machines whose host key is trusted now, sentences about the others)."""
     print("Asking all machines for their host keys, which takes 10 s if one is off.", flush=True)
     with ThreadPoolExecutor(len(chosen)) as pool:
         keys = list(pool.map(scan, chosen))

@@ -20,7 +20,7 @@ ROOMS = {wheels.Wheels: wheels, debs.Debs: debs, installers.Installers: installe
 
 
 def plan(needs, bundle):
-    """The orders, one for each folder of the bundle. Raises UserError.
+    """Plan the orders, one for each folder of the bundle. Raises UserError.
 
     `needs`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
     "stacks": [names of those whose installers are needed], "toolkit", "apex" and "driver_version":

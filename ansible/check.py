@@ -62,7 +62,7 @@ def inspect(inventory, extra):
 
 
 def run_playbook(argv, environment, interval=8.0):
-    """What a command prints. Every so many seconds it says on stderr which task is running."""
+    """Return a command's output. Every `interval` seconds stderr gets the running task's name."""
     start, over, lines = time.monotonic(), threading.Event(), [""]
 
     def say_progress():
@@ -83,14 +83,14 @@ def run_playbook(argv, environment, interval=8.0):
 
 
 def reason(printed):
-    """Ansible's first error, as one line."""
+    """Extract Ansible's first error, as one line."""
     match = re.search(r"^(?:\[ERROR\]:|ERROR!|fatal: \[[^\]]*\]:) (.+)", printed, re.MULTILINE)
     message = match.group(1).strip() if match else "Ansible ended without a reason"
     return f"{message.rstrip('.')}. To see all of it: ansible-playbook {PLAYBOOK.relative_to(ROOT)}"
 
 
 def text(findings, local=(), width=80):
-    """The text for people: a paragraph per finding, notes once."""
+    """Write the text for users: a paragraph per finding, notes once."""
     problems = preflight.problems(findings)
     lines, host = textwrap.wrap(LOCAL.format(", ".join(local)), width) if local else [], None
     for finding in problems:
@@ -110,7 +110,7 @@ def text(findings, local=(), width=80):
 
 
 def paragraph(finding, width):
-    """The lines of one finding below its machine's name."""
+    """Write the lines of one finding below its machine's name."""
     lines = []
     for word in ("cause", "remedy"):
         words = "".join(

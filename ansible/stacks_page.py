@@ -40,7 +40,7 @@ def stacks(table):
 
 
 def _users(apex, table):
-    """The stacks that have this row of apex: "`cu102`, `cu113`"."""
+    """List the stacks that have this row of apex: "`cu102`, `cu113`"."""
     return ", ".join(f"`{name}`" for name, row in table["rows"].items() if row.get("apex") == apex)
 
 
@@ -54,7 +54,7 @@ def _range(pythons):
 
 
 def _cards(row, table):
-    """The oldest and newest generation of cards that the row's torch has code for."""
+    """Name the oldest and newest generation of GPUs that the row's torch has code for."""
     if "sm" not in row:
         return "none"
     generations = {entry["sm"]: entry["name"] for entry in table["gpus"]["generations"]}
@@ -77,7 +77,7 @@ def drivers(table):
 
 
 def files(table):
-    """Where each file comes from."""
+    """List the source of each file."""
     lines = ["| file | for | source | SHA-256 |", "|---|---|---|---|"]
     rows = [
         (f"CUDA {name}", part) for name, parts in table["toolkits"].items() for part in parts
@@ -96,7 +96,7 @@ TABLES = {"stacks": stacks, "drivers": drivers, "files": files}
 
 
 def page(text, table):
-    """The page with its tables written anew."""
+    """Write the page's tables anew."""
     for name, make in TABLES.items():
         head, begin, tail = text.partition(BEGIN.format(name) + "\n")
         if not begin:

@@ -25,7 +25,7 @@ BUNDLE = ANSIBLE.parent / "bundle"
 
 
 def order(folder, parts, bundle=BUNDLE):
-    """What goes into bundle/installers/`folder`. `parts`: as in planning/toolkit.py."""
+    """Order the files of bundle/installers/`folder`. `parts`: as in planning/toolkit.py."""
     files = tuple(
         installers.Installer(
             part["file"], part["url"], part["page"], part["sha256"], part.get("commit", "")

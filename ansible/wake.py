@@ -25,12 +25,12 @@ PORT = 9  # discard: a service there, if any, ignores what it receives
 
 
 def packet(mac):
-    """The magic packet: six bytes of ones, then the hardware address sixteen times."""
+    """Make the magic packet: six bytes of ones, then the hardware address sixteen times."""
     return b"\xff" * 6 + bytes.fromhex(mac.replace(":", "")) * 16
 
 
 def record(path):
-    """{"inventory", "mac", "address", "port"} of a file that `make provision` wrote.
+    """Read {"inventory", "mac", "address", "port"} from a file that `make provision` wrote.
 
     Raises UserError, which names the file, if it is damaged.
     """
@@ -73,7 +73,7 @@ def records(folder, inventory, limit):
 
 
 def own_networks():
-    """The IPv4 networks of this machine's cards. Raises UserError if they cannot be listed."""
+    """List the IPv4 networks of this machine's interfaces. Raises UserError if it cannot."""
     try:
         process = subprocess.run(["ip", "-json", "-4", "address"], capture_output=True, text=True)
         links = filter(None, json.loads(process.stdout))
@@ -85,7 +85,7 @@ def own_networks():
 
 
 def broadcast(address, networks):
-    """The broadcast address of a network. Raises UserError if no card of ours is in it."""
+    """Find the broadcast address of a network. Raises UserError if no card of ours is in it."""
     reached = [network for network in networks if ipaddress.IPv4Address(address) in network]
     if not reached:
         raise UserError(
@@ -110,7 +110,7 @@ def answers(address, port):
 
 
 def wake(rows, networks, seconds, pause=2.0):
-    """{name: why} of the machines that did not answer within so many seconds; prints which did."""
+    """Wait, and return {name: reason} of machines that did not answer; print those that did."""
     start, absent = time.monotonic(), dict.fromkeys(rows, "")
     while absent and time.monotonic() - start < seconds:
         for name in list(absent):

@@ -47,7 +47,7 @@ APT::Sandbox::User "";
 
 @dataclass(frozen=True)
 class Debs:
-    """Which packages, from which sources, into which folder."""
+    """Packages, their sources, and the folder they go to."""
 
     release: str
     packages: tuple[str, ...]
@@ -63,7 +63,7 @@ class Debs:
 
 
 def plan(release, packages, mirrors, bundle):
-    """The plan for a code name. `mirrors`: {name in releases.yml: URL}. Raises UserError."""
+    """Plan a code name's packages. `mirrors`: {name in releases.yml: URL}. Raises UserError."""
     table = yaml.safe_load((ANSIBLE / "releases.yml").read_text())
     if release not in table["releases"]:
         raise UserError(
@@ -90,8 +90,8 @@ def plan(release, packages, mirrors, bundle):
 
 
 def role_packages(roles=ANSIBLE / "roles"):
-    """The package names in each role's list `<role>_packages`, in its defaults or vars, and those
-    of each kind of share.
+    """List the packages in each role's `<role>_packages`, in its defaults or vars, and of each
+    kind of share.
 
     They are literal, since no machine is asked: a list or a mapping of lists. Raises UserError.
     """
@@ -131,7 +131,7 @@ def gather(order, progress):
 
 
 def _private_apt(order):
-    """The environment in which apt sees only the target's release."""
+    """Make the environment in which apt sees only the target's release."""
     if shutil.which("apt-get") is None:
         raise UserError(
             "packages are gathered by apt-get, which this machine lacks: run `make bundle` on "
@@ -182,7 +182,7 @@ def _resolve(order, environment):
 
 
 def _stanzas(environment, packages):
-    """The archive's entry for each version of these packages: dictionaries, with their "text"."""
+    """Yield the archive's entry for each version of packages, a dictionary with its "text"."""
     process = subprocess.run(
         ["apt-cache", "show", *packages],
         env=environment,
@@ -195,7 +195,7 @@ def _stanzas(environment, packages):
 
 
 def _index(order, environment, files):
-    """The repository's index: the archive's own entries, except for the files' paths."""
+    """Write the repository's index: the archive's own entries, except for the files' paths."""
     file_names = {file.sha256: file.path.name for file in files}
     names = [file.path.name.split("_")[0] for file in files]
     entries = {
@@ -212,7 +212,7 @@ def _index(order, environment, files):
 
 
 def _proxy(environment):
-    """The proxy that this machine's apt uses; "" for none."""
+    """Read the proxy that this machine's apt uses; "" for none."""
     process = subprocess.run(
         ["apt-config", "shell", "PROXY", "Acquire::http::Proxy"],
         env=environment,

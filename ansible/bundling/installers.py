@@ -41,7 +41,7 @@ class Installers:
 
 
 def plan(stack, wanted, bundle, table=None):
-    """The folders for a row of stacks.yml. Raises UserError.
+    """Plan the folders for a row of stacks.yml. Raises UserError.
 
     `wanted`: {"toolkit", "apex", "driver_version"} as in group_vars; auto is what a machine with a
     card gets. `table` replaces stacks.yml in tests.
@@ -67,7 +67,7 @@ def _is_wanted(word, default):
 
 
 def _driver(oldest, version, drivers):
-    """The newest driver of the table, or the one of this version."""
+    """Find the newest driver of the table, or the one of this version."""
     rows = [row for row in drivers if version in ("auto", str(row["version"]))]
     if not rows or _numbers(rows[0]["version"]) < _numbers(oldest):
         which = "" if version == "auto" else f" {version}, and this stack needs one"
@@ -80,7 +80,7 @@ def _numbers(version):
 
 
 def _installer(entry):
-    """The Installer of an entry. A driver's `url` is the file's; with `file` it is the folder's."""
+    """Make the Installer of an entry. `url` is a driver's file; with `file` it is the folder."""
     name, url = entry.get("file"), entry.get("url") or ""
     return Installer(
         name=name or url.rsplit("/", 1)[1],
@@ -92,7 +92,7 @@ def _installer(entry):
 
 
 def plan_conda(url, sha256, bundle):
-    """conda's installer, if it is a URL, which a machine without internet cannot fetch."""
+    """Plan conda's installer from a URL, for machines without internet."""
     file = Installer(name=url.rsplit("/", 1)[1], url=url, page=url, sha256=sha256)
     return Installers((file,), bundle / "installers" / "conda")
 

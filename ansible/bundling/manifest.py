@@ -24,7 +24,7 @@ def write(folder, purpose, digests):
 
 
 def read(folder):
-    """(purpose, digests); ("", {}) if nothing was completed."""
+    """Read (purpose, digests); ("", {}) if nothing was completed."""
     path = folder / NAME
     if not path.is_file():
         return "", {}
@@ -34,7 +34,7 @@ def read(folder):
 
 
 def is_complete(folder, purpose):
-    """Whether the folder was gathered for this purpose, and each file is there as it was.
+    """Return true if the folder was gathered for this purpose, and each file is unchanged.
 
     Only files that are newer than the manifest are read; `problems` reads all.
     """

@@ -1,4 +1,4 @@
-"""How the bundle reads ansible/stacks.yml."""
+"""Read ansible/stacks.yml for the bundle."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ ANSIBLE = Path(__file__).resolve().parents[1]
 
 
 def read():
-    """The contents of stacks.yml under "stacks"."""
+    """Read the contents of stacks.yml under "stacks"."""
     return yaml.safe_load((ANSIBLE / "stacks.yml").read_text())["stacks"]
 
 
 def row(table, stack):
-    """The row of a stack. Raises UserError if there is none."""
+    """Find the row of a stack. Raises UserError if there is none."""
     rows = table["rows"]
     if stack not in rows:
         raise UserError(

@@ -41,7 +41,7 @@ class Wheels:
 
 
 def plan(stack, python, index_url, bundle):
-    """The plan for a row of stacks.yml; `python` "" means the row's first. Raises UserError."""
+    """Plan the wheels for a row of stacks.yml; `python` "": the row's first. Raises UserError."""
     row = table.row(table.read(), stack)
     python = python or row["python"][0]
     if python not in row["python"]:
@@ -68,7 +68,7 @@ def plan_apex_tools(index_url, bundle):
 
 
 def parse_lock(text):
-    """The requirements of a lock that `uv pip compile --generate-hashes` wrote."""
+    """Read the requirements of a lock that `uv pip compile --generate-hashes` wrote."""
     joined = text.replace("\\\n", " ")
     requirements = []
     for line in joined.splitlines():
@@ -80,7 +80,7 @@ def parse_lock(text):
 
 
 def platforms(glibc):
-    """pip's platform tags for a C library: "2.28" -> manylinux_2_28 ... manylinux1."""
+    """List pip's platform tags for a C library: "2.28" -> manylinux_2_28 ... manylinux1."""
     newest = int(glibc.split(".")[1])
     tags = [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)]
     older = {"manylinux2014_x86_64": 17, "manylinux2010_x86_64": 12, "manylinux1_x86_64": 5}

@@ -46,7 +46,7 @@ from planning.faults import network as network_faults
 
 
 def offline_hosts(hostvars, hosts):
-    """The hosts that have offline=true, in any of the words that Ansible takes for it."""
+    """List the hosts that have offline=true, in any of the words that Ansible takes for it."""
     return [host for host in hosts if boolean(hostvars[host].get("offline", False), strict=False)]
 
 
@@ -56,7 +56,7 @@ def findings(facts, question):
 
 
 def python_of(stack, machine, manager):
-    """{"manager", "python"} of a machine's environment."""
+    """Choose {"manager", "python"} of a machine's environment."""
     return dict(
         zip(("manager", "python"), stacks.python_for(stack, reading.known(machine), manager))
     )
@@ -180,7 +180,7 @@ def _for_ansible(name, function):
 
 
 class FilterModule:
-    """What Ansible asks for."""
+    """Filters by their names, as Ansible asks for them."""
 
     def filters(self):
         return {

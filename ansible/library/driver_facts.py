@@ -94,7 +94,7 @@ KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 
 def text_of(*argv):
-    """What a command prints, "" if it fails. It may take long, since a plan depends on it."""
+    """Return a command's output, "" if it fails. It may take long, since a plan depends on it."""
     return output(*argv, seconds=300) or ""
 
 
@@ -112,8 +112,12 @@ def packages(waiting=None):
         if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are pending
             versions[name] = version
             transitional.update(leads_to(name, depends))
-            series += series_of(name, depends, waiting)
-        if status[0] == "h":
+            # A desktop may have the metapackage of the release's first kernel beside that of a
+            # newer series, or beside a kernel that no metapackage brings: the running one decides.
+            meta, kernels = SERIES.match(name), KERNEL.findall(depends)
+            if meta and {platform.release(), waiting} & set(kernels):
+                series.append((platform.release() in kernels, meta.group(1)))
+        if status[0] == "h":  # held, in whatever state it is
             held.append(name)
     return {
         "packages": versions,
@@ -123,26 +127,14 @@ def packages(waiting=None):
     }
 
 
-def series_of(name, depends, waiting):
-    """[(whether it brings the running kernel, its series)] of a kernel's metapackage.
-
-    A desktop may have that of the release's first kernel beside that of a newer series, or beside
-    a kernel that no metapackage brings, and that no headers or modules of it follow.
-    """
-    meta, kernels = SERIES.match(name), KERNEL.findall(depends)
-    if not meta or not {platform.release(), waiting} & set(kernels):
-        return []
-    return [(platform.release() in kernels, meta.group(1))]
-
-
 def leads_to(name, depends):
-    """{name: package} where a package only leads to the same one of another branch, or from 615 on
-    to that of the open module, else {}.
+    """Find {name: package} for a package that only leads to the same one of another branch.
 
-    Ubuntu keeps the names of branches that have ended (nvidia-driver-550 depends on
-    nvidia-driver-580), Debian some of its own (nvidia-tesla-450-kernel-dkms), and such a package
-    has a version of its own, which is no driver's.
+    From 615 on it may lead to that of the open module. Returns {} for other packages.
     """
+    # Ubuntu keeps the names of branches that have ended (nvidia-driver-550 depends on
+    # nvidia-driver-580), Debian some of its own (nvidia-tesla-450-kernel-dkms). The version of such
+    # a package is no driver's.
     branch = BRANCH.match(name)
     for dependency in re.findall(r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\([^)]*\)", "", depends)):
         other_branch = branch and BRANCH.match(dependency)
@@ -157,7 +149,7 @@ def leads_to(name, depends):
 
 
 def archive(pin, simulate, installed):
-    """What apt would install without our pin; installed: what packages() found.
+    """Simulate what apt would install without our pin; installed: the result of packages().
 
     "offered": {package: version}; "offered_transitional": those among them that lead to another
     branch, as packages() has it. {} if nothing was simulated: "uninstallable": {package, or
@@ -194,23 +186,21 @@ def archive(pin, simulate, installed):
 
 
 def prebuilt(offered, series):
-    """Drivers with Ubuntu's signed modules: names of packages that go together, in one string.
-
-    The metapackage of the kernel's series alone stands for nvidia-dkms, which every driver depends
-    on: the modules of one kernel do not. The running kernel may be older than the metapackage's.
-    """
+    """List drivers with Ubuntu's signed modules: packages that go together, in one string."""
+    # Every driver depends on nvidia-dkms, which only the metapackage of the kernel's series
+    # provides, not the modules of one kernel. The running kernel may be older than its kernel.
     ways = []
     for name in sorted(offered):
         branch = re.match(r"nvidia-(?:driver|headless-no-dkms)-(\d.*)$", name)
         meta = branch and MODULES.format(branch.group(1), series)
         if meta in offered:
-            own = MODULES.format(branch.group(1), platform.release())
-            ways.append(" ".join([meta] + [own] * (own in offered) + [name]))
+            module = MODULES.format(branch.group(1), platform.release())
+            ways.append(" ".join([meta] + [module] * (module in offered) + [name]))
     return ways
 
 
 def transitional(option, names):
-    """{package: the package of another branch that it leads to} of the transitional ones."""
+    """Map each transitional package to the package of another branch that it leads to."""
     names = [name for name in names if BRANCH.match(name)]
     text = text_of("apt-cache", "-o", option, "show", "--no-all-versions", *names) if names else ""
     targets = {}
@@ -222,9 +212,9 @@ def transitional(option, names):
 
 
 def simulate_install(names, option):
-    """(modules and kernels that would come, why apt could not install `names`), were nothing held.
+    """Simulate an installation; return (modules and kernels that would come, apt's reason against).
 
-    The role holds all of the driver that it installed, and releases it before it installs another.
+    Holds do not count, since the role releases its driver before it installs another.
     """
     argv = ["apt-get", "-o", option, "-o", "APT::Ignore-Hold=true", "--simulate"]
     argv.append("--no-install-recommends")
@@ -236,7 +226,7 @@ def simulate_install(names, option):
 
 
 def runfile():
-    """The version that NVIDIA's own installer installed; None if it was not used."""
+    """Read the version that NVIDIA's own installer installed; None if it was not used."""
     text = read("/var/lib/nvidia/log")
     if text is None:
         return None
@@ -245,7 +235,7 @@ def runfile():
 
 
 def module(kernel):
-    """The version of the module that is installed for `kernel`; None if there is none."""
+    """Read the version of the module that is installed for `kernel`; None if there is none."""
     # Debian's are called after their package: nvidia-current, nvidia-tesla-470. Of several the
     # newest counts, which its alternatives prefer.
     names = {"nvidia", "nvidia-current", *(os.path.basename(path) for path in glob.glob(DKMS))}
@@ -254,13 +244,13 @@ def module(kernel):
 
 
 def kernel_compiler():
-    """The major version of the gcc that built the running kernel, "12"; None if unknown."""
+    """Read the major version of the gcc that built the running kernel, "12"; None if unknown."""
     built = re.search(r"gcc-(\d+) \(|gcc version (\d+)\.", read("/proc/version") or "")
     return built.group(1) or built.group(2) if built else None
 
 
 def sessions():
-    """(units, names) of the sessions at this machine's seats.
+    """List (units, names) of the sessions at this machine's seats.
 
     units: what the control groups of the processes of graphical ones are called, login screens too;
     names: of the people who are logged in there.
@@ -299,7 +289,7 @@ def processes(manager):
 
 
 def opens(folder, prefix):
-    """Whether a process has a file open whose path starts with `prefix`."""
+    """Return true if a process has a file open whose path starts with `prefix`."""
     try:
         return any(os.readlink(path).startswith(prefix) for path in glob.glob(folder + "/*"))
     except OSError:  # it has ended in the meantime
@@ -307,7 +297,7 @@ def opens(folder, prefix):
 
 
 def display_manager():
-    """The unit that shows the login screen, such as "gdm.service", and whether it runs."""
+    """Find the unit of the login screen, such as "gdm.service", and its state."""
     text = text_of(
         "systemctl", "show", "--property=Id,ActiveState,LoadState", "display-manager.service"
     )
@@ -320,7 +310,7 @@ def display_manager():
 
 
 def free(folder):
-    """The free bytes of the file system that a folder is on."""
+    """Measure the free bytes of the file system that a folder is on."""
     state = os.statvfs(folder)
     return state.f_bavail * state.f_frsize
 

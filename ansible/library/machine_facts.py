@@ -130,7 +130,7 @@ def system():
 
 
 def gpus():
-    """The graphics cards, and apart from them the NVIDIA ones that virtual machines may take."""
+    """List the graphics cards, and separately the NVIDIA ones that virtual machines may take."""
     cards, passed = [], []
     for device in sorted(glob.glob(DEVICES)):
         kind = read(device + "/class") or ""
@@ -165,7 +165,7 @@ def driver():
 
 
 def kernel_log():
-    """What the kernel has said since it booted; "" where we may not read it."""
+    """Read the kernel's messages since it booted; "" without permission."""
     argv = ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--quiet"]
     # Where sudo wants a password, group adm reads the journal, or everybody the kernel's buffer.
     texts = (output(*way, seconds=60) for way in (["sudo", "-n", *argv], argv, ["dmesg"]))
@@ -173,26 +173,26 @@ def kernel_log():
 
 
 def xids(log):
-    """The numbers of NVIDIA's errors in a kernel's log."""
+    """Find the numbers of NVIDIA's errors in a kernel's log."""
     return sorted({int(number) for number in XID.findall(log)})
 
 
 def disk(folder):
-    """Free bytes of the file system where `folder` is or will be, and whether it is read-only."""
-    there = os.path.abspath(folder)
-    while not os.path.exists(there):
-        there = os.path.dirname(there)
-    state = os.statvfs(there)
+    """Measure the file system where `folder` is or will be: bytes, inodes, read-only, device."""
+    existing = os.path.abspath(folder)
+    while not os.path.exists(existing):
+        existing = os.path.dirname(existing)
+    state = os.statvfs(existing)
     return {
         "free": state.f_bavail * state.f_frsize,
         "free_inodes": state.f_favail if state.f_files else None,
         "read_only": bool(state.f_flag & os.ST_RDONLY),
-        "device": os.stat(there).st_dev,
+        "device": os.stat(existing).st_dev,
     }
 
 
 def mounts():
-    """[{"path", "type"}] of /etc/fstab's network and data mounts that are not mounted."""
+    """List [{"path", "type"}] of /etc/fstab's network and data mounts that are not mounted."""
     mounted = {line.split()[1] for line in (read("/proc/self/mounts") or "").splitlines()}
     missing = []  # the mount point of swap is "none"
     for line in (read("/etc/fstab") or "").splitlines():
@@ -243,13 +243,13 @@ def ipv4(link):
 
 
 def address_owner(interface, address):
-    """The hardware address of another machine that has our address; None if none answers."""
+    """Find the hardware address of another machine with our address; None if none answers."""
     argv = [sys.executable, "-c", PROBE, interface, address]
     return output(*argv if os.geteuid() == 0 else ["sudo", "-n", *argv]) or None
 
 
 def loopback_names():
-    """The names that /etc/hosts maps to a loopback address, apart from "localhost" and the like."""
+    """List the names with a loopback address in /etc/hosts, except "localhost" and its like."""
     names = []
     for line in (read("/etc/hosts") or "").splitlines():
         words = line.split("#")[0].split()
@@ -259,7 +259,7 @@ def loopback_names():
 
 
 def reboot_waits():
-    """What waits for a reboot; None if nothing does."""
+    """Name what waits for a reboot; None if nothing does."""
     kernel = waiting_kernel(platform.release())
     if kernel:
         return "kernel " + kernel
@@ -267,7 +267,7 @@ def reboot_waits():
 
 
 def process_with_lock(path):
-    """{"pid", "command"} of the process that holds a lock on a file; None if none does."""
+    """Find {"pid", "command"} of the process that locks a file; None if none does."""
     try:
         inode = os.stat(path).st_ino
     except OSError:
@@ -350,7 +350,7 @@ def dead_sources():
 
 
 def file_of_source(address):
-    """The file of apt's that names an address; None if it cannot be read."""
+    """Find the file of apt's that names an address; None if it cannot be read."""
     for path in (path for pattern in SOURCES for path in sorted(glob.glob(pattern))):
         lines = (line.split("#")[0] for line in (read(path) or "").splitlines())
         if any(word.rstrip("/") == address.rstrip("/") for line in lines for word in line.split()):
@@ -382,7 +382,7 @@ def held_since():
 
 
 def environments():
-    """The environments that python_env completed; it writes the lock into them last."""
+    """List the environments that python_env completed; it writes the lock into them last."""
     return sorted(path.split("/")[-2] for path in glob.glob("/opt/tandem/envs/*/.tandem-lock"))
 
 

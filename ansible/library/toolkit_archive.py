@@ -85,7 +85,7 @@ def record_of(toolkit, name):
 
 
 def read_record(toolkit, name):
-    """{"sha256", "files"}; sha256 is None if an installation was interrupted."""
+    """Read {"sha256", "files"}; sha256 is None if an installation was interrupted."""
     try:
         with open(record_of(toolkit, name)) as file:
             return json.load(file)
@@ -120,7 +120,7 @@ def tars(src, work):
 
 
 def data_of(deb, tar):
-    """A package's files as a tar archive. Raises Refused for a file that is not a package."""
+    """Open a package's files as a tar archive. Raises Refused for a file that is not a package."""
     with open(tar, "wb") as output:
         process = subprocess.run(
             ["dpkg-deb", "--fsys-tarfile", deb], stdout=output, stderr=subprocess.PIPE, check=False
@@ -230,7 +230,7 @@ def remove(toolkit, name):
 
 
 def present(module):
-    """What the module returns for state=present."""
+    """Install a package, and return the module's result for state=present."""
     params = module.params
     toolkit, name, digest = params["toolkit"], params["name"], params["sha256"]
     record = read_record(toolkit, name)

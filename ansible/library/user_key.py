@@ -54,7 +54,7 @@ FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO in the file's place makes nobody 
 
 
 def read(file):
-    """The file's lines as bytes; none where there is no file."""
+    """Read the file's lines as bytes; none if there is no file."""
     try:
         descriptor = os.open(file, os.O_RDONLY | FLAGS)
     except FileNotFoundError:
@@ -67,7 +67,7 @@ def read(file):
 
 
 def holds(line, key):
-    """Whether a line of authorized_keys has the key, with whatever options before it."""
+    """Return true if a line of authorized_keys has the key, after any options."""
     return key.split()[1].encode() in line.split() and not line.lstrip().startswith(b"#")
 
 

@@ -1,4 +1,4 @@
-"""How modules that collect facts read a machine without changing it. Python >= 3.6."""
+"""Read a machine without changing it, for modules that collect facts. Python >= 3.6."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import subprocess
 
 
 def read(path):
-    """A small file's text without surrounding whitespace; None if it cannot be read."""
+    """Read a small file's text without surrounding whitespace; None if it cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read().strip()
@@ -15,13 +15,13 @@ def read(path):
 
 
 def output(*argv, seconds=10):
-    """What a command prints; None if it is missing, fails or takes longer."""
+    """Return a command's output; None if it is missing, fails or takes longer."""
     succeeded, text = outcome(*argv, seconds=seconds, errors=False)
     return text.strip() if succeeded else None
 
 
 def outcome(*argv, seconds=300, errors=True):
-    """(whether a command succeeded, what it printed, with its errors if asked for)."""
+    """Run a command; return (true if it succeeded, its output, with its errors if asked for)."""
     try:
         process = subprocess.run(
             argv,
@@ -38,7 +38,7 @@ def outcome(*argv, seconds=300, errors=True):
 
 
 def apt_broken():
-    """What apt says of installed packages that lack what they depend on; None if they are whole.
+    """Return apt's message about packages without their dependencies; None if it has none.
 
     An installation that broke off, on a full disk for example, leaves it so that apt refuses every
     other until it is finished: no word against any package that it is asked for.

@@ -1,4 +1,4 @@
-"""Which kernel the next boot takes. Reads only. Python >= 3.6."""
+"""Find the kernel of the next boot. Reads only. Python >= 3.6."""
 
 import glob
 import re
@@ -7,7 +7,7 @@ BOOT = "/boot"
 
 
 def waiting_kernel(running):
-    """The release of the newest kernel in /boot, which the next boot takes; None: no newer one."""
+    """Find the newest kernel in /boot, which the next boot starts; None: no newer one."""
     releases = [path.split("vmlinuz-", 1)[1] for path in glob.glob(BOOT + "/vmlinuz-*")]
     releases = [release for release in releases if not release.endswith((".old", ".dpkg-tmp"))]
     newest = max(releases, key=numbers, default=running)

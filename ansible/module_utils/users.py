@@ -33,7 +33,7 @@ def acting_as(uid, gid, name=None):
 
 
 def is_roots_alone(folder):
-    """Whether root alone may change what lies in a folder. An ACL shows in the group's bits."""
+    """Return true if only root may change a folder's files. An ACL shows in the group's bits."""
     entry = os.stat(folder)
     return not entry.st_uid and not entry.st_mode & 0o022
 
@@ -61,7 +61,7 @@ def as_far_as_root(path):
 
 
 def name_of(uid):
-    """The user's name; None where this machine has none for the number."""
+    """Look up the user's name; None if this machine has none for the number."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -22,7 +22,7 @@ SEAT = ["Seat", "Class", "Desktop", "Type", "IdleSinceHint", "Name"]
 
 
 def output(argv):
-    """What a command prints; "" where there is none."""
+    """Return a command's output; "" if there is no such command."""
     try:
         process = subprocess.run(
             argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=10
