@@ -261,8 +261,8 @@ def main():
     try:
         if params["state"] == "present":
             module.exit_json(**present(module))
-        there = os.path.exists(record_of(params["toolkit"], params["name"]))
-        changed = there if module.check_mode else remove(params["toolkit"], params["name"])
+        is_recorded = os.path.exists(record_of(params["toolkit"], params["name"]))
+        changed = is_recorded if module.check_mode else remove(params["toolkit"], params["name"])
         module.exit_json(changed=changed, files=[])
     except (Refused, tarfile.TarError, EOFError) as error:
         module.fail_json(msg="%s could not be used: %s." % (params["src"], error))

@@ -68,27 +68,29 @@ class Apex:
     compiler: str = ""  # the package of an older g++, where the machine's own is too new
 
 
-def toolkit_plan(machines, stack, wanted, table):
+def toolkit_plan(machines, stack, settings, table):
     """{host: {"toolkit": Toolkit or None, "found": Found or None, "apex": Apex or None}}, as
     dictionaries. `toolkit` is what will be installed.
 
-    stack: a row of table["rows"] with "name"; wanted: {"toolkit", "apex", "apex_extensions"}, each
-    auto, true or false. Raises PlanError for what these machines cannot have.
+    stack: a row of table["rows"] with "name"; settings: {"toolkit", "apex", "apex_extensions"},
+    each auto, true or false. Raises PlanError for what these machines cannot have.
     """
     machines = [reading.known(machine) for machine in machines]
-    wanted = {name: _word(name, value) for name, value in wanted.items()}
-    foreign = {machine.host: foreign_toolkit(machine, stack, wanted, table) for machine in machines}
+    settings = {name: _word(name, value) for name, value in settings.items()}
+    foreign = {
+        machine.host: foreign_toolkit(machine, stack, settings, table) for machine in machines
+    }
     with_toolkit = [
         machine
         for machine in machines
-        if _has_toolkit(machine, stack, wanted, table)
-        and (foreign[machine.host] is None or wanted["toolkit"] == "true")
+        if _has_toolkit(machine, stack, settings, table)
+        and (foreign[machine.host] is None or settings["toolkit"] == "true")
         and not _is_used(foreign[machine.host])
     ]
     with_nvcc = [m for m in machines if m in with_toolkit or _is_used(foreign[m.host])]
-    with_apex = [machine for machine in machines if _has_apex(machine, stack, wanted, table)]
+    with_apex = [machine for machine in machines if _has_apex(machine, stack, settings, table)]
     toolkit = dataclasses.asdict(_toolkit(stack, table)) if with_toolkit else None
-    obstacle = _no_extensions(with_apex, with_nvcc, stack, wanted)
+    obstacle = _no_extensions(with_apex, with_nvcc, stack, settings)
     return {
         machine.host: {
             "toolkit": toolkit if machine in with_toolkit else None,
@@ -103,16 +105,16 @@ def toolkit_plan(machines, stack, wanted, table):
     }
 
 
-def foreign_toolkit(machine, stack, wanted, table):
+def foreign_toolkit(machine, stack, settings, table):
     """Find somebody else's toolkit in a folder of the stack's own; None if there is none.
 
-    wanted: as in toolkit_plan. A toolkit whose nvcc has the stack's version is used.
+    settings: as in toolkit_plan. A toolkit whose nvcc has the stack's version is used.
     """
     name = stack.get("toolkit")
     places = [folder for folder in (f"{LINK}-{name}", LINK) if folder in machine.toolkits]
-    if not places or _word("toolkit", wanted["toolkit"]) == "false":
+    if not places or _word("toolkit", settings["toolkit"]) == "false":
         return None
-    if not _has_toolkit(machine, stack, wanted, table):
+    if not _has_toolkit(machine, stack, settings, table):
         return Foreign(places[0], used=False, reason="left alone: nothing is built with it")
     for folder in places:
         version = machine.toolkits[folder]
@@ -136,18 +138,19 @@ def _word(name, value):
     return word
 
 
-def _has_toolkit(machine, stack, wanted, table):
-    if wanted["toolkit"] == "auto":  # training needs none: only where nvcc could build apex with it
+def _has_toolkit(machine, stack, settings, table):
+    # Training needs no toolkit, so auto brings one only if nvcc could build apex with it.
+    if settings["toolkit"] == "auto":
         able = stack.get("toolkit_default") and stacks.known_gpus(machine, table)
         return bool(able and not machine.driver_kept and not compiler_obstacle(machine, stack))
-    if wanted["toolkit"] == "true":
+    if settings["toolkit"] == "true":
         _refuse_architecture(machine, "toolkit")
-    if wanted["toolkit"] == "true" and not stack.get("toolkit"):
+    if settings["toolkit"] == "true" and not stack.get("toolkit"):
         raise PlanError(
             f"toolkit is true, and stack {stack['name']} has no CUDA; set toolkit: auto, or name a "
             "stack with CUDA"
         )
-    return wanted["toolkit"] == "true"
+    return settings["toolkit"] == "true"
 
 
 def _refuse_architecture(machine, name):
@@ -158,19 +161,19 @@ def _refuse_architecture(machine, name):
         )
 
 
-def _has_apex(machine, stack, wanted, table):
-    if wanted["apex"] == "true" and not stack.get("apex"):
+def _has_apex(machine, stack, settings, table):
+    if settings["apex"] == "true" and not stack.get("apex"):
         with_apex = [name for name, row in table["rows"].items() if row.get("apex")]
         raise PlanError(
             f"apex is true, and stack {stack['name']} has none: its amp was removed in 25.07, and "
             f"torch.amp took its place; set apex: auto, or stack: {' or '.join(with_apex)}"
         )
-    if wanted["apex"] == "auto":
+    if settings["apex"] == "auto":
         able = stack.get("apex") and stacks.known_gpus(machine, table)
         return bool(able and not machine.driver_kept)
-    if wanted["apex"] == "true":
+    if settings["apex"] == "true":
         _refuse_architecture(machine, "apex")
-    return wanted["apex"] == "true"
+    return settings["apex"] == "true"
 
 
 def _toolkit(stack, table):
@@ -211,12 +214,12 @@ def _apex(machine, foreign, obstacle, stack, table):
     )
 
 
-def _no_extensions(machines, with_toolkit, stack, wanted):
+def _no_extensions(machines, with_toolkit, stack, settings):
     """Explain why apex has no CUDA extensions on all machines; "" if it has them.
 
     If one machine cannot have them none gets them, so that all compute alike.
     """
-    if wanted["apex_extensions"] == "false":
+    if settings["apex_extensions"] == "false":
         return "apex_extensions is false"
     obstacles = {
         machine.host: compiler_obstacle(machine, stack)
@@ -224,7 +227,7 @@ def _no_extensions(machines, with_toolkit, stack, wanted):
         for machine in machines
     }
     clauses = [f"{host}: {obstacle}" for host, obstacle in obstacles.items() if obstacle]
-    if clauses and wanted["apex_extensions"] == "true":
+    if clauses and settings["apex_extensions"] == "true":
         raise PlanError(
             "apex_extensions is true, and they cannot be built on every machine that gets apex: "
             + "; ".join(clauses)

@@ -38,9 +38,9 @@ class VarsModule(BaseVarsPlugin):
         typed = all("," in source for source in sources)  # `-i localhost,` has no groups
         for entity in entities:
             of_group = isinstance(entity, Group)
-            wrong = group_fault(entity, typed) if of_group else machines.fault(entity.name)
-            if wrong:
-                raise AnsibleError(f"the inventory {' '.join(sources)} {wrong}")
+            fault = group_fault(entity, typed) if of_group else machines.fault(entity.name)
+            if fault:
+                raise AnsibleError(f"the inventory {' '.join(sources)} {fault}")
         return {}
 
 
