@@ -184,7 +184,10 @@ def test_what_a_file_names_often_is_not_copied_as_often():
         ErrorFeedback.load_state_dict(
             SimpleNamespace(kept={}), {"scale": 1, "kept": {"0": [one] * 9}}
         )
-    names = [name for name, _ in weights._flat({key: dict.fromkeys("abc", one), "a": {"b": one}})]
+    names = [
+        name
+        for name, _ in weights._iterate_tensors({key: dict.fromkeys("abc", one), "a": {"b": one}})
+    ]
     assert names == ["a.b"]
     with pytest.raises(UserError, match="1,000 classes"):
         predict._refuse_more_classes(torch.nn.Linear(9, 3), {"weight": torch.ones(3, 9)}, 3, 1000)
