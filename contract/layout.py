@@ -249,21 +249,31 @@ def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any]
     folders = [str(root)]
     while folders:
         folder = folders.pop()
-        read.folders[folder] = Path(folder).stat().st_mtime_ns
-        with os.scandir(folder) as scan:
-            entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
+        try:
+            read.folders[folder] = Path(folder).stat().st_mtime_ns
+            with os.scandir(folder) as scan:
+                entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
+        except (PermissionError, FileNotFoundError):
+            # The script may well do without it, as without a disk's lost+found.
+            if folder == str(root):
+                raise
+            read.leave_out("folders that cannot be read")
+            continue
         for entry in entries:
+            progress()
             if entry.is_symlink() and not _leads_on(entry):
                 read.broken_links.append(entry.path)
             elif entry.is_dir():
                 folders.append(entry.path)
             elif entry.is_file():
-                files, bytes_of_file = files + 1, entry.stat().st_size
-                size += bytes_of_file
+                try:
+                    bytes_of_file = entry.stat().st_size
+                except FileNotFoundError:  # a lock or a cache, which is gone meanwhile
+                    continue
+                files, size = files + 1, size + bytes_of_file
                 total.update(os.fsencode(f"{entry.path[begin:]}\0{bytes_of_file}\n"))
             else:
                 read.leave_out("that are no files")  # sockets and named pipes
-        progress()
     if not files:
         there = read.left_out() and f", but {read.left_out()}"
         raise LayoutError(f"{root} has no files{there}.")
@@ -398,7 +408,7 @@ def listings(
 ) -> Dict[str, Dict[str, Any]]:
     """Return classes, images and a hash of names and sizes of each split, and of a data set of the
     kind `files` those of all its files, as the split FILES. They are made again only when one of
-    the folders has changed. `progress` is called after each class or folder. Raises LayoutError.
+    the folders has changed. `progress` is called after each class or file. Raises LayoutError.
     """
     real = root.resolve()
     cache = node_dir / "manifests" / hashlib.sha256(os.fsencode(str(real))).hexdigest()[:16]

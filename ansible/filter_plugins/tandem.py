@@ -135,7 +135,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
 SHAPES = {
     "interface_facts": {0: Printed},
     "connection_end": {0: Printed},
-    "data_lack": {1: list[Printed]},
+    "data_lack": {2: Printed},
     "cut_off": {0: Printed},
     "driver_outcome": {1: Printed, 2: Smi},
     "former_hosts_file": {0: Printed},

@@ -1,10 +1,17 @@
-"""Check that rsync may copy a data set, and explain its failures: pure functions of texts."""
+"""Check that rsync may copy a data set, and explain its failures, from what programs printed."""
 
+import contextlib
+import os
 import re
+from pathlib import Path
+
+from contract.text import size
 
 # So many files may be deleted, as when bad images were removed at the source.
 MAX_DELETIONS = 100
 MAX_DELETED_FRACTION = 0.05
+NEW_FILE = re.compile(r"[<>]f\+{7,} (.*)")  # in what `rsync --itemize-changes` prints
+BLOCK_BYTES = 512  # of stat's st_blocks
 
 
 def data_refusal(name, changes, file_count, allowed):
@@ -27,23 +34,35 @@ def data_refusal(name, changes, file_count, allowed):
     )
 
 
-def data_lack(measured, rooms, root):
-    """Tell how much space a disk lacks for the data sets that differ; "" if none.
+def data_lack(names, changes, room, source, root):
+    """Say what a disk lacks for the files that will be new there; "" if nothing.
 
-    measured: output of `du` on the control machine for each data set, "" if nothing is to be
-    copied; rooms: outputs of the machine, with the bytes it has, if any, and the free bytes.
+    names: the data sets; changes: for each, what `rsync --dry-run` would do, one line each; room:
+    what `df` printed, the free bytes at the end; source, root: the folders of data sets here and on
+    the machine. Files that are replaced do not count: how much they give back is not known.
     """
-    missing_bytes = free = 0
-    for du, room in zip(measured, rooms):
-        if du:
-            *present, free = map(int, re.findall(r"^[0-9]{1,18}$", room, re.MULTILINE)) or [0]
-            missing_bytes += max(0, int(du.split()[0]) - sum(present))
-    if missing_bytes <= free:
+    needed = 0
+    for name, lines in zip(names, changes):
+        for line in lines:
+            if match := NEW_FILE.fullmatch(line):
+                file = Path(source, name, unescape(match[1]))
+                with contextlib.suppress(OSError):  # gone since
+                    needed += file.stat().st_blocks * BLOCK_BYTES  # holes take no room
+    # If the machine does not say how much is free, the copy itself shows whether it fits.
+    match = re.search(r"\b[0-9]{1,18}\s*\Z", room)
+    free = int(match[0]) if match else needed
+    if needed <= free:
         return ""
     return (
-        f"the data sets need {missing_bytes / 1e9:.1f} GB more, and the disk of {root} has "
-        f"{free / 1e9:.1f} GB free. Nothing was copied: make room there, or mount a larger disk."
+        f"the new files of the data sets take {size(needed)}, and the disk of {root} has "
+        f"{size(free)} free. Nothing was copied: make room there, or mount a larger disk."
     )
+
+
+def unescape(name):
+    """Undo rsync's way to print bytes that a terminal cannot show: `\\#012` for a line feed."""
+    raw = re.sub(rb"\\#([0-3][0-7]{2})", lambda m: bytes([int(m.group(1), 8)]), os.fsencode(name))
+    return os.fsdecode(raw)
 
 
 def copy_failure(host, error, trace):

@@ -52,6 +52,11 @@ def test_links_arrive_as_what_they_lead_to_and_a_shell_that_prints_is_named(pair
     assert texts == f"a {1 << 28} 0\n"
     assert changes(play(pair, book, *words)) == {"node1": 0}
     assert complaint(pair, tmp_path, "data", *words) == ""
+    pair.ssh(1, "sudo mount -t tmpfs -o size=100k,mode=1777 none /mnt")
+    small = json.dumps({**given, "data_root": "/mnt/data"})
+    refused = play(pair, book, *words[:2], "-e", small, check=False)
+    assert failures(refused) == {"node1"} and "the disk of /mnt/data has" in said(refused)
+    assert pair.ssh(1, "find /mnt/data -type f; sudo umount /mnt") == ""
     (tmp_path / "full/train/n1/0.jpg").unlink()
     assert "differs from the control machine's data/small" in complaint(
         pair, tmp_path, "data", *words

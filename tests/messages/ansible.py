@@ -3,6 +3,7 @@
 import json
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -48,6 +49,16 @@ from tests.unit.ansible.test_provision_preflight import ILL, SSH, of_ssh, two_ca
 from tests.unit.ansible.test_share_filters import LSBLK, PLACE, mounted
 
 data_set = load("ansible/data_set.py")
+
+
+def no_room():
+    of_100_gb = mock.Mock(**{"stat.return_value.st_blocks": 10**11 // 512})
+    with mock.patch.object(data, "Path", lambda *names: of_100_gb):
+        return data.data_lack(
+            ["coco"], [["<f+++++++++ a"]], f"Avail\n{10**10}\n", "/d", "/srv/data"
+        )
+
+
 faults = preflight.network
 
 
@@ -350,7 +361,7 @@ OTHERS = {
     "offline, other release": error(offline.bundle_needed, HOSTS, ["desk"], SAID, "cpu"),
     "data, deletions": partial(data.data_refusal, "imagenet", DELETIONS, 400, False),
     "data, no folder": lambda: data_set.examine(Path("/nowhere"), "images")[0],
-    "data, no room": partial(data.data_lack, [f"{10**11}\t/d"], [f"{10**10}\n"], "/srv/data"),
+    "data, no room": no_room,
     "data, a shell that prints": partial(
         data.copy_failure,
         "node1",

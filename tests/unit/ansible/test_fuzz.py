@@ -144,7 +144,7 @@ ASKED = {
     "interface_facts": (IP, "eth0", "pc1"),
     "connection_end": ("192.168.56.1 40310 192.168.56.111 22",),
     "cut_off": (SOCKETS, "22", []),
-    "data_lack": (["5000000\tdata/x\n"], ["1000\n2000\n"], "/srv/tandem"),
+    "data_lack": (["x"], [["<f+++++++++ a"]], "Avail\n2000\n", "/nowhere", "/srv/tandem"),
     "driver_outcome": (GOOD_FACTS, "No such device", {"rc": 0, "text": "580.126.20"}),
     "former_hosts_file": ("127.0.0.1 localhost\n# tandem replaced: 127.0.1.1 pc1\n",),
     "hosts_file": ("127.0.0.1 localhost\n127.0.1.1 pc1\n", {"pc1": "10.0.0.1"}),

@@ -79,18 +79,17 @@ def test_a_data_set_is_a_name_or_a_name_with_a_kind(entry, read):
             read_data_sets([entry])
 
 
-@pytest.mark.parametrize(
-    ("rooms", "lacks"),
-    [
-        (["50\n49\n", ""], True),
-        (["50\n50\n", ""], False),
-        (["99\n", ""], True),
-        (["100\n", ""], False),
-    ],
-)
-def test_a_disk_has_room_for_what_is_not_there_yet(rooms, lacks):
-    """Of two data sets, of which the second is there: 100 bytes are needed."""
-    assert bool(data_lack(["100\t/d/coco", ""], rooms, "/srv/data")) == lacks
+def test_a_disk_has_room_for_the_files_that_are_new_there(tmp_path):
+    """Holes take no room, and replaced files give theirs back."""
+    (tmp_path / "coco").mkdir()
+    (tmp_path / "coco/a\nb.bin").write_bytes(bytes(1 << 20))
+    (tmp_path / "coco/replaced").write_bytes(bytes(1 << 20))
+    with (tmp_path / "coco/holes.h5").open("wb") as file:
+        file.truncate(1 << 40)
+    lines = [r"<f+++++++++ a\#012b.bin", "<f.st...... replaced", "<f+++++++++ holes.h5"]
+    for free, lacks in (("1000000", True), ("1100000", False), ("no such folder", False)):
+        room = f"Avail\n{free}\n"
+        assert bool(data_lack(["coco", "x"], [lines, []], room, tmp_path, "/srv/data")) == lacks
 
 
 CLEAN = "rsync: protocol version mismatch -- is your shell clean?"

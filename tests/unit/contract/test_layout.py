@@ -1,5 +1,6 @@
 """What counts as an image of a data set, and what is said of the rest."""
 
+import contextlib
 import os
 import shlex
 import subprocess
@@ -125,3 +126,24 @@ def test_all_files_of_a_folder_are_listed_and_again_when_a_folder_has_changed(tm
     assert read() == first
     (root / "a/1.txt").rename(root / "a/2.txt")
     assert read()["sha256"] != first["sha256"]
+
+
+def test_a_script_s_folder_may_have_a_part_that_cannot_be_read_and_files_that_go(
+    tmp_path, monkeypatch
+):
+    """As a whole disk has lost+found, and a cache files that come and go."""
+    write(tmp_path, "a.txt", "b.txt", "lost+found/c.txt")
+    scandir, beats = os.scandir, []
+
+    def scan(folder):
+        if folder.endswith("lost+found"):
+            raise PermissionError(13, "Permission denied", folder)
+        entries = list(scandir(folder))
+        (tmp_path / "b.txt").unlink(missing_ok=True)
+        return contextlib.closing(entry for entry in entries)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    listing, _ = layout.list_files(tmp_path, lambda: beats.append(1))
+    monkeypatch.undo()
+    assert listing["images"] == 1 and "1 folders that cannot be read" in listing["note"]
+    assert len(beats) >= 3  # for each entry, since one folder may have a million
