@@ -26,11 +26,9 @@ def seal(words: Any) -> str:
         with contextlib.suppress(OSError):
             write_whole(path, secrets.token_bytes(BYTES), 0o600)
         key = _read_key(path)
-    return (
-        hmac.new(key, json.dumps(words, sort_keys=True).encode(), "sha256").hexdigest()
-        if key
-        else ""
-    )
+    if not key:
+        return ""
+    return hmac.new(key, json.dumps(words, sort_keys=True).encode(), "sha256").hexdigest()
 
 
 def _read_key(path: Path) -> bytes:

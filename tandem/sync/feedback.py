@@ -279,19 +279,23 @@ class ErrorFeedback(Sync):
         if not isinstance(state, dict):
             raise ValueError("no dict")
         scale = checked_scale(state["scale"])
-        there = state["kept"]
-        if not isinstance(there, dict) or not all(isinstance(one, list) for one in there.values()):
+        buckets = state["kept"]
+        if not isinstance(buckets, dict) or not all(isinstance(b, list) for b in buckets.values()):
             raise ValueError("no buckets by number")
-        # `_state_of` compares the sizes, once DDP has made its buckets.
-        every = [one for now in there.values() for one in now if isinstance(one, torch.Tensor)]
-        begins = [one.data_ptr() for one in every if one.layout is torch.strided and one.numel()]
-        if len(set(begins)) < len(begins):  # each would be copied
+        # Each place is copied below, so a small file that names one tensor often would take any
+        # memory. `_state_of` compares the sizes, once DDP has made its buckets.
+        tensors = [t for bucket in buckets.values() for t in bucket if isinstance(t, torch.Tensor)]
+        addresses = [t.data_ptr() for t in tensors if t.layout is torch.strided and t.numel()]
+        if len(set(addresses)) < len(addresses):
             raise ValueError("one tensor in several places")
-        kept = {int(str(i)[:9]): [kept_tensor(one) for one in now] for i, now in there.items()}
+        kept = {
+            int(str(index)[:9]): [kept_tensor(tensor) for tensor in bucket]
+            for index, bucket in buckets.items()
+        }
         self.scale = scale
-        for index, tensors in kept.items():
-            own = [tensor.to(self.carrier.device, copy=True) for tensor in tensors]
-            self.kept[index] = BucketState(own, [torch.zeros_like(one) for one in own])
+        for index, bucket in kept.items():
+            errors = [tensor.to(self.carrier.device, copy=True) for tensor in bucket]
+            self.kept[index] = BucketState(errors, [torch.zeros_like(error) for error in errors])
 
     @property
     def owners(self) -> Tuple[int, ...]:
