@@ -48,12 +48,12 @@ READ_BELOW = "read its last lines below"  # where nothing better is known
 
 @dataclass(frozen=True)
 class Failure:
-    """Describes what went wrong on one node, as it reached the control machine.
+    """Describes what went wrong on one node, as the control node saw it.
 
     `source`: worker (a rank failed), launch (launch failed), gone (the machine, or the connection
     to it), guard (its guard was killed, or sends what no guard sends), busy (another run has the
     machine), left (a rank ended with 0, and the others lost it or it printed an exception), idle (a
-    rank does nothing after another ended with 0), paused (the control machine did not run, so the
+    rank does nothing after another ended with 0), paused (the control node did not run, so the
     lease ended), hung (a rank for which the others waited until they gave up), alone (all ranks
     returned 0, and some have met no other). `has_exit_codes`: the program's exit codes are those of
     contract/errors.py, and it takes the trainer's options.
@@ -133,7 +133,7 @@ class Failure:
             "after": "" if self.seconds is None else f" after {self.seconds:.0f} s",
             "and_message": f": {self.message}" if self.message else "",
             "and_error": f": {self.exception}" if self.exception else "",
-            "and_last_line": f"; it printed last: {self.last_line}" if self.last_line else "",
+            "and_last_line": f"; its last line is: {self.last_line}" if self.last_line else "",
         }
         return {name: value for name, value in words.items() if value is not None} | ends
 
@@ -252,10 +252,9 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         _says(r"No space left on device|Disk quota exceeded|Errno 28|ENOSPC"),
         sentence="{who}: its disk is full",
         known="its disk is full",
-        remedy="make room where node_dir lies (old runs: <node_dir>/runs), then continue with "
+        remedy="delete old runs in <node_dir>/runs on that machine, then type "
         "`make train RESUME=latest`",
-        general_remedy="make room where node_dir lies (old runs: <node_dir>/runs), then "
-        "start it again",
+        general_remedy="delete old runs in <node_dir>/runs on that machine, then start it again",
         restart=Restart.HELPS,
     ),
     *(
@@ -288,68 +287,68 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         _from("busy"),
         priority=CausePriority.BUSY,
         sentence="{host}: {message}",
-        remedy="wait for it (QUEUE=1), or ask its owner",
+        remedy="wait with QUEUE=1, or ask the person who started that run",
     ),
     FailureKind(
         _from("paused"),
-        sentence="{message}, so {host} heard nothing from it and stopped its part",
-        remedy="do not stop or suspend the control machine during a run (with DETACH=1 it needs no "
+        sentence="{message}, so {host} received no messages and ended its processes",
+        remedy="do not stop or suspend the control node during a run (with DETACH=1 it needs no "
         "terminal); `make train RESUME=latest` continues the run",
-        general_remedy="do not stop or suspend the control machine during a run (with "
+        general_remedy="do not stop or suspend the control node during a run (with "
         "DETACH=1 it needs no terminal)",
         reason="{message}",
     ),
     FailureKind(
         _from("hung"),
-        sentence="{who} held the others up until they gave up: {message}",
-        remedy="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); MAX_RESTARTS=3 "
-        "starts the run again",
-        general_remedy="look there at what holds it (ps -eo pid,stat,wchan:20,cmd; dmesg); "
-        "with RESUME_ARGS= and MAX_RESTARTS=3 a run starts again",
+        sentence="the other ranks waited for {who} until they gave up: {message}",
+        remedy="find out on that machine what the process waits for (ps -eo pid,stat,wchan:20,cmd; "
+        "dmesg); MAX_RESTARTS=3 starts the run again",
+        general_remedy="find out on that machine what the process waits for (ps -eo "
+        "pid,stat,wchan:20,cmd; dmesg); with RESUME_ARGS= and MAX_RESTARTS=3 a run starts again",
         reason="{who} hung",
     ),
     FailureKind(
         _from("left"),
         sentence="{who} ended with 0 after it printed {exception}{and_message}",
-        remedy="read its last lines below; a script that ends with another code after an error "
-        "stops the run at once",
+        remedy="read its last lines below; if the script ends with another exit code after an "
+        "error, the run stops at once",
         reason="{who} ended with 0 after it printed {exception}",
     ),
     FailureKind(
         _from("left"),
-        sentence="{who} had ended in order{after}, while {message} went on and waited for it",
-        remedy="give each rank as many batches: by a DistributedSampler, drop_last=True of the "
-        "loader, or DistributedDataParallel's join()",
-        reason="{who} had ended before the others",
+        sentence="{who} finished{after}, while {message} still waited for it",
+        remedy="give each rank the same number of batches: use a DistributedSampler, "
+        "drop_last=True in the DataLoader, or DistributedDataParallel's join()",
+        reason="{who} finished before the other ranks",
     ),
     FailureKind(
         _from("idle"),
         sentence="{who} {message}",
-        remedy="end what it waits for before the script ends, or make its threads daemons "
+        remedy="end its threads and processes before the script ends, or make its threads daemons "
         "(threading.Thread(daemon=True))",
         restart=Restart.SAME_AGAIN,
     ),
     FailureKind(
         _from("alone"),
         sentence="{host}: {message}",
-        remedy="call init_process_group before the model is made, and wrap it in "
-        "DistributedDataParallel; NODES=1 on a machine with one GPU needs neither",
+        remedy="call init_process_group, and wrap the model in DistributedDataParallel; NODES=1 on "
+        "a machine with one GPU needs neither",
         restart=Restart.SAME_AGAIN,
     ),
     FailureKind(
         _from("gone"),
-        sentence="{host} is gone{and_message}",
-        remedy="check that it is switched on and plugged in; MAX_RESTARTS=3 continues without it",
-        general_remedy="check that it is switched on and plugged in; with RESUME_ARGS= and "
-        "MAX_RESTARTS=3 a run goes on without it",
-        reason="{host} gone: {message}",
+        sentence="{host} does not answer any more{and_message}",
+        remedy="check its power and its network cable; MAX_RESTARTS=3 continues without it",
+        general_remedy="check its power and its network cable; with RESUME_ARGS= and "
+        "MAX_RESTARTS=3 a run continues without it",
+        reason="{host} does not answer any more: {message}",
     ),
     FailureKind(
         _from("guard"),
         priority=CausePriority.GUARD,
-        sentence="{host} lost its guard{and_message}",
-        remedy="find out who killed or changed it; MAX_RESTARTS=3 starts the run again",
-        general_remedy="find out who killed or changed it; with RESUME_ARGS= and "
+        sentence="the guard on {host}, the process that watches the ranks, ended{and_message}",
+        remedy="find out who killed it; MAX_RESTARTS=3 starts the run again",
+        general_remedy="find out who killed it; with RESUME_ARGS= and "
         "MAX_RESTARTS=3 a run starts again",
     ),
     FailureKind(_from("launch"), sentence=LAUNCHED, remedy=READ_BELOW),
@@ -357,21 +356,21 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
         _from("launch"),
         priority=CausePriority.LAUNCH,
         sentence="{host} could not run torch.distributed.launch{and_message}{after}",
-        remedy="read nodes/<host>/launch.log of the run",
+        remedy="read nodes/<host>/launch.log in the run's folder",
     ),
     FailureKind(
         _exits(DIVERGED),
         sentence="{own}",
-        remedy="start a new run with what is suggested; such options are given as ARGS='--lr 0.01'",
+        remedy="start a new run with the suggested options, such as ARGS='--lr 0.01'",
         restart=Restart.SAME_AGAIN,
         one_rank_explains=True,
-        no_resume="what was saved before is in runs/{run}/checkpoints; RESUME={run} would repeat "
-        "the steps that diverged, and end in the same way",
+        no_resume="runs/{run}/checkpoints has the last checkpoint; RESUME={run} would repeat the "
+        "steps that diverged, and fail again",
     ),
     FailureKind(
         _exits(DIVERGED),
-        sentence="the loss is not finite any more",
-        remedy="start a new run with a smaller learning rate, as ARGS='--lr 0.01'",
+        sentence="the loss became infinite or NaN",
+        remedy="start a new run with a smaller learning rate, such as ARGS='--lr 0.01'",
     ),
     FailureKind(
         _exits(DATA_LOST),
@@ -384,14 +383,14 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     FailureKind(
         _exits(BAD_INPUT),
         sentence="{who}: {last}",
-        remedy="correct it and start again",
+        remedy="correct this and start again",
         restart=Restart.SAME_AGAIN,
         one_rank_explains=True,
     ),
     FailureKind(_lost_its_peer, priority=CausePriority.PEER_LOST),
     FailureKind(
         _from("worker"),
-        sentence="{who} ended with exit code {exit_code}; it printed last: {last_line}",
+        sentence="{who} ended with exit code {exit_code}; its last line is: {last_line}",
         remedy=READ_BELOW,
         reason="{who} failed: {how}",
     ),

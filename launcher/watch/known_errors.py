@@ -24,16 +24,16 @@ KNOWN_ERRORS = tuple(
 # {name: (meaning, remedy)}
 SIGNALS = {
     "SIGKILL": (
-        "it was killed, by a person or by the kernel when memory ran out",
-        "look at `journalctl -k` of that machine for `Out of memory`",
+        "somebody killed it, or the kernel did because memory ran out",
+        "search `journalctl -k` on that machine for `Out of memory`",
     ),
     "SIGSEGV": (
         "it crashed inside a library",
-        "run again without loader processes; if it happens again, check the machine's memory",
+        "run again without loader processes; if it crashes again, test the machine's memory",
     ),
     "SIGBUS": (
-        "it ran out of shared memory, or a file it had mapped vanished",
+        "shared memory was full, or a file that it had mapped is gone",
         "check /dev/shm and the data's disk",
     ),
-    "SIGTERM": ("something on that machine ended it", "find out who did"),
+    "SIGTERM": ("a person or a program on that machine ended it", "find out who"),
 }

@@ -189,7 +189,7 @@ def oomd_kill(trial):
     assert trial.lab.admin(trial.node, f"sudo python3 -c '{STANDIN_OOMD}'") == "1\n"
     trial.finished_on(trial.all)
     said = trial.cause(host=f"node{trial.node}")
-    assert "systemd-oomd ended the run there, since memory was short" in said
+    assert "systemd-oomd ended the run on this machine because memory was short" in said
 
 
 def small_disk(lab, node):

@@ -143,7 +143,7 @@ def test_a_run_is_refused_where_its_disk_is_full(start, small_disk, size, forced
     run = start(1, *(["--force"] if forced else []), disk=small_disk(size))
     assert run.end() == 2
     assert re.search(
-        r"^tandem: this machine: only \d+ MiB free on the disk of runs/", run.said(), re.M
+        r"^tandem: control node: only \d+ MiB are free on the disk of runs/", run.said(), re.M
     )
     assert ("FORCE=1" in run.said()) == (not forced)
     assert ", attempt 1" not in run.said() and list(run.disk.iterdir()) == []

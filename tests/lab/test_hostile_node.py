@@ -36,7 +36,7 @@ class Lie:
 
 
 def sent(what: str) -> str:
-    return rf"tandem: node2 lost its guard: it sent something that no guard sends: {what}"
+    return rf"tandem: the guard on node2, .*, ended: it sent something that no guard sends: {what}"
 
 
 # The training waits for this one, so that nothing of it is said before.
@@ -48,7 +48,7 @@ ATTEMPTS = [
     Lie(AT_ONCE, SILENT),
     Lie(
         "lines that are no frames",
-        r'tandem: node2 lost its guard: \[\[\[.* \["exit"\] "exit" null 7 ',
+        r'tandem: the guard on node2, .*, ended: \[\[\[.* \["exit"\] "exit" null 7 ',
     ),
     Lie("a path for a record", sent(r"a record '\.\./\.\./.*\.bashrc', which is none of its own")),
     Lie("a piece that comes twice", sent(r"byte \d+ of rank1\.1\.steps\.jsonl after byte \d+")),
@@ -58,7 +58,7 @@ ATTEMPTS = [
     Lie("escapes", "tandem: node2 could not run torch.distributed.launch: launch \x1b\\[31mred"),
     Lie("specials", LEFT_OUT.format(MACHINE) + "it is not a regular file there", 0),
 ]
-INVALID = "what it says of itself is impossible: "
+INVALID = "its answer is impossible: "
 REFUSED = [
     Lie("an answer of wrong types", rf"{INVALID}answer\.cores: expected `int`", 2),
     Lie("a home of two lines", rf"{INVALID}answer\.home: expected `str` matching", 2),

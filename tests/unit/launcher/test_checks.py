@@ -54,7 +54,7 @@ def ready(monkeypatch, tmp_path):
 def test_weights_that_can_be_nowhere_are_refused_before_any_machine_is_asked(ready, file):
     with pytest.raises(UserError, match="there is no such file here"):
         ready(args=["--weights", file])
-    with pytest.raises(UserError, match="cannot be written"):  # the machines may have this one
+    with pytest.raises(UserError, match="cannot write to"):  # the machines may have this one
         ready({"writable": False}, args=["--weights", "/no/best.pt"])
 
 
@@ -85,7 +85,7 @@ def test_who_waits_for_an_hour_is_told_of_once(ready, monkeypatch, tmp_path):
 
 
 def test_what_waiting_does_not_mend_is_said_before_it(ready):
-    with pytest.raises(UserError, match="cannot be written") as caught:
+    with pytest.raises(UserError, match="cannot write to") as caught:
         ready({"gpus": BUSY, "writable": False}, queue=True)
     assert "in use" not in str(caught.value)
     assert ready.slept == []

@@ -17,13 +17,24 @@ from tests.unit.launcher.launcher_values import host
 FAILED = """say(type="exit", reason="failed", message=None, exit_code=None, signal="SIGKILL",
     mono_start=0.0, mono_end=1.0, workers={}, ended=[], left=[])"""
 
+GUARD_ENDED = "the guard on node1, the process that watches the ranks, ended"
+
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("import os; os.kill(os.getpid(), 9)", "node1 lost its guard: it was killed after 0 s"),
-        ("end('guard')", "node1 lost its guard: a part of its guard was killed after 0 s"),
-        (FAILED, "node1: torch.distributed.launch was ended by SIGKILL after 0 s: it was killed"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            f"{GUARD_ENDED}: it was killed after 0 s",
+        ),
+        (
+            "end('guard')",
+            f"{GUARD_ENDED}: a part of its guard was killed",
+        ),
+        (
+            FAILED,
+            "node1: torch.distributed.launch was ended by SIGKILL after 0 s: somebody killed it",
+        ),
     ],
 )
 def test_whatever_was_killed_on_a_machine_is_named_with_the_time(tmp_path, script, said):
@@ -67,6 +78,6 @@ def test_the_machines_of_the_example_are_known_as_such():
     hosts = [host(int(name[4:]), address=address) for name, address in shipped.items()]
     silent = {name: f"{name} is silent" for name in shipped}
     example, *others = look.unreached(hosts, silent)
-    assert "these are the machines of the example" in example and others == ["node1 is silent"]
+    assert "the inventory lists the sample machines" in example and others == ["node1 is silent"]
     assert look.unreached(hosts, {"node2": "node2 is silent"}) == ["node2 is silent"]
     assert look.unreached([host(7)], {"node7": "node7 is silent"}) == ["node7 is silent"]

@@ -133,7 +133,7 @@ def test_what_fails_on_a_machine_is_said_and_nothing_is_predicted(cluster, capsy
     cluster("import sys; print('trainer: no such model', file=sys.stderr); sys.exit(2)")
     assert plan() == 2
     told = capsys.readouterr()
-    said = "tandem: it could not be measured: node1, rank 0: trainer: no such model: correct it"
+    said = "tandem: it could not be measured: node1, rank 0: trainer: no such model: correct this"
     assert told.err.replace("node2", "node1").startswith(said)
     assert len(told.err.splitlines()) == 1
     assert "x one" not in told.out and not list((tmp_path / "runs").glob("plan-*"))

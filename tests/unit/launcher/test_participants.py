@@ -248,7 +248,7 @@ def test_a_start_leaves_machines_out_and_says_why(machines):
     ]
     machines["node2"] = problem("python-missing", host(2), python="/no/python", said="no file")
     assert (
-        "without node2 (192.0.2.2): no Python at /no/python"
+        "without node2 (192.0.2.2): there is no Python at /no/python"
         in begin(Participants(DESKS, Config(min_nodes=1)))[2]
     )
 
@@ -402,7 +402,7 @@ def test_a_run_that_is_stopped_while_it_waits_says_what_it_waited_for(machines):
     )
     found.note_sign("node1", None)
     assert found.select(Moment.RESTART).left_out["node1"].said == (
-        "it has been free for less than 10 min"
+        "somebody used it less than 10 min ago"
     )
     machines["node2"] = {"writable": False}
     with pytest.raises(UserError) as caught:

@@ -249,7 +249,7 @@ def test_a_machine_lost_at_a_restart_is_one_more_failure(start, monkeypatch):
     statuses = [one["status"] for one in (first, second, third)]
     assert statuses == ["failed", "failed", "finished"]
     assert "failed: exit code 9" in second["reason"] and second["first_cause"]["host"] == "node10"
-    assert "starting again: node10 gone: node10 (" in said
+    assert "starting again: node10 does not answer any more: node10 (" in said
     assert len({one["master_port"] for one in (first, second, third)}) == 3
     given = [line for line in said.splitlines() if f"] {third['master_port']} " in line]
     assert given and all(line.endswith("--resume auto") for line in given)
