@@ -25,7 +25,7 @@ from .coordinates import host_name, read_coordinates
 from .process_facts import describe_gradients, describe_process, peak_memory_bytes
 from .samples import SampleCounter, checksum, pixels_of, tensors_in
 from .step_lines import Lines
-from .sync.attach import attached_to
+from .sync.attach import find_attached
 from .sync.unsummed import UnsummedSteps, watch_steps
 
 
@@ -142,7 +142,7 @@ class Timings:
         fields: Dict[str, Any] = {"step": self._steps, "epoch": self._epochs}
         fields["samples"] = samples if samples is None else int(samples)
         # A strategy that has not begun yet sums exactly.
-        exchanges = [attached_to(model()) for model in self._models]
+        exchanges = [find_attached(model()) for model in self._models]
         if any(e and e.sync.strategy.rule.warms and e.exact for e in exchanges):
             fields["exact"] = True
         unsummed = max((steps.count for steps in self._unsummed), default=0)
@@ -188,7 +188,7 @@ class Timings:
         rank_batch = int(samples or 0)
         models = [getattr(wrapper, "module", wrapper) for wrapper in wrapped]
         summed = [m for w, m in zip(wrapped, models) for _ in range(self._sums[w])]
-        exchanges = [attached_to(wrapper) for wrapper in wrapped]
+        exchanges = [find_attached(wrapper) for wrapper in wrapped]
         specs = [exchange.sync.strategy.spec if exchange else EXACT for exchange in exchanges]
         fields = {
             **describe_process(self.coordinates, self.host, self.device, self.clock.started),

@@ -1,7 +1,7 @@
-"""Means of gradients by torch's own hooks of DDP: in their own precision, or in 16 bits.
+"""Average gradients with torch's hooks for DDP, in the gradients' precision or in 16 bits.
 
-Half the bytes: fp16 has 11 significant bits and overflows above 65,504; bf16 has 8 and the range of
-float32.
+16 bits halve the bytes. fp16 has 11 significant bits and overflows above 65,504; bf16 has 8, and
+the range of float32.
 """
 
 from typing import Optional
@@ -31,12 +31,13 @@ class BF16(AllReduce):
     torch_hook = staticmethod(default_hooks.bf16_compress_hook)
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
-        """Raises UserError where the backend cannot sum bf16, as with Gloo in torch 1.12."""
+        """Prepare, and raise UserError if the backend cannot sum bf16."""
         super().setup(device, topology)
+        # Gloo of torch 1.12 cannot. A trial shows it before the first step does.
         try:
             dist.all_reduce(torch.zeros(1, dtype=torch.bfloat16, device=device))
         except RuntimeError as error:
             raise UserError(
-                f"--sync {self.strategy.spec}: {dist.get_backend()} of torch {torch.__version__} "
-                "cannot sum bf16: use --sync fp16, or a newer torch."
+                f"--sync {self.strategy.spec}: the backend {dist.get_backend()} of torch "
+                f"{torch.__version__} cannot sum bf16: choose fp16, or use a newer torch."
             ) from error

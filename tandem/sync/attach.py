@@ -1,15 +1,14 @@
-"""Our strategies in anybody's loop: sums of gradients for any DDP model, optimizer and script.
+"""Sum the gradients of any DDP model with one of our strategies.
 
     ddp = DistributedDataParallel(model)
     tandem.sync.attach(ddp, "ef:5", optimizer=optimizer)
 
-The trainer has it, too. Where a step begins, and what its loss scale is, is found out here: a step
-is what an optimizer makes of the backwards that communicate before it, and the first bucket of the
-next one closes it. `Usage` hears which of them it used, and what each rank receives says whether
-gradients overflowed, so a loop needs to tell nothing.
+The loop reports nothing to us. A step is all backwards that sum gradients before one optimizer
+step, and the first bucket of the next backward closes it. `SumUsage` finds out which sums the
+optimizer used. The received sums show whether gradients overflowed.
 
-DDP's C++ part owns the hook and with it an `Attached`, which therefore refers to its model weakly:
-no garbage collector sees through that part. Threads and process groups end with the model.
+DDP's C++ part owns the hook and its `Attached`, and no garbage collector looks into that part.
+`Attached` therefore refers to its model weakly. Threads and process groups end with the model.
 """
 
 import os
@@ -28,35 +27,35 @@ from torch.nn.parallel import DistributedDataParallel
 
 from contract import prices
 from contract.errors import UserError
-from contract.strategies import ADAM, AUTO, EXACT, SGD, parse, usages
-from contract.strategies import ATTACHED as WHOSE
+from contract.strategies import ADAM, ATTACHED, AUTO, EXACT, SGD, parse, usages
 
 from ..compat import timeout_of
 from ..coordinates import host_name, numbered, read_coordinates
 from ..exchange import Exchange
-from .base import NONE, Future, Sync, Topology, Unused, sum_over_ranks
+from .base import ALL_USED, Future, Sync, Topology, sum_over_ranks
 from .carrier import PeerLost
 from .kinds import effective_spec, family_of, make
 from .unsummed import UnsummedSteps, watch_steps
-from .usage import Usage
+from .usage import SumUsage
 
-# What torch says where a sum has failed for want of a peer.
-LOST = "gloo|NCCL|[Tt]imed out|Connection (closed|reset)"
+# torch raises RuntimeError for everything. These words are in its messages about a lost peer.
+LOST_PEER = "gloo|NCCL|[Tt]imed out|Connection (closed|reset)"
 SHARDED = ("FullyShardedDataParallel", "FSDPModule")
 
-# What is attached to which model, for `tandem.timings`.
-ATTACHED: "weakref.WeakKeyDictionary[Any, Attached]" = weakref.WeakKeyDictionary()
+# For `find_attached`, because old torches do not list a model's hooks.
+_BY_MODEL: "weakref.WeakKeyDictionary[Any, Attached]" = weakref.WeakKeyDictionary()
 
 
 class Attached:
-    """A strategy at work in the backwards of one DDP model."""
+    """A strategy that averages the gradients of one DDP model."""
 
-    sync: Sync  # from `connect` on, as are these
+    # `connect` sets these.
+    sync: Sync
     device: torch.device
     effective_spec: str
-    hosts: List[str]  # of each rank
-    usage: Optional[Usage] = None  # of the sums, where a strategy keeps what it leaves out of them
-    world = 0
+    hosts: List[str]  # by rank
+    usage: Optional[SumUsage] = None  # only for strategies that keep rounding errors
+    world = 0  # ranks
 
     def __init__(
         self,
@@ -67,43 +66,44 @@ class Attached:
         machines: Optional[Sequence[int]] = None,
         optimizer: Any = None,
     ) -> None:
-        """Raises UserError."""
+        """Check the arguments of `attach`. Raises UserError."""
         if spec == AUTO:
             raise UserError(
-                f"{WHOSE} auto: what hides depends on the time of a step and on the link, which a "
-                "run measures: time the loop (tandem.timings), and the report of "
-                f"`make train SCRIPT=train.py` names the strategy; here it is one of {usages()}."
+                f"{ATTACHED} auto: the best strategy depends on the step time and on the network, "
+                "which only a run measures. Time the loop with tandem.timings and start it with "
+                "`make train SCRIPT=train.py`: the report recommends a strategy. "
+                f"Here choose one of {usages()}."
             )
-        parse(spec, WHOSE)
+        parse(spec, ATTACHED)
         if type(warmup_steps) is not int or warmup_steps < 0:
             raise UserError(
-                f"{WHOSE}: warmup_steps is a whole number from 0, not {warmup_steps!r}."
+                f"{ATTACHED}: warmup_steps must be a whole number from 0, not {warmup_steps!r}."
             )
         self.spec, self.warmup_steps, self.scaler = spec, warmup_steps, scaler
         self.patience, self.machines, self.family = patience, machines, family_of(optimizer)
         self._optimizer = optimizer  # until `connect`
-        # Called in backward as the last bucket is handed over: from then on sums are waited for.
+        # Called in backward once the last bucket is handed over: from then on backward only waits.
         self.on_last_bucket: Callable[[], None] = lambda: None
-        self.say: Callable[[str], None] = _say  # on rank 0
-        self._said: Set[str] = set()
-        self.scaled = parse(spec).of(self.family).spec  # with its scale
-        self.steps = 0  # that have begun, without those of `warm_up_buckets`
-        self.exact = True  # whether the last step was
-        self._scale: Optional[float] = None  # of the coming step, where a forward has read it
+        self.say: Callable[[str], None] = _print_note  # used on rank 0
+        self._printed_notes: Set[str] = set()
+        self.scaled_spec = parse(spec).of(self.family).spec  # with the scale that `auto` means
+        self.steps = 0  # begun, without the pass of `warm_up_buckets`
+        self.exact = True  # in the last step
+        self._loss_scale: Optional[float] = None  # of the next step, if a forward has read it
         self._sums: List[Future] = []  # of this step's buckets
-        self._ordered = False  # whether a backward has told DDP the order of its buckets
-        self._settling = False
+        self._buckets_are_ordered = False  # DDP orders its buckets by the first backward
+        self._in_blank_pass = False
         self._model: Callable[[], Any] = lambda: None
-        self._unsummed: Optional[UnsummedSteps] = None  # of a model that is known
-        self._end: Optional[Callable[[], Any]] = None  # from `connect` to `detach`
+        self._unsummed: Optional[UnsummedSteps] = None
+        self._finalizer: Optional[Callable[[], Any]] = None  # from `connect` to `detach`
 
     def __reduce__(self) -> Tuple[Any, ...]:
-        """A copy of a model, or a file of it, has no process groups: DDP sums there by itself."""
+        """Copy or save the arguments only: a copied model has no process groups, and DDP sums."""
         return Attached, (self.spec, self.warmup_steps)
 
     def connect(self, device: torch.device, group: Any, model: Any = None) -> None:
-        """Meet the other ranks. What is needed for it ends with the model, or with this where that
-        is not known. Collective. Raises UserError."""
+        """Agree with the other ranks, and start threads and process groups, which end with the
+        model or, if that is unknown, with this object. Collective. Raises UserError."""
         if self.patience is None:
             self.patience = timeout_of(group, device).total_seconds()
         exchange = Exchange(timedelta(seconds=self.patience))
@@ -114,203 +114,216 @@ class Attached:
         if self.machines is not None:
             if len(self.machines) != self.world:
                 raise UserError(
-                    f"{WHOSE}: machines has {len(self.machines)} numbers and the run "
-                    f"{self.world} ranks."
+                    f"{ATTACHED}: machines has {len(self.machines)} numbers, but the run has "
+                    f"{self.world} ranks: pass one machine number for each rank."
                 )
             machine = str(self.machines[exchange.rank])
-        told = exchange.json([machine, host, self.scaled, self.warmup_steps])
-        asked = [(spec, steps) for _, _, spec, steps in told]
-        if len(set(asked)) > 1:
+        ranks = exchange.json([machine, host, self.scaled_spec, self.warmup_steps])
+        arguments = {(spec, steps) for _, _, spec, steps in ranks}
+        if len(arguments) > 1:
+            variants = ", ".join(sorted(f"{spec!r} after {n} exact steps" for spec, n in arguments))
             raise UserError(
-                f"{WHOSE}: the ranks ask for different things: "
-                f"{', '.join(sorted({f'{spec!r} after {n} exact steps' for spec, n in asked}))}."
+                f"{ATTACHED}: the ranks passed different arguments ({variants}): "
+                "pass the same strategy, optimizer class and warmup_steps on each rank."
             )
-        nodes, self.hosts = numbered([one[0] for one in told]), [str(one[1]) for one in told]
-        self.effective_spec = (
-            effective_spec(self.spec, nodes, self.family) if self.world > 1 else EXACT
-        )
+        nodes = numbered([machine for machine, *_ in ranks])
+        self.hosts = [str(host) for _, host, *_ in ranks]
+        self.effective_spec = EXACT
+        if self.world > 1:
+            self.effective_spec = effective_spec(self.spec, nodes, self.family)
         self.sync = make(self.effective_spec, self.patience)
-        topology = Topology(nodes, exchange.rank).connected(self.patience)
+        topology = Topology(nodes, exchange.rank).connect(self.patience)
         self.sync.setup(device, topology)
         exchange.meet()
         exchange.end()
         if self.sync.strategy.rule.warms:
-            self.usage = Usage(self._optimizer)
+            self.usage = SumUsage(self._optimizer)
         self._optimizer = None
-        owner, give_back = (self, self.sync.end) if model is None else (model, self._release)
-        ends = weakref.finalize(owner, give_back)
-        ends.atexit = False  # where the process ends, all of it does
-        self._end = ends
+        # A finalizer of this object must not refer to it: the object would live forever.
+        owner, release = (self, self.sync.end) if model is None else (model, self._release)
+        finalizer = weakref.finalize(owner, release)
+        finalizer.atexit = False  # threads and connections end with the process anyway
+        self._finalizer = finalizer
         if model is not None:
             self._model = weakref.ref(model)
             self._unsummed = watch_steps(model)
             if self.scaler is not None:
-                model.register_forward_pre_hook(self._before_forward)
+                model.register_forward_pre_hook(self._read_scale_early)
 
     def register(self, model: DistributedDataParallel) -> None:
         """Average the model's gradients from the next backward on. Collective. Raises UserError."""
-        _check(model)
+        check_model(model)
         self.connect(model.device, model.process_group, model)
         try:
             model.register_comm_hook(self, average_bucket)
         except RuntimeError as error:
             self.detach()
             raise UserError(
-                f"{WHOSE}: this model has a communication hook already, and DDP takes one for good:"
-                " remove the other register_comm_hook, or wrap what is in the model anew."
+                f"{ATTACHED}: this model already has a communication hook, and DDP cannot replace "
+                "it: remove the other register_comm_hook call, or wrap the inner model in a new "
+                "DistributedDataParallel."
             ) from error
-        ATTACHED[model] = self
+        _BY_MODEL[model] = self
 
     def _release(self) -> None:
         self.sync.end()
         del self.sync
         self.usage = None
 
-    def _before_forward(self, model: Any, inputs: Any) -> None:
-        """Reading the scale may wait for the device, which would idle within backward."""
-        if self._end and torch.is_grad_enabled() and model.require_backward_grad_sync:
-            self._scale = self._read_scale()
+    def _read_scale_early(self, model: Any, inputs: Any) -> None:
+        """Read the loss scale before forward. Reading may wait for the GPU, and would leave the GPU
+        idle in the middle of backward."""
+        if self._finalizer and torch.is_grad_enabled() and model.require_backward_grad_sync:
+            self._loss_scale = self._read_scale()
 
     def _read_scale(self) -> float:
         follows = self.scaler is not None and self.sync.follows_scale
         return float(self.scaler.get_scale()) if follows else 1.0
 
     def average(self, bucket: dist.GradBucket) -> Future:
-        """Begin to average a bucket over all ranks."""
+        """Begin to average a bucket over all ranks; the future holds a tensor like its buffer."""
         if bucket.index() == 0:
             if self._unsummed is not None:
                 self._unsummed.reset()
-            self._begin(bucket.buffer().device)
+            self._begin_step(bucket.buffer().device)
         if self.usage is not None:
             self.usage.watch(bucket.parameters())
-        mean = self.sync.hook(bucket) if self._end else allreduce_hook(_get_default_group(), bucket)
+        if self._finalizer:
+            mean = self.sync.hook(bucket)
+        else:  # DDP cannot remove a hook, so a detached one sums as DDP would
+            mean = allreduce_hook(_get_default_group(), bucket)
         self._sums.append(mean)
         if bucket.is_last():
             self.on_last_bucket()
-            # Before DDP's own, which waits for the same sums and takes an exception for one.
+            # Queued before DDP's own wait, which would hide the exception of a lost peer.
             Variable._execution_engine.queue_callback(self._wait)
         return mean
 
-    def _begin(self, device: torch.device) -> None:
-        if not self.world:
+    def _begin_step(self, device: torch.device) -> None:
+        """Close the step before this first bucket, and choose whether the next one is exact."""
+        if not self.world:  # `hook` was used: the ranks meet in the first backward
             self.connect(device, _get_default_group())
-        scale, self._scale = self._scale, None
+        scale, self._loss_scale = self._loss_scale, None
         self._sums = []
-        if self._settling:  # sums are exact before the strategy's first step
-            self._ordered = True
+        if self._in_blank_pass:  # a strategy sums exactly before its first `begin`
+            self._buckets_are_ordered = True
             return
-        scale = self._read_scale() if scale is None and self._end else scale
-        unused = self._unused(scale)
-        self.exact = not self._ordered or self.steps <= self.warmup_steps or self._in_doubt
-        self._ordered = True
-        if self._end:
-            self.sync.begin(scale or 1.0, self.exact, unused)
-            self._say_once(self.sync.note)
-
-    def _say_once(self, line: Optional[str]) -> None:
-        if line and line not in self._said and dist.get_rank() == 0:
-            self._said.add(line)
-            self.say(line)
-
-    def _unused(self, scale: Optional[float]) -> Unused:
-        """Of the sum before, as the next one begins; counts the step that this is for."""
-        usage = self.usage
+        if scale is None and self._finalizer:
+            scale = self._read_scale()
+        usage, unused, is_uncertain = self.usage, ALL_USED, False
         if usage is None:
             self.steps += 1
-            return NONE
-        unused = usage.close(skipped=scale is not None and scale < self.sync.scale)
-        self.steps += not usage.in_step
-        self._say_once(about_use(usage))
-        return unused
+        else:
+            # A GradScaler that lowered its scale has skipped the optimizer step.
+            unused = usage.close(skipped=scale is not None and scale < self.sync.scale)
+            self.steps += not usage.in_step
+            self._print_once(describe_unused_sums(usage))
+            # Rounding errors may be kept only if it is known which sums the optimizer used.
+            is_uncertain = usage.saw_partial_step or (usage.dropped_sums > 0 and not usage.saw_step)
+        # DDP makes other buckets after the first backward, so its errors would fit none of them.
+        is_first = not self._buckets_are_ordered
+        self.exact = is_first or self.steps <= self.warmup_steps or is_uncertain
+        self._buckets_are_ordered = True
+        if self._finalizer:
+            self.sync.begin(scale or 1.0, self.exact, unused)
+            self._print_once(self.sync.note)
 
-    @property
-    def _in_doubt(self) -> bool:
-        """Whether it cannot be known which sums are used."""
-        usage = self.usage
-        return usage is not None and (usage.mixed or (usage.dropped > 0 and not usage.heard))
+    def _print_once(self, note: Optional[str]) -> None:
+        if note and note not in self._printed_notes and dist.get_rank() == 0:
+            self._printed_notes.add(note)
+            self.say(note)
 
     def _wait(self) -> None:
-        """Called as backward ends. Raises RuntimeError where a peer was lost."""
+        """Wait for this backward's sums. Raises RuntimeError if a peer is lost."""
         sums, self._sums = self._sums, []
-        if self.usage is not None and not self._settling:
-            # Behind DDP's own, which gives each gradient its sum.
-            Variable._execution_engine.queue_callback(self.usage.summed)
+        if self.usage is not None and not self._in_blank_pass:
+            # Queued behind DDP's own callback, which writes the sums into the gradients.
+            Variable._execution_engine.queue_callback(self.usage.note_sums)
         try:
             for total in sums:
                 total.wait()
         except RuntimeError as error:
-            if not re.search(LOST, str(error)):
+            if not re.search(LOST_PEER, str(error)):
                 raise
-            raise RuntimeError(f"{WHOSE}: {self._lost(error)}") from error
-
-    def _lost(self, error: RuntimeError) -> str:
-        peer = "a peer"
-        if isinstance(error, PeerLost):
-            peer = f"{self.hosts[error.rank]} (rank {error.rank})"
-        what = "is gone"
-        if "imed out" in str(error):
-            what = f"was silent for {self.patience:g} s: it hangs, or the way to it is cut"
-        return f"{peer} {what}; step {self.steps} cannot be summed ({error})."
+            peer = "another rank"
+            if isinstance(error, PeerLost):
+                peer = f"{self.hosts[error.rank]} (rank {error.rank})"
+            if "imed out" in str(error):
+                raise RuntimeError(
+                    f"{ATTACHED}: step {self.steps}: {peer} sent nothing for {self.patience:g} s: "
+                    f"its process hangs, or the network is interrupted ({error})."
+                ) from error
+            raise RuntimeError(
+                f"{ATTACHED}: step {self.steps}: the connection to {peer} was lost: look for the "
+                f"first error in that rank's output ({error})."
+            ) from error
 
     def detach(self) -> None:
-        """From the next step on DDP's own sums, exact ones. Threads, memory and connections are
-        given back. Collective, between two steps."""
-        if self._end is not None:
-            sum_over_ranks(torch.zeros(1, device=self.device)).wait()  # all are done
-            self._end()
-            self._end = None
+        """End threads, memory and connections; from the next step on DDP sums exactly. Collective,
+        between two steps."""
+        if self._finalizer is not None:
+            # No rank may end its groups while another one still sums.
+            sum_over_ranks(torch.zeros(1, device=self.device)).wait()
+            self._finalizer()
+            self._finalizer = None
             vars(self).pop("sync", None)
 
     def warm_up_buckets(self, closure: Callable[[], Any]) -> None:
-        """A throw-away pass, before the first step: `closure` makes a forward through the DDP model
-        and a backward, on any images. DDP orders its buckets by it. Without it the first step is
-        exact instead, and a run that goes on from a checkpoint sums its first step in another order
-        than one that was never stopped. Buffers and random numbers stay as they are, and gradients
-        are dropped. Collective. Raises UserError."""
-        if self._ordered:
-            raise UserError(f"{WHOSE}: warm_up_buckets(closure) comes before the first backward.")
+        """Run a forward and a backward without effect, so that DDP orders its buckets before the
+        first step. `closure` calls the DDP model on any images, and backward on the outputs.
+        Without this call the first step is exact instead, and a resumed run sums its first step in
+        another order than an uninterrupted run. Buffers and random numbers are restored, and
+        gradients dropped. Collective. Raises UserError."""
+        if self._buckets_are_ordered:
+            raise UserError(
+                f"{ATTACHED}: call warm_up_buckets(closure) before the first backward: now DDP has "
+                "ordered its buckets."
+            )
         model = self._model()
         if model is None:
             raise UserError(
-                f"{WHOSE}: warm_up_buckets(closure) needs the model: take attach and not hook."
+                f"{ATTACHED}: warm_up_buckets(closure) needs the model, which hook() does not "
+                "know: use attach instead."
             )
         device = model.device
-        buffers = [(one, one.clone()) for one in model.module.buffers()]
-        self._settling = True
+        buffers = [(buffer, buffer.clone()) for buffer in model.module.buffers()]
+        self._in_blank_pass = True
         try:
             with torch.random.fork_rng([device] if device.type == "cuda" else []):
                 closure()
         finally:
-            self._settling = False
+            self._in_blank_pass = False
             model.zero_grad(set_to_none=True)
             with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-        if not self._ordered:
+                for buffer, saved_values in buffers:
+                    buffer.copy_(saved_values)
+        if not self._buckets_are_ordered:
             raise UserError(
-                f"{WHOSE}: the closure of warm_up_buckets made no backward that communicates: it "
-                "calls the DDP model, not what is in it, and not within no_sync."
+                f"{ATTACHED}: the closure of warm_up_buckets ran no backward that sums gradients: "
+                "call the DDP model in it, not the inner model, and not within no_sync()."
             )
 
     @property
     def at_work(self) -> bool:
+        """Return whether ranks are connected: after `connect`, before `detach`."""
         return "sync" in vars(self)
 
-    def _check_model(self) -> None:
+    def _check_has_state(self) -> None:
         if not self.at_work or self._model() is None:
             raise UserError(
-                f"{WHOSE}: there is no state after detach(), nor without the model: keep it, and "
-                "take attach and not hook."
+                f"{ATTACHED}: there is no state: hook() made this object, detach() was called, or "
+                "the model was deleted. Use attach, keep the model, and save or load the state "
+                "before detach()."
             )
 
     def state_dict(self) -> Dict[str, Any]:
-        """What this rank keeps, tensors and plain containers: to be saved in a file of its own. It
-        fits a run whose ranks are spread in the same way. Raises UserError."""
-        self._check_model()
-        self.sync.settle(NONE if self.usage is None else self.usage.unused())
+        """Return this rank's state: tensors and plain containers, to be saved in one file per rank.
+        It fits a run with the same ranks on each machine. Raises UserError."""
+        self._check_has_state()
+        self.sync.settle(ALL_USED if self.usage is None else self.usage.find_unused())
         return {
-            WHOSE: 1,  # first of all, by which the launcher knows such a file
-            "spec": self.scaled,
+            ATTACHED: 1,  # must be the first key: the launcher recognizes such files by it
+            "spec": self.scaled_spec,
             "nodes": list(self.sync.topology.nodes),
             "steps": self.steps,
             "sync": self.sync.state_dict(),
@@ -318,37 +331,46 @@ class Attached:
         }
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Restore what `state_dict` returned. Raises UserError where it does not fit; then nothing
-        is changed."""
-        self._check_model()
+        """Restore what `state_dict` returned. Raises UserError, and then changes nothing, if the
+        state does not fit this run."""
+        self._check_has_state()
         if not isinstance(state, dict):
-            raise UserError(f"{WHOSE}: the state is a {type(state).__name__}, and no dict.")
-        nodes = list(self.sync.topology.nodes)
-        # By what they look like: a file may hold tensors there, whose comparison is no bool.
-        theirs, ours = (state.get("spec"), state.get("nodes")), (self.scaled, nodes)
-        if repr(theirs) != repr(ours):
             raise UserError(
-                f"{WHOSE}: the state is of {theirs[0]!r} with ranks on machines "
-                f"{theirs[1]!r}, and this run is {self.scaled!r} on {nodes}: do not load "
-                "it, and what was left out of the sums begins at zero."
+                f"{ATTACHED}: the state is a {type(state).__name__}, not a dict: load what "
+                "state_dict() returned."
+            )
+        saved = state.get("spec"), state.get("nodes")
+        current = self.scaled_spec, list(self.sync.topology.nodes)
+        # Compared as text: a damaged file may hold tensors, whose comparison returns no bool.
+        if repr(saved) != repr(current):
+            raise UserError(
+                f"{ATTACHED}: the state belongs to {saved[0]!r} with ranks on machines "
+                f"{saved[1]!r}, but this run uses {current[0]!r} with ranks on machines "
+                f"{current[1]!r}: start without the state, which drops its rounding errors."
             )
         steps = state.get("steps")
         if type(steps) is not int or steps < 0:
-            raise UserError(f"{WHOSE}: the state's number of steps is missing or odd.")
+            raise UserError(
+                f"{ATTACHED}: the state has no valid number of steps: the file is damaged, so load "
+                "another checkpoint."
+            )
         if "sync" not in state:
-            raise UserError(f"{WHOSE}: the state lacks what was left out of the sums.")
+            raise UserError(
+                f"{ATTACHED}: the state has no entry 'sync' with the rounding errors: the file is "
+                "damaged, so load another checkpoint."
+            )
         if state["sync"] is not None:
             module = self._model().module
-            before = self.sync.common_state(module)
+            common_before = self.sync.common_state(module)
             try:
-                if before is not None:
+                if common_before is not None:
                     self.sync.load_common_state(module, state["common"])
                 self.sync.load_state_dict(state["sync"])
             except (LookupError, TypeError, ValueError, OverflowError) as error:
-                if before is not None:
-                    self.sync.load_common_state(module, before)
+                if common_before is not None:
+                    self.sync.load_common_state(module, common_before)
                 raise UserError(
-                    f"{WHOSE}: the state is damaged ({error}): do not load it."
+                    f"{ATTACHED}: the state is damaged ({error}): load another checkpoint."
                 ) from error
         self.steps = steps
 
@@ -362,22 +384,29 @@ def attach(
     machines: Optional[Sequence[int]] = None,
     optimizer: Any = None,
 ) -> Attached:
-    """Sum this model's gradients by the strategy `spec` (`--sync`'s: ef:5, bf16, ...;
-    docs/slow-networks.md) from the next backward on. The first `warmup_steps` steps, and that
-    backward, are exact, and so are all where it cannot be known which sums a step uses; what was
-    left out of those that none does is dropped. `scaler`: the GradScaler that scales the loss. An
-    exchange fails where a peer is silent for `patience` seconds, by default as many as DDP's own
-    sums wait. `machines`: the machine of each rank, by default where it runs; `ef` is between
-    machines, so range(world size) shows on one PC what it does. `optimizer`: what steps the
-    weights, whose steps are heard, and by which `ef` takes its scale: its own for each value, but
-    for SGD. Collective. Raises UserError for what cannot work.
+    """Average this model's gradients with a strategy from the next backward on. Collective.
 
-    Adam, and what else divides by the root of a running mean of squares, learns less with levels of
-    the peak (docs/slow-networks.md, "With Adam"): rank 0 says so on stderr."""
+    `spec`: a strategy of `--sync`, such as ef:5 or bf16 (docs/slow-networks.md).
+    `warmup_steps`: the number of steps with exact sums. The first backward is always exact, and so
+    is each step if `attach` cannot know which sums an optimizer uses. Rounding errors of sums that
+    no step uses are dropped.
+    `scaler`: the GradScaler that scales the loss.
+    `patience`: the seconds until a silent peer is an error; by default DDP's own timeout.
+    `machines`: each rank's machine number; by default where it runs. `ef` works between machines,
+    so machines=range(world size) shows its effect on a single PC.
+    `optimizer`: the object that steps the weights; `attach` then sees its steps. `ef` scales by the
+    block's peak for SGD, and by each value's own scale otherwise.
+
+    Adam and similar optimizers learn less with ef's peak scale (docs/slow-networks.md, "With
+    Adam"): rank 0 then prints a warning to stderr. Raises UserError if something cannot work."""
     attached = Attached(spec, warmup_steps, scaler, patience, machines, optimizer)
     attached.register(model)
     if dist.get_rank() == 0:
-        notes = about_machines(attached), about_scale(attached, optimizer), about_adam(attached)
+        notes = (
+            describe_single_machine(attached),
+            describe_scale(attached, optimizer),
+            describe_adam_cost(attached),
+        )
         for note in filter(None, notes):
             attached.say(note)
     return attached
@@ -391,109 +420,120 @@ def hook(
     machines: Optional[Sequence[int]] = None,
     optimizer: Any = None,
 ) -> Tuple[Attached, Callable[[Attached, dist.GradBucket], Future]]:
-    """What `attach` registers, as (state, hook), for a library that makes the DDP model by itself:
-    `model.register_comm_hook(*hook("ef:5"))`. The ranks meet in the first backward. Without the
-    model there is no `warm_up_buckets` and no state, and a `scaler` is read within backward. Raises
-    UserError."""
+    """Return what `attach` registers, as (state, hook), for a library that makes the DDP model:
+    `model.register_comm_hook(*hook("ef:5"))`. The ranks meet in the first backward. The state does
+    not know the model, so `warm_up_buckets` and `state_dict` raise UserError, and `scaler` is read
+    within backward. Raises UserError."""
     return Attached(spec, warmup_steps, scaler, patience, machines, optimizer), average_bucket
 
 
 def average_bucket(state: Attached, bucket: dist.GradBucket) -> Future:
+    """Call `state.average`. DDP takes a function, and saves it with the model by its name."""
     return state.average(bucket)
 
 
-def _say(line: str) -> None:
+def _print_note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def about_machines(attached: Attached) -> Optional[str]:
-    """A line on a strategy between machines where all ranks are on one."""
+def describe_single_machine(attached: Attached) -> Optional[str]:
+    """Return a note if a strategy for several machines runs on one, where it sums exactly."""
     spec = attached.spec
     if attached.effective_spec != EXACT or parse(spec).exact or attached.world == 1:
         return None
     return (
-        f"{WHOSE}: all {attached.world} ranks are on one machine, where {spec} sums exactly; "
-        f"machines=range({attached.world}) makes a machine of each, to try it."
+        f"{ATTACHED}: all {attached.world} ranks run on one machine, where {spec} sums exactly. "
+        f"To try {spec} here, pass machines=range({attached.world}): each rank then counts as a "
+        "machine."
     )
 
 
-def about_scale(attached: Attached, optimizer: Any) -> Optional[str]:
-    """A line on what a strategy made of an optimizer that was not named, or is not known."""
+def describe_scale(attached: Attached, optimizer: Any) -> Optional[str]:
+    """Return a note if the scale of `ef` was chosen without knowing the kind of optimizer."""
     spec = attached.effective_spec
     if spec in (attached.spec, EXACT) or attached.family is not None:
         return None
-    what = "no optimizer= was named"
-    if optimizer is not None:
-        what = f"{type(optimizer).__name__} is not known here"
+    sgd_spec = parse(attached.spec).of(SGD).spec
+    if optimizer is None:
+        return (
+            f"{ATTACHED}: no optimizer= was passed, so {attached.spec} means {spec}, which Adam "
+            f"and similar optimizers need. For SGD pass the optimizer, or choose {sgd_spec}."
+        )
     return (
-        f"{WHOSE}: {what}, so {attached.spec} is {spec}, which Adam's family needs; for SGD take "
-        f"{parse(attached.spec).of(SGD).spec}."
+        f"{ATTACHED}: {type(optimizer).__name__} is not a known optimizer, so {attached.spec} "
+        f"means {spec}, which Adam and similar optimizers need. If it works like SGD, choose "
+        f"{sgd_spec}."
     )
 
 
-def about_use(usage: Usage) -> Optional[str]:
-    """A line on sums that no step used, or of which that cannot be known."""
-    if usage.mixed:
+def describe_unused_sums(usage: SumUsage) -> Optional[str]:
+    """Return a note on sums that no step used, or whose use is unknown."""
+    if usage.saw_partial_step:
         return (
-            f"{WHOSE}: a step moved some of this model's weights and left others with gradients: "
-            "which sums are used cannot be known, so they are exact from here on. Wrap what each "
-            "optimizer steps in a DistributedDataParallel of its own."
+            f"{ATTACHED}: an optimizer step changed some weights of this model and skipped others "
+            "that have gradients. Sums are exact from now on, because it is unknown which "
+            "gradients were used. Wrap the weights of each optimizer in a separate "
+            "DistributedDataParallel."
         )
-    if usage.heard and usage.dropped:
+    if usage.saw_step and usage.dropped_sums:
         return (
-            f"{WHOSE}: gradients of this model were summed and zeroed before a step: what was left "
-            f"out of them is dropped, too. (A loop that uses copies of them needs {EXACT}.)"
+            f"{ATTACHED}: gradients of this model were summed, and then zeroed before a step used "
+            "them. Their rounding errors are dropped. If the loop uses copies of the gradients, "
+            f"choose {EXACT}."
         )
-    if usage.dropped > 1:
+    # Only from the second time on: the first may be a trial before the loop.
+    if usage.dropped_sums > 1:
         return (
-            f"{WHOSE}: gradients of this model were zeroed, and no step was heard that used them: "
-            "sums are exact until one is. Name what steps the weights: "
+            f"{ATTACHED}: gradients of this model were zeroed, and attach saw no optimizer step "
+            "that used them. Sums are exact until it sees one. Name what steps the weights: "
             "attach(..., optimizer=optimizer)."
         )
     return None
 
 
-def about_adam(attached: Attached) -> Optional[str]:
-    """A line on a strategy that leaves out what Adam needs."""
+def describe_adam_cost(attached: Attached) -> Optional[str]:
+    """Return a note if the strategy is not labelled safe for Adam and the optimizer is not SGD."""
     strategy = parse(attached.effective_spec)
-    known = not strategy.rule.warms or prices.is_acceptable(strategy, ADAM)
-    if attached.family == SGD or known:
+    is_safe = not strategy.rule.warms or prices.is_acceptable(strategy, ADAM)
+    if attached.family == SGD or is_safe:
         return None
     return (
-        f"{WHOSE}: {strategy.spec} with Adam or its family: {prices.with_adam(strategy)} "
-        f"(docs/slow-networks.md). {EXACT} leaves nothing out."
+        f"{ATTACHED}: accuracy of {strategy.spec} with Adam and similar optimizers: "
+        f"{prices.with_adam(strategy)} (docs/slow-networks.md). {EXACT} sums exactly."
     )
 
 
-def attached_to(model: Any) -> Optional[Attached]:
-    """What sums this model's gradients now; None for DDP itself."""
-    hooks = getattr(model, "_comm_hooks", ())  # not in old torches
-    known = [state for _, state in hooks if isinstance(state, Attached)]
-    found = known[0] if known else ATTACHED.get(model)
-    return found if found is not None and found.at_work else None
+def find_attached(model: Any) -> Optional[Attached]:
+    """Return what averages this model's gradients now; None if DDP does it."""
+    hooks = getattr(model, "_comm_hooks", ())  # old torches do not list hooks
+    states = [state for _, state in hooks if isinstance(state, Attached)]
+    attached = states[0] if states else _BY_MODEL.get(model)
+    return attached if attached is not None and attached.at_work else None
 
 
-def _check(model: Any) -> None:
+def check_model(model: Any) -> None:
+    """Raise UserError if no strategy can sum this model's gradients."""
     kinds = {kind.__name__ for kind in type(model).__mro__}
     if kinds & set(SHARDED):
         raise UserError(
-            f"{WHOSE}: this model is FSDP's, whose ranks each hold a part of the gradients: wrap "
-            "it in DistributedDataParallel instead, if it fits into one GPU's memory."
+            f"{ATTACHED}: this model is wrapped in FSDP, which gives each rank a part of the "
+            "gradients. Wrap it in DistributedDataParallel instead, if it fits into the memory of "
+            "one GPU."
         )
     if not isinstance(model, DistributedDataParallel):
         raise UserError(
-            f"{WHOSE}: this model is a {type(model).__name__}: wrap it first, "
-            "ddp = torch.nn.parallel.DistributedDataParallel(model), and give it ddp."
+            f"{ATTACHED}: this model is a {type(model).__name__}, not a DistributedDataParallel. "
+            "Wrap it first, ddp = torch.nn.parallel.DistributedDataParallel(model), and pass ddp."
         )
-    for name, part in model.named_modules():
-        if getattr(part, "sparse", False) is True:
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True:
             raise UserError(
-                f"{WHOSE}: {name.removeprefix('module.')} has sparse gradients, which no strategy "
-                "sums: make it with sparse=False."
+                f"{ATTACHED}: layer {name.removeprefix('module.')!r} has sparse gradients, which "
+                "no strategy supports: create the layer with sparse=False."
             )
-    own, every = dist.get_world_size(model.process_group), dist.get_world_size()
-    if own != every:
+    group_size, world_size = dist.get_world_size(model.process_group), dist.get_world_size()
+    if group_size != world_size:
         raise UserError(
-            f"{WHOSE}: this model's process group has {own} of {every} ranks, and strategies sum "
-            "over all: leave process_group out."
+            f"{ATTACHED}: this model's process group has {group_size} of {world_size} ranks, but "
+            "strategies sum over all ranks: create the DDP model without process_group."
         )

@@ -1,18 +1,18 @@
-"""How ranks become one run: which of them share a machine, and the interface of a strategy.
+"""Describe which ranks share a machine, and define the interface of a strategy.
 
-All ranks meet in each step: a communication hook of DDP sums their gradients while backward runs.
+All ranks communicate in each step: a communication hook of DDP sums their gradients while backward
+runs.
 
     begin(scale, exact)
     forward, backward        the hook sums here
     optimizer
 
-Nobody tells a strategy whether the optimizer took the step: where gradients overflowed, what each
-rank received was not finite, and the next `begin`, or `close`, acts on that.
+Nobody tells a strategy whether the optimizer took the step. If gradients overflowed, each rank
+received sums that are not finite, and the next `begin` or `close` acts on that.
 
-Where a machine has several ranks, they sum among themselves, and one of them, the leader, acts for
-all: only it encodes and sends to the other machines, so a machine's network card carries no more
-than with one GPU. The leader passes on what came back, still encoded, and all ranks of the machine
-decode the same bytes. Where each machine has one rank, none of this happens.
+If a machine has several ranks, they sum among themselves, and one of them, the leader, encodes and
+sends to the other machines. The machine's network interface then carries no more than with one GPU.
+The leader broadcasts the encoded result, so all ranks of a machine decode the same bytes.
 """
 
 import dataclasses
@@ -27,16 +27,17 @@ from contract.strategies import Strategy
 from ..compat import end_group
 from .carrier import Stage, new_group, to_host
 
-# The parameters whose last sum no optimizer has used, with whether one still may: it is in .grad.
+# Parameters whose last sum no optimizer has used. True: the sum is still in .grad, so a step may
+# use it. False: the loop has zeroed it.
 Unused = Mapping[torch.Tensor, bool]
-NONE: Unused = {}
+ALL_USED: Unused = {}
 Future = torch.futures.Future[torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """`nodes`: the machine of each rank, numbered from 0. `group`: the process group in which this
-    machine's ranks sum their gradients; None where no machine has several ranks."""
+    """Assigns ranks to machines. `nodes`: the machine number of each rank, from 0. `group`: the
+    process group of this machine's ranks; None if each machine has one rank."""
 
     nodes: Tuple[int, ...]
     rank: int
@@ -44,26 +45,21 @@ class Topology:
 
     @property
     def count(self) -> int:
+        """Return the number of machines."""
         return max(self.nodes) + 1
 
     @property
     def ranks(self) -> Tuple[Tuple[int, ...], ...]:
-        """The ranks of each machine."""
-        every = range(len(self.nodes))
+        """Return the ranks of each machine."""
         return tuple(
-            tuple(rank for rank in every if self.nodes[rank] == machine)
+            tuple(rank for rank, node in enumerate(self.nodes) if node == machine)
             for machine in range(self.count)
         )
 
     @property
-    def own(self) -> int:
-        """This rank's machine."""
-        return self.nodes[self.rank]
-
-    @property
-    def own_ranks(self) -> Tuple[int, ...]:
-        """The ranks of this machine, the leader first."""
-        return self.ranks[self.own]
+    def local_ranks(self) -> Tuple[int, ...]:
+        """Return the ranks of this machine, the leader first."""
+        return self.ranks[self.nodes[self.rank]]
 
     @property
     def leaders(self) -> Tuple[int, ...]:
@@ -71,51 +67,52 @@ class Topology:
 
     @property
     def is_leader(self) -> bool:
-        return self.rank == self.own_ranks[0]
+        return self.rank == self.local_ranks[0]
 
     @property
     def multi_rank_nodes(self) -> bool:
-        """Whether any machine has more than one rank."""
+        """Return whether any machine has more than one rank."""
         return len(self.nodes) > self.count
 
-    def connected(self, patience: float) -> "Topology":
-        """The same with its group, whose collectives time out after `patience` s. Collective."""
+    def connect(self, patience: float) -> "Topology":
+        """Return a copy with its process group, whose collectives time out after `patience`
+        seconds. Collective."""
         if not self.multi_rank_nodes:
             return self
         group = new_group(self.ranks, timedelta(seconds=patience))
         return dataclasses.replace(self, group=group)
 
-    def stages(
+    def arrange_stages(
         self,
         stages: List[Stage],
         blank: Callable[[Any], Any],
         tensors_to_broadcast: Callable[[Any], List[torch.Tensor]],
     ) -> List[Stage]:
-        """The stages of this rank. A leader passes on `tensors_to_broadcast` before the last stage.
-        Any other rank begins with `blank(job)`, receives these tensors, and runs only the last
-        stage.
+        """Return this rank's stages. A leader broadcasts `tensors_to_broadcast` before the last
+        stage. The other ranks of its machine begin with `blank(job)`, receive these tensors, and
+        run only the last stage.
         """
         if not self.multi_rank_nodes:
             return stages
 
-        def hand_on(bucket: Any, group: Any) -> Any:
-            if len(self.own_ranks) > 1:
-                broadcast(tensors_to_broadcast(bucket), self.own_ranks[0], group)
+        def broadcast_result(bucket: Any, group: Any) -> Any:
+            if len(self.local_ranks) > 1:
+                broadcast(tensors_to_broadcast(bucket), self.local_ranks[0], group)
             return bucket
 
-        first, *middle, last = stages
+        encode, *middle, decode = stages
         middle = [
             dataclasses.replace(stage, among=(self.leaders,)) if stage.sends else stage
             for stage in middle
         ]
         if not self.is_leader:
-            first = Stage(blank)
-            middle = [dataclasses.replace(stage, work=_pass_on) for stage in middle]
-        return [first, *middle, Stage(hand_on, sends=True, among=self.ranks), last]
-
-
-def _pass_on(bucket: Any, group: Any = None) -> Any:
-    return bucket
+            encode = Stage(blank)
+            # The stages remain, because all ranks must make the same process groups.
+            middle = [
+                dataclasses.replace(stage, work=lambda bucket, group=None: bucket)
+                for stage in middle
+            ]
+        return [encode, *middle, Stage(broadcast_result, sends=True, among=self.ranks), decode]
 
 
 def broadcast(tensors: List[torch.Tensor], source: int, group: Any) -> None:
@@ -131,19 +128,19 @@ def broadcast(tensors: List[torch.Tensor], source: int, group: Any) -> None:
 
 
 class Sync:
-    """A subclass only has to implement `hook`; one that keeps state overrides the rest."""
+    """A strategy. A subclass only has to implement `hook`; a strategy with state overrides the
+    other methods, too."""
 
-    # Whether the strategy needs the loss scale; reading it may wait for the device.
-    follows_scale = False
-    scale = 1.0  # by which all that is kept is multiplied
-    note: Optional[str] = None  # for people, to be shown once
+    follows_scale = False  # needs the loss scale in `begin`; reading it may wait for the device
+    scale = 1.0  # the loss scale by which the state is multiplied
+    note: Optional[str] = None  # for the user, to be printed once
 
     def __init__(self, strategy: Strategy, patience: float = 120.0) -> None:
         self.strategy, self.patience = strategy, patience  # seconds to wait for a silent peer
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
-        """Before `hook` is registered. `device`: of the gradients; `topology`: by default, each
-        rank counts as a machine of its own. Collective."""
+        """Prepare for gradients on `device`, before `hook` is registered. By default each rank
+        counts as a machine. Collective."""
         self.topology = topology or Topology(tuple(range(dist.get_world_size())), dist.get_rank())
         if self.topology.group is not None:
             # NCCL connects in a group's first sum, which must not be within the first backward.
@@ -154,45 +151,45 @@ class Sync:
         raise NotImplementedError
 
     def end(self) -> None:
-        """Give back threads and groups: no sum comes after the last one."""
+        """End threads and groups, after the last sum."""
         end_group(self.topology.group)
         self.topology = dataclasses.replace(self.topology, group=None)
 
-    def begin(self, scale: float, exact: bool, unused: Unused = NONE) -> None:
-        """A step begins; called before its first bucket, and closes the step before, all of whose
-        sums were used but those of `unused`. `scale`: by which the loss is multiplied; `exact`: in
-        warm-up, for strategies that begin with exact sums."""
+    def begin(self, scale: float, exact: bool, unused: Unused = ALL_USED) -> None:
+        """Begin a step before its first bucket, and close the step before. `scale`: the loss scale.
+        `exact`: a strategy with state sums exactly in this step. `unused`: sums of the step before
+        that no optimizer used."""
 
     def close(self) -> None:
-        """The step before is over. To be called where its backward has returned."""
+        """Close a step, after its backward has returned."""
 
     def settle(self, unused: Unused) -> None:
-        """Close, and let sums that no optimizer used leave no trace in what is kept."""
+        """Close a step, and undo what unused sums changed in the state."""
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
-        """This machine's own state, after `close`; None where there is none. It fits only a run
-        with the same ranks on each machine: any other run begins without it."""
+        """Close the step, and return this machine's state, or None. The state fits only a run with
+        the same ranks on each machine: any other run begins without it."""
         return None
 
     @property
     def state_copies(self) -> float:
-        """What this rank holds from step to step beside the gradients, in copies of them in fp32;
-        known after `setup`."""
+        """Return this rank's memory for the state, in fp32 copies of the gradients; after
+        `setup`."""
         return 0.0
 
     def common_state(self, model: torch.nn.Module) -> Optional[Dict[str, Any]]:
-        """What all ranks have alike, by the names of the model's parameters, after `close`; None
-        where there is none. It fits a run on any ranks."""
+        """Close the step, and return the state that is equal on all ranks, by parameter name, or
+        None. It fits a run on any ranks."""
         return None
 
     def load_common_state(self, model: torch.nn.Module, state: Dict[str, Any]) -> None:
-        """Restore what `common_state` returned, as `load_state_dict` does. The next `begin` raises
-        UserError where ranks have loaded different ones."""
+        """Restore what `common_state` returned; errors are those of `load_state_dict`. The next
+        `begin` raises UserError if ranks have loaded different states."""
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
-        """Restore what `state_dict` returned, as a file gave it: everything is checked before
-        anything is changed. Raises ValueError, LookupError, TypeError or OverflowError where it
-        does not fit."""
+        """Restore what `state_dict` returned, read from a file that may be damaged. Check
+        everything before changing anything. Raises ValueError, LookupError, TypeError or
+        OverflowError if the state does not fit."""
 
 
 def sum_over_ranks(tensor: torch.Tensor, group: Any = None) -> Future:

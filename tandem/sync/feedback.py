@@ -23,7 +23,7 @@ import torch.distributed as dist
 from contract.errors import UserError
 from contract.strategies import OWN, Strategy, shard_size
 
-from .base import NONE, Future, Sync, Topology, Unused, sum_over_ranks
+from .base import ALL_USED, Future, Sync, Topology, Unused, sum_over_ranks
 from .carrier import Carrier, Flag, Stage, all_gather, all_to_all, to_host
 from .codec import CODECS, KEPT, Operations, learn
 from .entropy import TRIAL, UNABLE, EntropyCoder, can_compress
@@ -153,7 +153,7 @@ class ErrorFeedback(Sync):
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         super().setup(device, topology)
-        stages = self.topology.stages(self.stages(), self.blank, self.tensors_to_broadcast)
+        stages = self.topology.arrange_stages(self.stages(), self.blank, self.tensors_to_broadcast)
         self.carrier = Carrier(stages, device, self.patience)
         if device.type == "cuda":
             self.take_kernels(device)
@@ -195,7 +195,7 @@ class ErrorFeedback(Sync):
         if gain <= 0:
             self._end_coder()
 
-    def begin(self, scale: float, exact: bool, unused: Unused = NONE) -> None:
+    def begin(self, scale: float, exact: bool, unused: Unused = ALL_USED) -> None:
         if self.learns and not self.begun:
             self._compare_digests()
         self.settle(unused)
@@ -226,7 +226,7 @@ class ErrorFeedback(Sync):
             state = self._squares_of(bucket)
             return total.then(functools.partial(self._learn_exact, state))
         summed = None
-        if len(self.topology.own_ranks) > 1:
+        if len(self.topology.local_ranks) > 1:
             # Started here, because all ranks hand over buckets in the same order here.
             summed = sum_over_ranks(buffer, self.topology.group)
         future = self.carrier.future()

@@ -1,4 +1,4 @@
-"""The strategies of `--sync`: one small class each, under the names of `contract/strategies.py`."""
+"""The strategies of `--sync`: a class for each name of `contract/strategies.py`."""
 
 from typing import Any, Dict, Optional, Sequence, Type
 
@@ -17,29 +17,28 @@ KINDS: Dict[str, Type[Sync]] = {
 
 
 def make(spec: str, patience: float = 120.0) -> Sync:
-    """The strategy that `spec` asks for; `patience`: seconds that it waits for a silent peer.
-    Raises UserError."""
+    """Make the strategy `spec`, which waits `patience` seconds for a silent peer. Raises
+    UserError."""
     strategy = parse(spec)
     return KINDS[strategy.name](strategy, patience)
 
 
-# Parts of the names of optimizers, in small letters: what divides by the root of a running mean of
-# squares, and what does not.
-NAMES = {ADAM: ("adam", "adagrad", "adadelta", "rmsprop", "lamb"), SGD: ("sgd",)}
+# Parts of optimizers' names. ADAM: those that divide by the root of a running mean of squares, and
+# so make small values count as much as large ones.
+FAMILY_NAMES = {ADAM: ("adam", "adagrad", "adadelta", "rmsprop", "lamb"), SGD: ("sgd",)}
 
 
 def family_of(optimizer: Any) -> Optional[str]:
-    """The family of an optimizer, by its class and those that it is made from; None for one that is
-    not known here."""
+    """Return an optimizer's family, by the names of its class and base classes; None if unknown."""
     classes = [kind.__name__.lower() for kind in type(optimizer).__mro__]
-    for family, names in NAMES.items():
+    for family, names in FAMILY_NAMES.items():
         if any(name in kind for kind in classes for name in names):
             return family
     return None
 
 
 def effective_spec(spec: str, nodes: Sequence[int], family: Optional[str]) -> str:
-    """The strategy that ranks on these machines carry out, with an optimizer of this family: the
-    exact sum, where `spec` is one that is only between machines and all are one."""
+    """Return the strategy that ranks on these machines use with an optimizer of this family: exact
+    sums if `spec` works only between machines and there is one machine."""
     strategy = parse(spec).of(family)
     return EXACT if strategy.rule.hierarchical and len(set(nodes)) == 1 else strategy.spec

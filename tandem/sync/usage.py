@@ -1,16 +1,17 @@
-"""What becomes of the sums in a model's gradients: a step uses them, or they are thrown away.
+"""Find out what becomes of the sums in a model's gradients: a step uses them, or the loop zeroes
+them.
 
-In a GAN the generator's loss goes through the discriminator, whose gradients are summed, too, and
-zeroed unused: what a strategy left out of those must not be added to the next ones.
+In a GAN the generator's loss goes through the discriminator. The discriminator's gradients are
+summed, too, and zeroed unused. Their rounding errors must not be added to its next gradients.
 
-A step is heard from the optimizer that was named, from any other of torch's (2.0 and later), and
-from weights that have changed in place. Where no step was heard, gradients that are gone were
-thrown away. All ranks run one script, so all of them judge alike, without a word between them.
+A step is seen in three ways: from the optimizer that the user named; from torch's other optimizers
+(2.0 and later); from weights that changed in place. If no step was seen, missing gradients were
+zeroed. All ranks run the same script, so they come to the same result without communication.
 """
 
 import types
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Optional, Set, Tuple
 
 import torch
 
@@ -18,97 +19,106 @@ from ..compat import on_any_step
 from .base import Unused
 
 
-class Usage:
-    """Of one model's sums. Its parameters and optimizers may outlive it."""
+class SumUsage:
+    """Follows one model's sums. Parameters and optimizers may outlive it, so their hooks refer to
+    it weakly."""
 
     def __init__(self, optimizer: Any = None) -> None:
-        self.heard = False  # whether any step was
-        self.in_step = False  # whether the coming sum is for the same step as the last one
-        self.dropped = 0  # sums that were thrown away
-        self.mixed = False  # whether a step moved some of the weights that had moved together
-        self._watched: Set[torch.Tensor] = set()  # parameters
-        # Of the last sum: the version of each parameter, and of its gradient if it has one.
+        self.saw_step = False
+        self.in_step = False  # the next sum belongs to the same step as the last one
+        self.dropped_sums = 0  # all of whose gradients were zeroed before a step
+        self.saw_partial_step = False  # it changed a part of the weights that others changed whole
+        self._parameters: Set[torch.Tensor] = set()  # that have a hook
+        # The version of each parameter, and of its gradient if it has one, at the last sum.
         self._versions: Dict[torch.Tensor, Tuple[int, Optional[int]]] = {}
-        self._gone: Set[torch.Tensor] = set()  # whose gradient is not there (any more)
-        self._moved: Set[torch.Tensor] = set()
-        self._ever_moved: Set[torch.Tensor] = set()
-        me = weakref.ref(self)
-        self._hooks = [on_any_step(lambda stepped: _call(me, Usage.hear, stepped))]
-        weakref.finalize(self, _remove, self._hooks).atexit = False
+        self._without_sum: Set[torch.Tensor] = set()  # no gradient, or zeroed since the last sum
+        self._stepped: Set[torch.Tensor] = set()  # since the last sum
+        self._ever_stepped: Set[torch.Tensor] = set()
+        usage = weakref.ref(self)
+        note_step = SumUsage.note_step
+        hooks = self._hooks = [on_any_step(lambda stepped: _call(usage, note_step, stepped))]
+
+        def remove_hooks() -> None:
+            for hook in hooks:
+                if hook is not None:
+                    hook.remove()
+
+        weakref.finalize(self, remove_hooks).atexit = False
         if hasattr(optimizer, "step"):
-            wrap_step(optimizer, lambda: _call(me, Usage.hear, optimizer, True))
+            wrap_step(optimizer, lambda: _call(usage, note_step, optimizer, True))
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Look at the gradients before any backward adds to one of these."""
-        me = weakref.ref(self)
-        for one in parameters:
-            if one not in self._watched:
-                look = torch.utils.hooks.unserializable_hook(lambda _: _call(me, Usage.look))
-                self._hooks.append(one.register_hook(look))
-                self._watched.add(one)
+        """Look for a step whenever a backward is about to change one of these gradients."""
+        usage = weakref.ref(self)
+        for parameter in parameters:
+            if parameter not in self._parameters:
+                look = torch.utils.hooks.unserializable_hook(
+                    lambda _: _call(usage, SumUsage.look_for_step)
+                )
+                self._hooks.append(parameter.register_hook(look))
+                self._parameters.add(parameter)
 
-    def summed(self) -> None:
-        """The sums of a backward are in the gradients."""
-        for one in self._watched:
-            grad = None if one.grad is None else one.grad._version
-            self._versions[one] = one._version, grad
-        self._gone = {one for one, (_, grad) in self._versions.items() if grad is None}
-        self._moved = set()
+    def note_sums(self) -> None:
+        """Remember the versions of weights and gradients, now that these hold a backward's sums."""
+        for parameter in self._parameters:
+            grad_version = None if parameter.grad is None else parameter.grad._version
+            self._versions[parameter] = parameter._version, grad_version
+        self._without_sum = {p for p, (_, grad) in self._versions.items() if grad is None}
+        self._stepped = set()
 
-    def hear(self, optimizer: Any, named: bool = False) -> None:
-        """An optimizer has stepped."""
+    def note_step(self, optimizer: Any, is_named: bool = False) -> None:
+        """Note that an optimizer has stepped; `is_named`: the user named it as this model's."""
         groups = getattr(optimizer, "param_groups", ())
-        own = self._versions.keys() & {one for group in groups for one in group["params"]}
-        if named and not own:
-            own = set(self._versions)  # it steps copies of the weights
-        self._moved |= {one for one in own if one.grad is not None}
+        stepped = self._versions.keys() & {p for group in groups for p in group["params"]}
+        if is_named and not stepped:
+            stepped = set(self._versions)  # it steps copies, such as master weights in fp32
+        self._stepped |= {p for p in stepped if p.grad is not None}
 
-    def look(self) -> None:
-        """See whether a step used the last sum, or who zeroed it before one did."""
-        if not self._moved:
+    def look_for_step(self) -> None:
+        """Find out whether a step used the last sum, or else which of its gradients were zeroed."""
+        if not self._stepped:
             versions = self._versions.items()
-            self._moved = {one for one, (version, _) in versions if one._version != version}
-        if not self._moved:
-            self._gone |= self._zeroed()
-
-    def _zeroed(self) -> Set[torch.Tensor]:
-        """Whose last sum is gone; reads the device only where gradients were changed in place."""
-        grads = {one: one.grad for one in self._versions if one not in self._gone}
-        gone = {one for one, grad in grads.items() if grad is None}
-        changed = {
-            one: grad.detach()
-            for one, grad in grads.items()
-            if grad is not None and grad._version != self._versions[one][1]
-        }
+            self._stepped = {p for p, (version, _) in versions if p._version != version}
+        if self._stepped:
+            return
+        changed = {}
+        for parameter in self._versions.keys() - self._without_sum:
+            grad = parameter.grad
+            if grad is None:
+                self._without_sum.add(parameter)
+            elif grad._version != self._versions[parameter][1]:
+                changed[parameter] = grad.detach()
+        # Reading values waits for the device, so only gradients that changed in place are read.
         if changed:
-            some = torch.stack([grad.any() for grad in changed.values()]).tolist()
-            gone |= {one for one, kept in zip(changed, some) if not kept}
-        return gone
+            nonzero = torch.stack([grad.any() for grad in changed.values()]).tolist()
+            self._without_sum |= {p for p, is_nonzero in zip(changed, nonzero) if not is_nonzero}
 
-    def unused(self) -> Unused:
-        """Of the last sum."""
-        self.look()
-        waiting = () if self._moved else self._versions.keys() - self._gone
-        return {**dict.fromkeys(self._gone, False), **dict.fromkeys(waiting, True)}
+    def find_unused(self) -> Unused:
+        """Return the parameters whose last sum no step has used, as `base.Unused`."""
+        self.look_for_step()
+        waiting = () if self._stepped else self._versions.keys() - self._without_sum
+        return {**dict.fromkeys(self._without_sum, False), **dict.fromkeys(waiting, True)}
 
     def close(self, skipped: bool) -> Unused:
-        """The same, before the next sum. `skipped`: the step was left out for an overflow."""
-        unused = self.unused()
-        self.in_step = bool(self._versions) and not self._moved and not skipped
-        if self._moved:
-            self.heard = True
-            left = self._versions.keys() - self._moved - self._gone
-            # (A GradScaler leaves out the step of that optimizer whose gradients overflowed.)
-            self.mixed = self.mixed or (not skipped and bool(left & self._ever_moved))
-            self._ever_moved |= self._moved
-        elif self._versions and len(self._gone) == len(self._versions):
-            self.dropped += not skipped
+        """Return `find_unused`, and prepare for the next sum. `skipped`: a GradScaler skipped the
+        step because gradients overflowed."""
+        unused = self.find_unused()
+        self.in_step = bool(self._versions) and not self._stepped and not skipped
+        if self._stepped:
+            self.saw_step = True
+            unstepped = self._versions.keys() - self._stepped - self._without_sum
+            # With several optimizers a GradScaler skips only those whose gradients overflowed.
+            is_partial = not skipped and bool(unstepped & self._ever_stepped)
+            self.saw_partial_step = self.saw_partial_step or is_partial
+            self._ever_stepped |= self._stepped
+        elif self._versions and len(self._without_sum) == len(self._versions):
+            self.dropped_sums += not skipped
         self._versions = {}
         return unused
 
 
 def wrap_step(optimizer: Any, after: Callable[[], None]) -> None:
-    """Have `after` called whenever this optimizer has stepped, whatever else wraps its step."""
+    """Call `after` whenever this optimizer has stepped, even if others wrap its step, too."""
     step = optimizer.step
 
     def stepped(_: Any, *args: Any, **words: Any) -> Any:
@@ -116,18 +126,12 @@ def wrap_step(optimizer: Any, after: Callable[[], None]) -> None:
         after()
         return result
 
-    left = getattr(step, "__func__", step)  # by what schedulers leave there they know it again
-    vars(stepped).update(getattr(left, "__dict__", {}))
+    # torch's schedulers mark the step that they wrapped with an attribute, and look for it again.
+    vars(stepped).update(getattr(getattr(step, "__func__", step), "__dict__", {}))
     optimizer.step = types.MethodType(stepped, optimizer)
 
 
-def _remove(hooks: List[Any]) -> None:
-    for hook in hooks:
-        if hook is not None:
-            hook.remove()
-
-
-def _call(me: "weakref.ref[Usage]", method: Callable[..., None], *args: Any) -> None:
-    usage = me()
+def _call(usage_ref: "weakref.ref[SumUsage]", method: Callable[..., None], *args: Any) -> None:
+    usage = usage_ref()
     if usage is not None:
         method(usage, *args)

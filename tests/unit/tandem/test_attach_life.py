@@ -160,13 +160,13 @@ def dying(spec):
         return str(error)
 
 
-@pytest.mark.parametrize(("spec", "who"), [(SPEC, "node2 (rank 1)"), ("fp16", "a peer")])
+@pytest.mark.parametrize(("spec", "who"), [(SPEC, "node2 (rank 1)"), ("fp16", "another rank")])
 def test_a_peer_s_end_reads_as_a_sentence(spec, who):
     (_, pipe), (other, _) = start_ranks([1, 1], dying, spec)
     good, said = pipe.recv()
     other.join()
     assert good, said
-    assert said.startswith(f"tandem.sync.attach: {who} is gone; step 3")
+    assert said.startswith(f"tandem.sync.attach: step 3: the connection to {who} was lost")
 
 
 def waiting():
@@ -187,7 +187,7 @@ def waiting():
 
 def test_so_does_a_peer_that_is_silent():
     _, said = run_ranks([1, 1], waiting)
-    assert said.startswith("tandem.sync.attach: node1 (rank 0) was silent for 1 s")
+    assert said.startswith("tandem.sync.attach: step 3: node1 (rank 0) sent nothing for 1 s")
 
 
 class Scaler:

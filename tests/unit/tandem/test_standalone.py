@@ -54,7 +54,9 @@ def test_what_is_sent_along_needs_nothing_of_the_checkout(tmp_path):
     (tmp_path / "contract.py").write_text(OWN)
     (printed,) = run_ranks([1], as_a_script, tmp_path)
     said, modules = printed.splitlines()
-    assert said.startswith("tandem.sync.attach: this model is a Linear: wrap it first")
+    assert said.startswith(
+        "tandem.sync.attach: this model is a Linear, not a DistributedDataParallel"
+    )
     assert modules.split() == ["contract", str(tmp_path / "sent")]
 
 

@@ -92,7 +92,7 @@ def test_rank_0_says_once_that_steps_were_not_summed(results, by, forward):
     output, ranks = results
     said, same = zip(*(rank[by, forward.__name__] for rank in ranks))
     assert same == (forward in SUMMED,) * 2
-    assert [line.count("DDP summed none") for line in said] == [forward in UNSUMMED, 0]
+    assert [line.count("DDP did not sum") for line in said] == [forward in UNSUMMED, 0]
     if by == "timed":
         for _, *steps, _ in lines(output / forward.__name__):
             most = max(step.get("unsummed", 0) for step in steps)

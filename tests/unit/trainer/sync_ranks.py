@@ -83,7 +83,7 @@ class Steps:
             bucket_cap_mb=1,
             gradient_as_bucket_view=True,
         )
-        topology = Topology(self.world.nodes, self.world.rank).connected(options.timeout)
+        topology = Topology(self.world.nodes, self.world.rank).connect(options.timeout)
         self.sync.setup(self.device, topology)
         self.wrapped.register_comm_hook(None, lambda _, bucket: self.sync.hook(bucket))
         self._backward(self.wrapped, 0)  # DDP orders its buckets by this one, and the sum is exact

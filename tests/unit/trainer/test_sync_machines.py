@@ -14,7 +14,11 @@ def test_machines_are_told_from_the_machine_of_each_rank():
     """As mpirun deals ranks out by node."""
     machines = Topology((0, 1, 0, 2), rank=2)
     assert machines.ranks == ((0, 2), (1,), (3,))
-    assert (machines.leaders, machines.own_ranks, machines.is_leader) == ((0, 1, 3), (0, 2), False)
+    assert (machines.leaders, machines.local_ranks, machines.is_leader) == (
+        (0, 1, 3),
+        (0, 2),
+        False,
+    )
     assert machines.multi_rank_nodes
     assert not Topology((0, 1, 2), rank=2).multi_rank_nodes
 
