@@ -1,6 +1,7 @@
 """Settings that all tests share."""
 
 import os
+import random
 import shutil
 import signal
 from collections import Counter
@@ -26,6 +27,32 @@ NEEDS = {
     "root": (ROOT, "sudo make test"),
     "chromium": (bool(shutil.which("chromium")), "sudo apt install chromium"),
 }
+
+
+class Shuffle:
+    """Run the files, and the tests in each, in a random order, and print its seed."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def pytest_collection_modifyitems(self, items):
+        # A file's tests stay together, since they share fixtures that are slow to make.
+        order = random.Random(self.seed)
+        places = {path: order.random() for path in sorted({item.path for item in items})}
+        order.shuffle(items)
+        items.sort(key=lambda item: places[item.path])
+
+    def pytest_terminal_summary(self, terminalreporter):
+        terminalreporter.write_line(f"tandem: the order is that of --shuffle={self.seed}")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--shuffle", type=int, metavar="SEED", help=Shuffle.__doc__)
+
+
+def pytest_configure(config):
+    if config.getoption("--shuffle") is not None:
+        config.pluginmanager.register(Shuffle(config.getoption("--shuffle")))
 
 
 def pytest_collection_modifyitems(items):

@@ -108,7 +108,8 @@ def test_a_disk_that_takes_no_layer_is_a_sentence(asks, tmp_path, monkeypatch):
         layer.build_layer(asks("tool"), ENVIRONMENT)
 
 
-def test_a_second_use_asks_uv_nothing(index, asks, monkeypatch):
+def test_a_second_use_asks_uv_nothing(index, asks, monkeypatch, tmp_path):
+    monkeypatch.setattr(layer, "BUNDLE", tmp_path)  # another test may have put the layer there
     first = layer.build_layer(asks("tool"), ENVIRONMENT)
     monkeypatch.setattr(layer.subprocess, "Popen", lambda *_, **__: pytest.fail("uv was asked"))
     assert layer.build_layer(asks("tool"), ENVIRONMENT) == first

@@ -170,7 +170,8 @@ def at(document, path):
 
 @pytest.mark.hypothesis
 def test_damaged_checkpoints_are_passed_over_or_are_a_sentence(tried):
-    ends = ends_of(tried.path, damaged(tried.raw), tried.resumed, 200)
+    # Few damages are harmless, so the whole file is tried, too.
+    ends = ends_of(tried.path, damaged(tried.raw), tried.resumed, 200, [tried.raw])
     assert min(ends["resumed"], ends["passed over"]) > 0, ends
 
 
