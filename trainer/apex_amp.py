@@ -58,8 +58,8 @@ def _import_apex(options: Options, world: World) -> Tuple[Any, str]:
             kernels = importlib.import_module("amp_C")
         if kernels is None:
             return None, (
-                f"apex on {world.host} lacks amp_C and would wait for the GPU at each gradient: "
-                "--amp apex takes it all the same"
+                f"apex on {world.host} was built without amp_C, so each gradient would wait "
+                "for the GPU. --amp apex uses it anyway"
             )
     return amp, ""
 

@@ -66,7 +66,10 @@ def describe_run(job: Job, cost: Cost) -> str:
         # The strategy may not be the one that was typed. A single rank has none.
         strategy = parse(effective_spec(options.sync, world.nodes, options.family))
         if strategy.rule is not parse(options.sync).rule:
-            details += f"\n--sync {options.sync} is between machines: on this one sums are exact"
+            details += (
+                f"\n--sync {options.sync} has an effect only between machines: on one machine all "
+                "sums are exact"
+            )
         elif strategy != parse(options.sync):
             details += (
                 f"\n--sync {options.sync} is {strategy.spec} with --optimizer {options.optimizer}"

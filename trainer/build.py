@@ -95,8 +95,9 @@ def _build_materials(options: Options, world: World) -> Materials:
         raise UserError(f"--compile needs torch 2.0 or newer; this is {torch.__version__}.")
     if options.skip_oom and world.size > 1:
         raise UserError(
-            "--skip_oom is for one process: others would wait for this one's gradients for ever. "
-            "Leave it out, and the run ends with code 76, to be started with smaller batches."
+            "--skip_oom works with one process only, because other processes would wait for "
+            "its gradients forever. Omit it: the run then ends with exit code 76, and you "
+            "start it again with smaller batches."
         )
     parallel.check(options, world)
     if options.precision.startswith("O"):

@@ -132,8 +132,8 @@ def restore(job: Job, state: Snapshot) -> Position:
             job.sync.load_common_state(job.model, state["sync"])
         except (LookupError, TypeError, ValueError, OverflowError) as error:
             raise UserError(
-                f"what the checkpoint holds of --sync {job.options.sync} is damaged or of another "
-                f"model ({error}): take another checkpoint."
+                f"the checkpoint's state of --sync {job.options.sync} is damaged or belongs "
+                f"to another model ({error}): use another checkpoint."
             ) from error
     return Position(
         state["epoch"], state["sample"], state["step"], state["best_top1"], state["run"]
@@ -163,18 +163,18 @@ def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
         state = load_tensors(content)
     except Refused as error:
         raise UserError(
-            f"{name} is no torch file, or holds more than tensors and plain values "
-            f"({printable(str(error))[:100]}), which could run as code or take any memory: it was "
-            "not loaded. Remove it, or save its state dict again, as tensors by name."
+            f"{name} was not loaded: it is not a torch file, or it contains more than tensors "
+            f"and plain values ({printable(str(error))[:100]}), which could run code or fill "
+            "the memory. Remove it, or save only its state dict."
         ) from error
     except OSError:
         raise  # the disk or the share is at fault, and not the file
     except Exception as error:  # of damaged files torch raises many kinds, KeyError among them
         raise Damaged(
-            f"{name} is empty, damaged or no torch file: copy or save it again, or remove it."
+            f"{name} is empty, damaged or not a torch file: copy or save it again, or remove it."
         ) from error
     if not isinstance(state, dict):
-        raise UserError(f"{name} holds no tensors by name: give a checkpoint or a state dict.")
+        raise UserError(f"{name} contains no named tensors: use a checkpoint or a state dict.")
     return state
 
 
@@ -214,9 +214,9 @@ def refuse_not_finite(model: torch.nn.Module, state: Dict[str, torch.Tensor]) ->
     broken = not_finite(state, {name for name, _ in model.named_parameters()})
     if broken:
         raise UserError(
-            f"these weights are not finite ({broken[0]} and {len(broken) - 1} more hold NaN or "
-            "infinity): the run that made them diverged. Take a checkpoint from before, or its "
-            "best.pt."
+            f"these weights are not finite ({broken[0]} and {len(broken) - 1} more contain "
+            "NaN or infinity), so the run that saved them had diverged. Use an earlier "
+            "checkpoint, or its best.pt."
         )
 
 

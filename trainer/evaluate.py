@@ -87,8 +87,8 @@ def evaluate(job: Job, progress: Callable[[int], None] = lambda done: None) -> R
     failed = any(failed for _, failed in gathered)
     if not count and not failed:
         failure = UserError(
-            f"--data {job.options.data}: none of the {len(job.eval_set)} images of val can be used "
-            "any more: repair them. What was trained until now is saved in a checkpoint."
+            f"--data {job.options.data}: the {len(job.eval_set)} images of val cannot be read "
+            "any more: repair them. A checkpoint has everything that was trained so far."
         )
     if failed or failure:
         raise Unevaluated(failure)

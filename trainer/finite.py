@@ -95,8 +95,8 @@ def describe(troubles: List[Trouble], options: Options, world: World) -> str:
     if not with_loss:
         event = f"{earliest['tensor']} of the model is not finite after {moment}"
     return (
-        f"{event}{f', first on {ranks}' if ranks else ''}: the run ends, and what was saved "
-        f"before is kept. Likely causes: {'; '.join(list_causes(options, ranks))}."
+        f"{event}{f', first on {ranks}' if ranks else ''}: the run ends, and earlier "
+        f"checkpoints are kept. Likely causes: {'; '.join(list_causes(options, ranks))}."
     )
 
 
@@ -114,5 +114,7 @@ def list_causes(options: Options, ranks: str = "") -> List[str]:
     if ":" in options.model:
         clauses.append("the model divides by zero, or takes the logarithm of it")
     if ranks:
-        clauses.append(f"if it always begins there, the images or the memory of {ranks}")
+        clauses.append(
+            f"if this always starts on the same rank, the images or the memory of {ranks}"
+        )
     return clauses

@@ -30,12 +30,15 @@ def freeze(model: nn.Module, pattern: str, classes: int) -> List[nn.Module]:
         if not matched:
             modules = ", ".join(name for name, _ in model.named_children())
             raise UserError(
-                f"--freeze {pattern}: {entry!r} is the name of no module or parameter of the "
-                f"model; it has {modules}."
+                f"--freeze {pattern}: the model has no module or parameter {entry!r}; it has "
+                f"{modules}."
             )
         frozen |= matched
     if not set(tensors) - frozen:
-        raise UserError(f"--freeze {pattern}: then nothing is left to train: name less.")
+        raise UserError(
+            f"--freeze {pattern} freezes all parameters, so nothing would be trained: freeze "
+            "fewer modules."
+        )
     for name in frozen & set(tensors):
         tensors[name].requires_grad_(False)
     return _freeze_modules(model, "", frozen)

@@ -109,7 +109,7 @@ def _build_user_model(
             "(n, channels, height, width)."
         )
     log.info(
-        f"{name}: on top comes a linear layer from its {shape[1]} outputs to {num_classes} classes"
+        f"{name}: Tandem adds a linear layer from its {shape[1]} outputs to {num_classes} classes"
     )
     return WithHead(model, shape[1], num_classes)
 
@@ -272,9 +272,9 @@ def try_out(
     unused = [key for key, weight in weights if weight.grad is None]
     if unused and not unused_allowed:
         raise UserError(
-            f"--model {name}: {unused[0]} ({len(unused)} of {len(weights)} parameters) takes no "
-            "part in its output, and the ranks would wait for its gradient for ever: remove it, or "
-            "give --find_unused_parameters"
+            f"--model {name}: the output does not depend on {unused[0]} ({len(unused)} of "
+            f"{len(weights)} parameters), so the ranks would wait for its gradient forever: "
+            "remove it, or add --find_unused_parameters"
         )
     if not isinstance(model, WithHead):
         return model, []
@@ -283,6 +283,6 @@ def try_out(
     if not isinstance(classifier, nn.Linear) or classifier.out_features != count:
         return model, []
     return model, [
-        f"--model {name}: a linear layer comes on top of its {count} outputs: if these are scores "
-        "of classes already, let the function take num_classes"
+        f"--model {name}: Tandem adds a linear layer after its {count} outputs. If the "
+        "outputs already are class scores, give the function a parameter num_classes"
     ]

@@ -73,7 +73,7 @@ def load_state(optimizer: torch.optim.Optimizer, state: Dict[str, Any], options:
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     saved = state.get("state")
     if _group_sizes(state) != _group_sizes(optimizer.state_dict()) or not isinstance(saved, dict):
-        raise UserError("the checkpoint's optimizer has other weights than this model's.")
+        raise UserError("the checkpoint's optimizer belongs to a model with other weights.")
     entries = {}
     for place, entry in saved.items():
         if type(place) is not int or not 0 <= place < len(weights) or not isinstance(entry, dict):
@@ -124,9 +124,8 @@ def _read_step_count(place: int, value: Any) -> float:
 
 def _invalid_state(place: object) -> UserError:
     return UserError(
-        f"the checkpoint's optimizer does not fit: what it kept of weight {str(place)[:20]} is "
-        "missing or not what it should be. Use an older checkpoint, or --weights to start from "
-        "its model alone."
+        f"the checkpoint's optimizer state of weight {str(place)[:20]} is missing or invalid. "
+        "Use an older checkpoint, or --weights to load only its model."
     )
 
 

@@ -45,7 +45,10 @@ def balanced_sizes(count: int, gpus: int, gpu0_batch: int) -> List[int]:
 def check(options: Options, world: World) -> None:
     """Raise UserError for combinations that cannot work."""
     if (options.gpu0_batch is None) == (options.parallel == "balanced-dp"):
-        raise UserError("--parallel balanced-dp and --gpu0_batch N (images for GPU 0) go together.")
+        raise UserError(
+            "--parallel balanced-dp needs --gpu0_batch N (images for GPU 0), and --gpu0_batch "
+            "needs --parallel balanced-dp."
+        )
     if options.parallel == "ddp":
         return
     for name in ("sync_bn", "compile", "checkpoint_activations"):

@@ -67,7 +67,7 @@ def infer(options: Options, world: World) -> int:
         if trained.classes is None:
             print("the weights name no classes: the names are those of --data, by their order")
         elif changes := checkpoint.class_changes(trained.classes, data_classes):
-            print(f"classes are named as the model was trained: {changes}")
+            print(f"class names are those that the model was trained with: {changes}")
     return 0
 
 
@@ -124,7 +124,7 @@ def _check_writable(options: Options) -> None:
     files = [pathlib.Path(file) for file in options.results.values()]
     if len(set(files)) < len(files):
         flags = " and ".join(f"--{name}" for name in options.results)
-        raise UserError(f"{flags} would write the same file: give each a name of its own.")
+        raise UserError(f"{flags} would write the same file: give each another name.")
     for file in files:
         folder = file.parent
         # A launcher names files in the run's output, whose folders nobody has made yet.
@@ -134,7 +134,7 @@ def _check_writable(options: Options) -> None:
         if not folder.is_dir():
             raise UserError(f"{file}: there is no such folder to write to.")
         if not os.access(folder, os.W_OK | os.X_OK):
-            raise UserError(f"{file}: this user may not write into {folder}.")
+            raise UserError(f"{file}: this user cannot write to {folder}.")
 
 
 def _write_results(job: Job, columns: Columns, classes: List[str]) -> None:
@@ -163,7 +163,10 @@ def _infer_all(job: Job, classes: List[str]) -> Columns:
     captured: Dict[str, torch.Tensor] = {}
     classifier = last_linear(job.model)
     if options.extract and classifier is None:
-        raise UserError("--extract: this model has no linear layer whose input to take.")
+        raise UserError(
+            "--extract: this model has no linear layer, so it has no input of a linear layer to "
+            "extract."
+        )
     if classifier is not None:
         classifier.register_forward_pre_hook(lambda _, inputs: captured.update(features=inputs[0]))
     # Match classes by name, since --data may have only some of the model's.
@@ -189,7 +192,7 @@ def _infer_all(job: Job, classes: List[str]) -> Columns:
         batches.append({name: column.cpu() for name, column in row_columns.items()})
     rows = [theirs for theirs in job.world.gather_state(_join_columns(batches)) if theirs]
     if not rows:
-        raise UserError("--predict, --extract, --evaluate: not one image of val can be read.")
+        raise UserError("--predict, --extract, --evaluate: no image of val can be read.")
     columns = _join_columns(rows)
     unfinite_count = int((~columns["probability"].isfinite()).sum())
     if unfinite_count:

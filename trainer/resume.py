@@ -81,7 +81,7 @@ def _find(
         raise UserError(f"--resume {options.resume}: no complete checkpoint on any node.")
     if train_set and best.differences:
         raise UserError(
-            f"the run continues as it began: leave out {', '.join(best.differences)}, or start a "
+            f"a resumed run keeps its options: omit {', '.join(best.differences)}, or start a "
             "new run."
         )
     # Perhaps no other machine has this file, so its bytes are sent.
@@ -149,14 +149,15 @@ def find_differences(state: Snapshot, options: Options, train_set: ImageFolder) 
 
 # What the screen says where the machines' own files are incomplete or do not fit.
 NODE_STATE_LOST = (
-    "--sync {}: the state that each machine keeps for itself is missing on some of them, or the "
-    "ranks were spread differently: this state starts from zero"
+    "--sync {}: each machine stores its own state, which is missing on some machines or "
+    "belongs to other ranks: this state starts from zero"
 )
 
 
 # What it says where all ranks' own part of a strategy is not in the checkpoint.
 COMMON_STATE_LOST = (
-    "--sync {}: the checkpoint, of a run on one machine, has no scales: they are learned anew"
+    "--sync {}: the checkpoint comes from a run on one machine and has no scales: the run "
+    "learns them again"
 )
 
 
@@ -166,14 +167,14 @@ def epochs_changed(job: Job, state: Snapshot) -> str:
     options, saved_epochs = job.options, state["options"].get("epochs", "")
     if (state["epoch"], state["sample"]) > (options.epochs, 0):
         raise UserError(
-            f"the checkpoint is beyond epoch {options.epochs}: give --epochs {saved_epochs}, or "
-            "more, to go on."
+            f"the checkpoint is beyond epoch {options.epochs}: type --epochs {saved_epochs} "
+            "or more to continue."
         )
     if not saved_epochs.isdecimal() or int(saved_epochs) == options.epochs:
         return ""
     text = f"--epochs {options.epochs}, which was {saved_epochs}"
     if options.schedule != "cosine":
-        return f"{text}: the {options.schedule} schedule goes on as it was"
+        return f"{text}: the {options.schedule} schedule continues unchanged"
     steps, images = job.steps_per_epoch, len(job.train_set)
     step = (state["epoch"] + state["sample"] / images) * steps
     rates = [
@@ -183,8 +184,8 @@ def epochs_changed(job: Job, state: Snapshot) -> str:
         for epochs in (int(saved_epochs), options.epochs)
     ]
     return (
-        f"{text}: the cosine schedule is now that of {options.epochs} epochs, and the learning "
-        f"rate goes from {rates[0]:.3g} to {rates[1]:.3g} here"
+        f"{text}: the cosine schedule now has {options.epochs} epochs, which changes the "
+        f"learning rate at this step from {rates[0]:.3g} to {rates[1]:.3g}"
     )
 
 
@@ -201,8 +202,8 @@ def restore_node_state(job: Job, position: Position) -> bool:
         job.sync.load_state_dict(state["sync"])
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         raise RankError(
-            f"what this machine kept for --sync {job.options.sync} is damaged: remove its "
-            f"checkpoints/{job.world.host}/rank*, and this state starts from zero."
+            f"this machine's state of --sync {job.options.sync} is damaged: remove its files "
+            f"checkpoints/{job.world.host}/rank*. The state then starts from zero."
         ) from error
     return True
 

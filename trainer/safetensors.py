@@ -48,14 +48,14 @@ def read(name: str, file: BinaryIO) -> Dict[str, torch.Tensor]:
             )
             counts = (begin, stop, *shape)
             if len(shape) > DIMENSIONS or not all(type(n) is int and n >= 0 for n in counts):
-                raise ValueError("a count that is none")
+                raise ValueError("a count that is not a number")
             item_bytes = torch.empty((), dtype=dtype).element_size()
             if begin != end or stop - begin != math.prod(shape) * item_bytes:
                 raise ValueError("tensors that overlap, or have something between them")
             places.append((key, stop - begin, dtype, shape))
             end = stop
         if data_begin + end != file_bytes:
-            raise ValueError("tensors of other bytes than the file has")
+            raise ValueError("the sizes of its tensors do not match the file's size")
         tensors = {}
         for key, length, dtype, shape in places:
             content = torch.empty(length, dtype=torch.uint8)

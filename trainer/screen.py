@@ -71,7 +71,7 @@ class Screen:
         """Print the current work if nothing was printed for SILENCE seconds and no bar shows it."""
         now_seconds = time.monotonic()
         if self._bar is None and self._doing and now_seconds - self._printed >= SILENCE:
-            self._print(f"{self._doing}, {now_seconds - self._last_line:.0f} s after the last line")
+            self._print(f"{self._doing}: {now_seconds - self._last_line:.0f} s since the last line")
 
     def doing(self, text: str) -> None:
         """Set the description of the current work that `look` prints."""

@@ -64,7 +64,7 @@ def node_state_in(name: str, state: Dict[str, Any]) -> NodeState:
 def tensors_in(name: str, value: Any) -> Dict[str, torch.Tensor]:
     """Check a state dict and return it. Raises UserError for anything else."""
     if not _is_tensors(value):
-        raise UserError(f"{name} holds no tensors by name: give a checkpoint or a state dict.")
+        raise UserError(f"{name} contains no named tensors: use a checkpoint or a state dict.")
     return cast(Dict[str, torch.Tensor], value)
 
 
@@ -76,8 +76,8 @@ def _check(name: str, state: Dict[str, Any], shape: Dict[str, Callable[[Any], bo
 
 def _invalid_field(name: str, field: str) -> UserError:
     return UserError(
-        f"{name} is no checkpoint of this program: its `{field}` is missing or not what it should "
-        "be. Remove it, or start afresh with --resume none."
+        f"{name} is not a checkpoint of this program: its `{field}` is missing or invalid. "
+        "Remove it, or start a new training with --resume none."
     )
 
 

@@ -222,8 +222,9 @@ def _make_two_passes(job: Job) -> None:
     unused = [name for name, p in weights if p.requires_grad and p.grad is None]
     if unused and job.world.size > 1 and not job.options.find_unused_parameters:
         raise UserError(
-            f"the model's {unused[0]} (of {len(unused)} parameters) takes no part in its output, "
-            "and the ranks would wait for its gradient for ever: give --find_unused_parameters."
+            f"the model's output does not depend on {unused[0]} (one of {len(unused)} such "
+            "parameters), so the ranks would wait for its gradient forever: add "
+            "--find_unused_parameters."
         )
     dummy_pass(job, job.net, _throwaway_sizes(job)[-1])
 

@@ -50,8 +50,8 @@ def _load_config(name: str) -> Tuple[Any, Any]:
         timm: Any = importlib.import_module("timm")
     except ImportError as error:
         raise UserError(
-            f"--model {name}: timm is not installed here ({error}): `make train` brings it; by "
-            "hand `pip install timm`."
+            f"--model {name}: timm is not installed here ({error}). `make train` installs it; "
+            "otherwise type `pip install timm`."
         ) from error
     model = name[len(TIMM) :]
     if not timm.is_model(model):

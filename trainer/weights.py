@@ -129,28 +129,29 @@ class Fit(NamedTuple):
         loaded = f"{len(self.tensors)} of the {pluralize(total, 'tensor')} of --model {model}"
         if self.backbone_share < 0.5:
             raise UserError(
-                f"{name}: only {loaded} are in it, {100 * self.backbone_share:.0f} % of the "
-                f"backbone's parameters ({_list_names(self.missing)}): they are weights of another "
-                "net: give the model that they were trained in, or weights of this one."
+                f"{name} contains only {loaded}, {100 * self.backbone_share:.0f} % of the "
+                f"backbone's parameters ({_list_names(self.missing)}), so it belongs to "
+                "another model. Use the model of these weights, or weights of this model."
             )
         chosen, *other_prefixes = (
             repr(prefix) if prefix else "no prefix" for prefix in self.prefixes
         )
         if not self.is_settled:
             raise UserError(
-                f"{name}: several networks in it fit --model {model} equally well. Their prefixes: "
-                f"{_list_names([chosen, *other_prefixes])}. Choose one with --weights_prefix, like "
+                f"{name} contains several models that fit --model {model} equally well. Their "
+                f"prefixes: {_list_names([chosen, *other_prefixes])}. Choose one with "
+                "--weights_prefix, such as "
                 f"WEIGHTS_PREFIX={self.prefixes[0] or self.prefixes[1]}"
             )
         count = self.unplaced_count
-        unplaced = f"; {count} of the file have no place in it" if count else ""
+        unplaced = f"; the model has no place for {count} of the file" if count else ""
         average = ", and not its average " if other_prefixes else ""
         lines = [
             f"loaded {loaded}, {100 * self.backbone_share:.4g} % of the backbone's parameters"
             f"{unplaced}. Prefix in the file: {chosen}{average}{_list_names(other_prefixes)}"
         ]
         new_tensors = _list_names([f"{key} ({reason})" for key, reason in self.missing.items()])
-        return lines + ([f"not loaded, so new: {new_tensors}"] if self.missing else [])
+        return lines + ([f"not loaded, but initialized: {new_tensors}"] if self.missing else [])
 
 
 def fit_tensors(
@@ -239,8 +240,8 @@ def _keep_prefix(fits: "Counter[Way]", typed: str) -> "Counter[Way]":
     if not cuts:
         examples = ", ".join(repr(cut) for (cut, _), _ in fits.most_common(SHOWN) if cut)
         raise UserError(
-            f"--weights_prefix {typed}: no tensor behind it fits the model. Of the file these do: "
-            f"{examples or 'none'}."
+            f"--weights_prefix {typed}: no tensor with this prefix fits the model. These "
+            f"tensors of the file fit: {examples or 'none'}."
         )
     return Counter({way: n for way, n in fits.items() if way[0] == min(cuts, key=len)})
 

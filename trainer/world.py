@@ -187,10 +187,10 @@ def _meet(
         if "nccl" in str(error).lower():
             raise  # the ranks have met; its own words say what is wrong
         raise UserError(
-            f"rank {process.rank} of {process.size} did not meet the others at "
-            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within {options.timeout} s: "
-            f"{str(error).splitlines()[0]}. Were {process.size} processes started, and is that "
-            "address the first machine's?"
+            f"rank {process.rank} of {process.size} could not connect to the other ranks at "
+            f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']} within "
+            f"{options.timeout} s: {str(error).splitlines()[0]}. Were {process.size} "
+            "processes started, and does the address belong to the first machine?"
         ) from error
     return Meeting(trainer_store, exchange, devices)
 

@@ -232,7 +232,7 @@ def lose_data(trial):
     trial.lab.admin(trial.node, f"sudo umount -l {DIGITS}")
     trial.finished_on(trial.others())
     said = trial.cause(host=f"node{trial.node}", rank=trial.node - 1, exit_code=78)
-    assert f"{DIGITS} (share, tmpfs) does not give the images any more" in said
+    assert f"{DIGITS} (share, tmpfs) stopped delivering images" in said
 
 
 def kill_controller(trial):

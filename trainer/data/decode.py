@@ -191,8 +191,8 @@ def _refuse_large(image: Image.Image, file_bytes: int, turned: bool = False) -> 
     channels = [1 if mode in ("1", "L", "P") else 4 for mode in modes]
     total = file_bytes + image.width * image.height * sum(channels)
     if total > LARGEST:
-        limit = f"{LARGEST >> 20} MiB are taken at most"
-        raise BadImage(f"its pixels take {total >> 20:,} MiB, {limit}: make it smaller")
+        limit = f"the limit is {LARGEST >> 20} MiB"
+        raise BadImage(f"its pixels need {total >> 20:,} MiB, {limit}: make it smaller")
 
 
 def _coefficient_bytes(image: JpegImageFile) -> int:
@@ -242,7 +242,7 @@ def _read_size_tags(image: TiffImageFile) -> Mapping[int, Any]:
     file.seek(0)
     head = file.read(4)
     if head not in DIRECTORIES:
-        raise BadImage("damaged: its head is of another kind")
+        raise BadImage("damaged: its header belongs to another format")
     count, entry = map(struct.Struct, DIRECTORIES[head])
     file.seek(tags.offset)
     (entries,) = count.unpack(file.read(count.size))
@@ -250,7 +250,7 @@ def _read_size_tags(image: TiffImageFile) -> Mapping[int, Any]:
     for tag in SIZES:
         is_number = tags.tagtype.get(tag, SHORT) in (SHORT, LONG)
         if tags_in_file.count(tag) != (tag in tags) or not is_number:
-            raise BadImage("damaged: its sizes are there twice, or of another type")
+            raise BadImage("damaged: its header has a size twice, or a size of the wrong type")
     return tags
 
 
@@ -312,7 +312,7 @@ def size_of(path: Path) -> Tuple[int, int]:
 
 def _refuse_pipe(path: Path) -> None:
     if path.is_fifo():
-        raise BadImage("a named pipe, no file: reading it would wait for ever")
+        raise BadImage("a named pipe, not a file: reading it would wait forever")
 
 
 @contextlib.contextmanager
@@ -340,7 +340,7 @@ def _open(file: Union[BinaryIO, Path]) -> Image.Image:
         if kind := pointer_kind(begin):
             raise BadImage(f"a pointer of {kind}") from error
         name = UNREAD_FORMATS.get(begin[4:12])
-        reason = f"{name}, a format that is not read: convert it" if name else "not an image"
+        reason = f"{name}, a format that Tandem cannot read: convert it" if name else "not an image"
         raise BadImage(reason) from error
 
 

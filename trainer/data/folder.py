@@ -89,7 +89,7 @@ class ImageFolder:
                 with contextlib.suppress(BadImage):  # it is reported when it is used
                     sides.append(min(size_of(self.root / path)))
         if not sides:
-            log.warning("no image of those tried for their size can be read: %d is taken", USUAL)
+            log.warning("Tandem could read no image to find the image size, and uses %d", USUAL)
         return median_low(sides or [USUAL])
 
     def refuse_if_unusable(self, rank: int) -> None:
@@ -113,8 +113,8 @@ class ImageFolder:
                 reasons.append(str(error))
         kinds = Counter(reasons).most_common(3)
         raise UserError(
-            f"--data {self.root}: of the {pluralize(len(self), 'image')} of {self.split} "
-            f"{len(drawn)} were opened, and none can be used: "
+            f"--data {self.root}: {self.split} has {pluralize(len(self), 'image')}. Tandem "
+            f"opened {len(drawn)} of them, and can use none: "
             f"{', '.join(f'{count} x {reason}' for reason, count in kinds)}."
         )
 
@@ -226,7 +226,7 @@ class Quarantine:
                 continue
             # Most of the images failed with their mount: name it, not the last image.
             if sum(bool(image.mount) for image in self.images.values()) > self.limit // 2:
-                detail = f"as {len(self.images)} images could not be used before it"
+                detail = f"like {len(self.images)} images before it"
                 raise self._mount_error(bad, detail)
             raise RankError(
                 f"{pluralize(len(self.images), 'image')} cannot be used, the last is "
@@ -238,8 +238,8 @@ class Quarantine:
         path = printable(bad.path)
         mount = bad.mount or next(image.mount for image in self.images.values() if image.mount)
         return DataLost(
-            f"{mount} does not give the images any more: {path} {bad.reason}, {detail}. Check "
-            "that disk or file server; what was saved before is kept."
+            f"{mount} stopped delivering images: {path} {bad.reason}, {detail}. Check that "
+            "disk or file server. Earlier checkpoints are kept."
         )
 
 

@@ -86,7 +86,7 @@ class Samples(Dataset):  # type: ignore[type-arg]
         gives no image any more."""
         until = self.patience.get(self.folder.mount_of(path), 0.0) if self.patience else 0.0
         if until == math.inf:
-            raise Unreadable("is not read any more")
+            raise Unreadable("cannot be read any more")
         return path not in self.given_up and time.monotonic() >= until
 
     def _describe_failure(self, path: str, error: BadImage) -> Bad:

@@ -146,7 +146,7 @@ def jpeg(picture):
         (jpeg(Image.fromarray(NOISE))[:-900], "damaged: .*truncated"),
         (b"", "empty file"),
         (b"hello", "not an image"),
-        (b"\0\0\0\x1cftypavif" + bytes(99), "AVIF, a format that is not read: convert it"),
+        (b"\0\0\0\x1cftypavif" + bytes(99), "AVIF, a format that Tandem cannot read: convert it"),
         (b"%!PS-Adobe-3.0\n%%BoundingBox: 0 0 9 9\n", "not an"),
         ("grey16", "pixels are I;16, not 8-bit"),
         ("nowhere", "cannot be read: No such file"),
@@ -180,7 +180,7 @@ def test_it_is_said_where_no_image_gives_the_size(root, caplog):
     for path in root.glob("train/*/*.png"):
         path.write_bytes(b"\0\0\0\x1cftypavif")
     assert ImageFolder(root, "train", Options()).natural_size() == 224
-    assert "224 is taken" in caplog.text
+    assert "uses 224" in caplog.text
 
 
 def bomb(side, depth, colour, *chunks):
@@ -261,7 +261,7 @@ def test_a_small_file_of_many_pixels_takes_little_memory(tmp_path, kind):
     path.write_bytes(LARGE[kind]())
     assert path.stat().st_size < 100_000
     [(said, most)] = run_ranks([1], measured, path, 1)
-    assert re.match("its pixels take [0-9,]+ MiB, 280 MiB are taken at most: |damaged", said), said
+    assert re.match("its pixels need [0-9,]+ MiB, the limit is 280 MiB: |damaged", said), said
     assert most < 50
 
 
@@ -527,7 +527,7 @@ def test_a_split_of_which_few_images_can_be_used_is_taken(root):
     for path in root.glob("train/*/*.png"):
         path.write_bytes(b"no image")
     folder = ImageFolder(root, "train", Options())
-    with pytest.raises(UserError, match=r"of the 6 images of train 6 were opened, .* 6 x not"):
+    with pytest.raises(UserError, match=r"train has 6 images. Tandem opened 6 of them, .* 6 x not"):
         folder.refuse_if_unusable(rank=3)
     make(root / "train/ant/1.png")
     folder.refuse_if_unusable(rank=3)

@@ -83,7 +83,7 @@ def test_a_share_that_fails_ends_the_run_with_its_own_code_and_its_name(images, 
     assert code == DATA_LOST == 78, text
     [sentence] = [line for line in text.splitlines() if line.startswith("trainer: ")]
     mount = folder.ImageFolder(str(images), "train", Options()).mount_of("train/x")
-    assert sentence.startswith(f"trainer: {mount} does not give the images any ")
+    assert sentence.startswith(f"trainer: {mount} stopped delivering ")
     assert "Input/output error" in sentence
     assert "Traceback" not in text
 
@@ -158,7 +158,7 @@ def test_a_mount_that_vanishes_ends_the_run_as_one_that_fails(images):
     [(code, text)] = run_ranks([1], emptied, "*", "--data", images, *ARGV, "--workers", 0)
     assert code == DATA_LOST, text
     [sentence] = [line for line in text.splitlines() if line.startswith("trainer: ")]
-    assert "does not give the images any more: train/class" in sentence
+    assert "stopped delivering images: train/class" in sentence
     assert "bad image" not in text
 
 

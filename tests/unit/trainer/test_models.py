@@ -196,9 +196,9 @@ def checked(name, capsys, monkeypatch, ranks=2, **options):
     [
         ("features", 0, ""),
         ("small", 0, ""),  # it takes images of one size alone
-        ("scores", 0, "of its 10 outputs: if these are scores of classes already, let"),
+        ("scores", 0, "its 10 outputs. If the outputs already are class scores"),
         ("pair_in_training", BAD_INPUT, "returns tuple, not one tensor"),
-        ("unused", BAD_INPUT, "idle.weight (2 of 4 parameters) takes no part in its output"),
+        ("unused", BAD_INPUT, "the output does not depend on idle.weight (2 of 4 parameters)"),
         ("wrong", BAD_INPUT, "TypeError: body() got an unexpected keyword argument 'depth' ("),
     ],
 )

@@ -38,7 +38,7 @@ def test_a_cosine_says_what_it_does_and_fewer_epochs_are_refused(images, tmp_pat
     train(images, tmp_path, "--epochs", 2)
     argv = ["--data", images, "--output", tmp_path, *ARGV]
     (text,) = run_ranks([1], said_on_the_way, *argv, "--epochs", 4)
-    assert "learning rate goes from 0 to 0.05 here" in text
+    assert "learning rate at this step from 0 to 0.05" in text
     ((code, text),) = run_ranks([1], said, *argv, "--epochs", 3)
-    assert code == 2 and "beyond epoch 3: give --epochs 4" in text
+    assert code == 2 and "beyond epoch 3: type --epochs 4" in text
     assert newest_checkpoint(tmp_path)["epoch"] == 4

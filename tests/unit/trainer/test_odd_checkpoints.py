@@ -92,7 +92,7 @@ def tried(request, images, tmp_path_factory):
 def test_a_run_goes_on_with_its_own_strategy_alone(tried):
     then = {**tried.good["options"], "sync": repr("ef:5")}
     writer.write_whole({**tried.good, "options": then}, tried.path)
-    with pytest.raises(UserError, match="leave out --sync allreduce"):
+    with pytest.raises(UserError, match="omit --sync allreduce"):
         tried.resumed()
     writer.write_whole(tried.good, tried.path)
     assert tried.resumed()
@@ -147,7 +147,7 @@ def test_a_tensor_that_nothing_can_be_copied_from_is_refused_wherever_it_stands(
         state = copy.deepcopy(tried.good)
         at(state, path[:-1])[path[-1]] = of_kind(kind, at(state, path))
         writer.write_whole(state, tried.path)
-        with pytest.raises(UserError, match=r"missing or not what it should be|more than tensors"):
+        with pytest.raises(UserError, match=r"missing or invalid|more than tensors"):
             tried.resumed()
         assert export.main([str(tried.folder), f"TO={tried.folder}/out.pt"]) == 2
 

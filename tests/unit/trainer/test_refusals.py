@@ -41,9 +41,12 @@ def run(images, model, *more, nodes=(1,), function=trainer, **settings):
         (["--weights", "/nowhere.pt"], "/nowhere.pt"),
         (["--predict", "x.csv"], "--weights"),
         (["--predict", "/nowhere/x.csv", "--weights", "x.pt"], "/nowhere/x.csv"),
-        (["--predict", "x.csv", "--extract", "x.csv", "--weights", "x.pt"], "a name of its own"),
+        (
+            ["--predict", "x.csv", "--extract", "x.csv", "--weights", "x.pt"],
+            "give each another name",
+        ),
         (["--output", "/dev/null/run"], "cannot write /dev/null/run"),
-        (["--gpu0_batch", 3], "go together"),
+        (["--gpu0_batch", 3], "needs --gpu0_batch"),
     ],
 )
 def test_bad_input_ends_all_ranks_with_a_sentence(images, more, word):
@@ -219,7 +222,7 @@ def test_a_start_without_the_launcher_takes_the_card_towards_the_master(
 
     alone = OSError("nobody is there")
     monkeypatch.setattr(world, "rendezvous", mock.Mock(side_effect=alone))
-    with pytest.raises(UserError, match="did not meet"):
+    with pytest.raises(UserError, match="could not connect to the other ranks"):
         world._meet(Options(), ProcessCoordinates(size=2), None, torch.device("cpu"))
     assert [os.environ.get(name) for name in names] == cards
 

@@ -83,9 +83,9 @@ def test_a_long_step_and_a_long_evaluation_are_not_silent(time, capsys):
     time.seconds += 15
     ours.look()
     assert capsys.readouterr().out.splitlines() == [
-        "epoch 1/4  in step 1 of 10, 15 s after the last line",
-        "epoch 1/4  in step 1 of 10, 30 s after the last line",
-        "evaluating: 3 of rank 0's 12 images, 59 s after the last line",
+        "epoch 1/4  in step 1 of 10: 15 s since the last line",
+        "epoch 1/4  in step 1 of 10: 30 s since the last line",
+        "evaluating: 3 of rank 0's 12 images: 59 s since the last line",
     ]
 
 

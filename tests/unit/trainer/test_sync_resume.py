@@ -75,7 +75,7 @@ def test_other_ranks_go_on_and_say_what_begins_anew(images, undisturbed, tmp_pat
     cut(whole, tmp_path / "cut", steps_of(whole)[1])
     assert train(images, tmp_path / "cut", spec, [1, 1, 1]) == [0, 0, 0]
     said = (tmp_path / "cut.said").read_text()
-    assert f"--sync {spec}: the state that each machine keeps for itself is missing" in said
+    assert f"--sync {spec}: each machine stores its own state, which is missing" in said
 
 
 def test_what_keeps_nothing_has_lost_nothing(images, tmp_path):
