@@ -145,4 +145,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(interrupts.ended(main))
+    sys.exit(interrupts.run_main(main))

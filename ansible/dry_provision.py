@@ -397,4 +397,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(interrupts.ended(main))
+    sys.exit(interrupts.run_main(main))

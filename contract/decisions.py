@@ -1,9 +1,9 @@
-"""What the ranks of a run decide together when they start: the strategy that SYNC=auto becomes, and
-the batch of each machine (BALANCE=). The rule for precisions is contract/precisions.py.
+"""Decide what the ranks of a run agree on when they start: the strategy if SYNC=auto, and each
+machine's batch (BALANCE=). The rule for precisions is in contract/precisions.py.
 
 The ranks call these functions with the devices that they see and with one file of measurements,
 which the launcher sends with every run. `make dry-run` calls the same functions with the machines'
-facts, and prints what the ranks will decide.
+facts, and prints what the ranks will decide. Read `decide` first.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ AS_ASKED = "as asked"
 
 @dataclass(frozen=True)
 class Measurements:
-    """What the launcher knows of a run's machines before the run starts.
+    """Facts that the launcher has about a run's machines before the run starts.
 
     `hosts`: the machine that each node runs on, by the node's name, in the order of the nodes.
-    `speeds`: samples/s of a node by itself, if they were measured.
-    `prediction`: what `make plan` wrote for this model and number of nodes, as in its file.
-    `measure`: a sentence with the command that would make such a prediction.
+    `speeds`: samples/s of a node that trains without others, if they were measured.
+    `prediction`: content of the file that `make plan` wrote for this model and number of nodes.
+    `measure`: a clause with the command that would make such a prediction.
     `balance`: auto, off, or the weights that the user gave, by the node's name.
-    `decided`: what an earlier attempt of this run decided: `precision`, `sync`, and `balance`, the
+    `decided`: decisions of an earlier attempt of this run: `precision`, `sync`, and `balance`, the
     weights by the node's name.
     """
 
@@ -63,7 +63,7 @@ def read_measurements(environ: Mapping[str, str]) -> Measurements:
 
 @dataclass(frozen=True)
 class Request:
-    """What a run asks for, as far as the ranks decide by it. `precision` and `sync` may be auto."""
+    """Options of a run that its decisions depend on. `precision` and `sync` may be auto."""
 
     model: str
     batch: int  # of a node
@@ -76,29 +76,29 @@ class Request:
     family: str  # of the optimizer
 
     def setting(self, hosts: Sequence[str], precision: str) -> runs.Setting:
-        """Return by which predictions and measurements of such a run are found."""
+        """Return the key of predictions and measurements of such a run."""
         return runs.Setting(self.model, self.batch, self.image_size, precision, tuple(hosts))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy of --sync; `why` is one clause for people."""
+    """A strategy of --sync; `reason` is one clause for people."""
 
     sync: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Balance:
-    """Weights by the node's name, empty for equal batches; `why` is one clause for people."""
+    """Weights by the node's name, empty for equal batches; `reason` is one clause for people."""
 
     weights: Mapping[str, int] = field(default_factory=dict)
-    why: str = "equal batches"
+    reason: str = "equal batches"
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """What is decided for an attempt. `prediction`: what `make plan` said of such a run."""
+    """The decisions for an attempt. `prediction`: what `make plan` predicted for such a run."""
 
     precision: precisions.Level
     sync: Choice
@@ -114,22 +114,25 @@ def decide(
 ) -> Decisions:
     """Decide for ranks on these devices. `stored`: precision and strategy of the checkpoint that
     the run continues from. Raises UserError for a precision that a device lacks."""
-    # What an earlier attempt decided holds even if that attempt saved nothing.
-    kept = {**stored, **{name: str(value) for name, value in measured.decided.items() if value}}
-    before = kept.get("precision", "") if request.precision == AUTO else ""
-    before = before if before in precisions.BITS else ""
-    asked = before or request.precision
-    level = precisions.resolve(asked, devices, request.emulate, bool(before))
-    if before and level.why == AS_ASKED:
-        level = level._replace(why="as this run began")
+    # An earlier attempt's decisions hold even if it saved nothing: figures of the run stay
+    # comparable.
+    earlier = {**stored, **{name: str(value) for name, value in measured.decided.items() if value}}
+    precision, is_earlier = request.precision, False
+    if precision == AUTO and earlier.get("precision") in precisions.BITS:
+        precision, is_earlier = earlier["precision"], True
+    level = precisions.resolve(precision, devices, request.emulate, is_earlier)
+    if is_earlier and level.reason == AS_ASKED:
+        level = level._replace(reason="as this run began")
 
+    # Without the launcher's file, as under plain torchrun, only the devices tell the machines.
     nodes = len(measured.hosts) or len({device.host for device in devices})
     setting = request.setting(list(measured.hosts), level.name)
     prediction = find_prediction(measured, setting, request.phases)
     choice = Choice(request.sync, AS_ASKED)
     if request.sync == AUTO:
-        choice = Choice(kept.get("sync", ""), "as this run began")
-        if not strategies.known(choice.sync):
+        choice = Choice(earlier.get("sync", ""), "as this run began")
+        # A checkpoint of another version may name a strategy that this version does not have.
+        if not strategies.parse_or_none(choice.sync):
             choice = choose_sync(prediction, nodes, request.family, measured.measure)
     return Decisions(level, choice, choose_balance(measured), prediction)
 
@@ -137,24 +140,24 @@ def decide(
 # ---- BALANCE= ----
 
 
-def read_balance(asked: str, names: Sequence[str]) -> str | dict[str, int]:
-    """Return what BALANCE= asks for: auto, off, or the weight of each of these nodes. Raises
-    UserError."""
-    if asked in (AUTO, OFF):
-        return asked
-    if not re.fullmatch(r"[0-9]{1,7}(:[0-9]{1,7})*", asked):
+def read_balance(typed: str, names: Sequence[str]) -> str | dict[str, int]:
+    """Return the value of BALANCE=: auto, off, or the weight of each of these nodes by its name.
+    Raises UserError."""
+    if typed in (AUTO, OFF):
+        return typed
+    if not re.fullmatch(r"[0-9]{1,7}(:[0-9]{1,7})*", typed):
         raise UserError(
-            f"BALANCE={asked}: give {AUTO}, {OFF}, or a number for each machine, node 0 first, "
+            f"BALANCE={typed}: give {AUTO}, {OFF}, or a number for each machine, node 0 first, "
             "like 3:2:2:1."
         )
-    weights = [int(number) for number in asked.split(":")]
+    weights = [int(number) for number in typed.split(":")]
     if len(weights) != len(names):
         raise UserError(
-            f"BALANCE={asked} has {len(weights)} numbers, and the run has {len(names)} machines: "
+            f"BALANCE={typed} has {len(weights)} numbers, and the run has {len(names)} machines: "
             "give one for each."
         )
     if not all(1 <= weight <= LARGEST_WEIGHT for weight in weights):
-        raise UserError(f"BALANCE={asked}: give numbers from 1 to {LARGEST_WEIGHT:,}.")
+        raise UserError(f"BALANCE={typed}: give numbers from 1 to {LARGEST_WEIGHT:,}.")
     return dict(zip(names, weights))
 
 
@@ -167,22 +170,23 @@ def choose_balance(measured: Measurements) -> Balance:
     """
     names = list(measured.hosts)
     if len(names) < 2:
-        return Balance(why="one machine has the whole batch")
+        return Balance(reason="one machine has the whole batch")
     if isinstance(measured.balance, Mapping):
         return Balance({name: measured.balance[name] for name in names}, AS_ASKED)
     if measured.balance == OFF:
-        return Balance(why="equal batches, as asked")
-    # On the same machines a run that continues keeps its batches, and so its results stay bit for
-    # bit the same.
-    before = measured.decided.get("balance")
-    if before is not None and set(before) == set(names):
-        return Balance(before if len(set(before.values())) > 1 else {}, "as before")
+        return Balance(reason="equal batches, as asked")
+    # On the same machines a resumed run keeps its batches, and so its results stay bit for bit the
+    # same.
+    earlier = measured.decided.get("balance")
+    if earlier is not None and set(earlier) == set(names):
+        return Balance(earlier if len(set(earlier.values())) > 1 else {}, "as before")
+    # Each node's speed was measured while the other nodes of its machine were idle.
     if len(set(measured.hosts.values())) < len(names):
-        return Balance(why="equal batches: nodes of one machine share its speed")
+        return Balance(reason="equal batches: nodes of one machine share its speed")
     unknown = [name for name in names if name not in measured.speeds]
     if unknown:
         return Balance(
-            why=f"equal batches: neither `make plan` nor a run of the last {runs.DAYS} days has "
+            reason=f"equal batches: neither `make plan` nor a run of the last {runs.DAYS} days has "
             f"measured {', '.join(unknown)} with this model"
         )
     speeds = {name: measured.speeds[name] for name in names}
@@ -190,9 +194,9 @@ def choose_balance(measured: Measurements) -> Balance:
     ratio = speeds[fastest] / speeds[slowest]
     weights = split.weights_of(list(speeds.values()))
     if not weights:
-        return Balance(why=f"equal batches: the measured speeds differ by {ratio - 1:.0%}")
-    why = f"{fastest} was measured {ratio:.1f} times as fast as {slowest}"
-    return Balance(dict(zip(names, weights)), why)
+        return Balance(reason=f"equal batches: the measured speeds differ by {ratio - 1:.0%}")
+    reason = f"{fastest} was measured {ratio:.1f} times as fast as {slowest}"
+    return Balance(dict(zip(names, weights)), reason)
 
 
 # ---- SYNC=auto ----
@@ -201,28 +205,29 @@ def choose_balance(measured: Measurements) -> Balance:
 def find_prediction(
     measured: Measurements, setting: runs.Setting, phases: strategies.Phases
 ) -> runs.Prediction | None:
-    """Return what `make plan` predicted for such a run: images/s over the whole run, its warm-up
-    included. None if there is no prediction that holds for it."""
+    """Return the prediction of `make plan` for such a run, or None if none applies to it. Its
+    speeds are images/s over the whole run, warm-up included."""
     nodes = len(setting.machines)
-    found = runs.prediction_in(measured.prediction, setting, nodes)
-    if found is None:
+    prediction = runs.prediction_in(measured.prediction, setting, nodes)
+    if prediction is None:
         return None
-    # The prediction is of steps after the warm-up, in which sums are exact. A strategy without a
-    # predicted exact sum beside it is left out: nobody knows what its warm-up costs.
+    # `make plan` predicts steps after the warm-up, whose sums are exact. Without a predicted speed
+    # of exact sums nobody knows what the warm-up of a strategy costs: such a strategy is omitted.
     speeds = {}
-    for (spec, count), speed in found.speeds.items():
-        strategy, exact = strategies.known(spec), found.speeds.get((strategies.EXACT, count))
-        if strategy and speed > 0 and exact:
-            speeds[spec, count] = 1 / phases.mean(strategy, 1 / speed, 1 / exact)
-    return runs.Prediction(found.made_unix, speeds)
+    for (spec, count), speed in prediction.speeds.items():
+        strategy = strategies.parse_or_none(spec)
+        exact_speed = prediction.speeds.get((strategies.EXACT, count))
+        if strategy and speed > 0 and exact_speed:
+            speeds[spec, count] = 1 / phases.mean(strategy, 1 / speed, 1 / exact_speed)
+    return runs.Prediction(prediction.made_unix, speeds)
 
 
 def choose_sync(
     prediction: runs.Prediction | None, nodes: int, family: str, measure: str
 ) -> Choice:
-    """Choose the strategy of SYNC=auto: of those that are exact, or labelled safe for this family
-    of optimizers, the most exact one within 5 % of the fastest. `measure`: the command by which
-    `make plan` would predict such a run."""
+    """Choose the strategy if SYNC=auto: of those that are exact, or labelled safe for this family
+    of optimizers, the most exact one within 5 % of the fastest. `measure`: the clause of
+    Measurements."""
     exact = strategies.EXACT
     if nodes == 1:
         return Choice(exact, "one machine waits for no other")
@@ -230,15 +235,13 @@ def choose_sync(
     if (exact, nodes) not in speeds:
         return Choice(exact, f"exact, because there is no prediction of such a run: {measure}")
     spec, fastest = most_exact(speeds, nodes, family)
-    if fastest == exact:
+    if fastest == exact:  # then `spec` is exact, too
         whose = " with Adam" if family == prices.ADAM else ""
         return Choice(exact, f"`make plan` predicts no faster strategy that is safe{whose}")
-    figures = ", ".join(
-        f"{speeds[other, nodes]:.0f} with {other}"
-        for other in dict.fromkeys((fastest, exact))
-        if other != spec
-    )
-    figures = f"{speeds[spec, nodes]:.0f} images/s by `make plan`, {figures}"
+    figures = f"{speeds[spec, nodes]:.0f} images/s by `make plan`"
+    for name in (fastest, exact):
+        if name != spec:
+            figures += f", {speeds[name, nodes]:.0f} with {name}"
     if spec != fastest:
         return Choice(spec, f"the most exact of those that are nearly the fastest: {figures}")
     tasks = prices.tasks(strategies.parse(spec), family)
@@ -246,33 +249,36 @@ def choose_sync(
 
 
 def most_exact(speeds: Mapping[tuple[str, int], float], nodes: int, family: str) -> tuple[str, str]:
-    """Return the strategy to use by the images/s of each (strategy, number of machines), among
-    those that are exact or safe for this family of optimizers; and the fastest of them."""
-    covered = {
+    """Return the most exact of the strategies that are nearly the fastest, and the fastest one.
+    Only strategies that are exact or safe for this family of optimizers count. `speeds`: images/s
+    by (strategy, number of machines)."""
+    seconds = {
         spec: 1 / speed
         for (spec, count), speed in speeds.items()
         if count == nodes and prices.is_acceptable(strategies.parse(spec), family)
     }
-    if not covered:
+    if not seconds:
         return strategies.EXACT, strategies.EXACT
-    return prices.most_exact(covered, strategies.parse), min(covered, key=covered.__getitem__)
+    return prices.most_exact(seconds, strategies.parse), min(seconds, key=seconds.__getitem__)
 
 
 def warn_if_slower(
     prediction: runs.Prediction | None, nodes: int, sync: str, family: str
 ) -> str | None:
-    """Return a sentence, with what would help, if `make plan` predicts the run to be slower than
-    one machine; None if it does not, or predicted nothing."""
+    """Return a sentence with a remedy if `make plan` predicts the run to be slower than one
+    machine; None otherwise, and without a prediction."""
     if prediction is None or nodes == 1:
         return None
     spec = strategies.parse(sync).spec
-    alone, all_nodes = prediction.speed(spec, 1), prediction.speed(spec, nodes)
-    if alone is None or all_nodes is None or all_nodes >= alone:
+    single_speed, speed = prediction.speed(spec, 1), prediction.speed(spec, nodes)
+    if single_speed is None or speed is None or speed >= single_speed:
         return None
     better, _ = most_exact(prediction.speeds, nodes, family)
-    speed = prediction.speed(better, nodes) or 0.0
-    remedy = f"SYNC={better} would give {speed:.0f}" if speed > alone else "train on one machine"
+    better_speed = prediction.speed(better, nodes) or 0.0
+    remedy = "train on one machine"
+    if better_speed > single_speed:
+        remedy = f"SYNC={better} would give {better_speed:.0f}"
     return (
         f"`make plan` predicts that {nodes} machines with SYNC={spec} are slower than one: "
-        f"{all_nodes:.0f} against {alone:.0f} images/s: {remedy} (docs/slow-networks.md)"
+        f"{speed:.0f} against {single_speed:.0f} images/s: {remedy} (docs/slow-networks.md)"
     )

@@ -1,6 +1,6 @@
-"""Bad input, in sentences for people, and the exit codes that say more than "failed"."""
+"""Define the error for bad input, and the exit codes that say more than "failed"."""
 
-# The launcher acts on those of the trainer (docs/run-directory.md).
+# The launcher acts on the trainer's exit codes (docs/run-directory.md).
 BAD_INPUT = 2
 UNWRITTEN = 74  # finished, but this machine lacks records, checkpoints, results or the report
 STOPPED = 75  # on request, after saving
@@ -11,8 +11,8 @@ INTERRUPTED = 130  # by Ctrl-C, as a shell reports it
 
 
 class UserError(Exception):
-    """What a user can put right: one or more sentences, each with the thing, the cause and the
-    remedy. No traceback is shown; `code` is the exit code."""
+    """An error that a user can fix: one or more sentences, each with the thing, the cause and the
+    remedy. Programs print no traceback, and exit with `code`."""
 
     code = BAD_INPUT
 
@@ -22,4 +22,4 @@ class UserError(Exception):
 
 
 class RankError(UserError):
-    """Bad input that only this rank has found; its peers only see a lost connection."""
+    """Bad input that only this rank detects; its peers only see a lost connection."""

@@ -1,8 +1,7 @@
-"""Ctrl-C while a program still imports: it ends by the signal, without Python's traceback.
+"""End a program by Ctrl-C without Python's traceback, even while it still imports.
 
-A program imports this before its other modules, and calls `heard` as its main begins, or runs its
-main by `ended`. Where SIGINT is ignored (a shell's background job), it stays ignored. A standard
-stream that a shell has closed (`>&-`) is /dev/null, before a file that is opened takes its place.
+A program imports this before its other modules. Its main begins with `accept_ctrl_c`, or it calls
+`run_main`. If SIGINT is ignored, as in a shell's background job, it stays ignored.
 """
 
 from __future__ import annotations
@@ -17,20 +16,22 @@ _handler = signal.getsignal(signal.SIGINT)
 if _handler is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
-
+# A shell may have closed a standard stream (`>&-`). Without /dev/null in its place, the next opened
+# file would get its number, and prints would go into that file.
 for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, _name) is None:
         setattr(sys, _name, Path(os.devnull).open(_mode))  # noqa: SIM115 - while the program lives
 
 
-def heard() -> None:
-    """From here on Ctrl-C is KeyboardInterrupt again."""
+def accept_ctrl_c() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again."""
     signal.signal(signal.SIGINT, _handler)
 
 
-def ended(main: Callable[[], int]) -> int:
-    """The exit code of a program's main(); Ctrl-C is no defect, so it gets a sentence."""
-    heard()
+def run_main(main: Callable[[], int]) -> int:
+    """Return the exit code of a program's main(). After Ctrl-C prints a sentence, not a
+    traceback."""
+    accept_ctrl_c()
     try:
         return main()
     except KeyboardInterrupt:
@@ -38,8 +39,9 @@ def ended(main: Callable[[], int]) -> int:
         return 128 + signal.SIGINT  # as a shell reports it
 
 
-def printed(program: str, main: Callable[[], int]) -> int:
-    """The exit code of a program's main() whose output may find no taker."""
+def run_printing_main(program: str, main: Callable[[], int]) -> int:
+    """Return the exit code of a program's main(), whose reader may close the pipe, or whose output
+    may not fit on the disk."""
     try:
         code = main()
         sys.stdout.flush()
@@ -47,10 +49,10 @@ def printed(program: str, main: Callable[[], int]) -> int:
     except BrokenPipeError:  # `| head` has read enough
         code = 0
     except OSError as error:
-        if error.filename is not None:  # it concerns a file: a defect, which needs its traceback
+        if error.filename is not None:  # an error of a file is a defect, and needs its traceback
             raise
         print(f"{program}: the output cannot be printed: {error.strerror}", file=sys.stderr)
         code = 2
-    # The interpreter would try again as it exits.
+    # The interpreter flushes stdout when it exits, and would fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return code

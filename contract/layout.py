@@ -1,9 +1,10 @@
-"""What a data set is, by the names of files and folders alone: ROOT/{train,val}/<class>/<image>, or
+"""Define what a data set is by the names of files and folders: ROOT/{train,val}/<class>/<image>, or
 any folder that is not empty (the kind `files`).
 
-The layout is defined only here. The trainer lists its images with this module; launcher/remote.py
+The layout is defined only here. The trainer lists its images with this module. launcher/remote.py
 and the role share_client send its source to machines that have neither the code nor any package
-yet. So it imports only the standard library, and runs on Python >= 3.6. Read `read_split` first.
+yet. Therefore it imports only the standard library, and runs on Python >= 3.6. Read `read_split`
+first.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import shlex
 import stat
 import unicodedata
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 SPLITS = ("train", "val")
 IMAGES, FILES = KINDS = ("images", "files")  # kinds of data sets
@@ -24,17 +25,19 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"),
     *(".ppm", ".pgm"),
 )
-# What file servers, desktops and archives leave among one's folders; so do hidden ones.
+# Folders that file servers, desktops and archives make among a user's folders. Tandem skips them,
+# and hidden folders.
 SYSTEM_FOLDERS = (
     *("@eaDir", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "lost+found"),
     *("$RECYCLE.BIN", "System Volume Information", "__MACOSX"),
 )
-KINDS_SHOWN, NOTE = 6, 1000  # and characters
+# A note for people lists so many kinds of skipped files, and has so many characters.
+KINDS_SHOWN, NOTE = 6, 1000
 LAYOUT = "the layout is DATA/train/<class>/<image> and DATA/val/<class>/<image>"
-# Systems that keep large files elsewhere until they are fetched, the command that fetches them, and
-# how the text or the link begins that is in the place of such a file.
+# Systems that keep large files elsewhere until they are fetched: the name, the command that fetches
+# them, and how the text or the target of the link begins that replaces such a file.
 POINTERS = (
-    # Without its first command a clone that was made without Git LFS stays as it is.
+    # `git lfs pull` alone changes nothing in a clone that was made without Git LFS.
     (
         *("Git LFS", "git lfs install --local && git lfs pull"),
         rb"version https://(git-lfs|hawser)\.github\.com/spec/",
@@ -43,12 +46,11 @@ POINTERS = (
     ("DVC", "dvc pull", rb"[^\n\0]*/(\.dvc/cache|files/md5)/"),
 )
 
-
-# What a disk or a file server that fails answers: no file is at fault, and it may be well again.
+# Errors of a disk or a file server that fails: no file is at fault, and it may work again later.
 FAILING = (
     errno.EIO,
     errno.EREMOTEIO,
-    errno.ENODEV,  # of systemd's automount, where the mount does not come
+    errno.ENODEV,  # from systemd's automount, if it cannot mount
     errno.ESTALE,
     errno.ETIMEDOUT,
     errno.ENOTCONN,
@@ -61,14 +63,15 @@ FAILING = (
 
 
 def printable(text: str) -> str:
-    """In one line, whatever characters the names of files in it have."""
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+    """Return a text in one line: names of files may contain any characters."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def pointer_kind(text: bytes) -> str:
-    """The system whose pointer a text or the target of a link is; "" if it is none."""
-    for kind, command, begin in POINTERS:
-        if re.match(begin, text):
+    """Return the system whose pointer a file's text or a link's target is, and the command that
+    fetches the file; "" if it is not a pointer."""
+    for kind, command, pattern in POINTERS:
+        if re.match(pattern, text):
             return f"{kind} (`{command}` in the clone fetches the files)"
     return ""
 
@@ -77,19 +80,19 @@ DVC = pointer_kind(b"/.dvc/cache/")
 
 
 class LayoutError(Exception):
-    """The text says in a sentence why a folder is not a data set."""
+    """Say in a sentence why a folder is not a data set."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
 
 
 class NoAnswer(LayoutError):
-    """Its disk or file server fails."""
+    """The disk or the file server of a folder fails."""
 
 
 @contextlib.contextmanager
 def readable() -> Iterator[None]:
-    """Turns an OSError raised within the block into a LayoutError."""
+    """Turn an OSError raised within the block into a LayoutError."""
     try:
         yield
     except OSError as error:
@@ -104,11 +107,12 @@ def readable() -> Iterator[None]:
 
 
 class Split:
-    """One split, as it was read.
+    """Hold the content of one split.
 
-    `images`: of each class of train, in the order of the class numbers, by paths from the root with
-    slashes, sorted; of a class that val lacks, none. `folders`: when each last changed. `unread`:
-    how many there are of each kind that is left out.
+    `images`: the sorted paths of each class of train, in the order of the class numbers. Paths
+    start at the root; a class that val lacks has none. `folders`: when each folder last changed, in
+    ns. `unread`: the number of skipped files by their kind. `alike`: a note on two classes whose
+    names look the same.
     """
 
     def __init__(self) -> None:
@@ -119,38 +123,45 @@ class Split:
         self.alike = ""
 
     def entries(self, folder: str) -> List["os.DirEntry[str]"]:
-        """What a folder has, but for system folders and links that cannot be followed."""
-        self.folders[folder] = Path(folder).stat().st_mtime_ns  # before: so later changes are seen
+        """Return the entries of a folder. Counts system folders, pointers and links that cannot be
+        followed instead."""
+        # Before the listing, so that the time differs if the folder changes meanwhile.
+        self.folders[folder] = Path(folder).stat().st_mtime_ns
         entries = []
         with os.scandir(folder) as scan:
             for entry in scan:
                 if entry.name.endswith(".dvc") and not os.path.lexists(entry.path[:-4]):
-                    self.leave_out("pointers of " + DVC)
-                elif entry.is_symlink() and not _leads_on(entry):
+                    self.skip("pointers of " + DVC)
+                elif entry.is_symlink() and not _can_be_followed(entry):
                     target = os.readlink(entry.path)  # noqa: PTH115 - pathlib has it since 3.9
                     kind = pointer_kind(os.fsencode(target))
                     if kind:
-                        self.leave_out("pointers of " + kind)
+                        self.skip("pointers of " + kind)
                     else:
                         self.broken_links.append(entry.path)
                 elif (entry.name[0] == "." or entry.name in SYSTEM_FOLDERS) and entry.is_dir():
-                    self.leave_out("in " + entry.name, _count(entry.path))
+                    # Not deeper: a folder of thumbnails has a folder for each image.
+                    try:
+                        count = sum(1 for _ in Path(entry.path).iterdir())
+                    except OSError:  # only root can read lost+found
+                        count = 0
+                    self.skip("in " + entry.name, count)
                 else:
                     entries.append(entry)
         return entries
 
-    def leave_out(self, kind: str, count: int = 1) -> None:
+    def skip(self, kind: str, count: int = 1) -> None:
         self.unread[kind] = self.unread.get(kind, 0) + count
 
-    def add(self, other: "Split") -> None:
-        self.images.update(other.images)
-        self.folders.update(other.folders)
-        self.broken_links += other.broken_links
-        for kind, count in other.unread.items():
-            self.leave_out(kind, count)
+    def add_class(self, content: "Split") -> None:
+        self.images.update(content.images)
+        self.folders.update(content.folders)
+        self.broken_links += content.broken_links
+        for kind, count in content.unread.items():
+            self.skip(kind, count)
 
-    def left_out(self) -> str:
-        """`40 .avif, 12 in @eaDir`, or nothing."""
+    def count_skipped(self) -> str:
+        """Return text like `40 .avif, 12 in @eaDir`; "" if nothing was skipped."""
         kinds = sorted(self.unread.items(), key=lambda kind: (-kind[1], kind[0]))
         kinds = [("links that cannot be followed", len(self.broken_links)), *kinds]
         texts = [f"{count} {kind}" for kind, count in kinds if count]
@@ -159,29 +170,32 @@ class Split:
         return printable(", ".join(texts))
 
     def note(self, split: str) -> str:
-        """What people should know of it: `not read in train: 40 .avif`; or nothing."""
-        left_out = self.left_out() and f"not read in {split}: {self.left_out()}"
-        return "; ".join(text for text in (left_out, self.alike) if text)[:NOTE]
+        """Return a note for people like `not read in train: 40 .avif`, or ""."""
+        skipped = self.count_skipped() and f"not read in {split}: {self.count_skipped()}"
+        return "; ".join(text for text in (skipped, self.alike) if text)[:NOTE]
 
 
 @readable()
 def read_split(root: Path, split: str, progress: Callable[[], None] = lambda: None) -> Split:
-    """The images of one split, and what else lies there. Raises LayoutError."""
-    read = Split()
-    names = class_names(root, split, read)
-    known = names if split == "train" else class_names(root, "train", Split())
+    """Read the images of one split, and count the files that are not images. Calls `progress` after
+    each class. Raises LayoutError."""
+    content = Split()
+    names = class_names(root, split, content)
+    # The classes of train have the numbers, so val needs them, too.
+    train_names = names if split == "train" else class_names(root, "train", Split())
     for name in names:
-        if name not in known:
-            raise LayoutError(_unknown_class(root / split, name, known))
-    read.images = {name: [] for name in known}
+        if name not in train_names:
+            raise LayoutError(_explain_unknown_class(root / split, name, train_names))
+    content.images = {name: [] for name in train_names}
     for name in names:
-        read.add(read_class(root, split, name))
+        content.add_class(read_class(root, split, name))
         progress()
-    return read
+    return content
 
 
-def class_names(root: Path, split: str, read: Split) -> List[str]:
-    """The class folders of a split, sorted. Raises LayoutError."""
+def class_names(root: Path, split: str, content: Split) -> List[str]:
+    """Return the sorted names of a split's class folders, and count other files in `content`.
+    Raises LayoutError."""
     folder = root / split
     if not folder.is_dir():
         for path in (root, folder):
@@ -189,123 +203,118 @@ def class_names(root: Path, split: str, read: Split) -> List[str]:
                 raise LayoutError(f"{path} is not here; in its place is a pointer of {DVC}.")
         if not root.is_dir():
             raise LayoutError(f"there is no such folder; {LAYOUT}.")
-        there = ", ".join(sorted(entry.name for entry in root.iterdir())[:5])
-        what = f"it has no folder {split}, but {there}" if there else "it is an empty folder"
-        raise LayoutError(f"{what}; {LAYOUT}.")
-    entries = [entry for entry in read.entries(str(folder)) if entry.name[0] != "."]
-    for link in sorted(read.broken_links)[:1]:  # a class may be lost, unlike by one in a class
+        names_text = ", ".join(sorted(entry.name for entry in root.iterdir())[:5])
+        reason = "it is an empty folder"
+        if names_text:
+            reason = f"it has no folder {split}, but {names_text}"
+        raise LayoutError(f"{reason}; {LAYOUT}.")
+    entries = [entry for entry in content.entries(str(folder)) if entry.name[0] != "."]
+    # The link may be a whole class; a broken link within a class is only one image.
+    for link in sorted(content.broken_links)[:1]:
         raise LayoutError(f"{describe_link(link)}: repair it, or remove it if it is no class.")
     names = sorted(entry.name for entry in entries if entry.is_dir())
     files = len(entries) - len(names)
     if not names:
         texts = {0: "is empty", 1: "has one file and no class folders"}
         text = texts.get(files, f"has {files} files and no class folders")
-        text += read.left_out() and f", but {read.left_out()}"
+        text += content.count_skipped() and f", but {content.count_skipped()}"
         raise LayoutError(f"{folder} {text}; {LAYOUT}.")
     if split == "train" and len(names) == 1:
         raise LayoutError(
             f"{folder} has one class, {names[0]}: to tell images apart takes two or more."
         )
     if files:
-        read.leave_out("beside the classes", files)
-    read.alike = _alike(names)
+        content.skip("beside the classes", files)
+    # Two such classes are usually one class, copied from two systems. Some users mean it.
+    by_appearance = {}  # type: Dict[str, str]
+    for name in names:
+        twin = by_appearance.setdefault(_appearance(name), name)
+        if twin != name:
+            difference = _explain_difference(twin, name)
+            content.alike = f"{_quoted(twin)} and {_quoted(name)} are two classes: {difference}"
+            break
     return names
 
 
 @readable()
 def read_class(root: Path, split: str, name: str) -> Split:
-    """The images of one class, at any depth; links are followed. Raises LayoutError."""
-    read, paths = Split(), []  # type: Split, List[str]
+    """Read the images of one class, at any depth. Follows links. Raises LayoutError."""
+    content, paths = Split(), []  # type: Split, List[str]
     begin = len(str(root / split)) - len(split)
     folders = [str(root / split / name)]
     while folders:
-        for entry in read.entries(folders.pop()):
+        for entry in content.entries(folders.pop()):
             if entry.is_dir():
                 folders.append(entry.path)
             elif entry.name[0] != "." and entry.name.lower().endswith(SUFFIXES):
                 paths.append(entry.path[begin:])
             else:
-                read.leave_out(_kind(entry.name))
+                suffix = Path(entry.name).suffix.lower()[:20] or "without a suffix"
+                content.skip("hidden" if entry.name[0] == "." else suffix)
     if not paths:
-        there = read.left_out() and f", but {read.left_out()}"
+        skipped = content.count_skipped() and f", but {content.count_skipped()}"
         raise LayoutError(
-            f"{root / split / name} has no images ({', '.join(SUFFIXES)}){there}; remove it or "
+            f"{root / split / name} has no images ({', '.join(SUFFIXES)}){skipped}; remove it or "
             "fill it."
         )
-    read.images = {name: sorted(paths)}
-    return read
+    content.images = {name: sorted(paths)}
+    return content
 
 
 @readable()
 def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any], Split]:
-    """Return the listing of all files below a folder, hidden ones and those that links lead to
-    included, and the folders and broken links that were met. Raises LayoutError if there is no
+    """Return the listing of all files below a folder, and a Split with its folders and broken
+    links. Counts hidden files, and files that links lead to. Raises LayoutError if there is no
     file.
 
-    Only the names of one folder are kept at a time, since there may be millions.
+    There may be millions of names, so the memory holds only those of one folder at a time.
     """
-    read, total, files, size = Split(), hashlib.sha256(), 0, 0
+    tree, total, files, size = Split(), hashlib.sha256(), 0, 0
     begin = len(str(root)) + 1
     folders = [str(root)]
     while folders:
         folder = folders.pop()
         try:
-            read.folders[folder] = Path(folder).stat().st_mtime_ns
+            tree.folders[folder] = Path(folder).stat().st_mtime_ns
             with os.scandir(folder) as scan:
                 entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
         except (PermissionError, FileNotFoundError):
-            # The script may well do without it, as without a disk's lost+found.
+            # The script may not need it: a disk has a lost+found, for example.
             if folder == str(root):
                 raise
-            read.leave_out("folders that cannot be read")
+            tree.skip("folders that cannot be read")
             continue
         for entry in entries:
             progress()
-            if entry.is_symlink() and not _leads_on(entry):
-                read.broken_links.append(entry.path)
+            if entry.is_symlink() and not _can_be_followed(entry):
+                tree.broken_links.append(entry.path)
             elif entry.is_dir():
                 folders.append(entry.path)
             elif entry.is_file():
                 try:
                     bytes_of_file = entry.stat().st_size
-                except FileNotFoundError:  # a lock or a cache, which is gone meanwhile
+                except FileNotFoundError:  # a lock or a cache that was removed meanwhile
                     continue
                 files, size = files + 1, size + bytes_of_file
                 total.update(os.fsencode(f"{entry.path[begin:]}\0{bytes_of_file}\n"))
             else:
-                read.leave_out("that are no files")  # sockets and named pipes
+                tree.skip("that are no files")  # sockets and named pipes
     if not files:
-        there = read.left_out() and f", but {read.left_out()}"
-        raise LayoutError(f"{root} has no files{there}.")
+        skipped = tree.count_skipped() and f", but {tree.count_skipped()}"
+        raise LayoutError(f"{root} has no files{skipped}.")
     listing = {"classes": 0, "images": files, "bytes": size, "sha256": total.hexdigest()}
-    return {**listing, "note": read.note("the folder")}, read
+    return {**listing, "note": tree.note("the folder")}, tree
 
 
-def _kind(name: str) -> str:
-    """Of a file that is no image."""
-    if name[0] == ".":
-        return "hidden"
-    return Path(name).suffix.lower()[:20] or "without a suffix"
-
-
-def _count(folder: str) -> int:
-    """How much a folder has that is left out, without looking deeper: that of thumbnails has a
-    folder for each image."""
-    try:
-        return sum(1 for _ in Path(folder).iterdir())
-    except OSError:
-        return 0  # lost+found is root's
-
-
-def _leads_on(link: "os.DirEntry[str]") -> bool:
-    """Whether a link leads to a file, or to a folder that it is not in: two links that are in
-    theirs would have 2**40 folders."""
+def _can_be_followed(link: "os.DirEntry[str]") -> bool:
+    """Return whether a link leads to a file, or to a folder that does not contain the link. Two
+    links to the folder that contains them would lead to 2**40 folders."""
     try:
         is_file = not stat.S_ISDIR(link.stat().st_mode)
     except OSError as error:
         if error.errno in FAILING:
             raise
-        return False
+        return False  # it is broken, or a circle of links
     above = Path(link.path).parent
     return is_file or os.path.realpath(link.path) not in {
         os.path.realpath(str(folder)) for folder in (above, *above.parents)
@@ -320,44 +329,39 @@ def describe_link(path: str) -> str:
 # ---- names that look the same ----
 
 
-def _seen(name: str) -> str:
+def _appearance(name: str) -> str:
+    """Return a text that is equal for names that look the same."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
-def _alike(names: List[str]) -> str:
-    """Of two classes whose names look the same."""
-    known = {}  # type: Dict[str, str]
-    for name in names:
-        other = known.setdefault(_seen(name), name)
-        if other != name:
-            return f"{_quoted(other)} and {_quoted(name)} are two classes: {_differ(other, name)}"
-    return ""
-
-
-def _unknown_class(folder: Path, name: str, known: List[str]) -> str:
-    """Why a class is refused that train lacks, which may have one whose name looks the same."""
+def _explain_unknown_class(folder: Path, name: str, train_names: List[str]) -> str:
+    """Return why a class that train lacks is an error. If the name of a class of train looks the
+    same, add the command that renames the folder."""
     text = f"{folder / name} is a class that {folder.parent / 'train'} lacks"
-    for other in known:
-        if _seen(other) == _seen(name):
-            old, new = (shlex.quote(str(folder)) + "/" + _quoted(n) for n in (name, other))
+    for train_name in train_names:
+        if _appearance(train_name) == _appearance(name):
+            difference = _explain_difference(name, train_name)
+            quoted = shlex.quote(str(folder))
             return (
-                f"{text}, where it is {_quoted(other)}: {_differ(name, other)}. `mv -T {old} {new}`"
+                f"{text}, where it is {_quoted(train_name)}: {difference}. "
+                f"`mv -T {quoted}/{_quoted(name)} {quoted}/{_quoted(train_name)}`"
             )
     return text + "."
 
 
-def _differ(one: str, other: str) -> str:
-    if unicodedata.normalize("NFC", one) == unicodedata.normalize("NFC", other):
+def _explain_difference(name: str, twin: str) -> str:
+    if unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", twin):
         return "one has its accents as characters of their own, as macOS writes them"
-    if one.split() == other.split():
+    if name.split() == twin.split():
         return "they differ in blanks"
-    if one.casefold() == other.casefold():
+    if name.casefold() == twin.casefold():
         return "they differ in capitals"
     return "some of their characters only look the same"
 
 
 def _quoted(name: str) -> str:
-    """As bash reads it, with bytes for what is not ASCII: so it can be copied from any terminal."""
+    """Quote a name for bash, with escapes for bytes that are not ASCII, so that people can copy it
+    from any terminal."""
     if all(" " <= letter <= "~" for letter in name):
         return shlex.quote(name)
     octets = [
@@ -370,9 +374,9 @@ def _quoted(name: str) -> str:
 
 
 def read_data_sets(entries: List[Any]) -> List[Dict[str, str]]:
-    """Return name and kind of each entry of the setting data_sets: a name alone (image classes), or
-    {name: coco, kind: files}. Raises LayoutError."""
-    sets = []
+    """Return name and kind of each entry of the setting data_sets. An entry is a name, for image
+    classes, or {name: coco, kind: files}. Raises LayoutError."""
+    rows = []
     for entry in entries:
         row = entry if isinstance(entry, dict) else {"name": entry, "kind": IMAGES}
         name, kind = row.get("name"), row.get("kind")
@@ -382,17 +386,17 @@ def read_data_sets(entries: List[Any]) -> List[Dict[str, str]]:
             )
         if not name or "/" in name or name in (".", "..") or not name.isprintable():
             raise LayoutError(f"data_sets: {name!a} is no name of a folder in data/.")
-        sets.append({"name": name, "kind": str(kind)})
-    return sets
+        rows.append({"name": name, "kind": str(kind)})
+    return rows
 
 
 def data_sets(folder: Path) -> List[str]:
-    """The names of the data sets in a folder. Raises OSError."""
+    """Return the names of the data sets of image classes in a folder. Raises OSError."""
     return sorted(path.name for path in folder.iterdir() if (path / "train").is_dir())
 
 
 def print_listings(folder: Path, node_dir: Path) -> None:
-    """One line of JSON: of each data set its listings, or what is wrong with it."""
+    """Print a line of JSON with the listings of each data set, or the reason why it has none."""
     answers = {}  # type: Dict[str, Any]
     for name in data_sets(folder):
         try:
@@ -406,60 +410,53 @@ def print_listings(folder: Path, node_dir: Path) -> None:
 def listings(
     root: Path, node_dir: Path, progress: Callable[[], None] = lambda: None, kind: str = IMAGES
 ) -> Dict[str, Dict[str, Any]]:
-    """Return classes, images and a hash of names and sizes of each split, and of a data set of the
-    kind `files` those of all its files, as the split FILES. They are made again only when one of
-    the folders has changed. `progress` is called after each class or file. Raises LayoutError.
+    """Return the listing of each split: classes, images and a hash of names and sizes. A data set
+    of the kind `files` has one listing, FILES, of all its files. A cache in `node_dir` holds until
+    one of the folders changes. Calls `progress` after each class or file. Raises LayoutError.
     """
     real = root.resolve()
     cache = node_dir / "manifests" / hashlib.sha256(os.fsencode(str(real))).hexdigest()[:16]
-    key = [kind, str(real), *SUFFIXES, *SYSTEM_FOLDERS]
+    key = [kind, str(real), *SUFFIXES, *SYSTEM_FOLDERS]  # other rules make another listing
     try:
         cached = json.loads(cache.read_text())
-        known = cached["folders"]
-        if cached["key"] == key and all(Path(f).stat().st_mtime_ns == t for f, t in known.items()):
+        times = cached["folders"]
+        if cached["key"] == key and all(Path(f).stat().st_mtime_ns == t for f, t in times.items()):
             return dict(cached["splits"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass
+        pass  # there is no cache, or it is damaged
     if kind == FILES:
         listing, tree = list_files(real, progress)
-        made, folders = {FILES: listing}, tree.folders
+        answer, folders = {FILES: listing}, tree.folders
     else:
-        read = {name: read_split(real, name, progress) for name in SPLITS}
-        made = {name: _listing(real, name, split, progress) for name, split in read.items()}
-        folders = {path: time for split in read.values() for path, time in split.folders.items()}
-    keep({"key": key, "folders": folders, "splits": made}, cache)
-    return made
+        splits = {name: read_split(real, name, progress) for name in SPLITS}
+        answer = {name: _list_images(real, name, splits[name], progress) for name in SPLITS}
+        folders = {path: time for split in splits.values() for path, time in split.folders.items()}
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        temporary = cache.with_name(f"{cache.name}.{os.getpid()}")
+        temporary.write_text(json.dumps({"key": key, "folders": folders, "splits": answer}))
+        temporary.replace(cache)
+    except OSError:
+        pass  # a full disk is reported elsewhere; without a cache the next call only takes longer
+    return answer
 
 
-def _listing(root: Path, split: str, read: Split, progress: Callable[[], None]) -> Dict[str, Any]:
+def _list_images(
+    root: Path, name: str, split: Split, progress: Callable[[], None]
+) -> Dict[str, Any]:
     total, images = hashlib.sha256(), 0
-    for paths in read.images.values():
+    for paths in split.images.values():
         images += len(paths)
         for path in paths:
-            total.update(os.fsencode(f"{path}\0{_size(f'{root}/{path}')}\n"))
+            try:
+                size = str(os.stat(f"{root}/{path}").st_size)  # noqa: PTH116 - a million of them
+            except OSError:
+                size = "None"  # training counts a file without an answer as a bad image
+            total.update(os.fsencode(f"{path}\0{size}\n"))
         progress()
     return {
-        "classes": sum(bool(paths) for paths in read.images.values()),
+        "classes": sum(bool(paths) for paths in split.images.values()),
         "images": images,
         "sha256": total.hexdigest(),
-        "note": read.note(split),
+        "note": split.note(name),
     }
-
-
-def _size(path: str) -> Optional[int]:
-    """In bytes; None for a file that cannot be reached, a bad image in training."""
-    try:
-        return os.stat(path).st_size  # noqa: PTH116 - a million of them
-    except OSError:
-        return None
-
-
-def keep(value: Dict[str, Any], path: Path) -> None:
-    """Write a cache, if it can be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(value))
-        temporary.replace(path)
-    except OSError:
-        pass  # a full disk is reported elsewhere; it is only made again

@@ -1,20 +1,21 @@
-"""What holds of every machine: how it may be called, which group of an inventory it is in, and how
-far its clock may be from the control machine's."""
+"""Define rules for every machine: its name, its group in the inventory, and the tolerance of its
+clock."""
 
 import re
 
 GROUP = "cluster"
 NOBODY = f"has no hosts in group [{GROUP}]: list your machines there."  # the end of a sentence
 NAME = re.compile(r"[\w:][\w.:-]{0,200}")
-# Seconds. What `make check` calls wrong, a run warns of, too.
+# Seconds between the clocks of a machine and the control machine. `make check` reports a larger
+# difference, and a run warns about it.
 CLOCK_TOLERANCE = 5.0
 
 
-def fault(name: str) -> str:
-    """Why a machine cannot be called so, as the end of a sentence; "" where it can."""
+def name_fault(name: str) -> str:
+    """Return why a machine cannot have this name, as the end of a sentence; "" if it can."""
     if NAME.fullmatch(name):
         return ""
     return (
-        f"calls a machine {name[:80]!r}: files are named by it, so write letters, digits, dots, "
-        "hyphens and colons, beginning with no dot."
+        f"calls a machine {name[:80]!r}: names of files contain it, so write letters, digits, "
+        "dots, hyphens and colons, beginning with no dot."
     )

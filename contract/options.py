@@ -1,7 +1,7 @@
-"""Every option: those of the trainer are the fields of Options, those of a run of Config. verbs.py
-says which verb takes which, command_line.py reads what is typed, and help is printed from here.
+"""Define every option: the trainer's are the fields of Options, a run's the fields of Config.
+verbs.py lists the options of each verb, command_line.py reads them, and help is printed from here.
 
-Standard library, Python >= 3.7: `make` checks what was typed before there is an environment.
+Standard library, Python >= 3.7: `make` checks the command before there is an environment.
 """
 
 import json
@@ -27,8 +27,8 @@ GROUPS = {
     "output": "checkpoints and results",
     "log_every": "logs",
 }
-# What is trained where neither MODEL nor DATA is given, and on which machines without INVENTORY.
-# Only these lines hold the names, for train, dry-run, slurm, plan and the demo.
+# What is trained without MODEL and DATA, and on which machines without INVENTORY. train, dry-run,
+# slurm, plan and the demo use these names.
 DEFAULT_INVENTORY = "inventory.ini"
 DEFAULT_DATA = "digits"
 # For a first run: it takes seconds on two old cores (examples/small_cnn.py).
@@ -38,25 +38,27 @@ TIMM = "timm:"  # before the name of a model of timm's
 
 
 def default_model(name: Optional[str], data: Optional[str]) -> str:
-    """The model of a run for which `name` and `data` were given (None: not given)."""
+    """Return the model of a run with MODEL=`name` and DATA=`data` (None: not typed)."""
     return name or (DEFAULT_MODEL if data is None else MODEL_OF_DATA)
 
 
 def as_typed(name: str, value: Any) -> str:
-    """NAME=value or --name value."""
+    """Return NAME=value or --name value."""
     return f"{name}{' ' if name.startswith('--') else '='}{value}"
 
 
-def path_of(name: str, typed: str, part: Optional[str] = None) -> Path:
-    """What was typed for an option, or the path in it, as an absolute path. Raises UserError."""
+def path_of(name: str, typed: str, path: Optional[str] = None) -> Path:
+    """Return the absolute path of what was typed for an option, or of the `path` in it. Raises
+    UserError."""
     try:
-        return Path(typed if part is None else part).expanduser().resolve()
+        return Path(typed if path is None else path).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:  # ~nobody, a circle of links, a NUL
-        why = str(error).rstrip(".")
-        raise UserError(f"{as_typed(name, typed)} is no path: {why}.") from None
+        reason = str(error).rstrip(".")
+        raise UserError(f"{as_typed(name, typed)} is no path: {reason}.") from None
 
 
-# Types of options, beside str, float and Path: each makes a value of a text. Raises ValueError.
+# Types of options, in addition to str, float and Path. Each makes a value from a text, or raises
+# ValueError.
 
 
 def whole(typed: str) -> int:
@@ -66,7 +68,7 @@ def whole(typed: str) -> int:
 
 
 def numbers(typed: str) -> Tuple[int, ...]:
-    return tuple(whole(part) for part in typed.split(",") if part)
+    return tuple(whole(number) for number in typed.split(",") if number)
 
 
 def switch(typed: str) -> bool:
@@ -76,11 +78,11 @@ def switch(typed: str) -> bool:
 
 
 def time_of_day(typed: str) -> str:
-    return typed  # launcher/hours.py reads it, which knows when the run begins
+    return typed  # launcher/hours.py reads it, because it knows when the run begins
 
 
 ON, OFF = ("1", "yes", "on", "true"), ("0", "no", "off", "false")
-# What a value of a type is, and how it is written.
+# A description and an example of each type, for errors.
 EXAMPLES: Dict[Any, Tuple[str, str]] = {
     whole: ("a whole number", "4"),
     float: ("a number", "0.5"),
@@ -97,9 +99,9 @@ TYPES: Dict[Any, Callable[[str], Any]] = {
 
 @dataclass(frozen=True)
 class Option:
-    """`least`, `most`: bounds of a number. `make`: its variable of make, and `make_help` where that
-    needs other words. `stored`: a run keeps it. `changeable_on_resume`: a run that goes on may have
-    another."""
+    """Describe an option. `least`, `most`: bounds of a number. `make`: the variable of make that
+    sets it, and `make_help`: its help if that needs other words. `stored`: a run records it.
+    `changeable_on_resume`: a resumed run may have another value."""
 
     help: str
     choices: Tuple[str, ...] = ()
@@ -113,7 +115,7 @@ class Option:
     default: Any = None
 
     def read(self, name: str, typed: str) -> Any:
-        """The value of a text that was given to NAME or --name. Raises UserError."""
+        """Return the value of what was typed for NAME or --name. Raises UserError."""
         if any(letter < " " or letter == "\x7f" for letter in typed):
             raise UserError(
                 f"{name} contains a line break or another control character: leave it out."
@@ -123,20 +125,22 @@ class Option:
         try:
             return self.check(name, self.type(typed), typed)
         except ValueError:
-            what, example = EXAMPLES[self.type]
+            description, example = EXAMPLES[self.type]
             raise UserError(
-                f"{as_typed(name, typed)} is not {what}: write it like {as_typed(name, example)}."
+                f"{as_typed(name, typed)} is not {description}: write it like "
+                f"{as_typed(name, example)}."
             ) from None
 
     def check(self, name: str, value: Any, typed: Optional[str] = None) -> Any:
-        """The value, if it may be. Raises UserError."""
+        """Return the value if the option allows it. Raises UserError."""
         shown = as_typed(name, value if typed is None else typed)
         if self.choices and value not in self.choices:
             hint = FP16 if value in FP16_NAMES and "O1" in self.choices else ""
-            several = f"one of {', '.join(self.choices)}"
-            one = several if len(self.choices) > 1 else self.choices[0]
-            without = ", or leave it out" if self.default is None else ""
-            raise UserError(f"{shown}: choose {one}{hint}{without}.")
+            choice = f"one of {', '.join(self.choices)}"
+            if len(self.choices) == 1:
+                choice = self.choices[0]
+            omission = ", or leave it out" if self.default is None else ""
+            raise UserError(f"{shown}: choose {choice}{hint}{omission}.")
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{shown}: must be a number.")
         if isinstance(value, (int, float)) and not self.least <= value <= self.most:
@@ -146,24 +150,24 @@ class Option:
         return value
 
 
-# What others call O1.
+# Names of O1 in other programs.
 FP16_NAMES = ("fp16", "float16", "half", "16", "mixed", "amp")
 FP16 = ": O1 is fp16, with fp32 where it is needed"
 
 
-def option(default: Any, help: str, choices: Tuple[str, ...] = (), **more: Any) -> Any:
-    """A field of the tables below. A run that is resumed keeps its value."""
-    row = Option(help, choices, default=default, **more)
+def option(default: Any, help: str, choices: Tuple[str, ...] = (), **settings: Any) -> Any:
+    """Make a field of the tables below. A resumed run keeps its value."""
+    row = Option(help, choices, default=default, **settings)
     return field(default=default, metadata={"option": row})
 
 
-def changeable(default: Any, help: str, choices: Tuple[str, ...] = (), **more: Any) -> Any:
-    """The same, of which a run that is resumed may have another value."""
-    return option(default, help, choices, changeable_on_resume=True, **more)
+def changeable(default: Any, help: str, choices: Tuple[str, ...] = (), **settings: Any) -> Any:
+    """Make a field whose value a resumed run may change."""
+    return option(default, help, choices, changeable_on_resume=True, **settings)
 
 
 def options_of(table: Any) -> Dict[str, Option]:
-    """{name: Option} of a table."""
+    """Return {name: Option} of a table, with the type of each field's annotation."""
     hints = get_type_hints(table)
     rows = {entry.name: entry.metadata.get("option") for entry in fields(table)}
     return {
@@ -174,10 +178,10 @@ def options_of(table: Any) -> Dict[str, Option]:
 
 
 class Optimizer(NamedTuple):
-    """`maker`: module:class. `arguments`: its own, beside the learning rate and the weight decay.
-    `keeps`: the tensors that it keeps of each weight, of the weight's size, by their names in its
-    state. `counts`: it also counts the weight's steps, and all is there from the first. `family`:
-    by which contract/prices.py says what a strategy costs."""
+    """Describe an optimizer. `maker`: module:class. `arguments`: its arguments in addition to the
+    learning rate and the weight decay. `keeps`: the tensors in its state that have each weight's
+    size, by their names. `counts`: the state also counts each weight's steps, and is complete after
+    the first step. `family`: the key of accuracy costs in contract/prices.py."""
 
     maker: str
     arguments: Callable[["Options"], Dict[str, Any]]
@@ -211,7 +215,7 @@ RESULTS_FOLDER = "results"  # of a run, for these files
 
 @dataclass(frozen=True)
 class Options:
-    """Of the trainer."""
+    """Hold the trainer's options."""
 
     # fmt: off
     # run
@@ -221,7 +225,7 @@ class Options:
     spawn: int = changeable(0, "start this many processes on this machine without a launcher")
     tf32: str = option("auto",
         "TF32 in fp32's matrix products and convolutions on Ampere and later; auto: as torch "
-        "does, in convolutions alone", ("auto", "on", "off"))
+        "does, only in convolutions", ("auto", "on", "off"))
     device: str = changeable("auto", "device to compute on", ("auto", "cpu", "cuda"))
     trial: int = changeable(0,
         "time steps for so many seconds and train nothing; without --data on noise of 1000 classes")
@@ -243,8 +247,8 @@ class Options:
     workers: Optional[int] = changeable(None,
         "loader processes per rank; 0 by default for small images")
     jpeg_scaling: Optional[bool] = option(None,
-        "decode a JPEG to a half, quarter or eighth of its pixels a side where a training crop "
-        "has enough of them left; default: on")
+        "decode a JPEG to a half, quarter or eighth of its pixels a side if that is enough for a "
+        "training crop; default: on")
     bad_images: int = changeable(100, "unreadable images per rank after which the run stops")
 
     # model
@@ -265,7 +269,7 @@ class Options:
     channels_last: Optional[bool] = option(None,
         "use the memory format that tensor cores prefer; default: on CUDA in 16 bits, unless "
         "deterministic")
-    compile: bool = option(False, "compile the model by torch.compile, where this torch has it")
+    compile: bool = option(False, "compile the model by torch.compile, if this torch has it")
     checkpoint_activations: bool = changeable(False,
         "recompute activations in backward: less memory, a third slower")
 
@@ -307,8 +311,8 @@ class Options:
         "auto: crop photographs, shift small images; trivial: TrivialAugment",
         ("auto", "none", "shift", "crop", "trivial"))
     repeat_augment: int = option(1,
-        "times that an image is in an epoch, each time augmented anew, on another rank where there "
-        "are so many; an epoch has as many images as before, so fewer different ones", least=1)
+        "times that an image is in an epoch, augmented differently, on several ranks if there are "
+        "enough; an epoch has as many images as before, so fewer different ones", least=1)
     random_erase: float = option(0.0, "probability of erasing a rectangle", most=1)
     loss: str = option("cross_entropy",
         "bce: binary cross-entropy, the mean of a yes or no to each class",
@@ -331,15 +335,15 @@ class Options:
         "half (O3)", ("auto", *precisions.BITS), make="PRECISION",
         make_help="auto (default), fp32, bf16, O2 ...")
     amp: str = changeable("auto",
-        "who does O0 to O3: NVIDIA's apex or torch; auto: apex where all ranks have it and its "
+        "what computes O0 to O3: NVIDIA's apex or torch; auto: apex if all ranks have it and its "
         "kernels", ("auto", "apex", "torch"))
     emulate: bool = changeable(False, "allow bf16 on devices that only emulate it, slowly")
     sync: str = option(strategies.EXACT,
         f"how ranks sum gradients: {strategies.usages()} (docs/slow-networks.md)", make="SYNC",
         make_help="how ranks sum: allreduce (default), auto, ef:5 ... (docs/slow-networks.md)")
     sync_warmup: Optional[float] = option(None,
-        "epochs with exact sums before a strategy that leaves bits out; default warmup_epochs, or "
-        "none where pairs of runs lost nothing without")
+        "epochs with exact sums before a strategy that omits bits; default warmup_epochs, or 0 if "
+        "pairs of runs lost nothing without them")
     sync_bn: bool = option(False, "compute batch statistics over all ranks")
     broadcast_buffers: bool = option(False, "copy rank 0's BN buffers at each forward, as DDP did")
     find_unused_parameters: bool = changeable(False,
@@ -391,7 +395,7 @@ class Options:
                 raise UserError(f"--{name} needs --output DIR.")
 
     def model_arguments(self) -> Dict[str, Any]:
-        """Raises UserError."""
+        """Return the arguments in --model_args. Raises UserError."""
         try:
             values = json.loads(self.model_args or "{}")
         except (ValueError, RecursionError):
@@ -405,7 +409,7 @@ class Options:
 
     @property
     def request(self) -> decisions.Request:
-        """What the ranks decide by."""
+        """Return the options that the ranks' decisions depend on."""
         return decisions.Request(
             model=self.model,
             batch=self.per_node_batch_size,
@@ -420,34 +424,35 @@ class Options:
 
     @property
     def family(self) -> str:
-        """Of its optimizer."""
+        """Return the family of the optimizer."""
         return OPTIMIZERS[self.optimizer].family
 
     @property
     def exact_epochs(self) -> float:
-        """Epochs with exact sums, before a strategy that leaves bits out begins to do so."""
+        """Return the number of epochs with exact sums before the strategy omits bits."""
         return self.phases.exact_epochs(strategies.parse(self.sync))
 
     @property
     def phases(self) -> strategies.Phases:
-        chosen = self.sync_warmup is not None
-        warmup = self.sync_warmup if self.sync_warmup is not None else self.warmup_epochs
-        return strategies.Phases(self.epochs, warmup, self.family, chosen)
+        warmup, is_chosen = self.warmup_epochs, self.sync_warmup is not None
+        if self.sync_warmup is not None:
+            warmup = self.sync_warmup
+        return strategies.Phases(self.epochs, warmup, self.family, is_chosen)
 
     @property
     def results(self) -> Dict[str, str]:
-        """The files to write with a trained model, by the names of their options."""
-        named = {name: getattr(self, name) for name in RESULTS}
-        return {name: file for name, file in named.items() if file}
+        """Return the files to write with a trained model, by the names of their options."""
+        files = {name: getattr(self, name) for name in RESULTS}
+        return {name: file for name, file in files.items() if file}
 
     @property
     def generated(self) -> bool:
-        """Whether images are generated instead of loaded."""
+        """Return whether images are generated instead of loaded."""
         return bool(self.trial) and not (self.data or self.results)
 
     @property
     def bucket_size(self) -> int:
-        """The size of a gradient bucket in MiB."""
+        """Return the size of a gradient bucket in MiB."""
         return self.bucket_mb or strategies.parse(self.sync).rule.bucket_mb
 
 
@@ -458,7 +463,7 @@ def in_words_of_make(text: str) -> str:
     """Return a sentence of the trainer with its options as they are typed after make: BATCH=0
     rather than --per_node_batch_size 0, ARGS=--sync_bn rather than --sync_bn."""
     for name, row in ENTRIES.items():
-        if row.make:
+        if row.make:  # a name that goes on with a dash is another option
             text = re.sub(rf"--{name} (?=[^-\s])", f"{row.make}=", text)
         elif row.type is switch:
             text = re.sub(rf"(?<!\S)--{name}\b", f"ARGS=--{name}", text)
@@ -467,10 +472,10 @@ def in_words_of_make(text: str) -> str:
 
 @dataclass(frozen=True)
 class Config:
-    """What a person asked for: a run, on which machines and how; each option is a variable of make,
-    by its name in capitals. `trainer` has what was given to the trainer, by its names; with a
-    `script`, whose `words` are its own, the trainer has no part (launcher/build_script.py), and
-    `data` is empty, as where a run trains on noise. `at`, `until`: in Unix seconds."""
+    """Hold the options of a run. Each is a variable of make, by its name in capitals. `trainer`:
+    the typed options of the trainer. `words`: the arguments of a `script`, which replaces the
+    trainer (launcher/build_script.py). `data` is "" if there is a script, or if the run trains on
+    noise. `at`, `until`: in Unix seconds."""
 
     data: str = DEFAULT_DATA
     trainer: Mapping[str, Any] = field(default_factory=dict)
@@ -484,12 +489,12 @@ class Config:
     folder: Optional[str] = option(None,
         "what is sent of it (default: its checkout, or folder)", type=Path)
     requirements: Optional[str] = option(None,
-        "its packages (default: requirements.txt beside it)", type=Path)
+        "its packages (default: the requirements.txt next to it)", type=Path)
     precheck: Optional[str] = changeable(None,
         "a command that runs on node 0 before the ranks start; if it fails, nothing starts")
     output: Optional[str] = changeable(None,
         "folders that it writes, which are brought here at the end")
-    resume_args: Optional[str] = changeable(None, "how it goes on, like '--resume {last}'")
+    resume_args: Optional[str] = changeable(None, "how it resumes, like '--resume {last}'")
     resume_from: Optional[str] = changeable(None,
         "self: each machine from a file of its own, so that none goes to another machine",
         ("self",))

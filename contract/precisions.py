@@ -1,6 +1,6 @@
-"""The one rule for which precision the devices of a run support. The launcher applies it to the
-machines' GPUs before anything starts, and ranks apply it to the devices that they report to each
-other. It does not import torch.
+"""Decide which precision the devices of a run support. The launcher applies this rule to the
+machines' GPUs before anything starts. Ranks apply it to the devices that they report to each other.
+It does not import torch.
 """
 
 from typing import Iterable, List, Mapping, NamedTuple, Optional, Sequence
@@ -10,16 +10,16 @@ from contract.errors import UserError
 # Compute capabilities, as 10 x major + minor: the first with tensor cores (fp16), the first whose
 # tensor cores take bf16. CUDA C++ Programming Guide, "Compute Capabilities".
 VOLTA, AMPERE = 70, 80
-# {a precision: the bits in which its convolutions and matrix products are computed}
+# Bits in which convolutions and matrix products are computed, by precision.
 BITS = {"fp32": 32, "fp64": 64, "bf16": 16, "O0": 32, "O1": 16, "O2": 16, "O3": 16}
 FP16 = tuple(name for name, bits in BITS.items() if bits == 16 and name != "bf16")
 BF16_FLAGS = ("avx512_bf16", "amx_bf16")  # in /proc/cpuinfo
-# A value of ONEDNN_MAX_CPU_ISA with one of these words lets oneDNN use these instructions.
+# oneDNN may use these instructions if ONEDNN_MAX_CPU_ISA contains one of these words.
 BF16_LIMITS = ("BF16", "AMX", "FP16", "AVX10", "ALL", "DEFAULT")
 
 
 class Device(NamedTuple):
-    """What one rank computes on, in plain values that travel as JSON."""
+    """Describe what one rank computes on, in plain values that travel as JSON."""
 
     host: str
     kind: str  # "cuda" or "cpu"
@@ -34,98 +34,104 @@ class Device(NamedTuple):
 
 
 class Level(NamedTuple):
-    """A level of precision; `why` gives the reason as one clause for people."""
+    """A level of precision; `reason` is one clause for people."""
 
     name: str
-    why: str
+    reason: str
 
 
 def resolve(
-    asked: str, devices: Sequence[Device], emulate: bool = False, kept: bool = False
+    precision: str, devices: Sequence[Device], emulate: bool = False, is_earlier: bool = False
 ) -> Level:
-    """The level of a run on these devices, one for each rank: the one `asked` for, or, for `auto`,
-    the best that all have in hardware. `emulate`: allow bf16 without hardware support; `kept`: the
-    run began with this level. Raises UserError, naming the device that lacks it."""
+    """Return the level of a run on the devices of its ranks: `precision`, or for `auto` the best
+    level that all devices have in hardware. `emulate`: allow bf16 without hardware support;
+    `is_earlier`: the run began with this level. Raises UserError with the device that lacks it."""
     refuse_mixture(devices)
     best = best_level(devices)
-    if asked == "auto":
+    if precision == "auto":
         return best
     for device in devices:
-        reason = lacks(device, asked, emulate)
+        reason = explain_lack(device, precision, emulate)
         if reason:
-            remedy = f"use {best.name}" + (", or --emulate if you mean it" * (asked == "bf16"))
-            if kept:
+            remedy = f"use {best.name}" + (", or --emulate if you mean it" * (precision == "bf16"))
+            if is_earlier:
                 remedy = f"the run keeps the precision it began with: leave {device.host} out"
-            raise UserError(f"--precision {asked}: {reason}; {remedy}.")
-    slow = [device for device in devices if asked in FP16 and device.sm < VOLTA]
-    return Level(asked, f"saves memory, not time, on {named(slow)}" if slow else "as asked")
+            raise UserError(f"--precision {precision}: {reason}; {remedy}.")
+    slow = [device for device in devices if precision in FP16 and device.sm < VOLTA]
+    return Level(
+        precision, f"saves memory, not time, on {list_devices(slow)}" if slow else "as asked"
+    )
 
 
 def refuse_mixture(devices: Sequence[Device]) -> None:
-    """GPUs and CPUs meet over different backends and would wait for each other. Raises UserError"""
+    """Raise UserError if there are GPUs and CPUs. They communicate over different backends, and
+    would wait for each other."""
     on_gpu = [device for device in devices if device.kind == "cuda"]
     on_cpu = [device for device in devices if device.kind == "cpu"]
     if on_gpu and on_cpu:
         raise UserError(
-            f"GPUs and CPUs cannot train together: {named(on_gpu)} and {named(on_cpu)}: leave "
+            "GPUs and CPUs cannot train together: "
+            f"{list_devices(on_gpu)} and {list_devices(on_cpu)}: leave "
             "one kind out, or let all compute on their CPUs with --device cpu."
         )
 
 
 def best_level(devices: Sequence[Device]) -> Level:
-    """The best level that all devices have in hardware; they are all GPUs or all CPUs."""
+    """Return the best level that all devices have in hardware. They are all GPUs or all CPUs."""
     if any(device.kind == "cpu" for device in devices):
         return Level("fp32", "CPUs compute in fp32")
-    old = [device for device in devices if device.sm < VOLTA]
-    if old:
-        return Level("fp32", f"no tensor cores in {named(old)}")
-    half = [device for device in devices if not has_bf16(device)]
-    if not half:
+    without_tensor_cores = [device for device in devices if device.sm < VOLTA]
+    if without_tensor_cores:
+        return Level("fp32", f"no tensor cores in {list_devices(without_tensor_cores)}")
+    only_fp16 = [device for device in devices if not has_bf16(device)]
+    if not only_fp16:
         return Level("bf16", "every GPU has it in hardware")
-    if all(device.sm >= AMPERE for device in half):
-        return Level("O1", without_bf16(half[0]))
-    half = [device for device in half if device.sm < AMPERE]
-    return Level("O1", f"fp16 in hardware, but not bf16, in {named(half)}")
+    # A GPU may have bf16 although its torch does not.
+    if all(device.sm >= AMPERE for device in only_fp16):
+        return Level("O1", explain_torch_without_bf16(only_fp16[0]))
+    only_fp16 = [device for device in only_fp16 if device.sm < AMPERE]
+    return Level("O1", f"fp16 in hardware, but not bf16, in {list_devices(only_fp16)}")
 
 
-def lacks(device: Device, level: str, emulate: bool) -> Optional[str]:
-    """Why this device is not fit for the level, or None."""
+def explain_lack(device: Device, level: str, emulate: bool) -> Optional[str]:
+    """Return why this device cannot compute at the level, or None if it can."""
     if device.kind == "cpu":
         if level in FP16:
             return f"it computes in fp16 on GPUs, and {device} computes in fp32"
         if level == "bf16" and not device.bf16 and not emulate:
             return f"{device} has neither AVX512_BF16 nor AMX, and emulates it many times slower"
     elif level == "bf16" and not torch_has_bf16(device):
-        return without_bf16(device)
+        return explain_torch_without_bf16(device)
     elif level == "bf16" and not has_bf16(device) and not emulate:
         return f"{device} does not have it in hardware, and emulates it slowly"
     return None
 
 
 def has_bf16(device: Device) -> bool:
-    """Whether it has bf16 in hardware; torch's is_bf16_supported() also counts slow emulation."""
+    """Return whether a GPU has bf16 in hardware. torch's is_bf16_supported() also counts slow
+    emulation."""
     return device.sm >= AMPERE and torch_has_bf16(device)
 
 
 def torch_has_bf16(device: Device) -> bool:
-    """Autocast refuses bf16 on the GPU where torch was built for a CUDA version before 11."""
+    """Return whether autocast to bf16 is possible: torch must be built for CUDA 11 or later."""
     major = (device.cuda or "").split(".")[0]
     return not major.isdigit() or int(major) >= 11
 
 
-def without_bf16(device: Device) -> str:
+def explain_torch_without_bf16(device: Device) -> str:
     return f"torch {device.torch} of {device.host} for CUDA {device.cuda} has no bf16"
 
 
 def cpu_has_bf16(flags: Iterable[str], environ: Mapping[str, str]) -> bool:
-    """Whether a CPU has bf16 instructions that oneDNN may use. `flags`: from /proc/cpuinfo.
+    """Return whether a CPU has bf16 instructions that oneDNN may use. `flags`: from /proc/cpuinfo.
     ONEDNN_MAX_CPU_ISA can disable instructions (oneDNN's guide, "CPU Dispatcher Control")."""
     limit = environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "ALL"
     allowed = any(word in limit.upper() for word in BF16_LIMITS)
     return allowed and not set(BF16_FLAGS).isdisjoint(flags)
 
 
-def named(devices: Sequence[Device]) -> str:
-    """Each device once; if there are many, only the first three."""
+def list_devices(devices: Sequence[Device]) -> str:
+    """Return a list for people: each device once, and of many only the first three."""
     names: List[str] = list(dict.fromkeys(map(str, devices)))
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

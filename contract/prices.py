@@ -1,16 +1,15 @@
-"""What each strategy of --sync costs in accuracy: the measurements in prices.json, and the labels;
-and which strategy is taken where nobody names one: of those whose label covers a run, the one that
-leaves out the fewest bits and yet takes at most TOLERANCE times as long as the fastest (SYNC=auto,
-the report's advice, `make plan`).
+"""Read how much accuracy each strategy of --sync costs (prices.json), label the strategies, and
+choose among them for SYNC=auto, the report's advice and `make plan`. The choice is the most exact
+of the strategies that take at most TOLERANCE times as long as the fastest.
 
-bench/accuracy/tables.py writes prices.json, from paired runs (docs/slow-networks.md). A
-label holds for its task and its family of optimizers (OPTIMIZERS in options.py), and promises
-nothing about others.
+bench/accuracy/tables.py writes prices.json from paired runs (docs/slow-networks.md). A label
+applies to its task and its family of optimizers (OPTIMIZERS in options.py), and promises nothing
+about others.
 """
 
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple, TypeVar
 
 from contract import strategies
 from contract.strategies import ADAM, SGD, Payload, Strategy
@@ -19,15 +18,15 @@ TABLE = Path(__file__).with_name("prices.json")
 # A strategy is safe if the lower end of its 95 % interval, in points of top-1, is at least this.
 SAFE = -0.3
 TOLERANCE = 1.05
-SAMPLE = Payload(4e6)  # by which strategies are compared: a million values
+SAMPLE = Payload(4e6)  # a million values, to compare how many bytes strategies send
 Key = TypeVar("Key")
 
 
 class AccuracyCost(NamedTuple):
-    """The price of one strategy. `difference`: points of top-1 relative to allreduce after equally
-    many samples, the mean over `seeds` pairs; `low`, `high`: its 95 % interval, None for a single
-    pair. `samples`: by which factor it needs more samples to reach allreduce's top-1, where longer
-    runs did reach it."""
+    """Hold the cost of one strategy. `difference`: points of top-1 minus those of allreduce after
+    the same number of samples, the mean over `seeds` pairs. `low`, `high`: its 95 % interval, None
+    for a single pair. `samples`: how many times as many samples it needs to reach allreduce's
+    top-1, if longer runs reached it."""
 
     seeds: int = 0
     difference: float = 0.0
@@ -37,37 +36,39 @@ class AccuracyCost(NamedTuple):
 
     @property
     def label(self) -> str:
-        """safe, unsettled, costs samples, experimental or not measured."""
+        """Return safe, unsettled, costs samples, experimental or not measured."""
         if self.seeds == 0:
             return "not measured"
         if self.low is not None and self.low >= SAFE:
             return "safe"
-        if self.high is None or self.high >= 0:
+        if self.high is None or self.high >= 0:  # the interval contains 0: no difference is proven
             return "unsettled"
         return "experimental" if self.samples is None else "costs samples"
 
 
-def read() -> Dict[str, Any]:
-    """`task`: what was trained; an AccuracyCost's fields by spec with SGD (`strategies`, and on the
-    second task `fonts`) and with AdamW (`adam`, `adam_fonts`); `text`: with AdamW, per cent more of
-    a language model's loss."""
-    found: Dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return found
+def read_prices() -> Dict[str, Any]:
+    """Return the table. `task`: the first task. An AccuracyCost's fields by spec with SGD
+    (`strategies`, and on the second task `fonts`) and with AdamW (`adam`, `adam_fonts`). `text`:
+    how many per cent a language model's loss is higher with AdamW, by spec."""
+    table: Dict[str, Any] = json.loads(TABLE.read_text(encoding="utf-8"))
+    return table
 
 
-# On the first task, and on the second.
-PARTS = {SGD: ("strategies", "fonts"), ADAM: ("adam", "adam_fonts")}
+# The keys of the first and of the second task.
+TASK_KEYS = {SGD: ("strategies", "fonts"), ADAM: ("adam", "adam_fonts")}
 
 
 def price_of(strategy: Strategy, family: str = SGD, task: int = 0) -> AccuracyCost:
-    """As measured for exactly these arguments, with an optimizer of this family."""
-    price = read().get(PARTS[family][task], {}).get(strategy.of(family).spec)
+    """Return the cost that was measured with exactly these arguments and this family of
+    optimizers."""
+    price = read_prices().get(TASK_KEYS[family][task], {}).get(strategy.of(family).spec)
     return AccuracyCost(**price) if price else AccuracyCost()
 
 
-def deciding_task(first: AccuracyCost, second: AccuracyCost) -> AccuracyCost:
-    """Which of two tasks' prices gives the label: what is safe on one must be on both."""
-    return second if first.label == "safe" and second.label != "not measured" else first
+def deciding_task(glyphs: AccuracyCost, fonts: AccuracyCost) -> AccuracyCost:
+    """Return the cost that gives the label: a strategy that is safe on one task must be safe on
+    both."""
+    return fonts if glyphs.label == "safe" and fonts.label != "not measured" else glyphs
 
 
 def label_of(strategy: Strategy, family: str = SGD) -> str:
@@ -77,56 +78,58 @@ def label_of(strategy: Strategy, family: str = SGD) -> str:
 
 
 def with_adam(strategy: Strategy) -> str:
-    """What was seen of it with Adam's family, on the task that decides, as a clause."""
-    first = price_of(strategy, ADAM)
-    price = deciding_task(first, price_of(strategy, ADAM, task=1))
+    """Return a clause with the cost that was measured with Adam's family on the deciding task."""
+    glyphs = price_of(strategy, ADAM)
+    price = deciding_task(glyphs, price_of(strategy, ADAM, task=1))
     if not price.seeds:
         return "too little was measured to say"
-    more = read().get("text", {}).get(strategy.of(ADAM).spec)
-    text = "" if more is None else f" and {more:+g} % of a small language model's loss"
-    steps = read()["task"]["steps"]
-    where = "generated images" if price is first else "the letters of fonts"
+    percent = read_prices().get("text", {}).get(strategy.of(ADAM).spec)
+    text = "" if percent is None else f" and {percent:+g} % of a small language model's loss"
+    task = "generated images" if price is glyphs else "the letters of fonts"
     return (
-        f"{price.difference:+.2f} points of top-1 on {where}{text}, against "
-        f"{strategies.EXACT} after {steps:,} steps"
+        f"{price.difference:+.2f} points of top-1 on {task}{text}, against "
+        f"{strategies.EXACT} after {measured_steps():,} steps"
     )
 
 
 def with_sgd(strategy: Strategy) -> str:
-    """What was seen of one that is not safe, as a clause."""
-    first = price_of(strategy)
-    price = deciding_task(first, price_of(strategy, task=1))
+    """Return a clause with the cost that was measured of a strategy that is not safe."""
+    glyphs = price_of(strategy)
+    price = deciding_task(glyphs, price_of(strategy, task=1))
     if not price.seeds:
         return "what it costs in accuracy was not measured"
-    wide = "" if price.low is None else f" ({price.low:+.2f} to {price.high:+.2f})"
-    where = "" if price is first else " on a second task"
-    points = f"{price.difference:+.2f} points of top-1{wide}{where} beside {strategies.EXACT}"
+    interval = "" if price.low is None else f" ({price.low:+.2f} to {price.high:+.2f})"
+    task = "" if price is glyphs else " on a second task"
+    points = (
+        f"{price.difference:+.2f} points of top-1{interval}{task} compared with {strategies.EXACT}"
+    )
     return f"{points} were measured: {price.label}"
 
 
 def tasks(strategy: Strategy, family: str = SGD) -> str:
-    """On how many tasks it was measured, in words."""
+    """Return on how many tasks a strategy was measured, in words."""
     return "two tasks" if price_of(strategy, family, task=1).seeds else "one task"
 
 
 def caveats(strategy: Strategy, family: str, steps: float) -> List[str]:
-    """A sentence on a run for which the strategy's label says less than it seems to."""
+    """Return a warning if a strategy is not safe in such a run, or if the run has fewer steps than
+    the measured ones."""
     name, label = f"--sync {strategy.of(family).spec}", label_of(strategy, family)
     if label not in ("exact", "safe"):
-        known = with_adam(strategy) if family == ADAM else with_sgd(strategy)
-        whose = " with Adam" if family == ADAM else ""
-        return [f"{name}{whose}: {known} (docs/slow-networks.md)"]
-    if label == "exact" or steps >= read()["task"]["steps"]:
+        cost = with_adam(strategy) if family == ADAM else with_sgd(strategy)
+        with_text = " with Adam" if family == ADAM else ""
+        return [f"{name}{with_text}: {cost} (docs/slow-networks.md)"]
+    if label == "exact" or steps >= measured_steps():
         return []
     return [
-        f"{name}: what it costs in accuracy was measured over {read()['task']['steps']:,} steps; "
+        f"{name}: what it costs in accuracy was measured over {measured_steps():,} steps; "
         f"this run has {steps:,.0f}, and a shorter one may lose more (docs/slow-networks.md)"
     ]
 
 
 def is_acceptable(strategy: Strategy, family: str, steps: Optional[float] = None) -> bool:
-    """Whether a strategy is exact, or safe with such an optimizer in runs of so many steps: those
-    that were measured were as long, or shorter. `steps`: None where they are not known."""
+    """Return whether a strategy is exact, or safe with such an optimizer in a run of `steps` steps.
+    The measured runs must not be longer. `steps`: None if the number is unknown."""
     if strategy.exact:
         return True
     if label_of(strategy, family) != "safe":
@@ -135,17 +138,19 @@ def is_acceptable(strategy: Strategy, family: str, steps: Optional[float] = None
 
 
 def measured_steps() -> int:
-    """Steps of the runs by which labels are given."""
-    return int(read()["task"]["steps"])
-
-
-def exactness(strategy: Strategy) -> float:
-    """More for one that leaves less out."""
-    return float("inf") if strategy.exact else strategy.bytes_per_step(2, SAMPLE)
+    """Return the number of steps of the runs that gave the labels."""
+    return int(read_prices()["task"]["steps"])
 
 
 def most_exact(seconds: Mapping[Key, float], strategy_of: Callable[[Key], Strategy]) -> Key:
-    """Of what takes so many seconds, or any multiple of them; among equals the fastest."""
-    least = min(seconds.values())
-    near = [key for key, taken in seconds.items() if taken <= TOLERANCE * least]
-    return max(near, key=lambda key: (exactness(strategy_of(key)), -seconds[key]))
+    """Return the key of the most exact strategy that is nearly the fastest; among equals the
+    fastest. `seconds`: of each key for the same work."""
+
+    def exactness(key: Key) -> Tuple[float, float]:
+        # A strategy that sends more omits less.
+        strategy = strategy_of(key)
+        sent = float("inf") if strategy.exact else strategy.bytes_per_step(2, SAMPLE)
+        return sent, -seconds[key]
+
+    fastest = min(seconds.values())
+    return max((key for key in seconds if seconds[key] <= TOLERANCE * fastest), key=exactness)

@@ -1,22 +1,23 @@
-"""The records of a run: files of nodes/<host>/ that grow by whole lines (docs/run-directory.md)."""
+"""Name the records of a run: files of nodes/<host>/ that grow by whole lines
+(docs/run-directory.md)."""
 
 import re
 from typing import Iterable, List, NamedTuple, Tuple
 
 
 class Category(NamedTuple):
-    """Something that a rank spends time on. `kind` says what it is in a step: COMPUTE, LOCAL (other
-    work of its own), or PEERS, which is waiting for other ranks; "" where it is no part of one."""
+    """Describe something that a rank spends time on. `kind`: COMPUTE, LOCAL (other work of the
+    rank), or PEERS (waiting for other ranks); "" if it is not part of a step."""
 
     words: str  # in the times of a run; {} is the word for samples, such as images
-    light: str  # its colour on a light page
+    light: str  # the colour on a light page
     dark: str
     kind: str = ""
-    short: str = ""  # in the parts of a step
+    short: str = ""  # the name in the parts of a step
 
 
 COMPUTE, LOCAL, PEERS = "compute", "local", "peers"
-# Of a rank's time, in the order in which they are shown. A rank is in one of them at each moment.
+# The categories of a rank's time, in the order of the report. A rank is in exactly one at a time.
 CATEGORIES = {
     "start_stop": Category("start and stop", "#76828e", "#8494a3"),
     "data": Category("waiting for {}", "#b87700", "#e69f00", LOCAL, "{}"),
@@ -27,11 +28,11 @@ CATEGORIES = {
     "optimizer": Category("optimizer", "#2f8f78", "#56b4a0", COMPUTE, "optim."),
     "evaluate": Category("evaluation", "#8a6fb8", "#a58ad0"),
     "checkpoint": Category("checkpoints", "#8a5a00", "#c8953a"),
-    # Of a script, from the end of its loader to the next epoch. It is no part of a step.
+    # In a script, the time from the end of its loader to the next epoch. It is not part of a step.
     "between_epochs": Category("work between epochs", "#6f7d1f", "#b3c25a", short="between"),
     "other": Category("other", "#5b6671", "#a3afba", LOCAL, "other"),
 }
-# What no rank records: the two parts of `sync_exposed`, and the wall time beyond all categories.
+# No rank records these: the two parts of `sync_exposed`, and wall time outside all categories.
 DERIVED = {
     "network": CATEGORIES["sync_exposed"]._replace(short="network"),
     "peers": Category("waiting for slower ranks", "#8c2f5c", "#c9689d", PEERS, "slower"),
@@ -40,7 +41,7 @@ DERIVED = {
 
 
 def of_kind(*kinds: str) -> Tuple[str, ...]:
-    """The names of these categories."""
+    """Return the names of the categories of these kinds."""
     return tuple(name for name, category in CATEGORIES.items() if category.kind in kinds)
 
 
@@ -50,15 +51,15 @@ PIECE = 1 << 15  # bytes of a file that a guard sends at once (launcher/node/rec
 
 
 def machine(attempt: int) -> str:
-    """What a guard records of its machine."""
+    """Return the name of the file in which a guard records its machine's state."""
     return f"machine.{attempt}.jsonl"
 
 
 def steps(rank: int, attempt: int) -> str:
-    """What a rank records of its steps."""
+    """Return the name of the file in which a rank records its steps."""
     return f"rank{rank}.{attempt}.steps.jsonl"
 
 
 def names(attempt: int, ranks: Iterable[int]) -> List[str]:
-    """All files of a node in an attempt in which it has these ranks."""
+    """Return the names of all files of a node that has these ranks in an attempt."""
     return [machine(attempt), *(steps(rank, attempt) for rank in ranks)]

@@ -1,5 +1,5 @@
-"""The lines in JSON by which the launcher tells the program that started it how far it is. Its
-sentences are for people only."""
+"""Write and read the JSON lines by which the launcher reports its progress to the program that
+started it. The launcher's sentences are only for people."""
 
 import contextlib
 import json

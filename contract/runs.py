@@ -1,8 +1,7 @@
-"""The names of runs, and what `make plan` predicted of the next one: its file, and the rule by
-which that holds for a run.
+"""Name runs, and read and write the predictions of `make plan`.
 
-The report writes the file, and the launcher reads it before a run: to warn of one that is slower
-than one machine, for SYNC=auto, and to show the prediction beside what came true.
+The report writes the file of a prediction, and the launcher reads it before a run: for SYNC=auto,
+to warn if the run will be slower than one machine, and to compare the prediction with the result.
 """
 
 from __future__ import annotations
@@ -18,49 +17,50 @@ from typing import Any
 
 from contract.text import read_text
 
-# Of what a run records (docs/run-directory.md). It grows where runs of before could not be compared
-# with runs of after: where a record lacks a setting, or means something else by it.
+# The version of a run's records (docs/run-directory.md). It grows if older runs cannot be compared
+# with newer ones, because a setting is new or has another meaning.
 RECORD = 2
 RUNS = "runs"  # the folder with the folders of all runs, in the checkout and on each machine
-MEASURED = "measured"  # the folder below runs/ that holds what was measured without a run
+MEASURED = "measured"  # the folder below runs/ with measurements without a run
 
 
 def folder_on_machine(node_dir: str, run: str) -> str:
-    """A run's folder on a machine whose folder for this project is `node_dir`."""
+    """Return a run's folder on a machine whose folder for this project is `node_dir`."""
     return f"{node_dir}/{RUNS}/{run}"
 
 
 def short_name(model: str) -> str:
-    """A model's name in the names of recipes; for your own model, the function's."""
+    """Return a model's name in the names of recipes: without the file or module of a function."""
     return model.rpartition(":")[2]
 
 
 def slug(model: str) -> str:
-    """A model's name in the names of runs and files: letters, digits, - and _ of ASCII."""
+    """Return a model's name in the names of runs and files: letters, digits, - and _ of ASCII."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", short_name(model))
 
 
 def run_id(model: str, nodes: int, unix: float) -> str:
-    """`<UTC time>-<model>-<N>n`."""
+    """Return `<UTC time>-<model>-<N>n`."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(unix))
     return f"{stamp}-{slug(model)}-{nodes}n"
 
 
-def begun(run: str) -> float:
-    """When a run of this name began, or was asked for."""
+def begin_unix(run: str) -> float:
+    """Return the time in a run's name, in Unix seconds: it began then, or was waiting to begin."""
     return float(calendar.timegm(time.strptime(run[:16], "%Y%m%dT%H%M%SZ")))
 
 
 def bump_second(run: str) -> str:
-    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(begun(run) + 1)) + run[16:]
+    """Return the name of a run that begins a second later, if the name is taken."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(begin_unix(run) + 1)) + run[16:]
 
 
 def may_be_a_run(name: str) -> bool:
     return bool(re.fullmatch(r"\d{8}T\d{6}Z-[A-Za-z0-9_-]+", name))
 
 
-def may_be_of(run: str, model: str) -> bool:
-    """Whether a run of this name trained this model, or another with the same short name."""
+def may_have_trained(run: str, model: str) -> bool:
+    """Return whether a run of this name trained this model, or one with the same short name."""
     return bool(re.fullmatch(rf"\d{{8}}T\d{{6}}Z-{re.escape(slug(model))}-\d+n", run))
 
 
@@ -68,12 +68,13 @@ def prediction_path(runs: Path, model: str, nodes: int) -> Path:
     return runs / f"plan-{slug(model)}-{nodes}n.json"
 
 
-DAYS = 7  # what was measured is used for so long
+DAYS = 7  # older measurements are not used
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a step's time depends on. In a question None, or precision `auto`, stands for any."""
+    """Hold the settings that a step's time depends on. In the setting of a planned run, None and
+    precision `auto` match every value."""
 
     model: str
     batch: int | None = None  # images per node and step
@@ -82,15 +83,15 @@ class Setting:
     machines: tuple[str, ...] = ()  # the names in the inventory, node 0 first
 
 
-def still_applies(measured: Setting, asked: Setting, nodes: int) -> bool:
-    """Whether what was measured serves a run on `nodes` machines. What was measured of machines by
-    themselves (`measured.machines`) holds for these alone; a run's mean step serves any."""
+def still_applies(measured: Setting, planned: Setting, nodes: int) -> bool:
+    """Return whether measurements apply to a run on `nodes` machines. Measurements of single
+    machines (`measured.machines`) apply only to these; a run's mean step applies to all."""
     return (
-        measured.model == asked.model
-        and asked.batch in (None, measured.batch)
-        and asked.image_size in (None, measured.image_size)
-        and asked.precision in (None, "auto", measured.precision)
-        and (not measured.machines or measured.machines[:nodes] == asked.machines[:nodes])
+        measured.model == planned.model
+        and planned.batch in (None, measured.batch)
+        and planned.image_size in (None, measured.image_size)
+        and planned.precision in (None, "auto", measured.precision)
+        and (not measured.machines or measured.machines[:nodes] == planned.machines[:nodes])
     )
 
 
@@ -100,14 +101,15 @@ def is_fresh(unix: float) -> bool:
 
 @dataclass(frozen=True)
 class Prediction:
-    """`speeds`: images/s of all machines together by (strategy, number of machines); one machine is
-    equally fast with each strategy, and its row has the exact one's name."""
+    """Hold a prediction. `speeds`: images/s of all machines together, by (strategy, number of
+    machines). One machine is equally fast with each strategy, so it has only one row."""
 
     made_unix: float
     speeds: dict[tuple[str, int], float]
 
     def speed(self, sync: str, nodes: int) -> float | None:
-        """None where nothing was predicted of so many machines with this strategy."""
+        """Return images/s, or None if this number of machines has no prediction with the
+        strategy."""
         if nodes == 1:
             return next((speed for (_, count), speed in self.speeds.items() if count == 1), None)
         return self.speeds.get((sync, nodes))
@@ -118,19 +120,18 @@ def prediction_text(
     nodes: int,
     measured_unix: float | None,
     rows: list[dict[str, Any]],
-    **more: Any,
+    **notes: Any,
 ) -> str:
-    """The file. `measured_unix`: when the machines were measured by themselves; None where a run
-    was measured, whose prediction counts from now. `rows` have `nodes`, `sync` and
-    `images_per_second`; `more` is for people, and `prediction_in` does not read it."""
-    made = time.time()
-    since = {"made_unix": made, "measured_unix": measured_unix or made}
-    known = {"nodes": nodes, "rows": rows}
-    document = {**asdict(measured), **since, **more, **known}
+    """Return the text of a prediction's file. `measured_unix`: when the machines were measured
+    separately; None if a run was measured, whose prediction is valid from now. `rows` have `nodes`,
+    `sync` and `images_per_second`. `notes` are for people; `prediction_in` does not read them."""
+    now_unix = time.time()
+    times = {"made_unix": now_unix, "measured_unix": measured_unix or now_unix}
+    document = {**asdict(measured), **times, **notes, "nodes": nodes, "rows": rows}
     return json.dumps(document, indent=1)
 
 
-# What a file of another version, or a damaged one, may raise.
+# Errors of a file that is damaged, or that another version wrote.
 UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError),
     *(AttributeError, ArithmeticError, RecursionError),
@@ -147,9 +148,9 @@ def read_prediction(path: Path) -> dict[str, Any] | None:
 
 
 def prediction_in(
-    document: Mapping[str, Any] | None, asked: Setting, nodes: int
+    document: Mapping[str, Any] | None, planned: Setting, nodes: int
 ) -> Prediction | None:
-    """Return the prediction of such a run from a file's content; None if it does not hold."""
+    """Return the prediction in a file's content; None if it does not apply to the planned run."""
     if document is None:
         return None
     try:
@@ -161,19 +162,19 @@ def prediction_in(
             machines=tuple(document["machines"]),
         )
         measured_unix = float(document["measured_unix"])
-        if not (still_applies(measured, asked, nodes) and is_fresh(measured_unix)):
+        if not (still_applies(measured, planned, nodes) and is_fresh(measured_unix)):
             return None
         speeds = {
-            (str(row["sync"]), int(row["nodes"])): _positive(row["images_per_second"])
+            (str(row["sync"]), int(row["nodes"])): _read_positive(row["images_per_second"])
             for row in document["rows"]
         }
-        return Prediction(_positive(document["made_unix"]), speeds)
+        return Prediction(_read_positive(document["made_unix"]), speeds)
     except UNREADABLE:
         return None
 
 
-def _positive(value: object) -> float:
-    """Raises ValueError for what is no number of a prediction: infinity and NaN, too."""
+def _read_positive(value: object) -> float:
+    """Return a positive, finite number. Raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
         raise ValueError("no number")
     return float(value)

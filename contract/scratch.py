@@ -1,5 +1,6 @@
-"""Temporary folders that nobody has to clean up: each time a program makes one, it first removes
-those of its user whose maker was killed. Standard library, as on machines without packages.
+"""Make temporary folders that nobody has to clean up. A program that makes one first removes the
+folders of its user whose makers were killed. Standard library: it also runs on machines without
+packages.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ def make_scratch() -> Tuple[str, int]:
 
 
 def remove_abandoned() -> None:
-    """Remove this user's folders whose makers no longer run, as far as that is possible."""
+    """Remove this user's folders whose makers no longer run. Ignores errors."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as scan:
         for entry in scan:
             if entry.name.startswith(PREFIX) and entry.is_dir(follow_symlinks=False):
@@ -39,12 +40,14 @@ def remove_abandoned() -> None:
 
 
 def _remove_if_abandoned(folder: "os.DirEntry[str]") -> None:
-    """Raises OSError if the folder is somebody else's, has no lock file, or its maker runs."""
+    """Remove a folder, unless it belongs to another user. Raises OSError if it has no lock file, or
+    if its maker runs."""
     if folder.stat(follow_symlinks=False).st_uid != os.getuid():
         return
     descriptor = os.open(f"{folder.path}/{LOCK}", os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The lock is ours now, so nobody uses the folder.
         shutil.rmtree(folder.path, ignore_errors=True)
     finally:
         os.close(descriptor)
@@ -58,7 +61,7 @@ def remove_scratch(folder: str, lock: int) -> None:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A temporary folder within a block. Raises OSError."""
+    """Make a temporary folder that is removed after the block. Raises OSError."""
     folder, lock = make_scratch()
     try:
         yield Path(folder)

@@ -1,6 +1,6 @@
-"""A seal on what a folder says is to be carried out: a script, a model, a list of machines (a
-program, where it is executable), the cells of a sweep. A folder of runs may come from elsewhere, so
-RESUME takes at its word only what this user wrote from this checkout.
+"""Seal the words of a run's folder that RESUME would run: a script, a model, a list of machines (an
+executable one is a program), the cells of a sweep. A folder of runs may come from elsewhere, so
+RESUME trusts only what this user wrote from this checkout.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ BYTES = 32
 
 
 def seal(words: Any) -> str:
-    """That of plain values; "" where no key can be kept here, which then holds for nothing."""
-    path = KEYS / f"seal-{os.getuid()}"  # other users of the checkout have theirs
+    """Return the seal of plain values; "", which `holds` rejects, if no key can be stored here."""
+    path = KEYS / f"seal-{os.getuid()}"  # each user of the checkout has a key
     key = _read_key(path)
     if not key:
         with contextlib.suppress(OSError):
@@ -32,8 +32,8 @@ def seal(words: Any) -> str:
 
 
 def _read_key(path: Path) -> bytes:
-    """The key that this user wrote and nobody else can read; b"" for anything else, since another
-    user who can write here may have put a key of theirs, or a link, in its place."""
+    """Return the key that this user wrote and nobody else can read; b"" for any other file.
+    Another user who can write here may have replaced the key with their own, or with a link."""
     with contextlib.suppress(OSError):
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags), "rb") as file:
@@ -45,5 +45,5 @@ def _read_key(path: Path) -> bytes:
 
 
 def holds(words: Any, sealed: Any) -> bool:
-    """Whether this is the seal of these words."""
+    """Return whether `sealed` is the seal of these words."""
     return bool(sealed) and hmac.compare_digest(seal(words).encode(), str(sealed).encode())

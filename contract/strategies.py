@@ -1,8 +1,9 @@
-"""The strategies of `--sync`, NAME[:ARG]: what each is called, sends and promises.
+"""Define the strategies of `--sync`, NAME[:ARG]: their names, the bytes that they send, and whether
+they are exact.
 
-This is the only list of them. It does not import torch, because the launcher and the report read it
-too: how much a strategy sends is defined once, here; the code that sends it is in `tandem/sync/`.
-`RULES` maps each name to its entry; a new strategy is one entry here and one class there.
+This is the only list of strategies. It does not import torch, because the launcher and the report
+read it, too. `RULES` maps each name to its entry; a new strategy is one entry here and one class in
+`tandem/sync/`.
 
 Units: bytes and steps; `world` is the number of participants in an exchange: ranks, or machines.
 """
@@ -13,10 +14,10 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 from contract.errors import UserError
 
-# DistributedDataParallel's own bucket_cap_mb.
+# The default bucket_cap_mb of DistributedDataParallel.
 BUCKET_MB = 25
 MIB = 2**20
-# Of the learning rate, and so of the exact sums before a strategy that leaves bits out.
+# The warm-up of the learning rate, and of exact sums before a strategy that omits bits.
 WARMUP_EPOCHS = 1.0
 # Families of optimizers: those that divide by the root of a running mean of squares, and others.
 SGD, ADAM = "sgd", "adam"
@@ -24,13 +25,13 @@ SGD, ADAM = "sgd", "adam"
 # whole bytes with 1, 2, 3 or 5 values a byte.
 BLOCK = 256
 UNIT = 15 * BLOCK
-# How many values of so many levels are in a byte.
+# Values per byte, by the number of levels of a value.
 PACKED = {3: 5, 5: 3, 15: 2, 255: 1}
-# What a level of `ef` is relative to. peak: the largest value of the block; own: a scale of each
-# value's own as well, from what all ranks have received. auto: own for Adam's family.
+# The scale of the levels of `ef`. peak: the largest value of the block; own: in addition a scale
+# for each value, from sums that all ranks received. auto: own for Adam's family.
 AUTO, PEAK, OWN = "auto", "peak", "own"
-# Bits a value on the wire, by levels and scale, sizes of blocks included, as zstd leaves them: the
-# most that codes of real runs took, and of 15 and 255 levels codes of normal numbers.
+# Bits per value on the wire after zstd, by levels and scale, sizes of blocks included: the largest
+# of codes of real runs. For 15 and 255 levels, codes of normal numbers.
 CODED_BITS = {
     (3, PEAK): 1.06,
     (3, OWN): 1.56,
@@ -45,7 +46,7 @@ CODED_BITS = {
 
 @dataclass(frozen=True)
 class Payload:
-    """What a step's sums carry: gradients of `bytes` bytes in `width`-byte numbers."""
+    """Hold the size of a step's gradients: `bytes` bytes in `width`-byte numbers."""
 
     bytes: float
     bucket: float = BUCKET_MB * MIB
@@ -69,7 +70,7 @@ class Argument:
     default: Optional[str] = None
 
     def check(self, text: str, usage: str, by: str) -> str:
-        """The argument. Raises UserError."""
+        """Return the text if it is one of the choices. Raises UserError."""
         if text not in self.choices:
             raise UserError(
                 f"{by} {usage}: {self.name} is one of {', '.join(self.choices)}, not {text!r}."
@@ -79,13 +80,12 @@ class Argument:
 
 @dataclass(frozen=True)
 class Rule:
-    """A registry entry: what all uses of one name have in common.
+    """Describe all strategies with one name.
 
     `exact`: the result is the sum in the gradients' own precision. `hierarchical`: the ranks of a
     machine first sum among themselves, and machines exchange these sums. `sent`: bytes that each
-    participant sends for a payload.
-    `bucket_mb`: size of the gradient buckets unless --bucket_mb says otherwise. `warms`: the first
-    --sync_warmup epochs are exact. `usual`: the specs that a prediction shows.
+    participant sends for a payload. `bucket_mb`: size of the gradient buckets without --bucket_mb.
+    `warms`: the first --sync_warmup epochs are exact. `usual`: the specs that a prediction shows.
     """
 
     name: str
@@ -108,7 +108,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Strategy:
-    """One `--sync`, parsed: a rule with its arguments."""
+    """Hold a parsed `--sync`: a rule with its arguments."""
 
     rule: Rule
     arguments: Tuple[str, ...] = ()
@@ -119,7 +119,7 @@ class Strategy:
 
     @property
     def spec(self) -> str:
-        """As a person writes it, without default values."""
+        """Return NAME[:ARG] as a person writes it, without default values."""
         words = list(self.arguments)
         while words and words[-1] == self.rule.arguments[len(words) - 1].default:
             words.pop()
@@ -130,57 +130,56 @@ class Strategy:
         return self.rule.exact
 
     def of(self, family: Optional[str]) -> "Strategy":
-        """The same with the scale that `auto` stands for in a run with such an optimizer; None:
-        one of which nothing is known."""
+        """Return a copy with the scale that `auto` means with an optimizer of this family (None: of
+        an unknown one)."""
         if SCALE not in self.rule.arguments or self.arguments[1] != AUTO:
             return self
         return Strategy(self.rule, (self.arguments[0], PEAK if family == SGD else OWN))
 
     def begins_exact(self, family: Optional[str]) -> bool:
-        """Whether a run with such an optimizer begins with exact sums unless it is told otherwise:
-        not where the pairs of bench/accuracy/PROTOCOL.md hold its rule without them."""
+        """Return whether runs with such an optimizer begin with exact sums by default. They do not
+        need them if bench/accuracy/PROTOCOL.md found no loss without them."""
         return self.rule.warms and (family, self.of(family).spec) not in BEGIN_CODED
 
     def bytes_per_step(self, machines: int, payload: Payload, gpus: int = 1) -> float:
-        """Bytes that each machine's network card sends in a step; `gpus`: ranks per machine.
-        (A ring over all ranks leaves each machine once, however many ranks it has.)"""
+        """Return the bytes that each machine sends to other machines in a step. `gpus`: ranks per
+        machine. (A ring over all ranks leaves each machine once, regardless of its ranks.)"""
         if machines == 1:
             return 0.0
         return self.rule.sent(self, machines * (1 if self.rule.hierarchical else gpus), payload)
 
 
 def ring_bytes(world: int, payload: float) -> float:
-    """Bytes that each rank sends in a ring all-reduce of `payload` bytes: 2 (N-1)/N x payload.
+    """Return the bytes that each rank sends in a ring all-reduce: 2 (N-1)/N x `payload` bytes.
 
     Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-    workstations", 2009. Measured: 153.7 MB for ResNet-50 in fp32 over 4 nodes, where this says
-    153.3.
+    workstations", 2009. For ResNet-50 in fp32 over 4 nodes this is 153.3 MB; 153.7 were measured.
     """
     return 2 * (world - 1) / world * payload
 
 
 def _summed_in(width: Optional[int]) -> Callable[[Strategy, int, Payload], float]:
-    """An all-reduce of `width`-byte numbers, or of the payload's own width if it is None."""
+    """Return `sent` of an all-reduce of `width`-byte numbers, or of the payload's width if None."""
     return lambda _, world, payload: ring_bytes(world, payload.values * (width or payload.width))
 
 
 def shard_size(values: float, world: int) -> int:
-    """The number of values that each rank owns of a bucket of `values`, with padding."""
+    """Return the number of values that each rank owns of a bucket of `values`, with padding."""
     return math.ceil(values / world / UNIT) * UNIT
 
 
 def coded_bytes(values: int, levels: int) -> float:
-    """Bytes of `values` numbers of so many levels each, including the scales of their blocks,
-    before entropy coding."""
+    """Return the bytes of `values` numbers of `levels` levels, including the scales of their
+    blocks, before entropy coding."""
     return values / PACKED[levels] + values / BLOCK * 2
 
 
-def _exchanged_parts(strategy: Strategy, world: int, payload: Payload) -> float:
-    """Each rank sends every other rank the values of that rank's part, and later the sum of its own
-    part to every other rank."""
+def _exchanged_shards(strategy: Strategy, world: int, payload: Payload) -> float:
+    """Return `sent` of `ef`: each rank sends every other rank the values of that rank's shard, and
+    later the sum of its own shard."""
     levels, scale = strategy.of(None).arguments
-    part = shard_size(payload.values / payload.buckets, world)
-    return 2 * (world - 1) * payload.buckets * part * CODED_BITS[int(levels), scale] / 8
+    shard = shard_size(payload.values / payload.buckets, world)
+    return 2 * (world - 1) * payload.buckets * shard * CODED_BITS[int(levels), scale] / 8
 
 
 # As a strategy, AUTO is only for the launcher, which replaces it before anything starts.
@@ -214,7 +213,7 @@ RULES: Dict[str, Rule] = {
             "ef",
             "gradients in so many levels a value, errors kept for the next step",
             exact=False,
-            sent=_exchanged_parts,
+            sent=_exchanged_shards,
             arguments=(Argument("LEVELS", tuple(map(str, sorted(PACKED)))), SCALE),
             bucket_mb=8,
             hierarchical=True,
@@ -224,17 +223,18 @@ RULES: Dict[str, Rule] = {
     )
 }
 EXACT = "allreduce"
-# Strategies, by the family of the optimizer, that lose nothing without exact first steps.
+# Strategies that lose nothing without exact first steps, with the family of the optimizer.
 BEGIN_CODED = {(SGD, "ef:5:peak")}
-# The first key of what tandem.sync.attach keeps for a rank: no script goes on from that alone.
+# The first key of a rank's state that tandem.sync.attach saves. A file with nothing else is not a
+# checkpoint that a script could resume from.
 ATTACHED = "tandem.sync.attach"
 
 
 @dataclass(frozen=True)
 class Phases:
-    """The phases of a run of `epochs` with an optimizer of `family`. The first `warmup` epochs are
-    sums of all bits, and cost what `allreduce` does, with strategies that begin so; where that was
-    `chosen` (the trainer's --sync_warmup), with all that leave bits out."""
+    """Hold the phases of a run of `epochs` with an optimizer of `family`. In the first `warmup`
+    epochs, strategies that begin with exact sums send as much as `allreduce`. `chosen`: the user
+    set the warm-up (--sync_warmup), so every strategy that can begin with exact sums does."""
 
     epochs: float
     warmup: float = WARMUP_EPOCHS
@@ -246,17 +246,17 @@ class Phases:
         return self.warmup if exact else 0.0
 
     def exact_share(self, strategy: Strategy) -> float:
-        """Of the steps of such a run, the part that is warm-up."""
+        """Return the share of the run's steps that is warm-up, from 0 to 1."""
         return min(1.0, self.exact_epochs(strategy) / self.epochs)
 
     def mean(self, strategy: Strategy, seconds: float, exact_seconds: float) -> float:
-        """Seconds of a mean step over the whole run; `seconds`: of a step after the warm-up,
-        `exact_seconds`: of one within."""
+        """Return the mean seconds of a step over the whole run. `seconds`: of a step after the
+        warm-up; `exact_seconds`: of a step within it."""
         share = self.exact_share(strategy)
         return share * exact_seconds + (1 - share) * seconds
 
     def all_warm_up(self, strategy: Strategy) -> Optional[str]:
-        """A sentence where the run ends before the strategy begins, else None."""
+        """Return a sentence if the run ends before the strategy begins, otherwise None."""
         if self.exact_share(strategy) < 1:
             return None
         return (
@@ -267,7 +267,7 @@ class Phases:
 
 
 def parse(spec: str, by: str = "--sync") -> Strategy:
-    """What NAME[:ARG] means; `by`: what it was given to. Raises UserError."""
+    """Parse NAME[:ARG]. `by`: the option's name, for errors. Raises UserError."""
     name, *words = spec.split(":")
     if name == AUTO:
         raise UserError(
@@ -279,13 +279,13 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
     least = sum(argument.default is None for argument in rule.arguments)
     if not least <= len(words) <= len(rule.arguments):
         raise UserError(f"{by} {spec}: write {rule.usage}.")
-    given = [argument.check(word, rule.usage, by) for argument, word in zip(rule.arguments, words)]
-    given += [str(argument.default) for argument in rule.arguments[len(given) :]]
-    return Strategy(rule, tuple(given))
+    values = [argument.check(word, rule.usage, by) for argument, word in zip(rule.arguments, words)]
+    values += [str(argument.default) for argument in rule.arguments[len(values) :]]
+    return Strategy(rule, tuple(values))
 
 
-def known(spec: object) -> Optional[Strategy]:
-    """Like `parse`, but None for what it refuses, such as a field in a file of a machine."""
+def parse_or_none(spec: object) -> Optional[Strategy]:
+    """Parse NAME[:ARG], or return None if it is invalid, as a field of a machine's file may be."""
     try:
         return parse(spec) if isinstance(spec, str) else None
     except UserError:
@@ -293,10 +293,10 @@ def known(spec: object) -> Optional[Strategy]:
 
 
 def usages() -> str:
-    """All names with their arguments, for a sentence."""
+    """Return all names with their arguments, for a sentence."""
     return ", ".join(rule.usage for rule in RULES.values())
 
 
 def usual() -> List[Strategy]:
-    """The strategies that a prediction compares, in the registry's order."""
+    """Return the strategies that a prediction compares, in the registry's order."""
     return [parse(spec) for rule in RULES.values() for spec in rule.usual]

@@ -1,6 +1,6 @@
-"""The verbs that a person types after `make`, each with what it takes and an example: the only such
-table. `make help`, the command lines and whatever prints a command read it. Standard library, as
-options.py.
+"""Define the verbs that a person types after `make`, each with its variables and an example.
+`make help`, the command lines and all code that prints a command read this table. Standard library,
+as options.py.
 """
 
 import difflib
@@ -15,12 +15,12 @@ from typing import Any, Dict, Iterable, List, Mapping, NoReturn
 from contract.errors import UserError
 from contract.options import ENTRIES, RUN_OPTIONS, Option, switch, whole
 
-# A list of machines other than inventory.ini, for the commands that this process and its children
-# print: see `with_inventory`.
+# In the environment: the list of machines of this process and its children, if it is not
+# inventory.ini. `with_inventory` adds it to printed commands.
 MACHINES = "TANDEM_MACHINES"
-LATEST = "latest"  # the run that is taken where none is named
+LATEST = "latest"  # RUN= without a name
 
-# Every variable of make. What is typed for NAME is kept as `name` (command_line.py).
+# Every variable of make. command_line.py stores the value of NAME as `name`.
 VARIABLES: Dict[str, Option] = {
     **{name.upper(): row for name, row in RUN_OPTIONS.items()},
     **{row.make: row for row in ENTRIES.values() if row.make},
@@ -45,11 +45,11 @@ VARIABLES: Dict[str, Option] = {
     "KEEP_SUDO": Option("1: write no sudo rule", type=switch),
     "FACTS": Option("a file of facts instead of machines (examples/machines/)"),
     "SRC": Option("the folder of its archives", type=Path),
-    "TO": Option("where (default: data/imagenet)", type=Path),
+    "TO": Option("the new folder (default: data/imagenet)", type=Path),
     "PART": Option("model (default), or backbone: without its last layer", ("model", "backbone")),
     "SIZE": Option("pixels of the short side (default: 256)", type=whole, least=16, most=4096),
     "QUALITY": Option("of JPEG (default: 90)", type=whole, least=1, most=95),
-    "MEASURE": Option("1: measure anew: each pair of machines, and steps", type=switch),
+    "MEASURE": Option("1: measure again: each pair of machines, and steps", type=switch),
     "GPU": Option("on paper, without machines: 2080ti, 3090 ..."),
     "LINK": Option("the network: 1gbit, 2.5gbit (default: as measured)"),
     "ALL": Option("1: each strategy and number of machines", type=switch),
@@ -61,7 +61,7 @@ VARIABLES: Dict[str, Option] = {
 }
 SUBJECT = "INVENTORY NODES DATA MODEL WEIGHTS BATCH EPOCHS PRECISION SYNC"
 START = "MAX_RESTARTS MIN_NODES BALANCE DETACH NOTIFY PORT QUEUE FORCE KEEP"
-# A script of one's own, in the place of the trainer (docs/own-script.md).
+# Your own script, instead of the trainer (docs/own-script.md).
 PACKAGES = "SCRIPT FOLDER REQUIREMENTS"
 PRETRAINED = "MODEL WEIGHTS"  # of timm or torchvision, by their names
 SCRIPT = f"{PACKAGES} PRECHECK OUTPUT RESUME_ARGS RESUME_FROM"
@@ -69,8 +69,9 @@ SCRIPT = f"{PACKAGES} PRECHECK OUTPUT RESUME_ARGS RESUME_FROM"
 
 @dataclass(frozen=True)
 class Verb:
-    """`example`: what works as typed in a checkout, some on the machines of its inventory. `takes`:
-    variables of make, of which `means` says what they mean here alone."""
+    """Describe a verb. `example`: a command that works in a checkout, some with the machines of its
+    inventory. `takes`: variables of make. `means`: the help of those that have another meaning with
+    this verb."""
 
     help: str
     example: str = ""
@@ -80,14 +81,14 @@ class Verb:
 
     @property
     def variables(self) -> Dict[str, Option]:
-        """{NAME: Option}."""
+        """Return {NAME: Option} of the verb's variables."""
         rows = {name: self.table[name] for name in self.takes.split()}
         for name, text in self.means.items():
             rows[name] = replace(rows[name], help=text, make_help="")
         return rows
 
 
-# The first verb of each group in `make help`.
+# The groups of `make help`, by their first verbs.
 GROUPS = {
     "help": "First",
     "find": "Machines",
@@ -125,10 +126,11 @@ VERBS: Dict[str, Verb] = {
     "imagenet": Verb("make class folders from the archives of ILSVRC2012",
         "make imagenet SRC=/media/anna/ILSVRC2012 SIZE=256", "SRC SIZE QUALITY TO",
         {"SIZE": "pixels of the short side of smaller copies (default: as they are)",
-         "TO": "where (default: data/imagenet, or data/imagenet-SIZE)"}),
+         "TO": "the new folder (default: data/imagenet, or data/imagenet-SIZE)"}),
     "shrink": Verb("write a copy of a data set with smaller images",
         "make shrink DATA=imagenet SIZE=256", "DATA SIZE QUALITY TO",
-        {"DATA": "a folder in data/, or a path", "TO": "where (default: beside it, NAME-SIZE)"}),
+        {"DATA": "a folder in data/, or a path",
+         "TO": "the new folder (default: NAME-SIZE, next to it)"}),
     "plan": Verb(
         "predict the next run; measures first if nothing is known",
         "make plan GPU=2080ti LINK=1gbit MODEL=resnet50 BATCH=64",
@@ -173,7 +175,7 @@ VERBS: Dict[str, Verb] = {
         "try each combination of settings in short runs, and compare",
         'make sweep INVENTORY=examples/demo.ini SWEEP="BATCH=32,64" EPOCHS=2',
         f"SWEEP {SUBJECT} ROUNDS RESUME ARGS",
-        {"RESUME": "go on with a sweep: its name, or latest"}),
+        {"RESUME": "a sweep to continue: its name, or latest"}),
     "tensorboard": Verb("write a run's figures for TensorBoard, and show them",
         "make tensorboard RUN=latest", "RUN"),
     "wake": Verb("switch machines on over the network (wake_on_lan: true)",
@@ -188,86 +190,81 @@ VERBS: Dict[str, Verb] = {
         "make test-all ONLY=test_chaos", "ONLY AGAIN"),
     "test-gpu": Verb("test what GPUs compute and survive: docs/gpu.md (a GPU)",
         "make test-gpu DEVICE=cpu", "DEVICE"),
-    "snapshots": Verb("write the sentences that users meet anew: tests/messages/",
+    "snapshots": Verb("rewrite the sentences that users meet: tests/messages/",
         "make snapshots"),
     "mutants": Verb("change rules of the product: do the tests notice? (root, hours)",
         "make mutants"),
     "lint": Verb("run every linter", "make lint"),
     "bench": Verb("measure figures, by the methods of bench/README.md (root)", "make bench"),
-    "bench-gpu": Verb("measure our steps beside others': bench/performance.md (a GPU)",
+    "bench-gpu": Verb("compare our steps with others': bench/performance.md (a GPU)",
         "make bench-gpu DEVICE=cpu", "DEVICE"),
-    "lock": Verb("make requirements/*.txt anew from *.in (needs uv)", "make lock"),
+    "lock": Verb("compile requirements/*.txt from *.in (needs uv)", "make lock"),
 }
 # fmt: on
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The name that was probably meant, or ""."""
-    by_folded = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_folded, n=1, cutoff=cutoff)
-    return by_folded[near[0]] if near else ""
-
-
-def refuse_verb(verb: str) -> NoReturn:
-    near = nearest(verb, VERBS)
-    hint = f"did you mean {near}?" if near else "`make help` lists them."
-    raise UserError(f"there is no verb {verb}: {hint}")
+def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the name that the user probably meant, or ""."""
+    by_folded = {name.lower(): name for name in names}
+    matches = difflib.get_close_matches(word.lower(), by_folded, n=1, cutoff=cutoff)
+    return by_folded[matches[0]] if matches else ""
 
 
 def refuse_variable(name: str, value: str, verb: str, variables: Mapping[str, Option]) -> NoReturn:
-    """Raise UserError for a variable that a verb, which takes others, does not."""
-    near = nearest(name, variables) or nearest(name, VARIABLES)
-    if name == "GPUS":
-        say = f"{name}={value}: how many GPUs of a machine take part is said in the inventory: "
+    """Raise UserError for a variable that a verb does not take. `variables`: those that it does."""
+    suggestion = nearest(name, variables) or nearest(name, VARIABLES)
+    if name == "GPUS":  # a variable of other launchers
+        say = f"{name}={value}: the inventory sets how many GPUs a machine uses: write "
         say += f"gpus={value} in its line."
     elif "ARGS" in variables and name.lower() in ENTRIES:
         words = shlex.quote(f"--{name.lower()} {value}")
         say = f"{name}={value} is an option of the trainer: ARGS={words}"
     elif name in VARIABLES:
-        others = " ".join(variables) or "no variable"
-        say = f"make {verb} does not take {name}; it takes {others} (make help {verb})."
-    elif near:
-        say = f"there is no variable {name}: did you mean {near}?"
+        names = " ".join(variables) or "no variable"
+        say = f"make {verb} does not take {name}; it takes {names} (make help {verb})."
+    elif suggestion:
+        say = f"there is no variable {name}: did you mean {suggestion}?"
     else:
         say = f"there is no variable {name}: `make help {verb}` lists those of make {verb}."
     raise UserError(say)
 
 
 def line(verb: str, **words: object) -> str:
-    """`make VERB NAME=value ...` without those of the words that are None or empty. Raises KeyError
+    """Return `make VERB NAME=value ...` without the words that are None or empty. Raises KeyError
     for a variable that the verb does not take."""
     variables = VERBS[verb].variables
-    typed = [
-        (name, value)
-        for name, value in words.items()
-        if variables[name] and value not in (None, "")
-    ]
-    return " ".join(["make", verb, *(f"{name}={shlex.quote(str(value))}" for name, value in typed)])
+    command = f"make {verb}"
+    for name, value in words.items():
+        if variables[name] and value not in (None, ""):
+            command += f" {name}={shlex.quote(str(value))}"
+    return command
 
 
 def commands(text: str) -> List[str]:
-    """The commands that a text tells people to type: those in backticks that begin with `make`."""
+    """Return the commands in a text: words in backticks that begin with `make`, without it."""
     return re.findall(r"`make ([^`]+)`", text)
 
 
 def with_inventory(text: str) -> str:
-    """The text, and at its end which list of machines its commands need, so that they concern those
-    of this process. A command that continues a run has them from the run."""
+    """Return the text, and after it the INVENTORY= that its commands need to use the same machines
+    as this process. A command that resumes a run gets the machines from the run."""
     machines = os.environ.get(MACHINES)
-    needing = [
+    if not machines:
+        return text
+    verbs_without = [
         words[0]
-        for words in map(str.split, commands(text) if machines else [])
+        for words in map(str.split, commands(text))
         if words[0] in VERBS and "INVENTORY" in VERBS[words[0]].variables
         if not any(word.startswith(("INVENTORY=", "RESUME=")) for word in words)
     ]
-    if not machines or not needing:
+    if not verbs_without:
         return text
-    verbs = " and ".join(f"make {verb}" for verb in dict.fromkeys(needing))
-    return f"{text} (Add INVENTORY={shlex.quote(machines)} to {verbs}.)"
+    verbs_text = " and ".join(f"make {verb}" for verb in dict.fromkeys(verbs_without))
+    return f"{text} (Add INVENTORY={shlex.quote(machines)} to {verbs_text}.)"
 
 
 def list_verbs(develop: bool = False) -> str:
-    """What `make help` prints, and `make help develop`: the verbs of those who change Tandem."""
+    """Return the text of `make help`, or of `make help develop`, with the verbs for developers."""
     lines, group = [], ""
     for name, row in VERBS.items():
         group = GROUPS.get(name, group)
@@ -280,7 +277,7 @@ def list_verbs(develop: bool = False) -> str:
 
 
 def help_text(command: str, row: Verb) -> str:
-    """What a command takes, as `make help VERB` prints it."""
+    """Return the help of a command, as `make help VERB` prints it."""
     lines = [f"{command}: {row.help}"]
     for name, option in row.variables.items():
         text = f"  {name:<14} {option.make_help or option.help}"
@@ -289,8 +286,9 @@ def help_text(command: str, row: Verb) -> str:
 
 
 def wrapped(text: str, width: int) -> str:
-    """The text in lines of `width`, none of which breaks a command or a quoted value."""
-    whole = r"`[^`]+`|\S+='[^']*'|make \S+ [A-Z_]+=\S+"
-    kept = re.sub(whole, lambda match: match[0].replace(" ", "\0"), text)
-    words: Any = {"break_long_words": False, "break_on_hyphens": False}
-    return textwrap.fill(kept, width, subsequent_indent="  ", **words).replace("\0", " ")
+    """Return the text in lines of `width`. No line break is in a command or a quoted value, so that
+    people can copy it."""
+    unbreakable = r"`[^`]+`|\S+='[^']*'|make \S+ [A-Z_]+=\S+"
+    text = re.sub(unbreakable, lambda match: match[0].replace(" ", "\0"), text)
+    settings: Any = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(text, width, subsequent_indent="  ", **settings).replace("\0", " ")

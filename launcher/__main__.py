@@ -16,7 +16,7 @@ def _exit(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-interrupts.heard()
+interrupts.accept_ctrl_c()
 for number in (signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_DFL:  # nohup ignores SIGHUP
         signal.signal(number, _exit)

@@ -125,7 +125,7 @@ def carry_out(verb: str, typed: Typed, argv: list[str]) -> int:
 
 def main(argv: list[str]) -> int:
     try:
-        return interrupts.printed("tandem", lambda: carry_out(*parse(argv), argv))
+        return interrupts.run_printing_main("tandem", lambda: carry_out(*parse(argv), argv))
     except UserError as error:
         for problem in error.problems:
             terminal.show(problem, sys.stderr)

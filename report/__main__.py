@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     to correct something, and 3 when a plan has no measurement to start from."""
     subcommand = SUBCOMMANDS.get(argv[0] if argv else "")
     try:
-        return interrupts.printed(
+        return interrupts.run_printing_main(
             "report", lambda: subcommand(argv[1:]) if subcommand else report_main(argv)
         )
     # Files are replaced at the end, each at once, so none is half written now.
@@ -117,5 +117,5 @@ def run_limited(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    interrupts.heard()
+    interrupts.accept_ctrl_c()
     sys.exit(run_limited(sys.argv[1:]))

@@ -6,7 +6,7 @@ Units: bytes, seconds, bytes per second; `gpus` is the number of ranks on each m
 from __future__ import annotations
 
 from boundary.run_files import RankStart
-from contract.strategies import Payload, Strategy, known
+from contract.strategies import Payload, Strategy, parse_or_none
 
 # Ethernet at MTU 1500 carries 1448 bytes of TCP payload in 1538 bytes on the wire.
 PAYLOAD_SHARE = 1448 / 1538
@@ -50,4 +50,4 @@ def sync_wait(
 
 def strategy_of(start: RankStart) -> Strategy | None:
     """Return the strategy of a `start` line; None if this version does not know it."""
-    return known(start.sync or "allreduce")
+    return parse_or_none(start.sync or "allreduce")

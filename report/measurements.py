@@ -113,7 +113,7 @@ def folders_of(root: Path, model: str) -> Iterator[Path]:
     parents = [parent for parent in (root, root / runs.MEASURED) if parent.is_dir()]
     candidates = [path for parent in parents for path in parent.iterdir()]
     for path in sorted(candidates, key=lambda path: path.name, reverse=True):
-        if runs.may_be_of(path.name, model) and path.is_dir():
+        if runs.may_have_trained(path.name, model) and path.is_dir():
             yield path
 
 
@@ -128,7 +128,7 @@ def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
     for folder in islice(folders_of(root, setting.model), MOST_FOLDERS):
         basis = None
         with contextlib.suppress(UserError):  # a damaged folder
-            basis = read_basis(folder) if runs.is_fresh(runs.begun(folder.name)) else None
+            basis = read_basis(folder) if runs.is_fresh(runs.begin_unix(folder.name)) else None
         if (
             basis
             and basis.machine_speeds

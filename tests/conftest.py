@@ -19,7 +19,7 @@ os.environ.setdefault("TANDEM_TEST_CARDS", os.environ.get("CUDA_VISIBLE_DEVICES"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 # The programs, which tests import, let Ctrl-C end them until their main begins: not this process.
-interrupts.heard()
+interrupts.accept_ctrl_c()
 
 # What a PC may lack: each value of the mark `needs`, whether it is here, and how to get it.
 ROOT = os.geteuid() == 0

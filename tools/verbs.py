@@ -41,7 +41,9 @@ def check(typed, environment):
     """Refuse what was mistyped by raising UserError. Returns sentences on what is ignored."""
     for verb in typed:
         if verb not in (*verbs.VERBS, *INTERNAL) and typed[:2] != ["help", "develop"]:
-            verbs.refuse_verb(verb)
+            name = verbs.nearest(verb, verbs.VERBS)
+            hint = f"did you mean {name}?" if name else "`make help` lists them."
+            raise UserError(f"there is no verb {verb}: {hint}")
     named = [verb for verb in typed if verb in verbs.VERBS] or ["help"]
     # Each is given all the words, but for those that take none, such as env.
     for verb in [verb for verb in named if verbs.VERBS[verb].takes] or named[:1]:

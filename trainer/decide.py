@@ -40,10 +40,10 @@ def decide(options: Options, world: World) -> Tuple[Options, World]:
     stored: Dict[str, str] = {k: newest[k].strip("'") for k in names if k in newest}
     decided = decisions.decide(options.request, world.devices, measured, stored)
     level, choice, balance = decided.precision, decided.sync, decided.balance
-    if (level.name, level.why) != (options.precision, AS_ASKED):
-        log.info(f"precision {level.name}: {level.why}")
+    if (level.name, level.reason) != (options.precision, AS_ASKED):
+        log.info(f"precision {level.name}: {level.reason}")
     if options.sync == AUTO:
-        log.info(f"sync {choice.sync}: {choice.why}")
+        log.info(f"sync {choice.sync}: {choice.reason}")
     options = dataclasses.replace(options, precision=level.name, sync=choice.sync)
 
     # The batches of the ranks. Plain torchrun brings no measurements: then --balance counts.
@@ -55,7 +55,7 @@ def decide(options: Options, world: World) -> Tuple[Options, World]:
         if weights:
             sizes = node_batches(options.per_node_batch_size, ranks, weights)
             shares = ", ".join(f"{name} {size}" for name, size in zip(hosts, sizes))
-            log.info(f"images a step: {shares}: {balance.why}")
+            log.info(f"images a step: {shares}: {balance.reason}")
     places = [(node, world.nodes[:rank].count(node)) for rank, node in enumerate(world.nodes)]
     batches = rank_batches(options.per_node_batch_size, places, options.balance)
 
@@ -65,11 +65,11 @@ def decide(options: Options, world: World) -> Tuple[Options, World]:
         log.info(warning)
     record: Dict[str, Any] = {
         "precision": level.name,
-        "precision_why": level.why,
+        "precision_why": level.reason,
         "sync": choice.sync,
-        "sync_why": choice.why,
+        "sync_why": choice.reason,
         "balance": {name: balance.weights.get(name, 1) for name in hosts},
-        "balance_why": balance.why,
+        "balance_why": balance.reason,
         "predicted": None,
     }
     if prediction and speed:

@@ -38,7 +38,7 @@ class VarsModule(BaseVarsPlugin):
         typed = all("," in source for source in sources)  # `-i localhost,` has no groups
         for entity in entities:
             of_group = isinstance(entity, Group)
-            fault = group_fault(entity, typed) if of_group else machines.fault(entity.name)
+            fault = group_fault(entity, typed) if of_group else machines.name_fault(entity.name)
             if fault:
                 raise AnsibleError(f"the inventory {' '.join(sources)} {fault}")
         return {}

@@ -121,7 +121,7 @@ def by_todays_names(results: study.Results) -> study.Results:
     """With the scale that the optimizer makes of each name."""
     kept = {}
     for case, top1 in results.items():
-        strategy = strategies.known(case.sync)
+        strategy = strategies.parse_or_none(case.sync)
         if strategy is not None:
             spec = strategy.of("sgd" if case.optimizer == "sgd" else "adam").spec
             kept[replace(case, sync=spec)] = top1

@@ -57,14 +57,14 @@ def runs(lines: list[dict]) -> Runs:
 
 def spec_of(line: dict) -> str:
     """Today's name of a run's strategy, with its scale."""
-    strategy = strategies.known(line["sync"])
+    strategy = strategies.parse_or_none(line["sync"])
     family = prices.SGD if line.get("optimizer", "sgd") == "sgd" else prices.ADAM
     return strategy.of(family).spec if strategy else line["sync"]
 
 
 def usual_start(spec: str, optimizer: str = "sgd") -> str:
     """What runs begin with that are not told otherwise, as study.Case has it."""
-    strategy = strategies.known(spec.removesuffix(TWICE))
+    strategy = strategies.parse_or_none(spec.removesuffix(TWICE))
     family = prices.SGD if optimizer == "sgd" else prices.ADAM
     if strategy is None or TWICE in spec:
         return ""
@@ -231,7 +231,7 @@ def measured(found: Runs) -> list[str]:
     order = list(strategies.RULES)
     names = {sync for sync, _ in found if sync not in (ALONE, EXACT) and TWICE not in sync}
     names = {name for name in names if len(differences(found, name, study.EPOCHS)) > 1}
-    names = {name for name in names if strategies.known(name)}  # not those that are gone
+    names = {name for name in names if strategies.parse_or_none(name)}  # not those that are gone
     return sorted(names, key=lambda spec: (order.index(spec.split(":")[0]), spec))
 
 

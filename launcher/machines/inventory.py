@@ -135,7 +135,7 @@ def read(inventory: Path) -> dict[str, Any]:
     names = members(document)
     if not names:
         raise Unusable(f"the inventory {inventory} {machines.NOBODY}")
-    for fault in filter(None, map(machines.fault, names)):
+    for fault in filter(None, map(machines.name_fault, names)):
         raise Unusable(f"the inventory {inventory} {fault}")
     return document
 

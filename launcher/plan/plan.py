@@ -120,9 +120,9 @@ def render(plan: Plan, machines: OpenMachines) -> str:
         decided = decide(program.request, all_devices, plan.measured, {})
         weights = ":".join(map(str, decided.balance.weights.values())) or "equal"
         lines += [
-            f"precision {decided.precision.name}: {decided.precision.why}",
-            f"sync {decided.sync.sync}: {decided.sync.why}",
-            f"balance {weights}: {decided.balance.why}",
+            f"precision {decided.precision.name}: {decided.precision.reason}",
+            f"sync {decided.sync.sync}: {decided.sync.reason}",
+            f"balance {weights}: {decided.balance.reason}",
         ]
     for node in plan.nodes:
         target = f"{node.user or 'you'}@{node.address} port {node.port}"

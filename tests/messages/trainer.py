@@ -121,7 +121,7 @@ def render():
         for devices in groups:
             names = ", ".join(dict.fromkeys(f"{one.name} of {one.torch}" for one in devices))
             every[f"precision: {name} on {names}"] = level(name, devices)
-    every["precision: that of a run that goes on"] = level("bf16", [TURING], kept=True)
+    every["precision: that of a run that goes on"] = level("bf16", [TURING], is_earlier=True)
     every["precision: emulated by an old torch"] = level("bf16", [OLD], emulate=True)
     every.update({f"diverged {code}": text for code, text in divergences()})
     return every

@@ -39,5 +39,5 @@ def test_the_most_exact_within_a_twentieth_of_the_fastest_is_taken(seconds, take
 )
 def test_a_label_covers_its_optimizers_and_runs_as_long(monkeypatch, spec, family, steps, covered):
     found = {"task": {"steps": 1000}, "strategies": {"bf16": SAFE, "fp16": OPEN}}
-    monkeypatch.setattr(prices, "read", lambda: found)
+    monkeypatch.setattr(prices, "read_prices", lambda: found)
     assert prices.is_acceptable(parse(spec), family, steps) is covered

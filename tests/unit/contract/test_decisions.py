@@ -74,7 +74,7 @@ def test_a_malformed_balance_is_rejected_by_its_name(asked):
 def labels(monkeypatch):
     strategies = {"ef:255:peak": SAFE, "ef:15:peak": SAFE, "ef:5:peak": UNSETTLED}
     table = {"task": {"steps": 1000}, "strategies": strategies}
-    monkeypatch.setattr(prices, "read", lambda: table)
+    monkeypatch.setattr(prices, "read_prices", lambda: table)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_sync_auto_takes_the_most_exact_of_the_fastest_safe_strategies(
 
 def test_sync_auto_is_exact_without_a_prediction_and_names_the_command_that_makes_one(labels):
     choice = choose_sync(None, 2, prices.SGD, "`make plan NODES=2` makes one")
-    assert choice.sync == "allreduce" and "`make plan NODES=2`" in choice.why
+    assert choice.sync == "allreduce" and "`make plan NODES=2`" in choice.reason
 
 
 def measured_with(speeds, setting):

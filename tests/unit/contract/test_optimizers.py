@@ -23,7 +23,7 @@ TABLE = {"task": {"steps": 1000}, "strategies": {"bf16": SAFE}}
 
 @pytest.mark.parametrize(("optimizer", "taken"), [("sgd", "bf16"), ("adamw", "allreduce")])
 def test_auto_takes_what_is_safe_with_the_run_s_optimizer(monkeypatch, optimizer, taken):
-    monkeypatch.setattr(prices, "read", lambda: TABLE)
+    monkeypatch.setattr(prices, "read_prices", lambda: TABLE)
     speeds = {("allreduce", 4): 100.0, ("bf16", 4): 150.0}
     family = Options(optimizer=optimizer).family
     assert choose_sync(runs.Prediction(1.0, speeds), 4, family, "").sync == taken
@@ -31,7 +31,7 @@ def test_auto_takes_what_is_safe_with_the_run_s_optimizer(monkeypatch, optimizer
 
 def test_beside_advice_for_a_script_stands_the_loss_with_adam(tmp_path, monkeypatch):
     """Whose optimizer nobody knows."""
-    monkeypatch.setattr(prices, "read", lambda: TABLE)
+    monkeypatch.setattr(prices, "read_prices", lambda: TABLE)
     folder = RunBuilder(tmp_path / "run", **BOTTLENECKS["network"]).write()
     change(folder / "plan.json", program=SCRIPT)
     own = analyse(folder).step

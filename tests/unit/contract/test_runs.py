@@ -13,7 +13,7 @@ from contract.errors import UserError
 from contract.prices import SGD
 from contract.runs import (
     Setting,
-    may_be_of,
+    may_have_trained,
     prediction_path,
     prediction_text,
     read_prediction,
@@ -111,8 +111,8 @@ def test_a_damaged_file_predicts_nothing(tmp_path, text):
 )
 def test_a_run_is_found_by_its_model(tmp_path, capsys, model, name):
     assert run_id(model, 4, 0) == name
-    assert may_be_of(name, model)
-    assert not may_be_of(name, "other")
+    assert may_have_trained(name, model)
+    assert not may_have_trained(name, "other")
     RunBuilder(tmp_path / name, model=model).write()
     assert main(["plan", "--runs", str(tmp_path), "--model", model]) == 0
     assert f"In {name} a step" in " ".join(capsys.readouterr().out.split())

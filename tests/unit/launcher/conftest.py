@@ -116,4 +116,6 @@ def mark():
 def a_table_of_their_own(monkeypatch):
     """Replaces the measured costs of strategies, which change now and then, by fixed ones."""
     measured = {"ef:5:peak": {"seeds": 2, "difference": 0.0, "low": 0.0, "high": 0.0}}
-    monkeypatch.setattr(prices, "read", lambda: {"task": {"steps": 1000}, "strategies": measured})
+    monkeypatch.setattr(
+        prices, "read_prices", lambda: {"task": {"steps": 1000}, "strategies": measured}
+    )

@@ -124,7 +124,7 @@ def test_a_list_that_cannot_be_read_is_refused(tmp_path, capsys):
     [
         ({"pc1": {"owners": "yields"}}, "pc1: in"),
         ({}, "has no hosts in group [cluster]"),
-        ({"../x": {}}, "calls a machine '../x': files are named by it"),
+        ({"../x": {}}, "calls a machine '../x': names of files contain it"),
     ],
 )
 def test_a_list_with_which_ansible_would_do_nothing_is_refused(listed, capsys, machines, said):
@@ -233,7 +233,7 @@ def test_any_hours_lie_in_a_week_or_are_refused(text):
 @fuzz.many(200)
 @given(st.text(max_size=9) | st.sampled_from(["../x", ".ssh", "a/b", "", "fe80::1", "x" * 999]))
 def test_any_name_is_a_machines_or_is_refused(name):
-    wrong = machines.fault(name)
+    wrong = machines.name_fault(name)
     if wrong:
         assert wrong.isprintable() and len(wrong) < 1200
     else:
@@ -267,7 +267,7 @@ def test_without_make_a_path_is_no_machine(tmp_path, program):
     else:
         done = ansible(tmp_path / "play.yml", "-e", f"folder={tmp_path}/folder", *words)
     assert done.returncode != 0
-    assert "calls a machine '../x': files are named by it" in done.stderr
+    assert "calls a machine '../x': names of files contain it" in done.stderr
     assert not (tmp_path / "x").exists() and "Traceback" not in done.stderr
 
 

@@ -256,7 +256,7 @@ def test_plan_says_what_it_needs(tmp_path, capsys, words, code, named):
 def test_no_column_of_the_table_is_cut(tmp_path, capsys, monkeypatch):
     lost = {"seeds": 9, "difference": -1.0, "low": -2.0, "high": -0.5}
     worst = {"ef:5:peak": lost, "ef:15:peak": {**lost, "samples": 1.4}}
-    monkeypatch.setattr(prices, "read", lambda: {"strategies": worst})
+    monkeypatch.setattr(prices, "read_prices", lambda: {"strategies": worst})
     slow = {"backward": 30.0}
     RunBuilder(tmp_path / "20261120T120000Z-resnet50-4n", step=slow, steps=10).write()
     _, out, _ = plan(tmp_path, capsys, "--link", "100mbit", "--all")

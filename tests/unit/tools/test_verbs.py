@@ -127,7 +127,10 @@ def test_another_ansible_runs_what_talks_to_machines(checkout, core):
         (["train", "nodes=1"], "there is no variable nodes: did you mean NODES?"),
         (["status", "NODES=2"], "make status does not take NODES; it takes RUN JSON (make help"),
         (["train", "LR=0.1"], "LR=0.1 is an option of the trainer: ARGS='--lr 0.1'"),
-        (["train", "GPUS=2"], "GPUS=2: how many GPUs of a machine take part is said in the inv"),
+        (
+            ["train", "GPUS=2"],
+            "GPUS=2: the inventory sets how many GPUs a machine uses: write gpus=2",
+        ),
         (["train", "GPU=v100"], "make train does not take GPU;"),
         (["check", "LR=0.1"], "there is no variable LR"),
         (["runs", "RUN=x"], "make runs does not take RUN; it takes no variable (make help runs)."),

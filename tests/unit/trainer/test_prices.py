@@ -30,7 +30,7 @@ def test_a_label_follows_from_the_interval(price, label):
 
 
 def test_the_page_says_what_the_table_says():
-    told = {spec: AccuracyCost(**one) for spec, one in prices.read()["strategies"].items()}
+    told = {spec: AccuracyCost(**one) for spec, one in prices.read_prices()["strategies"].items()}
     assert all(strategies.parse(spec).spec == spec and told[spec].seeds for spec in told)
     labels = {spec: prices.label_of(strategies.parse(spec)) for spec in told}
     page = PAGE.read_text(encoding="utf-8").split("<!-- accuracy -->")[1].split("<!-- end")[0]
