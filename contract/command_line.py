@@ -75,6 +75,7 @@ def trainer_parser() -> Parser:
         epilog=EPILOG,
     )
     for name, row in ENTRIES.items():
+        # GROUPS has the first option of each group, and options are in the order of the fields.
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])
         default = "" if row.default in (None, False) else str(row.default).strip("()")
@@ -141,6 +142,7 @@ def read_config(path: str) -> Dict[str, Any]:
     if not isinstance(options, dict):
         raise UserError(f"--config {path}: expected lines like `epochs: 90`.")
     values = {}
+    # A value passes the same checks as a typed word, so it becomes such a word first.
     for key, value in options.items():
         name = str(key).replace("-", "_")
         if name not in ENTRIES:
@@ -192,7 +194,7 @@ def verb_words(
     if not {"-h", "--help"}.isdisjoint(typed[:end]):
         print(verbs.help_text(program, row))
         raise SystemExit(0)
-    parser = Parser(program, add_help=False)
+    parser = Parser(program, add_help=False)  # verbs.help_text replaced argparse's help above
     for name, option in row.variables.items():
         flag = f"--{name.lower()}"
         # A switch takes no value: the word after it may be a run's name.

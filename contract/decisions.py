@@ -156,6 +156,7 @@ def read_balance(typed: str, names: Sequence[str]) -> str | dict[str, int]:
             f"BALANCE={typed} has {len(weights)} numbers, and the run has {len(names)} machines: "
             "give one for each."
         )
+    # The pattern above also allows 0 and 9999999.
     if not all(1 <= weight <= LARGEST_WEIGHT for weight in weights):
         raise UserError(f"BALANCE={typed}: give numbers from 1 to {LARGEST_WEIGHT:,}.")
     return dict(zip(names, weights))
@@ -183,6 +184,7 @@ def choose_balance(measured: Measurements) -> Balance:
     # Each node's speed was measured while the other nodes of its machine were idle.
     if len(set(measured.hosts.values())) < len(names):
         return Balance(reason="equal batches: nodes of one machine share its speed")
+    # With the speed of one machine unknown, no proportion is.
     unknown = [name for name in names if name not in measured.speeds]
     if unknown:
         return Balance(

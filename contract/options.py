@@ -116,6 +116,7 @@ class Option:
 
     def read(self, name: str, typed: str) -> Any:
         """Return the value of what was typed for NAME or --name. Raises UserError."""
+        # Values are printed in lines and stored in files whose entries are lines.
         if any(letter < " " or letter == "\x7f" for letter in typed):
             raise UserError(
                 f"{name} contains a line break or another control character: leave it out."
@@ -141,6 +142,7 @@ class Option:
                 choice = self.choices[0]
             omission = ", or leave it out" if self.default is None else ""
             raise UserError(f"{shown}: choose {choice}{hint}{omission}.")
+        # NaN passes every comparison below.
         if isinstance(value, float) and not math.isfinite(value):
             raise UserError(f"{shown}: must be a number.")
         if isinstance(value, (int, float)) and not self.least <= value <= self.most:
@@ -217,6 +219,7 @@ RESULTS_FOLDER = "results"  # of a run, for these files
 class Options:
     """Hold the trainer's options."""
 
+    # One option a line: the table reads better than with one argument a line.
     # fmt: off
     # run
     config: Optional[str] = changeable(None, "YAML file with any of these options, or JSON of them")
@@ -384,7 +387,8 @@ class Options:
             strategies.parse(self.sync)
         if self.bce_threshold and self.loss != "bce":
             raise UserError(f"--bce_threshold is of --loss bce, and the loss is {self.loss}.")
-        self.model_arguments()
+        self.model_arguments()  # only for its error
+        # These write files, or look for files, in the output folder.
         writing = {
             "resume auto": self.resume == "auto",
             "checkpoint_every": self.checkpoint_every,

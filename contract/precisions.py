@@ -57,6 +57,7 @@ def resolve(
             if is_earlier:
                 remedy = f"the run keeps the precision it began with: leave {device.host} out"
             raise UserError(f"--precision {precision}: {reason}; {remedy}.")
+    # Without tensor cores, fp16 computes as slowly as fp32. The user may want it for its memory.
     slow = [device for device in devices if precision in FP16 and device.sm < VOLTA]
     return Level(
         precision, f"saves memory, not time, on {list_devices(slow)}" if slow else "as asked"
@@ -66,6 +67,7 @@ def resolve(
 def refuse_mixture(devices: Sequence[Device]) -> None:
     """Raise UserError if there are GPUs and CPUs. They communicate over different backends, and
     would wait for each other."""
+    # NCCL connects GPUs, and gloo connects CPUs.
     on_gpu = [device for device in devices if device.kind == "cuda"]
     on_cpu = [device for device in devices if device.kind == "cpu"]
     if on_gpu and on_cpu:

@@ -61,6 +61,7 @@ TASK_KEYS = {SGD: ("strategies", "fonts"), ADAM: ("adam", "adam_fonts")}
 def price_of(strategy: Strategy, family: str = SGD, task: int = 0) -> AccuracyCost:
     """Return the cost that was measured with exactly these arguments and this family of
     optimizers."""
+    # A figure says nothing about other levels, scales or optimizers, so there is no fallback.
     price = read_prices().get(TASK_KEYS[family][task], {}).get(strategy.of(family).spec)
     return AccuracyCost(**price) if price else AccuracyCost()
 
@@ -132,6 +133,7 @@ def is_acceptable(strategy: Strategy, family: str, steps: Optional[float] = None
     The measured runs must not be longer. `steps`: None if the number is unknown."""
     if strategy.exact:
         return True
+    # A run that is shorter than the measured ones may lose more.
     if label_of(strategy, family) != "safe":
         return False
     return steps is None or steps >= measured_steps()

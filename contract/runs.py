@@ -31,6 +31,7 @@ def folder_on_machine(node_dir: str, run: str) -> str:
 
 def short_name(model: str) -> str:
     """Return a model's name in the names of recipes: without the file or module of a function."""
+    # Of path/file.py:function, and of timm:NAME.
     return model.rpartition(":")[2]
 
 
@@ -162,6 +163,7 @@ def prediction_in(
             machines=tuple(document["machines"]),
         )
         measured_unix = float(document["measured_unix"])
+        # Older measurements may be of another driver, cable or torch.
         if not (still_applies(measured, planned, nodes) and is_fresh(measured_unix)):
             return None
         speeds = {

@@ -96,7 +96,7 @@ def steps_per_epoch(count: int, global_batch: int, minimum: int = SMALLEST) -> i
     """Return the number of steps for `count` samples. No step has more than `global_batch` or fewer
     than `minimum` samples. If both are impossible (3 samples, batches of 2), the minimum has
     priority."""
-    steps = -(-count // global_batch)
+    steps = -(-count // global_batch)  # rounded up
     return steps if count // steps >= minimum else max(1, count // minimum)
 
 
@@ -125,6 +125,7 @@ def split_batch(count: int, weights: Sequence[int], minimum: int = SMALLEST) -> 
     active = sorted(able, key=lambda rank: (-weights[rank], rank))[: count // minimum]
     if count and not active:
         raise ValueError(f"{count} samples cannot be split over {weights}, {minimum} each at least")
+    # Ranks that are not active keep 0 samples.
     sizes = [0] * len(weights)
     spare = count - minimum * len(active)
     excess = {rank: weights[rank] - minimum for rank in active}

@@ -144,7 +144,7 @@ class Strategy:
     def bytes_per_step(self, machines: int, payload: Payload, gpus: int = 1) -> float:
         """Return the bytes that each machine sends to other machines in a step. `gpus`: ranks per
         machine. (A ring over all ranks leaves each machine once, regardless of its ranks.)"""
-        if machines == 1:
+        if machines == 1:  # its ranks use the PCIe bus, not the network
             return 0.0
         return self.rule.sent(self, machines * (1 if self.rule.hierarchical else gpus), payload)
 
@@ -165,6 +165,7 @@ def _summed_in(width: Optional[int]) -> Callable[[Strategy, int, Payload], float
 
 def shard_size(values: float, world: int) -> int:
     """Return the number of values that each rank owns of a bucket of `values`, with padding."""
+    # Whole units, so that every rank packs whole bytes and whole blocks of scales.
     return math.ceil(values / world / UNIT) * UNIT
 
 
@@ -276,6 +277,7 @@ def parse(spec: str, by: str = "--sync") -> Strategy:
     if name not in RULES:
         raise UserError(f"{by} {spec}: choose one of {usages()}.")
     rule = RULES[name]
+    # Arguments with a default may be omitted. They come after the others.
     least = sum(argument.default is None for argument in rule.arguments)
     if not least <= len(words) <= len(rule.arguments):
         raise UserError(f"{by} {spec}: write {rule.usage}.")

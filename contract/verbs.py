@@ -59,6 +59,7 @@ VARIABLES: Dict[str, Option] = {
     "AGAIN": Option("1: also what passed before", type=switch),
     "DEVICE": Option("cpu: only what needs no GPU", ("cuda", "cpu")),
 }
+# Variables that several verbs take: what to train and where, and how a run starts.
 SUBJECT = "INVENTORY NODES DATA MODEL WEIGHTS BATCH EPOCHS PRECISION SYNC"
 START = "MAX_RESTARTS MIN_NODES BALANCE DETACH NOTIFY PORT QUEUE FORCE KEEP"
 # Your own script, instead of the trainer (docs/own-script.md).
@@ -205,6 +206,7 @@ VERBS: Dict[str, Verb] = {
 
 def nearest(word: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the name that the user probably meant, or ""."""
+    # Variables are upper case, options lower case; a user may mix them up.
     by_folded = {name.lower(): name for name in names}
     matches = difflib.get_close_matches(word.lower(), by_folded, n=1, cutoff=cutoff)
     return by_folded[matches[0]] if matches else ""
@@ -216,10 +218,10 @@ def refuse_variable(name: str, value: str, verb: str, variables: Mapping[str, Op
     if name == "GPUS":  # a variable of other launchers
         say = f"{name}={value}: the inventory sets how many GPUs a machine uses: write "
         say += f"gpus={value} in its line."
-    elif "ARGS" in variables and name.lower() in ENTRIES:
+    elif "ARGS" in variables and name.lower() in ENTRIES:  # a correct option in the wrong place
         words = shlex.quote(f"--{name.lower()} {value}")
         say = f"{name}={value} is an option of the trainer: ARGS={words}"
-    elif name in VARIABLES:
+    elif name in VARIABLES:  # of another verb
         names = " ".join(variables) or "no variable"
         say = f"make {verb} does not take {name}; it takes {names} (make help {verb})."
     elif suggestion:
