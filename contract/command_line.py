@@ -18,8 +18,8 @@ NEAR = 0.66
 TRAINER = "python -m trainer"
 EPILOG = (
     "Dashes and underscores in option names are equivalent. Exit codes: 0 done, 2 bad input, "
-    f"{STOPPED} stopped on request after saving, {OUT_OF_MEMORY} out of memory, {DIVERGED} the "
-    f"loss or the weights were no finite numbers any more, {DATA_LOST} the disk or file server of "
+    f"{STOPPED} stopped on request after saving, {OUT_OF_MEMORY} out of memory, {DIVERGED} "
+    f"the loss or the weights became infinite or NaN, {DATA_LOST} the disk or file server of "
     "the images failed."
 )
 # How --help shows the value of an option, by the option's type.
@@ -140,7 +140,7 @@ def read_config(path: str) -> Dict[str, Any]:
     """
     options = _load_config(path)
     if not isinstance(options, dict):
-        raise UserError(f"--config {path}: expected lines like `epochs: 90`.")
+        raise UserError(f"--config {path}: write lines such as `epochs: 90`.")
     values = {}
     # A value passes the same checks as a typed word, so it becomes such a word first.
     for key, value in options.items():
@@ -167,7 +167,7 @@ def _load_config(path: str) -> Any:
         try:
             return json.loads(path)
         except (RecursionError, ValueError) as error:
-            raise UserError(f"--config {path[:80]}: it is no JSON: {error}.") from None
+            raise UserError(f"--config {path[:80]} is not JSON: {error}.") from None
     # On a node, with its options in JSON, the trainer needs no YAML reader.
     from contract.text import SHORT, read_text, read_yaml
 
@@ -214,7 +214,7 @@ def verb_words(
             values[name.lower()] = row.variables[name].read(name, value)
     if unnamed and "ARGS" in row.variables:
         hint = "options of the trainer come after `--`"
-        raise UserError(f"{unnamed[0]!r} is no option: {hint}. See `{program} --help`.")
+        raise UserError(f"{unnamed[0]!r} is not an option: {hint}. See `{program} --help`.")
     unnamed += typed[end + 1 :]
     if not unnamed:
         return values
@@ -223,5 +223,5 @@ def verb_words(
     if lists:
         return {**values, lists[0]: [*values.get(lists[0], []), *unnamed]}
     if len(unnamed) > 1 or "run" in values or "RUN" not in row.variables:
-        raise UserError(f"{unnamed[-1]!r} is no option. See `{program} --help`.")
+        raise UserError(f"{unnamed[-1]!r} is not an option. See `{program} --help`.")
     return {**values, "run": unnamed[0]}

@@ -147,18 +147,18 @@ def read_balance(typed: str, names: Sequence[str]) -> str | dict[str, int]:
         return typed
     if not re.fullmatch(r"[0-9]{1,7}(:[0-9]{1,7})*", typed):
         raise UserError(
-            f"BALANCE={typed}: give {AUTO}, {OFF}, or a number for each machine, node 0 first, "
-            "like 3:2:2:1."
+            f"BALANCE={typed}: type {AUTO}, {OFF}, or a number for each machine, node 0 "
+            "first, such as 3:2:2:1."
         )
     weights = [int(number) for number in typed.split(":")]
     if len(weights) != len(names):
         raise UserError(
-            f"BALANCE={typed} has {len(weights)} numbers, and the run has {len(names)} machines: "
-            "give one for each."
+            f"BALANCE={typed} has {len(weights)} numbers, but the run has {len(names)} "
+            "machines: type one number for each machine."
         )
     # The pattern above also allows 0 and 9999999.
     if not all(1 <= weight <= LARGEST_WEIGHT for weight in weights):
-        raise UserError(f"BALANCE={typed}: give numbers from 1 to {LARGEST_WEIGHT:,}.")
+        raise UserError(f"BALANCE={typed}: type numbers from 1 to {LARGEST_WEIGHT:,}.")
     return dict(zip(names, weights))
 
 
@@ -183,13 +183,13 @@ def choose_balance(measured: Measurements) -> Balance:
         return Balance(earlier if len(set(earlier.values())) > 1 else {}, "as before")
     # Each node's speed was measured while the other nodes of its machine were idle.
     if len(set(measured.hosts.values())) < len(names):
-        return Balance(reason="equal batches: nodes of one machine share its speed")
+        return Balance(reason="equal batches: the nodes are on one machine")
     # With the speed of one machine unknown, no proportion is.
     unknown = [name for name in names if name not in measured.speeds]
     if unknown:
         return Balance(
-            reason=f"equal batches: neither `make plan` nor a run of the last {runs.DAYS} days has "
-            f"measured {', '.join(unknown)} with this model"
+            reason=f"equal batches: in the last {runs.DAYS} days, neither `make plan` nor a run "
+            f"has measured {', '.join(unknown)} with this model"
         )
     speeds = {name: measured.speeds[name] for name in names}
     fastest, slowest = max(names, key=speeds.__getitem__), min(names, key=speeds.__getitem__)
@@ -235,17 +235,17 @@ def choose_sync(
         return Choice(exact, "one machine waits for no other")
     speeds = prediction.speeds if prediction else {}
     if (exact, nodes) not in speeds:
-        return Choice(exact, f"exact, because there is no prediction of such a run: {measure}")
+        return Choice(exact, f"exact, because Tandem has no prediction for such a run: {measure}")
     spec, fastest = most_exact(speeds, nodes, family)
     if fastest == exact:  # then `spec` is exact, too
         whose = " with Adam" if family == prices.ADAM else ""
-        return Choice(exact, f"`make plan` predicts no faster strategy that is safe{whose}")
+        return Choice(exact, f"`make plan` predicts that no safe strategy{whose} is faster")
     figures = f"{speeds[spec, nodes]:.0f} images/s by `make plan`"
     for name in (fastest, exact):
         if name != spec:
             figures += f", {speeds[name, nodes]:.0f} with {name}"
     if spec != fastest:
-        return Choice(spec, f"the most exact of those that are nearly the fastest: {figures}")
+        return Choice(spec, f"the most exact strategy within 5 % of the fastest: {figures}")
     tasks = prices.tasks(strategies.parse(spec), family)
     return Choice(spec, f"{figures}; safe for accuracy on {tasks}")
 

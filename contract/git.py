@@ -64,7 +64,7 @@ def run(folder: Path, *words: str, online: bool = False) -> str:
     if process.returncode == 127:  # the shell did not find git
         raise UserError(MISSING)
     if process.returncode == -signal.SIGXCPU:
-        raise UserError(f"nothing: it has computed for {CPU_SECONDS} s")
+        raise UserError(f"no answer: it has computed for {CPU_SECONDS} s")
     if process.returncode:
         raise UserError(" ".join(os.fsdecode(error).split()) or "nothing")
     return os.fsdecode(output)  # names and contents may be of any encoding
@@ -88,7 +88,7 @@ def _wait(
             files = (Path(folder, name) for folder, _, names in os.walk(root) for name in names)
             pipes = (path for path in files if os.access(path, os.F_OK) and path.is_fifo())
             obstacle = next((f"the named pipe {path}" for path in pipes), "a file or its disk")
-            raise UserError(f"nothing: it waits for {obstacle}")
+            raise UserError(f"no answer: it waits for {obstacle}")
 
 
 def diff(folder: Path, *paths: str) -> str:
@@ -99,6 +99,6 @@ def diff(folder: Path, *paths: str) -> str:
         output = ""
     filters = [name for name in output.split("\0") if name]
     if any("=" in name for name in filters):
-        raise UserError("a filter has a name that -c cannot set")
+        raise UserError("git cannot switch off a filter, because of the filter's name")
     no_filters = [word for name in filters for word in ("-c", f"{name}=")]
     return run(folder, *no_filters, "diff", "--no-ext-diff", "--no-textconv", "HEAD", "--", *paths)

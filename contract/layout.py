@@ -200,29 +200,27 @@ def class_names(root: Path, split: str, content: Split) -> List[str]:
     if not folder.is_dir():
         for path in (root, folder):
             if not path.exists() and path.with_name(path.name + ".dvc").is_file():
-                raise LayoutError(f"{path} is not here; in its place is a pointer of {DVC}.")
+                raise LayoutError(f"{path} is missing: a pointer of {DVC} is in its place.")
         if not root.is_dir():
             raise LayoutError(f"there is no such folder; {LAYOUT}.")
         names_text = ", ".join(sorted(entry.name for entry in root.iterdir())[:5])
         reason = "it is an empty folder"
         if names_text:
-            reason = f"it has no folder {split}, but {names_text}"
+            reason = f"it has no folder {split}. It has {names_text}"
         raise LayoutError(f"{reason}; {LAYOUT}.")
     entries = [entry for entry in content.entries(str(folder)) if entry.name[0] != "."]
     # The link may be a whole class; a broken link within a class is only one image.
     for link in sorted(content.broken_links)[:1]:
-        raise LayoutError(f"{describe_link(link)}: repair it, or remove it if it is no class.")
+        raise LayoutError(f"{describe_link(link)}: repair it, or remove it if it is not a class.")
     names = sorted(entry.name for entry in entries if entry.is_dir())
     files = len(entries) - len(names)
     if not names:
-        texts = {0: "is empty", 1: "has one file and no class folders"}
-        text = texts.get(files, f"has {files} files and no class folders")
+        texts = {0: "is empty", 1: "has one file, but no class folders"}
+        text = texts.get(files, f"has {files} files, but no class folders")
         text += content.count_skipped() and f", but {content.count_skipped()}"
         raise LayoutError(f"{folder} {text}; {LAYOUT}.")
     if split == "train" and len(names) == 1:
-        raise LayoutError(
-            f"{folder} has one class, {names[0]}: to tell images apart takes two or more."
-        )
+        raise LayoutError(f"{folder} has one class, {names[0]}: a classifier needs two or more.")
     if files:
         content.skip("beside the classes", files)
     # Two such classes are usually one class, copied from two systems. Some users mean it.
@@ -231,7 +229,9 @@ def class_names(root: Path, split: str, content: Split) -> List[str]:
         twin = by_appearance.setdefault(_appearance(name), name)
         if twin != name:
             difference = _explain_difference(twin, name)
-            content.alike = f"{_quoted(twin)} and {_quoted(name)} are two classes: {difference}"
+            content.alike = (
+                f"{_quoted(twin)} and {_quoted(name)} are different classes: {difference}"
+            )
             break
     return names
 
@@ -337,13 +337,13 @@ def _appearance(name: str) -> str:
 def _explain_unknown_class(folder: Path, name: str, train_names: List[str]) -> str:
     """Return why a class that train lacks is an error. If the name of a class of train looks the
     same, add the command that renames the folder."""
-    text = f"{folder / name} is a class that {folder.parent / 'train'} lacks"
+    text = f"{folder / name} is a class, but {folder.parent / 'train'} does not have it"
     for train_name in train_names:
         if _appearance(train_name) == _appearance(name):
             difference = _explain_difference(name, train_name)
             quoted = shlex.quote(str(folder))
             return (
-                f"{text}, where it is {_quoted(train_name)}: {difference}. "
+                f"{text}. It has {_quoted(train_name)}: {difference}. "
                 f"`mv -T {quoted}/{_quoted(name)} {quoted}/{_quoted(train_name)}`"
             )
     return text + "."
@@ -351,12 +351,12 @@ def _explain_unknown_class(folder: Path, name: str, train_names: List[str]) -> s
 
 def _explain_difference(name: str, twin: str) -> str:
     if unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", twin):
-        return "one has its accents as characters of their own, as macOS writes them"
+        return "one stores accents as separate characters, as macOS does"
     if name.split() == twin.split():
         return "they differ in blanks"
     if name.casefold() == twin.casefold():
         return "they differ in capitals"
-    return "some of their characters only look the same"
+    return "some of their characters only look equal"
 
 
 def _quoted(name: str) -> str:
@@ -382,10 +382,11 @@ def read_data_sets(entries: List[Any]) -> List[Dict[str, str]]:
         name, kind = row.get("name"), row.get("kind")
         if set(row) != {"name", "kind"} or kind not in KINDS or not isinstance(name, str):
             raise LayoutError(
-                f"data_sets: {entry} is neither a name nor like {{name: coco, kind: {FILES}}}."
+                f"data_sets: {entry} is neither a name nor an entry such as "
+                f"{{name: coco, kind: {FILES}}}."
             )
         if not name or "/" in name or name in (".", "..") or not name.isprintable():
-            raise LayoutError(f"data_sets: {name!a} is no name of a folder in data/.")
+            raise LayoutError(f"data_sets: {name!a} cannot be the name of a folder in data/.")
         rows.append({"name": name, "kind": str(kind)})
     return rows
 

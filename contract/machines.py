@@ -16,6 +16,6 @@ def name_fault(name: str) -> str:
     if NAME.fullmatch(name):
         return ""
     return (
-        f"calls a machine {name[:80]!r}: names of files contain it, so write letters, digits, "
-        "dots, hyphens and colons, beginning with no dot."
+        f"has a machine {name[:80]!r}: file names contain the machine's name, so use only "
+        "letters, digits, dots, hyphens and colons, and do not start with a dot."
     )

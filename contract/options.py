@@ -54,7 +54,7 @@ def path_of(name: str, typed: str, path: Optional[str] = None) -> Path:
         return Path(typed if path is None else path).expanduser().resolve()
     except (OSError, RuntimeError, ValueError) as error:  # ~nobody, a circle of links, a NUL
         reason = str(error).rstrip(".")
-        raise UserError(f"{as_typed(name, typed)} is no path: {reason}.") from None
+        raise UserError(f"{as_typed(name, typed)} is not a path: {reason}.") from None
 
 
 # Types of options, in addition to str, float and Path. Each makes a value from a text, or raises
@@ -88,7 +88,7 @@ EXAMPLES: Dict[Any, Tuple[str, str]] = {
     float: ("a number", "0.5"),
     numbers: ("whole numbers with commas between", "3,5"),
     switch: ("on or off", "1"),
-    shlex.split: ("words with every quote closed", "'--lr 0.1'"),
+    shlex.split: ("text with every quote closed", "'--lr 0.1'"),
 }
 # The type of an option that is a field, by the field's annotation.
 TYPES: Dict[Any, Callable[[str], Any]] = {
@@ -119,7 +119,7 @@ class Option:
         # Values are printed in lines and stored in files whose entries are lines.
         if any(letter < " " or letter == "\x7f" for letter in typed):
             raise UserError(
-                f"{name} contains a line break or another control character: leave it out."
+                f"{name} contains a line break or another control character: remove it."
             )
         if self.type is Path:
             return str(path_of(name, typed))
@@ -128,7 +128,7 @@ class Option:
         except ValueError:
             description, example = EXAMPLES[self.type]
             raise UserError(
-                f"{as_typed(name, typed)} is not {description}: write it like "
+                f"{as_typed(name, typed)} is not {description}: write, for example, "
                 f"{as_typed(name, example)}."
             ) from None
 
@@ -231,9 +231,10 @@ class Options:
         "does, only in convolutions", ("auto", "on", "off"))
     device: str = changeable("auto", "device to compute on", ("auto", "cpu", "cuda"))
     trial: int = changeable(0,
-        "time steps for so many seconds and train nothing; without --data on noise of 1000 classes")
+        "time steps for this number of seconds and train nothing; without --data with noise "
+            "of 1000 classes")
     check: bool = changeable(False,
-        "find what would fail (model, weights) and train nothing; takes one process")
+        "check model and weights, and train nothing; needs one process")
     timeout: int = changeable(120, "seconds after which a silent peer ends the run", least=1)
     local_rank: Optional[int] = changeable(None, "set by torch.distributed.launch, not by people")
 
@@ -266,13 +267,13 @@ class Options:
         "prefix of the tensors to start from, if several networks of the file fit",
         make="WEIGHTS_PREFIX")
     freeze: Optional[str] = option(None,
-        "leave as it is: backbone (all but the head), or names of modules with commas between, "
-        "like conv1,bn1,layer[12]")
+        "do not train: backbone (all except the head), or names of modules with commas "
+            "between, such as conv1,bn1,layer[12]")
     head_lr: float = option(1.0, "factor of the learning rate of the head")
     channels_last: Optional[bool] = option(None,
         "use the memory format that tensor cores prefer; default: on CUDA in 16 bits, unless "
         "deterministic")
-    compile: bool = option(False, "compile the model by torch.compile, if this torch has it")
+    compile: bool = option(False, "compile the model with torch.compile, if this torch has it")
     checkpoint_activations: bool = changeable(False,
         "recompute activations in backward: less memory, a third slower")
 
@@ -285,7 +286,7 @@ class Options:
     accumulate: int = changeable(1, "split each rank's batch into this many micro-batches", least=1)
     auto_batch: bool = changeable(False, "find the largest micro-batch that fits, by trial")
     nonfinite_steps: int = changeable(3,
-        "end the run after so many steps in a row whose loss is not finite", least=1)
+        "end the run after this number of consecutive steps whose loss is not finite", least=1)
     skip_oom: bool = changeable(False, "skip a step that runs out of memory (one process only)")
     gpu0_batch: Optional[int] = changeable(None,
         "images for GPU 0 with balanced-dp; others share the rest", least=1)
@@ -314,15 +315,15 @@ class Options:
         "auto: crop photographs, shift small images; trivial: TrivialAugment",
         ("auto", "none", "shift", "crop", "trivial"))
     repeat_augment: int = option(1,
-        "times that an image is in an epoch, augmented differently, on several ranks if there are "
-        "enough; an epoch has as many images as before, so fewer different ones", least=1)
+        "number of times that an image is in an epoch, augmented differently, on several ranks if "
+        "possible; an epoch keeps its length, so it has fewer different images", least=1)
     random_erase: float = option(0.0, "probability of erasing a rectangle", most=1)
     loss: str = option("cross_entropy",
         "bce: binary cross-entropy, the mean of a yes or no to each class",
         ("cross_entropy", "bce"))
     bce_threshold: float = option(0.0,
-        "with bce, classes with more than this share of the target are a yes, others a no; 0: a "
-        "yes by their share", most=1)
+        "with bce, classes with more than this fraction of the target count as 1, and other "
+            "classes as 0; 0: use the fraction itself", most=1)
     label_smoothing: float = option(0.0, "fraction of the target spread over all classes", most=1)
     mixup: float = option(0.0, "alpha of mixup; 0: off")
     cutmix: float = option(0.0,
@@ -340,7 +341,7 @@ class Options:
     amp: str = changeable("auto",
         "what computes O0 to O3: NVIDIA's apex or torch; auto: apex if all ranks have it and its "
         "kernels", ("auto", "apex", "torch"))
-    emulate: bool = changeable(False, "allow bf16 on devices that only emulate it, slowly")
+    emulate: bool = changeable(False, "allow bf16 on devices that emulate it slowly")
     sync: str = option(strategies.EXACT,
         f"how ranks sum gradients: {strategies.usages()} (docs/slow-networks.md)", make="SYNC",
         make_help="how ranks sum: allreduce (default), auto, ef:5 ... (docs/slow-networks.md)")
@@ -386,7 +387,9 @@ class Options:
         if self.sync != strategies.AUTO:  # which the ranks resolve when they start
             strategies.parse(self.sync)
         if self.bce_threshold and self.loss != "bce":
-            raise UserError(f"--bce_threshold is of --loss bce, and the loss is {self.loss}.")
+            raise UserError(
+                f"--bce_threshold works only with --loss bce, but the loss is {self.loss}."
+            )
         self.model_arguments()  # only for its error
         # These write files, or look for files, in the output folder.
         writing = {
@@ -488,38 +491,40 @@ class Config:
     inventory: str = changeable(DEFAULT_INVENTORY, "the list of machines (default: inventory.ini)")
     nodes: Optional[int] = changeable(None, "the first N machines (default: all)", least=1)
     resume: Optional[str] = option(None,
-        "a run to continue, as it began (docs/launcher.md)", stored=False)
+        "a run to resume, with its options (docs/launcher.md)", stored=False)
     script: Optional[str] = option(None, 'your own: path/train.py, or "-m package.train" in FOLDER')
     folder: Optional[str] = option(None,
-        "what is sent of it (default: its checkout, or folder)", type=Path)
+        "the folder that is sent (default: its git checkout, or its folder)", type=Path)
     requirements: Optional[str] = option(None,
         "its packages (default: the requirements.txt next to it)", type=Path)
     precheck: Optional[str] = changeable(None,
         "a command that runs on node 0 before the ranks start; if it fails, nothing starts")
     output: Optional[str] = changeable(None,
-        "folders that it writes, which are brought here at the end")
-    resume_args: Optional[str] = changeable(None, "how it resumes, like '--resume {last}'")
+        "folders that it writes, which Tandem copies back at the end")
+    resume_args: Optional[str] = changeable(None, "how it resumes, such as '--resume {last}'")
     resume_from: Optional[str] = changeable(None,
-        "self: each machine from a file of its own, so that none goes to another machine",
+        "self: each machine resumes from its own file, and Tandem sends no file",
         ("self",))
     max_restarts: int = changeable(0, "attempts after the first (default: 0)")
     min_nodes: Optional[int] = changeable(None,
-        "so few machines suffice (default: all without an owner)")
-    balance: str = changeable("auto", "unlike machines: auto (by speed), off, or like 3:2:2:1")
+        "the smallest number of machines (default: all without owner=)")
+    balance: str = changeable("auto", "unequal machines: auto (by speed), off, or numbers such "
+        "as 3:2:2:1")
     detach: bool = option(False, "1: run in the background", stored=False)
     port: Optional[int] = changeable(None,
         "of the rendezvous on node 0 (default: a free one)", most=65535)
     queue: bool = changeable(False,
-        "1: ask busy machines again every 10 s until they are free; no order")
-    force: bool = changeable(False, "1: start even though something is wrong")
+        "1: wait until busy machines are free, and check every 10 s; there is no queue order")
+    force: bool = changeable(False, "1: start in spite of problems")
     keep: int = changeable(4096,
-        "the most MiB of a file that a machine sends (default: 4096)", least=1)
+        "the largest file that a machine sends back, in MiB (default: 4096)", least=1)
     notify: Optional[str] = changeable(None,
-        "a command on this machine at the run's end, like 'mail -s {run}:{status} anna' "
-        "(docs/launcher.md)", stored=False)
-    at: Optional[int] = changeable(None, "begin at this time of day, like 19:00", type=time_of_day)
+        "a command on the control node at the run's end, such as 'mail -s {run}:{status} "
+        "anna' (docs/launcher.md)", stored=False)
+    at: Optional[int] = changeable(None,
+        "start at this time of day, such as 19:00", type=time_of_day)
     until: Optional[int] = changeable(None,
-        "save and end at this time of day, like 07:30", type=time_of_day)
+        "save and end at this time of day, such as 07:30", type=time_of_day)
     # fmt: on
 
 

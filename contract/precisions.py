@@ -55,7 +55,7 @@ def resolve(
         if reason:
             remedy = f"use {best.name}" + (", or --emulate if you mean it" * (precision == "bf16"))
             if is_earlier:
-                remedy = f"the run keeps the precision it began with: leave {device.host} out"
+                remedy = f"the run keeps its first precision: omit {device.host}"
             raise UserError(f"--precision {precision}: {reason}; {remedy}.")
     # Without tensor cores, fp16 computes as slowly as fp32. The user may want it for its memory.
     slow = [device for device in devices if precision in FP16 and device.sm < VOLTA]
@@ -72,9 +72,9 @@ def refuse_mixture(devices: Sequence[Device]) -> None:
     on_cpu = [device for device in devices if device.kind == "cpu"]
     if on_gpu and on_cpu:
         raise UserError(
-            "GPUs and CPUs cannot train together: "
-            f"{list_devices(on_gpu)} and {list_devices(on_cpu)}: leave "
-            "one kind out, or let all compute on their CPUs with --device cpu."
+            f"GPUs and CPUs cannot train together: {list_devices(on_gpu)} and "
+            f"{list_devices(on_cpu)}: omit one kind of machine, or use all CPUs with --device "
+            "cpu."
         )
 
 
@@ -101,11 +101,14 @@ def explain_lack(device: Device, level: str, emulate: bool) -> Optional[str]:
         if level in FP16:
             return f"it computes in fp16 on GPUs, and {device} computes in fp32"
         if level == "bf16" and not device.bf16 and not emulate:
-            return f"{device} has neither AVX512_BF16 nor AMX, and emulates it many times slower"
+            return (
+                f"{device} has neither AVX512_BF16 nor AMX, so it emulates bf16, which is many "
+                "times slower"
+            )
     elif level == "bf16" and not torch_has_bf16(device):
         return explain_torch_without_bf16(device)
     elif level == "bf16" and not has_bf16(device) and not emulate:
-        return f"{device} does not have it in hardware, and emulates it slowly"
+        return f"{device} does not have it in hardware, so it emulates it slowly"
     return None
 
 

@@ -98,7 +98,7 @@ def with_sgd(strategy: Strategy) -> str:
     glyphs = price_of(strategy)
     price = deciding_task(glyphs, price_of(strategy, task=1))
     if not price.seeds:
-        return "what it costs in accuracy was not measured"
+        return "its accuracy was not measured"
     interval = "" if price.low is None else f" ({price.low:+.2f} to {price.high:+.2f})"
     task = "" if price is glyphs else " on a second task"
     points = (
@@ -123,8 +123,8 @@ def caveats(strategy: Strategy, family: str, steps: float) -> List[str]:
     if label == "exact" or steps >= measured_steps():
         return []
     return [
-        f"{name}: what it costs in accuracy was measured over {measured_steps():,} steps; "
-        f"this run has {steps:,.0f}, and a shorter one may lose more (docs/slow-networks.md)"
+        f"{name}: its accuracy was measured over {measured_steps():,} steps; this run has "
+        f"only {steps:,.0f} and may lose more (docs/slow-networks.md)"
     ]
 
 

@@ -55,8 +55,8 @@ def node_batches(
         return [per_node] * len(ranks_of_nodes)
     if len(weights) != len(ranks_of_nodes) or min(weights) < 1:
         raise UserError(
-            f"--balance {','.join(map(str, weights))}: give one number from 1 for each of the "
-            f"{len(ranks_of_nodes)} nodes."
+            f"--balance {','.join(map(str, weights))}: type one positive number for each of "
+            f"the {len(ranks_of_nodes)} nodes."
         )
     # Nodes whose proportion is below their floor get the floor. That leaves less for the remaining
     # nodes, of which another one may then be below its floor.
@@ -124,7 +124,9 @@ def split_batch(count: int, weights: Sequence[int], minimum: int = SMALLEST) -> 
     able = [rank for rank, weight in enumerate(weights) if weight >= minimum]
     active = sorted(able, key=lambda rank: (-weights[rank], rank))[: count // minimum]
     if count and not active:
-        raise ValueError(f"{count} samples cannot be split over {weights}, {minimum} each at least")
+        raise ValueError(
+            f"{count} samples cannot be split in the ratio {weights} with at least {minimum} each"
+        )
     # Ranks that are not active keep 0 samples.
     sizes = [0] * len(weights)
     spare = count - minimum * len(active)

@@ -27,7 +27,7 @@ def test_a_source_without_images_in_train_and_val_is_named(tmp_path):
     assert "there is no such folder" in data_set.examine(tmp_path / "away", IMAGES)[0]
     assert "it is an empty folder" in data_set.examine(tmp_path, IMAGES)[0]
     for images, said in (
-        (["val/"], "it has no folder train, but val"),
+        (["val/"], "it has no folder train. It has val"),
         (["train/"], "train is empty"),
         (["train/cat/1.jpg", "val/cat/readme.txt"], "train has one class, cat"),
         (["train/dog/1.jpg", "val/dog/1.jpg"], "val/cat has no images"),

@@ -76,7 +76,7 @@ def test_links_are_followed_and_those_that_lead_nowhere_are_no_images(tmp_path):
         ("Tabby", "tabby", "capitals"),
         ("it's \u00e9", "it's e\u0301", "accents"),
         ("a\u00a0b", "a b", "blanks"),
-        ("\uff21b", "Ab", "look the same"),
+        ("\uff21b", "Ab", "look equal"),
     ],
 )
 def test_a_class_whose_name_only_looks_the_same_is_said_with_its_cure(tmp_path, train, val, differ):
@@ -92,7 +92,7 @@ def test_a_class_whose_name_only_looks_the_same_is_said_with_its_cure(tmp_path, 
 def test_two_classes_that_look_the_same_are_said(tmp_path):
     write(tmp_path, *USUAL, "train/Cat/0.jpg")
     note = read_split(tmp_path, "train").note("train")
-    assert note == "Cat and cat are two classes: they differ in capitals"
+    assert note == "Cat and cat are different classes: they differ in capitals"
 
 
 def test_names_that_are_quoted_are_read_by_bash(tmp_path):

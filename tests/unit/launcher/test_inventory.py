@@ -124,7 +124,7 @@ def test_a_list_that_cannot_be_read_is_refused(tmp_path, capsys):
     [
         ({"pc1": {"owners": "yields"}}, "pc1: in"),
         ({}, "has no hosts in group [cluster]"),
-        ({"../x": {}}, "calls a machine '../x': names of files contain it"),
+        ({"../x": {}}, "has a machine '../x': file names contain the machine's name"),
     ],
 )
 def test_a_list_with_which_ansible_would_do_nothing_is_refused(listed, capsys, machines, said):
@@ -267,7 +267,7 @@ def test_without_make_a_path_is_no_machine(tmp_path, program):
     else:
         done = ansible(tmp_path / "play.yml", "-e", f"folder={tmp_path}/folder", *words)
     assert done.returncode != 0
-    assert "calls a machine '../x': names of files contain it" in done.stderr
+    assert "has a machine '../x': file names contain the machine's name" in done.stderr
     assert not (tmp_path / "x").exists() and "Traceback" not in done.stderr
 
 

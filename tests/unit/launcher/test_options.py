@@ -26,7 +26,7 @@ def told(capsys, *words):
     ("words", "sentence"),
     [
         (["train", "--nodez", "3"], "tandem: unknown option --nodez. Did you mean --nodes?\n"),
-        (["train", "--nodes", "three"], "--nodes three is not a whole number: write it like"),
+        (["train", "--nodes", "three"], "--nodes three is not a whole number: write, for example,"),
         (["train", "--", "--epoch", "3"], "unknown option --epoch. Did you mean --epochs?"),
         (["train", "--", "--max_steps", "3"], "--max_steps. See `python -m trainer --help`."),
         (["train", "resnet50"], "options of the trainer come after `--`"),

@@ -135,12 +135,15 @@ def test_another_ansible_runs_what_talks_to_machines(checkout, core):
         (["check", "LR=0.1"], "there is no variable LR"),
         (["runs", "RUN=x"], "make runs does not take RUN; it takes no variable (make help runs)."),
         (["trian"], "there is no verb trian: did you mean train?"),
-        (["plan", "NODES=x"], "NODES=x is not a whole number: write it like NODES=4."),
-        (["train", "FORCE=perhaps"], "FORCE=perhaps is not on or off: write it like FORCE=1."),
+        (["plan", "NODES=x"], "NODES=x is not a whole number: write, for example, NODES=4."),
+        (
+            ["train", "FORCE=perhaps"],
+            "FORCE=perhaps is not on or off: write, for example, FORCE=1.",
+        ),
         (["check", "CORE=2.17"], "CORE=2.17: choose one of 2.16, 2.21, or leave it out."),
         (["train", "EPOCHS=0"], "EPOCHS=0: must be at least 1."),
         (["env", "status", "NODES=2"], "make status does not take NODES"),
-        (["train", "ARGS=--name 'a"], "ARGS=--name 'a is not words with every quote closed:"),
+        (["train", "ARGS=--name 'a"], "ARGS=--name 'a is not text with every quote closed:"),
         (["train", "MODEL=a\n#SBATCH x"], "MODEL contains a line break or another control"),
     ],
 )

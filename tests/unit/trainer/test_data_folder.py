@@ -50,7 +50,7 @@ def test_classes_paths_and_targets_are_sorted(root):
     make(root / "train/bee/0.png")
     assert ImageFolder(root, "val", Options()).targets == [0, 0, 0, 2, 2, 2]
     make(root / "val/dog/0.png")
-    with pytest.raises(UserError, match=r"val/dog is a class that .*train lacks"):
+    with pytest.raises(UserError, match=r"val/dog is a class, but .*train does not have it"):
         ImageFolder(root, "val", Options())
 
 
@@ -73,10 +73,10 @@ def test_a_folder_without_permission_is_named(root, monkeypatch):
 def test_a_folder_without_classes_or_with_one_is_explained(root):
     """What else is wrong: tests/unit/launcher/test_probe.py."""
     flat = make(root / "flat/train/0.png").parents[1]
-    with pytest.raises(UserError, match="one file and no class folders"):
+    with pytest.raises(UserError, match="one file, but no class folders"):
         ImageFolder(flat, "train", Options())
     shutil.rmtree(root / "train/ant")
-    with pytest.raises(UserError, match="has one class, cat: to tell"):
+    with pytest.raises(UserError, match="has one class, cat: a classifier"):
         ImageFolder(root, "train", Options())
 
 

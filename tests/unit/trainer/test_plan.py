@@ -148,7 +148,7 @@ def test_nodes_share_a_batch_by_their_weights():
     places = [(0, 0), (1, 0), (1, 1)]
     assert rank_batches(16, places, [1, 3]) == (8, 12, 12)
     for wrong in ([1], [1, 0], [1, 1, 1]):
-        with pytest.raises(UserError, match="one number from 1 for each of the 2 nodes"):
+        with pytest.raises(UserError, match="one positive number for each of the 2 nodes"):
             node_batches(8, [1, 1], wrong)
 
 
