@@ -46,7 +46,7 @@ def level(key: str) -> Read:
 
 def rate(key: str, factor: float = 1.0) -> Read:
     """Read a value that is recorded as a rate since the line before."""
-    return lambda i: Ratio(i.end.get(key, 0.0) * factor * i.seconds)
+    return lambda i: Ratio(i.end[key] * factor * i.seconds) if key in i.end else None
 
 
 def growth(*keys: str) -> Read:
@@ -262,6 +262,7 @@ DISK_FREE = Figure(
     priority=4,
     limit=Limit("{} free on its disk: remove old runs there", below=5e9),
 )
+DISKS = Figure("disks", level("disks"), COUNT)  # how many did something
 
 DISK_READ = Figure(
     "disk_read",
@@ -332,7 +333,7 @@ SHARE_READ = Figure("share_read", growth("read_bytes"), BYTES_PER_SECOND)
 FIGURES: dict[str, tuple[Figure, ...]] = {
     MACHINE: (
         *(CORES, CPU, RANKS_CPU, QUEUED, WAITED, LOADERS_BUSY, MEMORY_TOTAL, MEMORY, SWAP),
-        *(SWAPPED, SWAPPED_IN, MEMORY_PRESSURE, TEMPERATURE, DISK_FREE),
+        *(SWAPPED, SWAPPED_IN, MEMORY_PRESSURE, TEMPERATURE, DISK_FREE, DISKS),
     ),
     DISK: (DISK_READ, DISK_WRITTEN, DISK_BUSY, DISK_REQUEST),
     INTERFACE: (SENT, RECEIVED, RETRANSMITS, DROPPED),
@@ -355,7 +356,10 @@ class Sample:
 
 def sample_of(line: Entry) -> Sample:
     """Take the numbers from a line of a machine's records."""
-    things: dict[Thing, Values] = {(MACHINE, ""): numbers(line)}
+    disks = line.get("disks")
+    # A disk without any requests is not recorded, but an empty list shows that all were idle.
+    counted = {"disks": float(len(disks))} if isinstance(disks, dict) else {}
+    things: dict[Thing, Values] = {(MACHINE, ""): {**numbers(line), **counted}}
     if isinstance(interface := line.get("card"), dict):
         things[INTERFACE, ""] = numbers(interface)
     for kind, key in ((DISK, "disks"), (SHARE, "mounts")):

@@ -26,14 +26,10 @@ def loss(value: float) -> str:
 def columns_of(shown: Sequence[Figure]) -> list[Column]:
     """Return the columns of figures in the report."""
     return [
-        Column(heading, partial(figure_cell, figure, which))
+        Column(heading, partial(Usage.words, figure=figure, which=which))
         for figure in shown
         for which, heading in (figure.report or {}).items()
     ]
-
-
-def figure_cell(figure: Figure, which: str, use: Usage) -> str:
-    return use.words(figure, which) if use.knows(figure) else view.UNKNOWN
 
 
 def columns_around(kind: str, after: Figure, *extra: Column) -> list[Column]:

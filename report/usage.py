@@ -16,6 +16,7 @@ from report import figures
 from report.figures import DISK, FIGURES, GPU, INTERFACE, MACHINE, MEAN, SHARE, Figure, Ratio, Thing
 from report.files import Entry, natural
 from report.read import RankRecord, RunRecord
+from report.view import UNKNOWN
 from report.windows import Points, Series, Window, loop_windows, within
 
 
@@ -43,7 +44,8 @@ class Sum:
 @dataclass(frozen=True)
 class Usage:
     """The figures of one thing in the loop of one attempt: of a machine, or of one of its disks,
-    network interfaces, GPUs or shares. Figures that were not recorded are 0."""
+    network interfaces, GPUs or shares. `mean` and `maximum` of a figure that was not recorded are
+    0, and its `words` are UNKNOWN."""
 
     host: str
     attempt: int
@@ -64,7 +66,9 @@ class Usage:
 
     def words(self, figure: Figure, which: str = MEAN) -> str:
         """Write the figure's MEAN, MOST, LEAST or TOTAL with its unit."""
-        sums = self.sums.get(figure, Sum())
+        if not self.knows(figure):
+            return UNKNOWN
+        sums = self.sums[figure]
         values = {
             MEAN: self.mean(figure),
             figures.MOST: sums.maximum,

@@ -184,8 +184,11 @@ class Sampler:
         ranks = {}
         for rank, schedule in self.schedules.items():
             schedule.look()
-            times = {name: round(getattr(schedule, name), 3) for name in RANK_TIMES}
-            ranks[str(rank)] = dict(times, state=schedule.state())
+            ranks[str(rank)] = {"state": schedule.state()}
+            # Without /proc/<pid>/task/*/schedstat these times are unknown, which is not 0.
+            if schedule.threads:
+                times = {name: round(getattr(schedule, name), 3) for name in RANK_TIMES}
+                ranks[str(rank)].update(times)
         finished = {"finished": self.finished} if self.finished else {}
         return dict(self.signs, ranks=ranks, **finished) if ranks else finished
 
@@ -216,8 +219,10 @@ class Sampler:
             before = counters_before.get(name)
             if before is not None and (name == self.data_disk or figures != before):
                 rates[name] = counters.disk_rates(before, figures, passed)
-        data_disk = {} if self.data_disk is None else {"data_disk": self.data_disk}
-        return dict(data_disk, disks=rates)
+        line = {} if self.data_disk is None else {"data_disk": self.data_disk}
+        if self.disks[1]:  # without /proc/diskstats it is unknown whether a disk was busy
+            line["disks"] = rates
+        return line
 
     def mounts(self):
         """Return the bytes read from each NFS and SMB mount."""

@@ -7,6 +7,7 @@ find of one another test_mesh.py there.
 import dataclasses
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -228,3 +229,21 @@ def test_what_this_machine_may_not_have_keeps_it_too(monkeypatch):
 )
 def test_what_is_written_is_what_is_read(made, lost_of):
     assert lost_of(made) == set()
+
+
+@pytest.mark.parametrize(
+    ("hidden", "place", "field"), [("schedstat", "ranks", "ran"), ("/proc/diskstats", "", "disks")]
+)
+def test_what_the_kernel_does_not_say_is_absent_and_not_0(monkeypatch, hidden, place, field):
+    def known(path):
+        return read_text(path)
+
+    def unknown(path):
+        return "" if str(path).endswith(hidden) else read_text(path)
+
+    read_text = records.read_text
+    for reader, is_known in ((known, True), (unknown, False)):
+        monkeypatch.setattr(records, "read_text", reader)
+        sampler = records.Sampler(interface="lo", pids=lambda: {0: os.getpid()})
+        line = [sampler.sample() for _ in range(2)][1]
+        assert (field in (line[place]["0"] if place else line)) == is_known
