@@ -250,6 +250,13 @@ class RunEnd(Lenient):
     )
 
 
+class EarlierSummary(Lenient):
+    """summary.json of a run whose advice a later one may have followed."""
+
+    images_per_second: Positive | None = None
+    advice: Annotated[list[dict[Name, Plain]], Meta(max_length=100)] = field(default_factory=list)
+
+
 class Instructions(Lenient):
     onednn_limit: Text | None = None
 

@@ -69,6 +69,8 @@ def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
         values.update(dataclasses.asdict(plain), as_of_seconds_ago=age)
         del values["judgement"]
         values["bottleneck"] = progress.cause
+        second = progress.judgement and progress.judgement.runner_up
+        values["runner_up"] = second and second._asdict()
         if not is_running:  # these only mean something while it trains
             values.update(dict.fromkeys(("hang", "left", "recent_images_per_second")))
         values["machines"] = [

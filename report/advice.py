@@ -2,7 +2,7 @@
 
 All predictions use one model: a step is the sum of its parts (Situation), each remedy changes one
 part, and remedies of different parts add up. Nothing is predicted that the run did not measure.
-bench/verdict/README.md explains the formulas (formulas.py).
+bench/verdict.md explains the formulas (formulas.py).
 """
 
 from __future__ import annotations

@@ -13,10 +13,11 @@ from report import measure, progress
 from report.accounting import Accounting, account, attempt_numbers
 from report.advice import NONE, Advice, Remedy, advise
 from report.bottleneck import find_bottleneck
+from report.coverage import add_basis
 from report.files import Entry, last_of
 from report.measure import Step
 from report.read import RunRecord, read_run
-from report.rerun import TooShort, too_short, train_line
+from report.rerun import TooShort, advised_lines, too_short, tried_advice
 from report.usage import MemoryUsage, ResourceUsage, Usage, gpu_joules, memory_usage, usage_of
 from report.verdict import UNTIMED, Verdict, explain, headline_of
 
@@ -70,8 +71,14 @@ def analyse(folder: Path) -> Analysis:
     cause = "none" if short else find_bottleneck(step, evidence)
     advice = NONE if short else advise(step, cause, start, evidence, run.plan.options or {})
     remedies = filter(None, (*advice.remedies, advice.combined))
+    verdict = UNTIMED if run.untimed else None if short else explain(cause, step, evidence)
+    summary |= dict.fromkeys(("bottleneck_fraction", "runner_up", "undecided", "coverage"))
+    if verdict and step:
+        verdict, basis = add_basis(verdict, run, step, evidence, cause)
+        summary |= basis
     summary["bottleneck"] = cause
     summary["advice"] = [remedy_entry(run, remedy) for remedy in remedies]
+    summary["tried"] = None if short else tried_advice(run, summary["images_per_second"])
     summary["predicted"] = to_builtins(start.decided.predicted)  # by `make plan`
     # Energy and images of all attempts, since an earlier one may have trained most epochs.
     joules, images = gpu_joules(run, uses.gpus), measure.training_totals(run.ranks).images
@@ -86,7 +93,7 @@ def analyse(folder: Path) -> Analysis:
         start=start,
         accounting=accounting,
         step=step,
-        verdict=UNTIMED if run.untimed else None if short else explain(cause, step, evidence),
+        verdict=verdict,
         failure=failure,
         to_resume=newest.to_resume if failure else None,
         silent_ranks=newest.silent_ranks if summary["status"] != "finished" else [],
@@ -105,12 +112,12 @@ def analyse(folder: Path) -> Analysis:
 
 def remedy_entry(run: RunRecord, remedy: Remedy) -> Entry:
     """Return a remedy as it is in summary.json."""
-    typed = remedy.words or remedy.args
-    line = train_line(run, remedy.words, [*run.plan.trainer_words, *remedy.args]) if typed else None
+    line, trial = advised_lines(run, remedy.words, remedy.args)
     return {
         "change": remedy.change,
         "predicted_images_per_second": round(remedy.predicted, 1),
         "command": line,
+        "trial": None if remedy.money else trial,
         "costs_money": remedy.money,
     }
 

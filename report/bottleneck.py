@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from contract.records import COMPUTE, of_kind
 from report import figures
 from report.measure import Step, slowest
 from report.usage import DiskUsage, NetworkUsage, ResourceUsage, Usage
@@ -47,24 +48,44 @@ def step_shares(step: Step) -> dict[str, float]:
 
 def find_bottleneck(step: Step | None, evidence: ResourceUsage) -> str:
     """Return the value of `bottleneck` in summary.json."""
-    # `none` means that no step was measured, or that several causes share the time. If it is known
-    # what a wait is caused by, that cause is returned instead of the wait.
+    # `unknown` means that no step was measured, `none` that several causes share the time.
     if step is None:
-        return "none"
+        return "unknown"
     # Swapping slows down any part of a step, so it comes first.
     if swapping_machines(evidence):
         return "memory_pressure"
     slower = has_straggler(step)
     crowded = most_oversubscribed(evidence) is not None
     cause = find_cause(step_shares(step), slower, step.late_by, crowded, step.one_machine)
-    if cause == "data":
-        return data_cause(evidence, late_hosts(step))
+    return cause_of(cause, step, evidence) if cause else "none"
+
+
+def cause_of(wait: str, step: Step, evidence: ResourceUsage) -> str:
+    """Return the cause of a wait of `step_shares`, if it is known, else the wait."""
+    slower = has_straggler(step)
     # Without one slow rank the ranks take turns, and no machine is the cause.
-    if cause == "straggler" and slower:
+    if wait == "straggler" and slower:
         return straggler_cause(step, evidence)
-    if cause == "network" and find_slow_link(evidence.networks):
+    if wait == "data" or (wait == "straggler" and step.late_by == "data"):
+        return data_cause(evidence, late_hosts(step))
+    if wait == "network" and find_slow_link(evidence.networks):
         return "slow_link"
-    return cause or "none"
+    return wait
+
+
+def last_rank_causes(step: Step, evidence: ResourceUsage) -> dict[str, tuple[str, float]]:
+    """Return the waits, and the computing, of the last rank of a step: their cause and seconds. The
+    delay of one slow rank is separate from the computing of all."""
+    spent, slow, computing = step.last_rank, slowest(step), of_kind(COMPUTE)
+    compute = sum(spent[name] for name in computing)
+    late = slow.is_straggler and slow_category(step) in computing
+    delay = min(compute, slow.delay) if late else 0.0
+    parts = {"data": spent["data"], "h2d": spent["h2d"], "network": spent["sync_exposed"]}
+    parts |= {"straggler": delay, "rank_work": spent["other"], "compute": compute - delay}
+    causes = {wait: cause_of(wait, step, evidence) for wait in parts}
+    if most_oversubscribed(evidence):
+        causes["compute"] = "cpu_oversubscribed"
+    return {wait: (causes[wait], value) for wait, value in parts.items()}
 
 
 def most_oversubscribed(evidence: ResourceUsage) -> Usage | None:

@@ -19,14 +19,18 @@ class NothingMeasured(UserError):
 LATEST = re.compile(r"latest~([0-9]{1,4})")
 
 
+def newest_first(runs: Path) -> list[Path]:
+    """Return the folders of all runs, the newest first."""
+    # The names begin with the time, so that their order is that of the runs.
+    return sorted((path.parent for path in runs.glob("*Z-*/plan.json")), reverse=True)
+
+
 def find_run(name: str) -> Path:
     """Return the folder of a run. Raises UserError. `name` is the folder's path, the path of a file
     in it, or a name under runs/; latest~1 is the run before the newest."""
     if match := LATEST.fullmatch(name):
         runs_back = int(match[1])
-        # The names begin with the time, so that their order is that of the runs.
-        plans = Path(RUNS).glob("*Z-*/plan.json")
-        folders = sorted((path.parent for path in plans), reverse=True)
+        folders = newest_first(Path(RUNS))
         if runs_back >= len(folders):
             raise UserError(
                 f"latest~{runs_back}: there are {pluralize(len(folders), 'run')}: `make runs` "

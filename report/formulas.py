@@ -1,4 +1,4 @@
-"""The formulas of all predictions, with their sources; bench/verdict/README.md explains them.
+"""The formulas of all predictions, with their sources; bench/verdict.md explains them.
 
 Units: bytes, seconds, bytes per second; `gpus` is the number of ranks on each machine.
 """

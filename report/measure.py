@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from operator import sub
+from operator import add, sub
 from typing import Any, NamedTuple
 
 from boundary.run_files import PlannedProgram, RankStart
@@ -19,7 +19,7 @@ from report import formulas
 from report.figures import SENT
 from report.read import BETWEEN, RankRecord, RunRecord
 from report.usage import NetworkUsage
-from report.wait_rules import OWN_WORK, SLOWER, WAIT
+from report.wait_rules import OWN_WORK, SLOWER
 
 # A verdict needs LEAST_STEPS measured steps whose halves agree: before, the device, caches and
 # connections may be warming up. In SETTLED_STEPS a warm-up weighs little, so steps that still
@@ -82,6 +82,8 @@ class Step:
     rank_work: float = 0.0
     epochs_begun: int = 0  # after the first one
     late_by: str = ""  # the category by which the last rank of a step is late, whichever it is
+    # Seconds of a step of that rank by category: its work, and the wait of even that rank.
+    last_rank: dict[str, float] = field(default_factory=dict)
     # Seconds of the shortest stall for saving; the first one, for example, waits for no other file.
     least_save: float = math.inf
     measured_steps: int = 0  # these figures are their mean
@@ -229,14 +231,13 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
     warm = max(map(warm_steps, records))
     if warm and not later:
         pending, strategy = strategy, parse(EXACT)
-    # The network's part: over the pieces of the loop, the least wait among the ranks.
-    least_wait = steps = 0.0
-    for piece in joint_pieces(records, later, ["sync_exposed"]):
-        least_wait, steps = least_wait + min(piece.ranks)[0], steps + piece.steps
-    if steps:
-        network = least_wait / steps
-    else:  # no lines of all ranks end at the same step
+    # The network's part: over the pieces of the loop, the wait of the last rank.
+    last = last_rank(records, later)
+    # Without pieces, no lines of all ranks end at the same step.
+    network = last.get("sync_exposed")
+    if network is None:
         network = min(steady_seconds(r, later).get("sync_exposed", 0.0) for r in records)
+    late_by = max(OWN_WORK, key=lambda name: last.get(name, 0.0) - mean[name])
     # Charged waits were subtracted from the mean, but not from the pieces.
     network = min(network, mean["sync_exposed"])
     peers = mean["sync_exposed"] - network
@@ -270,7 +271,8 @@ def step_of_ranks(records: list[RankRecord], program: PlannedProgram) -> Step:
         between=between,
         rank_work=epoch_waits.worked_alone / min(counts),
         epochs_begun=max(record.epochs_begun for record in records),
-        late_by=late_by(records, later) if peers >= WAIT * sum(mean.values()) else "",
+        late_by=late_by if last.get(late_by, 0.0) > mean[late_by] else "",
+        last_rank=last,
         least_save=min((stall for stall in saves if stall > 0), default=math.inf),
         measured_steps=min(counts),
         halves=halves.seconds,
@@ -448,18 +450,15 @@ def waits_between(records: Sequence[RankRecord], later: bool = False) -> EpochWa
     return EpochWaits(waits, worked_alone)
 
 
-def late_by(records: list[RankRecord], later: bool) -> str:
-    """Return the category of work by which the last rank of a step exceeds the mean of all."""
-    # The last rank is the one that waits least, in each piece another one. "" if no category
-    # exceeds.
-    excess = dict.fromkeys(OWN_WORK, 0.0)
-    for piece in joint_pieces(records, later, ["sync_exposed", *OWN_WORK]):
-        last_rank = min(piece.ranks)
-        means = [sum(column) / len(piece.ranks) for column in zip(*piece.ranks)]
-        for category, spent, mean in zip(OWN_WORK, last_rank[1:], means[1:]):
-            excess[category] += spent - mean
-    largest = max(excess, key=lambda category: excess[category])
-    return largest if excess[largest] > 0 else ""
+def last_rank(records: list[RankRecord], later: bool) -> dict[str, float]:
+    """Return the mean seconds of a step of its last rank by category; {} without common pieces."""
+    # The last rank is the one that waits least, in each piece another one, so its seconds add up to
+    # those of the step.
+    categories = ["sync_exposed", *OWN_WORK]
+    spent, steps = [0.0] * len(categories), 0.0
+    for piece in joint_pieces(records, later, categories):
+        spent, steps = [*map(add, spent, min(piece.ranks))], steps + piece.steps
+    return {name: value / steps for name, value in zip(categories, spent) if steps}
 
 
 def images_of(record: RankRecord) -> float:

@@ -1,4 +1,5 @@
-"""Write the command line of a run, of a changed run, and of one that is long enough to judge."""
+"""Write the command line of a run, of a changed run, of one that is long enough to judge, and of a
+trial of an advice; find what an earlier advice brought."""
 
 from __future__ import annotations
 
@@ -7,8 +8,12 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from boundary.run_files import EarlierSummary
+from boundary.schema import convert_what_fits
 from contract import verbs
 from contract.options import DEFAULT_INVENTORY
+from report.cli import newest_first
+from report.files import Entry, number, read_object
 from report.measure import SETTLED_STEPS, Step
 from report.read import RunRecord
 
@@ -38,6 +43,52 @@ def train_line(
     typed.update(words or {})
     typed["ARGS"] = shlex.join(run.plan.trainer_words if args is None else args)
     return verbs.line("train", **typed)
+
+
+# The trainer's options of a trial: steps for so many seconds, without saving or evaluating.
+TRIAL = ("--trial", "60", "--sync_warmup", "0")
+MOST_EARLIER = 50  # runs whose advice is read
+
+
+def advised_lines(
+    run: RunRecord, words: Mapping[str, object], args: Sequence[str]
+) -> tuple[str | None, str | None]:
+    """Return the command of a run with a change, and the one that tries the change for a minute;
+    None if there is nothing to type."""
+    if not (words or args):
+        return None, None
+    own = run.plan.trainer_words
+    trained = [*(own[: -len(TRIAL)] if tuple(own[-len(TRIAL) :]) == TRIAL else own), *args]
+    # A trial saves nothing, and scripts have no trials.
+    has_trial = run.program.adjustable and "--checkpoint_every" not in args
+    trial = train_line(run, words, [*trained, *TRIAL]) if has_trial else None
+    return train_line(run, words, trained), trial
+
+
+def settings_of(line: str) -> set[str]:
+    """Return the words of a `make train` line without those that only limit a run's length."""
+    try:
+        words = (word.removesuffix(shlex.join(TRIAL)).strip() for word in shlex.split(line))
+        return {word for word in words if word != "ARGS=" and not word.startswith("EPOCHS=")}
+    except ValueError:  # a damaged file
+        return set()
+
+
+def tried_advice(run: RunRecord, reached: float | None) -> Entry | None:
+    """Return the newest advice of an earlier run that this run followed, with both speeds."""
+    line, folder = train_line(run), run.folder.resolve()
+    earlier = [path for path in newest_first(folder.parent) if path.name < folder.name]
+    for path in earlier[:MOST_EARLIER] if line and reached else ():
+        summary = convert_what_fits(read_object(path / "summary.json", []), EarlierSummary)
+        for advice in summary.advice:
+            command, predicted = advice.get("command"), advice.get("predicted_images_per_second")
+            if not (isinstance(command, str) and number(predicted)):
+                continue
+            if settings_of(command) == settings_of(line or ""):
+                found = {"run": path.name, "change": advice.get("change")}
+                found |= {"before": summary.images_per_second, "predicted": predicted}
+                return {**found, "reached": reached}
+    return None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from report.read import RunRecord
 from report.rerun import train_line
 from report.time_charts import charts_of
 from report.verdict import not_summed, only_received, step_words
-from report.view import Bar, Bars, Fact, Item, Key, Line, Paragraph, Section, View, top1
+from report.view import Bar, Bars, Fact, Item, Key, Line, Paragraph, Section, View, or_unknown, top1
 from report.wait_rules import OWN_WORK
 from report.windows import Points
 
@@ -158,9 +158,17 @@ def separate_models_warning(run: RunRecord) -> str | None:
 
 def advice_section(analysis: Analysis) -> Section:
     """Show the best free remedy with its command, then the others, then the combined one."""
-    advice, listed = analysis.advice, analysis.summary["advice"]
+    advice, listed, tried = analysis.advice, analysis.summary["advice"], analysis.summary["tried"]
+    result: list[Item] = []
+    if tried:
+        change, ratio = tried["change"], tried["reached"] / tried["predicted"]
+        result.append(Paragraph(f"This run follows advice of {tried['run']}: {change}."))
+        speeds = (tried[key] for key in ("before", "predicted", "reached"))
+        before, predicted, reached = (or_unknown(speed, three_digits) for speed in speeds)
+        text = f"{before} {analysis.run.samples}/s before, {predicted} predicted, {reached} reached"
+        result.append(Paragraph(f"{text} ({100 * (ratio - 1):+.0f} % against the prediction)."))
     if not listed:
-        return Section("What to do", [])
+        return Section("What to do", result)
     speed = advice.images_per_second
     rows, bars = [], [Bar("now", [("other", speed)], three_digits(speed))]
     for number, item in enumerate(listed, 1):
@@ -173,13 +181,21 @@ def advice_section(analysis: Analysis) -> Section:
         mark = "" if combined else f"{number}."
         rows.append(view.Choice(mark, text, command, item["costs_money"]))
         bars.append(Bar(mark or "together", [("forward", predicted)], figure))
+    number, trial = next(((n, e["trial"]) for n, e in enumerate(listed, 1) if e["trial"]), (0, ""))
+    text = (
+        f"To try {number} for a minute, in a run of its own that saves nothing; its report shows "
+        "this prediction beside the result:"
+    )
+    trials: list[Item] = [Paragraph(text), view.Command(trial)] if trial else []
     samples = analysis.run.samples
     counted = "".join(f", {name} counted" for name in advice.counted)
     note = "Predictions of one model, from the measured step: docs/report.md."
     return Section(
         "What to do",
         [
+            *result,
             view.Choices(rows),
+            *trials,
             Bars(f"{samples.capitalize()} per second", bars, "/s", []),
             Paragraph(note, "note"),
         ],

@@ -18,6 +18,7 @@ from contract.errors import UserError
 from contract.text import percent, seconds, three_digits
 from report import figures, hang, measure
 from report.bottleneck import step_shares
+from report.coverage import PROCESSORS, STEPS, Candidate, Coverage, coverage_sentence, split
 from report.figures import DISK, FIGURES, GPU, INTERFACE, MACHINE, Figure, Interval, Thing
 from report.files import Entry, time_of
 from report.hang import Hang, Standing
@@ -59,11 +60,20 @@ class Judgement:
     slower: int | None = None
     work: str | None = None
     queued: float = 0.0  # fraction of the time in which threads want a processor and have none
+    coverage: Coverage = field(default_factory=dict)
 
     @property
     def cause(self) -> str | None:
         # Waiting for a rank that is late by its images is waiting for images.
         return "data" if self.kind == "straggler" and self.work == "data" else self.kind
+
+    @property
+    def runner_up(self) -> Candidate | None:
+        """The largest other wait."""
+        explained = {"compute", self.kind, *(("straggler",) if self.cause == "data" else ())}
+        shares = [item for item in step_shares(self.step).items() if item[0] not in explained]
+        second = Candidate(*max(shares, key=lambda item: item[1]))
+        return second if second.fraction else None
 
 
 @dataclass(frozen=True)
@@ -148,6 +158,11 @@ class Follower:
         if complete:
             queued = max(map(queueing_if_oversubscribed, run.machines.values()), default=0.0)
             judgement, missing = judge(records, queued, run.on_one_machine, run.program)
+        if judgement:
+            hosts = {r.rank: run.machines.get(r.host) for r in records}
+            timed = {rank for rank, machine in hosts.items() if machine and times_ranks(machine)}
+            covered = {STEPS: split(hosts, {*hosts}), PROCESSORS: split(hosts, timed)}
+            judgement = replace(judgement, coverage=covered)
         # The last recorded steps are then old, and not what the run does now.
         if judgement and not is_current:
             judgement = replace(judgement, recent=False)
@@ -280,10 +295,18 @@ def queueing_if_oversubscribed(machine: Machine) -> float:
     return queued if figures.is_oversubscribed(busy, queued) else 0.0
 
 
+def times_ranks(machine: Machine) -> bool:
+    """Return True if a recent line has the processor times of a rank."""
+    return any(figures.sample_of(line).ranks for line in machine.recent)
+
+
 def section_of(progress: Progress, running: bool) -> Section:
     """Show progress, bottleneck and machines of a run; if it has ended, without current figures."""
     facts = (progress_text(progress, running), speed_text(progress, running))
     lines = [*(", ".join(words) for words in facts if words), verdict(progress, running)]
+    if (judged := progress.judgement) and not (progress.hang and running):
+        second = [judged.runner_up.sentence(progress.samples)] if judged.runner_up else []
+        lines.append(" ".join([*second, coverage_sentence(judged.coverage, judged.coverage)]))
     lines += [not_summed(progress.unsummed)] if progress.unsummed else []
     lines += [hang.finished_text(progress.finished)] if progress.finished and running else []
     lines += hang.by_place(progress.stands).values() if running else []

@@ -43,7 +43,7 @@ def explain(cause: str, step: Step | None, evidence: ResourceUsage) -> Verdict:
     """Explain a value of `bottleneck`."""
     if step is None:
         return Verdict(
-            "No two training steps were recorded, so nothing can be said about speed.", ()
+            "Unknown: no two training steps were recorded, so nothing can be said about speed.", ()
         )
     verdict = EXPLANATIONS[cause](step, evidence)
     context = []
@@ -59,7 +59,7 @@ def explain(cause: str, step: Step | None, evidence: ResourceUsage) -> Verdict:
 
 
 UNTIMED = Verdict(
-    "This is a script of your own, and nobody timed its steps: nothing is said of its speed.",
+    "Unknown: nobody timed the steps of this script, so nothing can be said about its speed.",
     (
         "Two lines in it time them (`from tandem.timings import timed, step`), and the report then "
         "says where the time went: docs/own-script.md.",
@@ -190,16 +190,10 @@ def explain_slow_link(step: Step, evidence: ResourceUsage) -> Verdict:
 
 @explains("compute")
 def explain_compute(step: Step, evidence: ResourceUsage) -> Verdict:
-    waits = {step.samples: step.data, "copies to the device": step.h2d}
-    # A single rank has nobody to wait for.
-    if step.world > 1:
-        waits = {"gradients": step.network, "slower ranks": step.peers, **waits}
-    largest = sorted(waits, key=lambda name: waits[name], reverse=True)[:2]
-    names = ", ".join(f"{share_words(step, waits[name])} for {name}" for name in largest)
     return Verdict(
         f"Computing is the bottleneck, as it should be: {share_words(step, step.compute)} of each "
         "step is forward, backward and optimizer.",
-        (f"Waiting takes little: {names}.",),
+        (),
     )
 
 
@@ -255,7 +249,8 @@ def explain_share(step: Step, evidence: ResourceUsage) -> Verdict:
 @explains("data_decode")
 def explain_decoding(step: Step, evidence: ResourceUsage) -> Verdict:
     """Explain a late loader for which nothing that it reads from is the cause."""
-    loaders = bottleneck.busiest_loaders(evidence, late_hosts(step))
+    hosts = late_hosts(step)
+    loaders = bottleneck.busiest_loaders(evidence, hosts)
     headline = f"Decoding {step.samples} is the bottleneck: {data_wait_clause(step)}."
     if loaders is not None and loaders.mean(figures.LOADERS_BUSY) >= bottleneck.DECODES:
         return Verdict(
@@ -266,16 +261,14 @@ def explain_decoding(step: Step, evidence: ResourceUsage) -> Verdict:
                 f"augment {step.samples} as fast as training takes them.",
             ),
         )
-    disk = bottleneck.data_disk(evidence.disks, late_hosts(step))
+    disk, idle = bottleneck.data_disk(evidence.disks, hosts), ""
     if disk:
         idle = (
             f"No disk explains it: {disk.name} on {disk.host}, the busiest, was busy "
             f"{disk.words(figures.DISK_BUSY)}."
         )
-    elif evidence.disks:
+    elif hosts <= {use.host for use in evidence.machines if use.knows(figures.DISKS)}:
         idle = "No disk explains it: none was read from while training ran."
-    else:
-        idle = "The disks were not recorded, so a slow disk is not excluded."
     # The loaders are idle and the disk is, too: something unrecorded holds them up.
     if loaders is not None:
         headline = f"Loading {step.samples} is the bottleneck: {data_wait_clause(step)}."
@@ -283,11 +276,12 @@ def explain_decoding(step: Step, evidence: ResourceUsage) -> Verdict:
             f"The loaders on {loaders.host} ran only {loaders.words(figures.LOADERS_BUSY)} of the "
             "time: they wait for what is not recorded here, such as a download or a lock."
         )
-        return Verdict(headline, (idle, reason))
+        return Verdict(headline, tuple(filter(None, (idle, reason))))
     reason = (
         f"The processors cannot decode and augment {step.samples} as fast as training takes them."
     )
-    return Verdict(headline, (idle, reason))
+    # Without records of the disks this is only one of two causes (coverage.py).
+    return Verdict(headline, (idle, reason) if idle else ())
 
 
 @explains("h2d")

@@ -43,7 +43,9 @@ FILES = {
         "first_cause": (dict, NULL), "best_top1": MAYBE, "final_top1": MAYBE, "epochs": int,
         "steps": int, "images_per_second": MAYBE, "wall_seconds": NUMBER, "seconds": dict,
         "bytes_sent_per_step": MAYBE, "sync": TEXT, "bottleneck": str, "advice": list,
-        "predicted": (dict, NULL),
+        "bottleneck_fraction": MAYBE, "runner_up": (dict, NULL), "undecided": (dict, NULL),
+        "coverage": (dict, NULL),
+        "predicted": (dict, NULL), "tried": (dict, NULL),
         "gpu_joules": MAYBE, "gpu_joules_per_image": MAYBE,
     },
 }  # fmt: skip
@@ -82,7 +84,7 @@ MACHINE = {
     "sample": {
         "mono": NUMBER, "unix": NUMBER, "cores": int, "cpu_busy": NUMBER, "cpu_iowait": NUMBER,
         "cpu_steal": NUMBER, "memory_total": int, "memory_available": int, "swap_total": int,
-        "swap_free": int, "swapped_in": int, "swapped_out": int, "disks": dict,
+        "swap_free": int, "swapped_in": int, "swapped_out": int,
     },
     "exit": {
         "mono_start": NUMBER, "mono_end": NUMBER, "exit_code": (int, NULL), "signal": TEXT,
@@ -93,8 +95,8 @@ MACHINE = {
 # What a machine does not say is absent.
 WHERE_KNOWN = {
     "pressure_cpu": NUMBER, "pressure_memory": NUMBER, "pressure_io": NUMBER, "temperature": NUMBER,
-    "disk_free": int, "ranks": dict, "card": dict, "data_disk": str, "mounts": dict, "gpus": list,
-    "alone": list, "only_received": int, "finished": list,
+    "disk_free": int, "ranks": dict, "card": dict, "disks": dict, "data_disk": str,
+    "mounts": dict, "gpus": list, "alone": list, "only_received": int, "finished": list,
 }  # fmt: skip
 # Of each rank, card, peer, disk, mount and GPU.
 SILENT_RANK = {"last": NUMBER, "state": str, "threads": list}

@@ -1,4 +1,4 @@
-"""The results of the trials as tables of README.md, and whether they are good enough."""
+"""The results of the trials as tables of bench/verdict.md, and whether they are good enough."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.verdict.trials import FAULTS, LIVE, Fault, Line, Trial, all_trials
 from tests.lab.chaos_run import CHECKOUT
 
-PAGE = CHECKOUT / "bench/verdict/README.md"
+PAGE = CHECKOUT / "bench/verdict.md"
 BEGIN, END = "<!-- matrix -->\n", "<!-- end of matrix -->\n"
 RIGHT = 38  # of 40
 NEAR = 0.15  # of the predicted speed, within which a remedy comes true
@@ -29,6 +29,10 @@ def is_right(fault: Fault, line: Line) -> bool:
 def is_live_right(fault: Fault, line: Line) -> bool:
     right = fault.right.split()
     return line["live"] in {*right, *map(LIVE.get, right)}
+
+
+def has_grown(fault: Fault, line: Line) -> bool:
+    return line["grew"] in fault.right.replace("compute", "nothing").split()
 
 
 def share(good: list[bool]) -> str:
@@ -64,7 +68,7 @@ def matrix(lines: list[Line]) -> str:
         said = ", ".join(f"{count} x `{answer}`" for answer, count in wrong.items())
         report = share([is_right(fault, line) for line in own]) + (said and f" ({said})")
         live = share([is_live_right(fault, line) for line in own if "live" in line])
-        grew = share([line["grew"] in fault.grows.split() for line in own if "grew" in line])
+        grew = share([has_grown(fault, line) for line in own if "grew" in line])
         right = " or ".join(f"`{answer}`" for answer in fault.right.split())
         rows.append([f"{name}: {fault.text}", right, f"{len(trials)}", report, live, grew])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
@@ -99,13 +103,28 @@ def write(lines: list[Line]) -> None:
     PAGE.write_text(f"{before}{BEGIN}{text}{END}{rest.partition(END)[2]}")
 
 
+def write_blind(seed: str, text: str) -> None:
+    """The table of a seed: in the place of its last one, or behind those of other seeds."""
+    begin, end, last = (
+        f"<!-- seed {seed} -->\n",
+        "<!-- end of seed -->\n",
+        "<!-- end of seeds -->\n",
+    )
+    before, known, rest = PAGE.read_text().partition(begin)
+    if not known:
+        before, _, rest = PAGE.read_text().partition(last)
+    after = rest.partition(end)[2] if known else f"\n{last}{rest}"
+    PAGE.write_text(f"{before}{begin}{text}{end}{after}")
+
+
 def conclude(lines: list[Line]) -> int:
     """Prints what all came to; the exit code."""
     trials = {trial.name: trial for trial in all_trials()}
     whole = lines_of([*trials.values()], lines)
     wrong = [line for line in whole if not is_right(trials[line["trial"]].fault, line)]
     blamed = [line for line in wrong if line["report"] == "compute"]
-    blamed = [line for line in blamed if "network" in trials[line["trial"]].fault.grows]
+    networks = {"network", "slow_link"}
+    blamed = [e for e in blamed if networks & {*trials[e["trial"]].fault.right.split()}]
     live = [is_live_right(trials[line["trial"]].fault, line) for line in whole if "live" in line]
     near = [abs(x["came"] / x["predicted"] - 1) <= NEAR for x in predicted(lines)]
     least = min((line["accounted"] for line in whole), default=0.0)

@@ -18,6 +18,7 @@ from tests.unit.report.report_runs import (
     WARMED,
     RunBuilder,
     change,
+    change_lines,
     text_of,
 )
 
@@ -133,6 +134,10 @@ def sentences(place):
             lines += [f"In a script: {one}" for one in lines_of(plan.parent) if one not in lines]
         yield name, [line for line in lines if line not in before]
         before.update(lines)
+    lacking = RunBuilder(place / "lacking", **BOTTLENECKS["data_decode"]).write()
+    for path in lacking.glob("nodes/*/machine.1.jsonl"):
+        change_lines(path, lambda line: {n: v for n, v in line.items() if n != "disks"})
+    yield "a signal is missing", [line for line in lines_of(lacking) if line not in before]
     yield "a whole report", [text_of(analyse(failed(place / "failed"))).rstrip()]
     for status in ("stopped", "running", "failed"):
         yield status, [headline_of(status, None)]

@@ -22,7 +22,7 @@ def links(page):
 
 
 def pages():
-    names = ("performance.md", "accuracy/README.md", "verdict/README.md")
+    names = ("performance.md", "accuracy/README.md", "verdict.md")
     bench = [ROOT / "bench" / name for name in names]
     return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *bench]
 

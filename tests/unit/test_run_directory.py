@@ -39,7 +39,8 @@ def test_every_field_of_a_machine_is_on_its_page():
 def test_the_page_has_no_field_that_the_schema_lacks(name, known):
     words = {"eth0", "nfs4", "sda", "0", "finished", "failed", "stopped", "running"}
     of_a_machine = {"speed_mbit", "peers", "util", "exception"}
-    inner = {"resumed_samples", "reason", "command"}
+    inner = {"resumed_samples", "reason", "command", "trial", "cause", "signal"}
+    inner |= {"step_times", "processors", "disk", "network", "links", "gpu"}
     assert PAGE[name] - words - of_a_machine - inner <= known
 
 

@@ -21,7 +21,7 @@ def line(name, report, **more):
 def test_a_wrong_verdict_stands_in_its_row_and_a_remedy_beside_what_came(capsys):
     lines = [
         line("rate-1", "compute", live="network", grew="network"),
-        line("slow-link-1", "slow_link", live="network", grew="peers"),
+        line("slow-link-1", "slow_link", live="network", grew="slow_link"),
         line("nothing-1", "compute", live="compute", busy=0.2),
         line("rate-1+SYNC", "compute", value="bf16", predicted=100.0, came=90.0),
         {"trial": "hang-1", "broken": "AssertionError: no step"},

@@ -141,7 +141,7 @@ def test_a_wait_counts_from_a_quarter_of_the_time(part):
     for factor in (0.99, 1.01):
         step = dataclasses.replace(STEP, **{part: factor * STEP.seconds / 3})
         assert (find_bottleneck(step, ResourceUsage()) == "compute") == (factor < 1)
-    assert find_bottleneck(None, ResourceUsage()) == "none"
+    assert find_bottleneck(None, ResourceUsage()) == "unknown"
 
 
 def test_the_step_ignores_the_first_one(tmp_path):

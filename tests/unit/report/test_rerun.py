@@ -9,6 +9,7 @@ import pytest
 from contract.options import DEFAULT_MODEL
 from launcher import cli
 from launcher.options import document, new_config
+from report.__main__ import main
 from report.analysis import analyse
 from report.compare import read_compared_run
 from report.rerun import train_line
@@ -176,3 +177,57 @@ def test_a_script_of_ones_own_is_told_nothing_of_our_trainers_options(tmp_path, 
         **{"NODES": "4", "INVENTORY": "own.ini"},
         **{"SCRIPT": "/p/train.py", "ARGS": "--lr=1"},
     }
+
+
+def test_the_first_advice_that_can_be_tried_has_a_command_of_a_minute(tmp_path):
+    """And the report of the run that follows it says what it brought."""
+    typed = {"inventory": "own.ini", "model": "resnet50", "data": "imagenet", "batch": 32}
+    slow = {**BOTTLENECKS["network"], "steps": 240}
+    first = RunBuilder(tmp_path / "20260101T000000Z-resnet50-4n", **slow).write()
+    change(first / "plan.json", options={**typed, "trainer": ["--lr=1"]})
+    assert main([str(first)]) == 0
+    advice = json.loads((first / "summary.json").read_text())["advice"]
+    (best,) = [one for one in advice if one["change"].startswith("SYNC=ef:5:")]
+    words = words_of(best["trial"])
+    assert words["SYNC"] == "ef:5" and words["ARGS"] == "--lr=1 --trial 60 --sync_warmup 0"
+    assert all(one["trial"] is None for one in advice if one["costs_money"])
+    second = RunBuilder(tmp_path / "20260102T000000Z-resnet50-4n", sync="ef:5").write()
+    follows = {**typed, "sync": "ef:5", "trainer": shlex.split(words["ARGS"])}
+    for options, tried in ((follows, True), ({**follows, "batch": 16}, False)):
+        change(second / "plan.json", options=options)
+        found = analyse(second)
+        assert (found.summary["tried"] is not None) == tried
+        assert ("This run follows advice of 20260101T" in " ".join(text_of(found).split())) == tried
+        assert ("This run follows advice of 20260101T" in page_of(found)) == tried
+    change(second / "plan.json", options={**follows, "batch": 64})
+    assert analyse(second).summary["tried"]["change"].endswith(" together")
+    change(second / "plan.json", options=follows)
+    found = analyse(second).summary["tried"]
+    assert found["predicted"] == best["predicted_images_per_second"]
+    assert found["reached"] == pytest.approx(128 / 0.138, rel=0.01)
+    # The report on a trial advises whole runs.
+    commands = [one["command"] for one in analyse(second).summary["advice"] if one["command"]]
+    assert commands and not any("--trial" in command for command in commands)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"advice": [3, {"command": "make \'"}]}'])
+def test_a_damaged_summary_of_an_earlier_run_is_no_advice(tmp_path, content):
+    earlier = tmp_path / "20260101T000000Z-x-4n"
+    earlier.mkdir()
+    (earlier / "plan.json").write_text("{}")
+    (earlier / "summary.json").write_text(content)
+    made = RunBuilder(tmp_path / "20260102T000000Z-x-4n").write()
+    change(made / "plan.json", options={"model": "resnet50", "trainer": []})
+    assert analyse(made).summary["tried"] is None
+
+
+def test_hardware_scripts_and_saving_have_no_trial(tmp_path):
+    for name, program in (("checkpoint", None), ("network", SCRIPT), ("slow_link", SCRIPT)):
+        made = RunBuilder(tmp_path / name / "run", **BOTTLENECKS[name]).write()
+        change(made / "plan.json", options={"script": "/p/train.py", "nodes": 4, "trainer": []})
+        if program:
+            change(made / "plan.json", program=program)
+        listed = analyse(made).summary["advice"]
+        tried = [one["change"] for one in listed if one["trial"] and name != "network"]
+        assert listed and not [one for one in tried if "save" in one or "link" in one]
+        assert program is None or not any(one["trial"] for one in listed)

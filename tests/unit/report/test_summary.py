@@ -25,7 +25,8 @@ FIELDS = {
     "version", "status", "nodes", "world_size", "attempts", "first_cause", "best_top1",
     "final_top1", "epochs", "steps", "images_per_second", "wall_seconds", "seconds",
     "bytes_sent_per_step", "sync", "bottleneck", "advice", "predicted",
-    "gpu_joules", "gpu_joules_per_image",
+    "gpu_joules", "gpu_joules_per_image", "bottleneck_fraction", "runner_up", "undecided",
+    "coverage", "tried",
 }  # fmt: skip
 
 

@@ -1,0 +1,187 @@
+"""State what a verdict rests on: which signals were measured for which ranks, the cause that comes
+second, and a second cause that only a missing signal could exclude."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from contract.text import percent
+from report import bottleneck, figures
+from report.bottleneck import DECODES, LINK_BYTES, late_hosts, step_shares
+from report.files import Entry
+from report.measure import Step
+from report.read import RunRecord
+from report.usage import ResourceUsage
+from report.verdict import Verdict
+from report.wait_rules import RANK_WAITS, WORDS
+
+STEPS, PROCESSORS, DISK, GPU = "step times", "processors", "disk", "GPU"
+NETWORK, LINKS = "network", "links"  # a card's counters; the traffic to each peer
+# The words for a cause in a sentence; {} is the word for samples.
+NAMES = {
+    **WORDS, "network": "the network", "slow_link": "the slow link of one machine",
+    "data_disk": "a slow disk", "data_share": "a slow share", "data_decode": "slow loaders of {}",
+    "cpu_contention": "other programs on the processors of one machine", "compute": "computing",
+    "cpu_oversubscribed": "too few processors",
+}  # fmt: skip
+
+
+class Signal(NamedTuple):
+    """The ranks for which a signal was measured, and those for which it was not."""
+
+    measured: tuple[int, ...]
+    missing: tuple[int, ...]
+
+
+Coverage = Mapping[str, Signal]  # by signal; without those that a run cannot have
+
+
+def split(ranks: Collection[int], measured: set[int]) -> Signal:
+    """Divide `ranks` into those measured and the others."""
+    known = tuple(rank for rank in ranks if rank in measured)
+    return Signal(known, tuple(rank for rank in ranks if rank not in measured))
+
+
+def coverage_of(run: RunRecord, step: Step, evidence: ResourceUsage) -> Coverage:
+    """Return for which ranks of the measured attempt each signal was measured."""
+    # The loop of a rank without step times is not known, and so its machine's part in it.
+    hosts = {rank.rank: rank.host for rank in step.ranks}
+    signals = {PROCESSORS: figures.WAITED, DISK: figures.DISKS}
+    measured = {STEPS: {*hosts.values()}}
+    for name, figure in signals.items():
+        measured[name] = {use.host for use in evidence.machines if use.knows(figure)}
+    # Between processes of one machine there is no network.
+    if not step.one_machine:
+        measured[NETWORK] = {use.host for use in evidence.networks if use.knows(figures.SENT)}
+        measured[LINKS] = {use.host for use in evidence.networks if use.sent_to}
+    if evidence.gpus or any(record.start.device not in (None, "cpu") for record in run.ranks):
+        measured[GPU] = {use.host for use in evidence.gpus}
+    ranks = range(max(step.world, 1 + max(hosts)))
+    return {
+        name: split(ranks, {rank for rank, host in hosts.items() if host in known})
+        for name, known in measured.items()
+    }
+
+
+def coverage_sentence(coverage: Coverage, used: Iterable[str]) -> str:
+    """Write which signals a verdict used for which ranks, and which were not measured."""
+    parts: dict[str, dict[str, list[str]]] = {"Used": {}, "Also measured": {}, "Not measured": {}}
+    for name, signal in coverage.items():
+        title = "Used" if name in used else "Also measured"
+        for heading, ranks in ((title, signal.measured), ("Not measured", signal.missing)):
+            if ranks:
+                words = rank_words(ranks, len(signal.measured) + len(signal.missing))
+                parts[heading].setdefault(words, []).append(name)
+    return " ".join(
+        f"{heading}: {'; '.join(f'{listed(names)} of {ranks}' for ranks, names in named.items())}."
+        for heading, named in parts.items()
+        if named
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def rank_words(ranks: Sequence[int], world: int) -> str:
+    """`all 4 ranks`, `rank 3`, `ranks 0, 2 and 3`; of many ranks the first ones."""
+    if len(ranks) == world > 1:
+        return f"all {world} ranks"
+    more = [f"{len(ranks) - 8} more"] if len(ranks) > 8 else []
+    return f"rank{'s' * (len(ranks) > 1)} {listed([*map(str, ranks[:8]), *more])}"
+
+
+class Candidate(NamedTuple):
+    """A cause, and its fraction of training time."""
+
+    cause: str
+    fraction: float
+
+    def sentence(self, samples: str) -> str:
+        name = NAMES[self.cause].format(samples)
+        return f"Runner-up: {name}, {percent(self.fraction)} of training time."
+
+
+def candidates(
+    step: Step, evidence: ResourceUsage, cause: str
+) -> tuple[float | None, Candidate | None]:
+    """Return the verdict's fraction of training time, if its `cause` has any, and the runner-up:
+    the largest wait with another cause."""
+    fractions: dict[str, float] = {}
+    for wait, share in step_shares(step).items():
+        found = bottleneck.cause_of(wait, step, evidence)
+        # Crowded processors within one machine make ranks wait for each other, too.
+        if cause == "cpu_oversubscribed" and step.one_machine and wait in RANK_WAITS:
+            found = cause
+        fractions[found] = fractions.get(found, 0.0) + share
+    others = {name: share for name, share in fractions.items() if name not in ("compute", cause)}
+    second = max(others, key=others.__getitem__, default="")
+    runner_up = Candidate(second, others[second]) if others.get(second) else None
+    return fractions.get(cause), runner_up
+
+
+def undecided(cause: str, step: Step, evidence: ResourceUsage, coverage: Coverage) -> Entry | None:
+    """Return the cause that the records cannot tell from `cause`, because some ranks lack a signal,
+    and how to measure it; None if no missing signal would decide it."""
+
+    def lacking(cause: str, signal: str, ranks: tuple[int, ...], remedy: str) -> Entry:
+        return {"cause": cause, "signal": signal, "ranks": ranks, "remedy": remedy}
+
+    untimed, unscheduled = coverage[STEPS].missing, coverage[PROCESSORS].missing
+    # A rank without step times may be the one for which all others wait.
+    if cause in ("network", "slow_link") and untimed:
+        remedy = "time the steps of every rank (docs/own-script.md), or copy its records here"
+        return lacking("straggler", STEPS, untimed, remedy)
+    if cause == "data_decode":
+        late = {rank.rank for rank in step.ranks if rank.host in late_hosts(step)}
+        ranks = tuple(rank for rank in coverage[DISK].missing if rank in late)
+        loaders = bottleneck.busiest_loaders(evidence, late_hosts(step))
+        decode = loaders is not None and loaders.mean(figures.LOADERS_BUSY) >= DECODES
+        remedy = "`make train` records it where /proc/diskstats is readable"
+        return lacking("data_disk", DISK, ranks, remedy) if ranks and not decode else None
+    # Other programs make one rank slow, or all, if all machines are short of processors.
+    queueing, is_straggler = bottleneck.excess_queueing(step, evidence), cause == "straggler"
+    unknown = queueing is None if is_straggler else not coverage[PROCESSORS].measured
+    if unscheduled and unknown and cause in ("straggler", "compute"):
+        remedy = "`make train` records them on a kernel with CONFIG_SCHED_INFO"
+        other = "cpu_contention" if is_straggler else "cpu_oversubscribed"
+        return lacking(other, PROCESSORS, unscheduled, remedy)
+    # Two machines share one link, and few bytes judge none.
+    sent = step.bytes_sent is None or step.bytes_sent * step.steps >= LINK_BYTES
+    missing = coverage[LINKS].missing if LINKS in coverage and step.nodes > 2 else ()
+    if cause == "network" and sent and missing:
+        return lacking("slow_link", LINKS, missing, "`make plan MEASURE=1` measures each link")
+    return None
+
+
+def add_basis(
+    verdict: Verdict, run: RunRecord, step: Step, evidence: ResourceUsage, cause: str
+) -> tuple[Verdict, Entry]:
+    """Return the verdict with sentences on what it rests on, and these facts for summary.json."""
+    coverage = coverage_of(run, step, evidence)
+    fraction, second = candidates(step, evidence, cause)
+    headline, because = verdict
+    other = undecided(cause, step, evidence, coverage)
+    if other:
+        names = " or ".join(NAMES[name].format(step.samples) for name in (cause, other["cause"]))
+        share = "" if fraction is None else f", {percent(fraction)} of training time"
+        signal = f"the {other['signal']} of {rank_words(other['ranks'], step.world)}"
+        headline = f"Either {names} is the bottleneck{share}: nobody measured {signal}."
+        because = (f"To tell them apart: {other['remedy']}.", *because)
+    # Every verdict uses these two, and some causes need another one. No rule uses a GPU's figures.
+    used = {STEPS, PROCESSORS}
+    for name in (cause, second.cause if second else ""):
+        used |= {DISK} if name.startswith("data") else set()
+        used |= {NETWORK, LINKS} if name in ("network", "slow_link") else set()
+    because += (second.sentence(step.samples),) if second else ()
+    return Verdict(headline, (*because, coverage_sentence(coverage, used))), {
+        "bottleneck_fraction": fraction,
+        "runner_up": second and second._asdict(),
+        "undecided": other,
+        "coverage": {
+            name.lower().replace(" ", "_"): {"used": name in used, **signal._asdict()}
+            for name, signal in coverage.items()
+        },
+    }
