@@ -15,6 +15,8 @@ from contract.runs import RECORD
 from contract.text import seconds, three_digits
 from report import differences, view
 from report.analysis import analyse
+from report.bottleneck import last_rank_causes
+from report.coverage import NAMES
 from report.differences import Difference
 from report.files import Entry
 from report.measure import Step, mean_or_none
@@ -43,6 +45,8 @@ class ComparedRun:
     curve: list[Epoch]
     hundred_epochs: float | None
     headline: str  # the verdict in one sentence
+    # The waits and the computing of the last rank of a step: their cause and seconds.
+    last_rank: dict[str, tuple[str, float]]
 
     @property
     def images_per_second(self) -> float | None:
@@ -91,6 +95,21 @@ class Side:
     def seconds_of(self, field: str) -> float | None:
         """Return the mean seconds of a field of Step."""
         return mean_or_none([getattr(run.step, field) for run in self.runs if run.step])
+
+    def changes_from(self, base: Side) -> dict[str, float]:
+        """Return the seconds of a step by which its last rank needs longer than that of `base`, by
+        their cause, the largest change first; changes below CHANGED are left out."""
+        # Means over ranks hide what delays the last rank: then all others wait, for other reasons.
+        sides = [[r.last_rank for r in s.runs if r.last_rank] for s in (base, self)]
+        changes: dict[str, float] = {}
+        for wait in sides[0][0] if all(sides) else ():
+            before, after = (statistics.fmean(r[wait][1] for r in runs) for runs in sides)
+            # A wait that became shorter had the cause that it has in the other run.
+            cause = sides[after > before][0][wait][0]
+            changes[cause] = changes.get(cause, 0.0) + after - before
+        least = CHANGED * (base.seconds_of("seconds") or 0.0)
+        ordered = sorted(changes.items(), key=lambda item: -abs(item[1]))
+        return {cause: change for cause, change in ordered if abs(change) >= least}
 
     @property
     def curve(self) -> list[Epoch]:
@@ -171,6 +190,7 @@ def read_compared_run(folder: Path) -> ComparedRun:
             f"be compared: `make report RUN={name}` reports on it alone, and a new run of the same "
             "settings can be compared."
         )
+    last_rank = last_rank_causes(step, analysis.evidence) if step and step.last_rank else {}
     # A failed run may have a verdict as well.
     sentences = [analysis.failure or ""]
     sentences += [analysis.too_short.headline] if analysis.too_short else []
@@ -184,6 +204,7 @@ def read_compared_run(folder: Path) -> ComparedRun:
         curve=analysis.curve,
         hundred_epochs=analysis.hundred_epochs,
         headline=" ".join(filter(None, sentences)),
+        last_rank=last_rank,
     )
 
 
@@ -194,7 +215,8 @@ OTHER_TASK = (
     "These runs did not do the same, so neither the speed nor the accuracy of one says how good "
     "the settings of another are. "
 )
-WAITS = "`network`: what even the last rank waits for; `slower`: how much longer the others do."
+CHANGED = 0.1  # of the first run's step, from which a change of the last rank's step is shown
+NOTE = "`network`: what even the last rank waits for; `slower`: how much longer the others do."
 
 
 def view_of(comparison: Comparison) -> view.View:
@@ -317,9 +339,21 @@ def step_section(comparison: Comparison) -> Section:
         [
             Bars("The mean step", bars, "ms", keys),
             view.table("Parts of the mean step", columns, sides, 1),
-            Paragraph(WAITS, "note"),
+            *(Paragraph(text) for side in sides[1:] if (text := change_words(sides[0], side))),
+            Paragraph(NOTE, "note"),
         ],
     )
+
+
+def change_words(base: Side, side: Side) -> str:
+    """Say by what a step became longer or shorter than that of the first side; "" if it did not."""
+    samples = next((run.step.samples for run in side.runs if run.step), "samples")
+    changes = [
+        f"{NAMES[cause].format(samples)} {'+' if change > 0 else '-'}{seconds(abs(change))}"
+        for cause, change in side.changes_from(base).items()
+    ]
+    start = f"The last rank of a step, {side.label} against {base.label}: "
+    return f"{start}{', '.join(changes)}." if changes else ""
 
 
 def accuracy_section(comparison: Comparison) -> Section:

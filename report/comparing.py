@@ -60,7 +60,7 @@ def show(comparison: Comparison, page: Path, as_json: bool = False) -> None:
             "same_task": not comparison.other_task,
             "settings": values_by_label(comparison.settings),
             "machines": values_by_label(comparison.machines),
-            "runs": [side_document(side) for side in comparison.sides],
+            "runs": [side_document(side, comparison.sides[0]) for side in comparison.sides],
         }
         print(json.dumps(document, indent=1))
     else:
@@ -75,7 +75,7 @@ def values_by_label(differences: list[Difference]) -> dict[str, dict[str, str]]:
     }
 
 
-def side_document(side: Side) -> dict[str, object]:
+def side_document(side: Side, base: Side) -> dict[str, object]:
     return {
         "label": side.label,
         "name": side.name,
@@ -86,6 +86,7 @@ def side_document(side: Side) -> dict[str, object]:
         "spread": side.spread,
         "hundred_epochs_seconds": side.hundred_epochs,
         "step": {name: side.seconds_of(name) for name in ("seconds", *PARTS)},
+        "changes": side.changes_from(base),
         "best_top1": side.best_top1,
         "top1": [[epoch.epoch, epoch.seconds, epoch.top1] for epoch in side.curve],
         "too_short": bool(side.missing_for_verdict),

@@ -221,3 +221,38 @@ def test_a_name_in_a_sweep_is_no_path(swept, capsys):
     assert code == 0
     assert text.isprintable()
     assert "<script" not in (folder / "compare.html").read_text()
+
+
+def late(rank, change, **seconds):
+    """Changes a run's lines of steps so that this rank, or each in turn (None), is late."""
+    for number in range(4):
+        path = Path(f"runs/{change}/nodes/node{number + 1}/rank{number}.1.steps.jsonl")
+
+        def edit(line, number=number):
+            if line["kind"] == "step":
+                is_late = number == (line["step"] % 4 if rank is None else rank)
+                line["seconds"].update(seconds if is_late else {"sync_exposed": 0.4})
+            return line
+
+        change_lines(path, edit)
+    return change
+
+
+def test_what_delays_the_last_rank_is_compared_and_not_the_means(runs, capsys):
+    """The means over ranks grew most by the waits of the others."""
+    a, disk = runs("a"), {"rkB/s": 12000.0, "util": 97.0, "r_await": 11.0}
+    b = late(None, runs("b", disk=disk), data=0.39)
+    busy = {"machines": {"node3": {"waited": 3.0, "busy": 8.0}}}
+    c = late(2, runs("c", **busy), backward=0.47)
+    d = late(2, runs("d"), backward=0.47)
+    e = runs("e", step={"backward": 0.47})
+    found = {one["name"]: one["changes"] for one in figures(capsys, a, b, c, d, e)["runs"]}
+    causes = {name: list(changes) for name, changes in found.items()}
+    assert causes == {
+        **{"a": [], "b": ["data_disk"], "c": ["cpu_contention"]},
+        **{"d": ["straggler"], "e": ["compute"]},
+    }
+    assert found["b"]["data_disk"] == pytest.approx(0.388, abs=0.001)
+    said = compared(capsys, a, b, c)[1]
+    assert "B against A: a slow disk +0.39 s." in said
+    assert [*figures(capsys, b, a)["runs"][1]["changes"]] == ["data_disk"]
