@@ -5,7 +5,8 @@ was.
 python -m bench.verdict                  # all that have no line yet
 python -m bench.verdict --only rate-1,nothing-1
 python -m bench.verdict --tree DIR --results FILE    # another checkout's make train and report
-python -m bench.verdict --table          # results into bench/verdict/README.md
+python -m bench.verdict --seed WORD      # forty trials that the word draws (blind.py)
+python -m bench.verdict --table          # results into bench/verdict.md; also with --seed
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.verdict import tables
+from bench.verdict import blind, tables
+from bench.verdict.blind import STEPS, Blind, answers
 from bench.verdict.cluster import HERE, Cluster, busy_cores, busy_since, processor_seconds, run
 from bench.verdict.faults import Faults
 from bench.verdict.recorded import make_recorded
@@ -39,7 +41,7 @@ from bench.verdict.trials import (
     all_trials,
     base_of,
     find_remedy,
-    grown_part,
+    grown_cause,
     live_answer,
     report_answer,
 )
@@ -56,17 +58,19 @@ TRAINER = (
     "--image_size 32 --workers 1 --bucket_mb 1 --sync_warmup 0"
 )
 Lines = dict[str, Line]  # by trial
+BROKEN = (AssertionError, OSError, ValueError, subprocess.SubprocessError)  # a run that fails
 ADVICE = ("change", "predicted_images_per_second")  # what is kept of an advice
 
 
 class TrialRun:
     """A run of a tree's `make train`, for one trial; `words` and `args` differ from its own."""
 
-    def __init__(self, cluster: Cluster, tree: Path, trial: Trial, words: Line, args: Line):
+    def __init__(self, cluster: Cluster, tree: Path, trial: Trial | Blind, words: Line, args: Line):
         self.cluster, self.tree, self.trial = cluster, tree, trial
         self.mark = f"TANDEM_TEST_MARK={uuid.uuid4().hex}"
         root = trial.fault.root
-        cluster.prepare(root, trial.variant.is_share or trial.fault.right == "data_share")
+        is_share = trial.variant.is_share or trial.fault.right == "data_share"
+        cluster.prepare(root, is_share, trial.usual)
         typed: dict[str, Any] = {"NODES": len(NODES), **words}
         if trial.variant.script:
             own = {"--data": f"{root}/tiny", "--batch": BATCH, "--workers": 1, **args}
@@ -164,13 +168,32 @@ def carry_out(running: TrialRun, live: float) -> dict[str, Any]:
     ranks = running.begin()
     running.idle(running.trial.fault.after)
     before = processor_seconds()
-    with Faults(running.cluster, ranks).make(running.trial):
+    fault = (running.trial.fault.method, running.trial.variant.words)
+    with Faults(running.cluster, ranks).make(fault):
         running.idle(live)
         status = running.read_json("launcher", "status", f"RUN={running.folder.name}")
         busy = round(busy_since(before), 3)
         running.idle(REST)
         running.stop()  # with the fault, as a person would
     return {"live": live_answer(status), "busy": busy, **report_of(running)}
+
+
+def carry_out_blind(running: TrialRun, trial: Blind) -> Line:
+    """What was seen in one run that a seed drew."""
+    ranks, before = running.begin(), processor_seconds()
+    running.idle(trial.begins)
+    since = time.time()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(Faults(running.cluster, ranks).make(*trial.faults))
+        if trial.ends is not None:
+            running.idle(trial.ends)
+            stack.close()
+            since = time.time()
+        running.idle(STEPS - (trial.ends or trial.begins))
+        until, busy = time.time(), round(busy_since(before), 3)
+        running.stop()  # with the fault, as a person would
+    live = list(answers(running.folder, since, until))
+    return {**report_of(running), "busy": busy, "live": live}
 
 
 def report_of(running: TrialRun) -> dict[str, Any]:
@@ -181,6 +204,7 @@ def report_of(running: TrialRun) -> dict[str, Any]:
     return {
         "run": running.folder.name,
         "report": report_answer(summary, attempt.get("silent_ranks", [])),
+        "runner_up": summary["runner_up"],
         "verdict": words.rpartition("again as a new run. ")[2][:300],
         "accounted": round(sum(summary["seconds"].values()) / summary["wall_seconds"], 4),
         "images_per_second": summary["images_per_second"],
@@ -189,10 +213,10 @@ def report_of(running: TrialRun) -> dict[str, Any]:
 
 
 def compared(tree: Path, base: str, name: str) -> str:
-    """The part of the step that `make compare` shows to have grown most."""
+    """The cause that `make compare` shows to have grown most."""
     words = ("report", "compare", f"RUNS={base} {name}", "JSON=1")
     sides = json.loads(run(".venv/bin/python", "-m", *words, cwd=tree))["runs"]
-    return grown_part(*(side["step"] for side in sides))
+    return grown_cause(sides[1]["changes"])
 
 
 def with_remedy(trial: Trial, advice: list[Line]) -> dict[str, Any] | None:
@@ -204,6 +228,16 @@ def with_remedy(trial: Trial, advice: list[Line]) -> dict[str, Any] | None:
     is_option = not way.variable or (trial.variant.script and trial.remedy != "NODES")
     typed = {"args": {way.option: value}} if is_option else {"words": {way.variable: value}}
     return {"value": value, "predicted": entry["predicted_images_per_second"], **typed}
+
+
+def try_blind(cluster: Cluster, trial: Blind, options: argparse.Namespace, _: Lines) -> Line:
+    rules = run("git", "describe", "--always", "--dirty", "--abbrev=12", cwd=CHECKOUT).strip()
+    line = {"trial": trial.name, "drawn": trial._asdict(), "commit": rules}
+    try:
+        with TrialRun(cluster, options.tree, trial, {"NODES": trial.nodes}, {}) as running:
+            return {**line, **carry_out_blind(running, trial)}
+    except BROKEN as error:
+        return {**line, "broken": f"{type(error).__name__}: {error}"[-1500:]}
 
 
 def try_one(cluster: Cluster, trial: Trial, options: argparse.Namespace, known: Lines) -> Line:
@@ -224,9 +258,9 @@ def try_one(cluster: Cluster, trial: Trial, options: argparse.Namespace, known: 
             if trial.remedy:
                 line["came"] = running.speed()
         base = known.get(base_of(trial.variant.script))
-        if base and trial.fault.grows and not trial.remedy:
+        if base and trial.fault.compared and not trial.remedy:
             line["grew"] = compared(options.tree, base["run"], line["run"])
-    except (AssertionError, OSError, ValueError, subprocess.SubprocessError) as error:
+    except BROKEN as error:
         line["broken"] = f"{type(error).__name__}: {error}"[-1500:]
     return line
 
@@ -242,7 +276,11 @@ def wait_for_quiet(anyway: bool) -> float:
 def carry_out_all(options: argparse.Namespace) -> None:
     known = {line["trial"]: line for line in tables.read(options.results)}
     whole = {name for name, line in known.items() if "broken" not in line}
-    trials = [each for trial in all_trials() for each in (trial, *trial.repeats)]
+    trials: Sequence[Trial | Blind] = (
+        blind.draw(options.seed)
+        if options.seed
+        else [each for trial in all_trials() for each in (trial, *trial.repeats)]
+    )
     left = [trial for trial in trials if trial.name not in whole]
     left = [trial for trial in left if trial.name in (options.only or [trial.name])]
     if not left:
@@ -251,30 +289,37 @@ def carry_out_all(options: argparse.Namespace) -> None:
     with Cluster() as cluster:
         for place, trial in enumerate(left, 1):
             busy, began = wait_for_quiet(options.anyway), time.monotonic()
-            line = {**try_one(cluster, trial, options, known), "busy_before": busy}
+            attempt: Any = try_blind if options.seed else try_one
+            line = {**attempt(cluster, trial, options, known), "busy_before": busy}
             known[trial.name] = {**line, "seconds": round(time.monotonic() - began)}
             with options.results.open("a") as file:
                 file.write(json.dumps(known[trial.name]) + "\n")
-            print(f"{place} of {len(left)}: {tables.words_of(trial, line)}", flush=True)
+            words = line.get("report") if options.seed else tables.words_of(trial, line)
+            print(f"{place} of {len(left)}: {words}", flush=True)
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m bench.verdict")
     parser.add_argument("--tree", type=Path, default=CHECKOUT, help="whose make train and report")
-    parser.add_argument("--results", type=Path, default=CHECKOUT / "runs/verdicts.jsonl")
+    parser.add_argument("--results", type=Path, help="default: runs/verdicts[-SEED].jsonl")
+    parser.add_argument("--seed", help="draw forty other trials by this word")
     parser.add_argument("--only", type=lambda text: text.split(","), help="trials by their names")
     parser.add_argument("--anyway", action="store_true", help="though the machine is busy")
     seconds = "of a trial until `make status` is asked"
     parser.add_argument("--live", type=float, default=LIVE, help=f"seconds {seconds}")
-    parser.add_argument(
-        "--table", action="store_true", help="write bench/verdict/README.md, run nothing"
-    )
+    parser.add_argument("--table", action="store_true", help="write bench/verdict.md, run nothing")
     options = parser.parse_args(argv)
-    options.tree, options.results = options.tree.resolve(), options.results.resolve()
+    name = f"verdicts-{options.seed}.jsonl" if options.seed else "verdicts.jsonl"
+    options.tree = options.tree.resolve()
+    options.results = (options.results or CHECKOUT / "runs" / name).resolve()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not options.table:
         carry_out_all(options)
     lines = tables.read(options.results)
+    if options.seed:
+        text = blind.table(options.seed, lines)
+        tables.write_blind(options.seed, text) if options.table else print(text)
+        return 0
     if options.table:
         tables.write(lines)
     return tables.conclude(lines) if not options.only else 0

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bench.verdict.trials import BATCH, DISK, FILES, NODES, SLOW_FILES
@@ -127,12 +127,12 @@ class Cluster:
             number = self.loops[-1].removeprefix("/dev/loop")
             self.run_among_files(node, f"mknod {self.loops[-1]} b 7 {number} 2>/dev/null || true")
 
-    def prepare(self, root: str, is_share: bool) -> None:
+    def prepare(self, root: str, is_share: bool, usual: Mapping[str, float]) -> None:
         """Before a run: no trace of the one before, nothing of the disks in memory."""
         if root == DISK and not self.loops:
             self.make_disks()
         for node in NODES:
-            self.write(node, "/srv/trial.json", "")
+            self.write(node, "/srv/trial.json", json.dumps(usual) if usual else "")
             self.write(node, "/srv/share.delay", "0\n")
             self.write(node, "/srv/share.count", "0\n")
             mounts = (self.roots[node].parent / "mounts").read_text() + SHARE if is_share else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.verdict.cluster import RATE, Cluster
-from bench.verdict.trials import NODES, SLOW_FILES, Trial
+from bench.verdict.trials import NODES, SLOW_FILES
 
 BLKIO = Path("/sys/fs/cgroup/blkio")
 PERIOD, STOPPED = 0.2, 0.09  # seconds of a duty cycle
@@ -27,10 +27,11 @@ class Faults:
         self.undo = contextlib.ExitStack()
 
     @contextlib.contextmanager
-    def make(self, trial: Trial) -> Iterator[None]:
-        """Within, there is that fault."""
+    def make(self, *faults: tuple[str, Mapping[str, Any]]) -> Iterator[None]:
+        """Within, there are these faults: methods with their words."""
         with self.undo:
-            getattr(self, trial.fault.method)(**trial.variant.words)
+            for method, words in faults:
+                getattr(self, method)(**words)
             yield
 
     def nothing(self) -> None:
@@ -67,8 +68,12 @@ class Faults:
         self.write(node, f"{SLOW_FILES}.delay", words, "0\n")
 
     def change(self, node: int | None = None, **values: Any) -> None:
-        """What workload.py reads."""
-        self.write(node, "/srv/trial.json", json.dumps(values))
+        """What workload.py reads, beside what another fault changed."""
+        for each in [node] if node else NODES:
+            before = self.cluster.path(each, "/srv/trial.json")
+            usual = before.read_text() if before.exists() else ""
+            changed = {**json.loads(usual or "{}"), **values}
+            self.write(each, "/srv/trial.json", json.dumps(changed), usual)
 
     def throttle(self, what: str, bytes_per_second: float, nodes: Sequence[int]) -> None:
         """The processes of these ranks together, on the disk that the lab's files are on."""
@@ -93,15 +98,26 @@ class Faults:
     def slow_writes(self, megabytes: float) -> None:
         self.throttle("write", 1e6 * megabytes * len(NODES), NODES)
 
-    def duty_cycle(self, node: int) -> None:
+    def busy_disk(self) -> None:
+        """A program reads this machine's disk without pause; no rank waits for it."""
+        device = Path("/var/lib/tandem-lab").stat().st_dev
+        disk = f"/dev/block/{os.major(device)}:{os.minor(device)}"
+        line = f"while dd if={disk} of=/dev/null bs=4M iflag=direct; do :; done"
+        process = subprocess.Popen(
+            ["sh", "-c", line], start_new_session=True, stderr=subprocess.DEVNULL
+        )
+        self.undo.callback(process.wait)
+        self.undo.callback(os.killpg, process.pid, signal.SIGKILL)
+
+    def duty_cycle(self, node: int, stopped: float = STOPPED) -> None:
         """The rank is stopped for a part of each period."""
         over, pid = threading.Event(), self.ranks[node]
 
         def cycle() -> None:
             with contextlib.suppress(ProcessLookupError):
-                while not over.wait(PERIOD - STOPPED):
+                while not over.wait(PERIOD - stopped):
                     os.kill(pid, signal.SIGSTOP)
-                    over.wait(STOPPED)
+                    over.wait(stopped)
                     os.kill(pid, signal.SIGCONT)
 
         thread = threading.Thread(target=cycle)
@@ -109,9 +125,10 @@ class Faults:
         self.undo.callback(thread.join)
         self.undo.callback(over.set)
 
-    def neighbours(self, node: int, programs: int) -> None:
-        """That machine's rank and so many programs on one processor, the other ranks elsewhere."""
-        self.change(burn=0.06)
+    def neighbours(self, node: int, programs: int, burn: float = 0.06) -> None:
+        """That machine's rank and so many programs on one processor, the other ranks elsewhere; all
+        ranks compute for `burn` seconds a step."""
+        self.change(burn=burn)
         last = max(os.sched_getaffinity(0))
         for each, pid in self.ranks.items():
             self.undo.callback(pin, pid, f"0-{last}")

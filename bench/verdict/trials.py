@@ -45,14 +45,14 @@ def script(*remedies: str, **words: Any) -> Variant:
 class Fault:
     """`text`: what is done. `method`: of faults.py, which also undoes it; "" for machines that are
     made up of records. `right`: what the report may call it, with spaces between: a value of
-    `bottleneck`, or what `report_answer` makes of a run that stands or has ended. `grows`: the
-    parts of the mean step of which `make compare` is to show that one grew most; none where nothing
-    is to be compared. `after`: seconds of steps without it, where no step is made with it."""
+    `bottleneck`, or what `report_answer` makes of a run that stands or has ended. `compared`:
+    whether `make compare` is to show that the same cause grew most. `after`: seconds of steps
+    without it, where no step is made with it."""
 
     text: str
     method: str
     right: str
-    grows: str
+    compared: bool = True
     variants: tuple[Variant, ...] = (trainer(),)
     root: str = FILES
     args: str = STEPS_ALONE
@@ -61,50 +61,51 @@ class Fault:
 
 # fmt: off
 FAULTS = {
-    "nothing": Fault("links of 1 Gbit/s, as in all other trials", "nothing", "compute", "nothing",
+    "nothing": Fault("links of 1 Gbit/s, as in all other trials", "nothing", "compute", True,
         (trainer(), script()) * 4),
-    "rate": Fault("all links at 25, 50 or 75 Mbit/s", "rate", "network", "network peers",
+    "rate": Fault("all links at 25, 50 or 75 Mbit/s", "rate", "network", True,
         (trainer("SYNC", "BATCH", mbit=50), script("NODES", mbit=50), trainer("NODES", mbit=25),
          script("SYNC", mbit=75))),
-    "loss": Fault("each machine drops 3 or 4 % of the packets that come", "loss", "network",
-        "network peers", (trainer(percent=3), script(percent=4))),
+    "loss": Fault("each machine drops 3 or 4 % of the packets that come", "loss", "network", True,
+        (trainer(percent=3), script(percent=4))),
     "slow link": Fault("one machine's link at 50 or 75 Mbit/s", "rate", "slow_link",
-        "network peers", (trainer("SYNC", mbit=50, node=3), script(mbit=75, node=2))),
+        True, (trainer("SYNC", mbit=50, node=3), script(mbit=75, node=2))),
     "duplex": Fault("one link at 100 Mbit/s drops 2 % both ways, as one of half duplex",
-        "half_duplex", "slow_link network", "network peers",
+        "half_duplex", "slow_link network", True,
         (trainer(mbit=100, percent=2, node=3), script(mbit=100, percent=2, node=4))),
-    "slow share": Fault("a share takes 120 or 140 ms a file", "slow_files", "data_share", "data",
+    "slow share": Fault("a share takes 120 or 140 ms a file", "slow_files", "data_share", True,
         (trainer(milliseconds=120), script(milliseconds=140)), SLOW_FILES),
-    "slow disk": Fault("the disks read 1 or 0.9 MB/s", "slow_disk", "data_disk", "data",
+    "slow disk": Fault("the disks read 1 or 0.9 MB/s", "slow_disk", "data_disk", True,
         (trainer(megabytes=1), script(megabytes=0.9)), DISK),
     "frozen disk": Fault("one machine's disk stands still", "frozen_disk", "node3-stands data_disk",
-        "", (script(node=3),), DISK, after=15),
+        False, (script(node=3),), DISK, after=15),
     "decoding": Fault(
         "a file takes a loader 120 ms, in the third of computing, on one machine, from a share",
-        "slow_files", "data_decode", "data peers",
+        "slow_files", "data_decode", True,
         (trainer("WORKERS", milliseconds=120), script("WORKERS", milliseconds=120),
          Variant(True, {"milliseconds": 120, "node": 3, "computes": True}, is_share=True)),
         SLOW_FILES),
-    "copies": Fault("a batch takes 250 or 300 ms to the device", "change", "h2d", "h2d",
+    "copies": Fault("a batch takes 250 or 300 ms to the device", "change", "h2d", True,
         (trainer(copy=0.25), script(copy=0.3))),
     "duty cycle": Fault("one rank is stopped for 90 of each 200 ms", "duty_cycle", "straggler",
-        "peers", (trainer(node=3), script(node=1))),
+        True, (trainer(node=3), script(node=1))),
     "neighbour": Fault("five programs on the processor of a rank; all compute for 60 ms a step",
-        "neighbours", "cpu_contention", "peers",
+        "neighbours", "cpu_contention", True,
         (trainer(node=3, programs=5), script(node=2, programs=5))),
     "smaller part": Fault("one machine takes 1.6 or 1.4 times as long for an image", "change",
-        "straggler", "peers", (trainer("BALANCE", node=3, times=1.6), script(node=4, times=1.4))),
-    "clock": Fault("records of a GPU at 600 of 1770 MHz, whose rank is slow", "", "straggler", ""),
+        "straggler", True, (trainer("BALANCE", node=3, times=1.6), script(node=4, times=1.4))),
+    "clock": Fault("records of a GPU at 600 of 1770 MHz, whose rank is slow", "", "straggler",
+        False),
     "memory": Fault("records of a machine that swaps, whose rank is slow", "", "memory_pressure",
-        ""),
+        False),
     "checkpoint": Fault("the disks write 0.4 MB/s, and each eighth step is saved", "slow_writes",
-        "checkpoint", "", (trainer("SAVING", megabytes=0.4),), args="--checkpoint_every 8"),
+        "checkpoint", False, (trainer("SAVING", megabytes=0.4),), args="--checkpoint_every 8"),
     "oversubscribed": Fault("each rank computes 150 ms a step in three threads, and sleeps little",
-        "change", "cpu_oversubscribed", "backward forward",
+        "change", "cpu_oversubscribed", True,
         (script(times=0.1, burn=0.15, threads=3),)),
-    "hang": Fault("one rank does not come out of its forward", "change", "node3-stands", "",
+    "hang": Fault("one rank does not come out of its forward", "change", "node3-stands", False,
         (trainer(node=3, hang=True),), after=15),
-    "leaves": Fault("one rank ends in order, the others go on", "change", "node3-ended", "",
+    "leaves": Fault("one rank ends in order, the others go on", "change", "node3-ended", False,
         (script(node=3, leave=True),), after=15),
 }
 # fmt: on
@@ -117,6 +118,7 @@ class Trial(NamedTuple):
     kind: str  # of FAULTS
     variant: Variant
     remedy: str = ""
+    usual: Mapping[str, float] = {}  # what workload.py reads from the start
 
     @property
     def fault(self) -> Fault:
@@ -204,11 +206,8 @@ def report_answer(summary: Line, silent_ranks: list[str]) -> str:
     return answer
 
 
-def grown_part(base: Line, parts: Line) -> str:
-    """The part of the mean step that grew most from one run to another, by what `make compare`
-    says of both; `nothing` where that is less than a tenth of the step."""
-    grown = {
-        name: (parts[name] or 0.0) - (base[name] or 0.0) for name in parts if name != "seconds"
-    }
-    most = max(grown, key=lambda name: grown[name])
-    return most if grown[most] >= 0.1 * base["seconds"] else "nothing"
+def grown_cause(changes: Mapping[str, float]) -> str:
+    """The cause that grew most by what `make compare` says of two runs, in which computing grows
+    only with a fault; `nothing` where none did."""
+    grown = [cause for cause, change in changes.items() if change > 0 and cause != "compute"]
+    return grown[0] if grown else "nothing"

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-LAYERS, WIDTH = 8, 125_000
+LAYERS = 8
 # `image`: seconds for each image, a quarter of them in forward; `times`: as many as usual; `copy`:
 # seconds in which a batch goes to the device; `burn`: of real computing in each backward, in so
 # many `threads`.
@@ -85,18 +85,19 @@ class Sleeper(nn.Module):
         super().__init__()
         self.num_classes = num_classes
         make = torch.Generator().manual_seed(0)
-        drawn = (torch.randn(WIDTH, generator=make) * 0.01 for _ in range(LAYERS))
+        self.width = read_trial()["width"]
+        drawn = (torch.randn(self.width, generator=make) * 0.01 for _ in range(LAYERS))
         self.layers = nn.ParameterList(map(nn.Parameter, drawn))
         self.seconds, self.trial = 0.0, USUAL
         rank = int(os.environ.get("RANK", "0"))
-        self.numbers = torch.randn(2 * WIDTH, generator=make.manual_seed(rank)) * 1e-4
+        self.numbers = torch.randn(2 * self.width, generator=make.manual_seed(rank)) * 1e-4
         self.random, self.gradients = random.Random(rank), {}
 
     def draw_gradient(self, number):
         """Others at each step and on each rank, since a strategy may compress them; parts of a
         stock of numbers, which cost no time. Kept: autograd writes into what nobody else holds."""
-        begin = self.random.randrange(WIDTH)
-        self.gradients[number] = self.numbers[begin : begin + WIDTH]
+        begin = self.random.randrange(self.width)
+        self.gradients[number] = self.numbers[begin : begin + self.width]
         return self.gradients[number]
 
     def forward(self, images):
