@@ -97,9 +97,11 @@ class Ruling:
         self._standings_before_stop = self._standings
 
     def standings(self, attempt: int) -> Sequence[Standing]:
-        """Return where the ranks of an attempt stood before they were stopped, or else where the
-        silent ones stood when their guards asked last."""
-        return self._standings_before_stop or standings(self._follower.machines.values(), attempt)
+        """Return where the silent ranks of an attempt stood before they were stopped, by rank."""
+        # The answer of a rank may have arrived since the last look before the stop.
+        newest = standings(self._follower.machines.values(), attempt)
+        by_rank = {s.rank: s for s in [*newest, *self._standings_before_stop]}
+        return [by_rank[rank] for rank in sorted(by_rank)]
 
     def note(self, hang: Hang | None, step: int | None, leaving: bool) -> None:
         """Report that the run hangs, again if it waits for other ranks, and that steps come again.

@@ -11,6 +11,7 @@ from launcher.watch import ruling
 from launcher.watch.ruling import APART, LOOK_EVERY, STEADY, Ruling
 from report.analysis import analyse
 from report.hang import Hang, Standing
+from report.read import Machine
 from report.status import Follower, Judgement
 from tests.unit.report.report_runs import BOTTLENECKS, RunBuilder
 
@@ -145,11 +146,15 @@ def test_a_folder_that_cannot_be_read_now_is_looked_at_again(soon, tmp_path, mon
 def test_where_a_rank_stood_stays_known_though_it_ends_in_order_once_it_is_told_to(
     soon, tmp_path, monkeypatch
 ):
+    """A rank whose guard heard its answer just before the end is known, too."""
     stood = [Standing("node3", 2, 84.0, "stands at train.py:52, in <module>")]
+    asked = {"last": 15.0, "state": "T", "threads": []}
+    stacks = {"kind": "stacks", "mono": 40.0, "attempt": 1, "ranks": {"0": asked, "2": asked}}
     looks = []
 
     def look(self):
         looks.append(self)
+        self.machines = {"node1": Machine("node1", stacks=stacks)}
         nothing = dict.fromkeys(("hang", "judgement", "step", "finished"))
         return SimpleNamespace(stands=stood, leaving=False, **nothing)
 
@@ -158,4 +163,4 @@ def test_where_a_rank_stood_stays_known_though_it_ends_in_order_once_it_is_told_
     with watched:
         assert until(lambda: len(looks) > 1)
         watched.note_stop()
-    assert watched.standings(1) == stood
+    assert [(s.host, s.seconds) for s in watched.standings(1)] == [("node1", 25.0), ("node3", 84.0)]
