@@ -581,7 +581,7 @@ def test_what_a_rank_keeps_for_its_sums_is_no_checkpoint(nodes, there, run):
     sync.settle, kept.usage = lambda unused: None, None
     model = SimpleNamespace(module=None)
     sync.common_state, kept._model = lambda _: {}, lambda: model
-    kept.scaled, kept.steps, kept.sync = "ef:3:peak", 3, sync
+    kept.scaled_spec, kept.steps, kept.sync = "ef:3:peak", 3, sync
     folder = Path(there["node1"], "work/node1/out")
     torch.save({"model": {}, "kept": kept.state_dict()}, folder / "6.pt")
     os.utime(folder / "6.pt", (6, 6))
