@@ -65,7 +65,7 @@ def plan_of(tmp_path, script):
         master_port=29500,
         git_revision=None,
         git_diff="",
-        options=Config(),
+        options=Config(force=True),  # another run may have this machine
         program=Program(name="bench", typed="bench", words=()),
         nodes=nodes,
         **dict.fromkeys(named, ""),
