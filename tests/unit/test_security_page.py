@@ -36,7 +36,3 @@ def test_each_line_names_its_test_or_says_that_it_has_none():
     trusted = PAGE.split("## What is trusted\n", 1)[1].split("\n## ", 1)[0]
     lines = re.findall(r"^- (?:.+\n)(?:  .+\n)*", trusted, re.M)
     assert [line for line in lines if not re.search(r"test_\w+\.py|No test\.", line)] == []
-
-
-def test_whoever_reports_a_hole_finds_the_page():
-    assert "docs/security.md" in (ROOT / "SECURITY.md").read_text()

@@ -27,21 +27,15 @@ def test_without_root_it_says_so(monkeypatch, capsys):
     ("argv", "sentence"),
     [
         (["status"], "there is no lab nowhere: python -m lab up"),
-        (["kill", "1"], "there is no lab nowhere"),
         (["up", "--nodes", "0"], "1 to 64 nodes, not 0"),
-        (["up", "--nodes", "65"], "1 to 64 nodes, not 65"),
         (["up", "--name", "../up"], "lab name '../up'"),
         (["up", "--rate", "fast"], "rate 'fast'"),
-        (["up", "--rate", "1gbit;x"], "rate '1gbit;x'"),
-        (["up", "--rate", "0mbit"], "rate '0mbit'"),
         (["up", "--vm", "--rate", "1gbit"], "they have no rate"),
         (["up", "--nodes", "3", "--release", "bookworm,bullseye"], "2 releases for 3 nodes"),
         (["up", "--release", "potato"], "release 'potato'"),
         (["up", "--with", "gcc,--foreign"], "not the name of a Debian package"),
         (["up", "--memory", "1024"], "for virtual machines"),
-        (["up", "--vm", "--cpus", "0"], "at least 1 processor, not 0"),
         (["up", "--vm", "--memory", "64"], "at least 384 MB of memory, not 64"),
-        (["reboot", "1"], "there is no lab nowhere"),
     ],
 )
 def test_bad_input_is_a_sentence(as_root, monkeypatch, tmp_path, capsys, argv, sentence):
