@@ -9,6 +9,7 @@ import pytest
 
 from tests import run_directory
 from tests.train.script_runs import CHECKOUT
+from tests.unit.test_pages import without_values
 
 pytest.importorskip("fabric", reason="the demo needs the control machine's environment")
 LIMITS = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
@@ -21,6 +22,13 @@ def test_the_demo_learns_the_digits_with_the_instructions_of_an_old_cpu():
         demo, cwd=CHECKOUT, env={**os.environ, **LIMITS}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    printed = {without_values(line) for line in done.stdout.splitlines()}
+    shown = re.search(r"^```text\n(.*?)^```", (CHECKOUT / "README.md").read_text(), re.M | re.S)[1]
+    assert {without_values(line) for line in shown.splitlines()} <= printed
+    assert (
+        "tandem: everything is in #"
+        in {without_values(line) for line in done.stderr.splitlines()} | printed
+    )
     run = CHECKOUT / "runs/latest"
     assert run_directory.problems(run) == []
     summary = json.loads((run / "summary.json").read_text())

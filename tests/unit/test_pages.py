@@ -162,3 +162,35 @@ def test_what_the_pages_say_to_type_are_verbs_and_variables_that_there_are():
         assert verb in known, f"make {verb}"
         names = set(re.findall(r"([A-Z_]+)=", rest))
         assert names <= set(verbs.VERBS[verb].variables), f"make {verb}{rest}"
+
+
+def without_values(line):
+    """The line without what differs between two runs: numbers, times, addresses and keys."""
+    return " ".join(re.sub(r"\S*\d\S*", "#", line).split())
+
+
+def sample_lines(page):
+    """The lines of output that a page shows: in a comment below a command, or after `$ `."""
+    text = page.read_text()
+    below = re.findall(r"^#   (.*)$", text, re.MULTILINE)
+    after = re.findall(r"^```\n\$ .*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    marked = re.findall(r"^#?\w+ ansible_host=.*#.*$", text, re.MULTILINE)
+    return [*below, *marked, *(line for block in after for line in block.splitlines())]
+
+
+def test_the_samples_on_pages_are_what_commands_print():
+    """tests/train/test_train_demo.py compares those of `make demo` and `make train`."""
+    printed = {
+        without_values(line)
+        for path in (ROOT / "tests/messages").glob("*.txt")
+        for line in path.read_text().splitlines()
+    }
+    printed |= {"...", "tandem: everything is in #", "# : # # # #"}  # the last is Ansible's
+    script = (ROOT / "tools/venv.sh").read_text()
+    echo = [
+        re.sub(r"\\\$\w+", ".+", re.escape(text)) for text in re.findall(r'echo "(.+)"', script)
+    ]
+    shown = [line for page in pages() for line in sample_lines(page)]
+    assert len(shown) > 10
+    other = [line for line in shown if without_values(line) not in printed]
+    assert [line for line in other if not any(re.fullmatch(text, line) for text in echo)] == []
