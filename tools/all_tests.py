@@ -1,6 +1,7 @@
-"""`make test-all`: what `make test` and `make test-lab` leave out, in pieces. It keeps what each
-piece printed and how it ended in .tandem/test-all/, and leaves out what passed there before: broken
-off, it goes on where it was; AGAIN=1 begins anew.
+"""Run the tests that `make test` and `make test-lab` omit, in pieces: `make test-all`.
+
+The output and result of each piece are in .tandem/test-all/. A piece that passed is not repeated,
+so the same command continues after an interruption; AGAIN=1 repeats all.
 
 Standard library only, Python >= 3.11: it runs before there is an environment.
 """
@@ -32,48 +33,49 @@ SETUP = (
 )
 
 
-class Part(NamedTuple):
-    """`more`: of the environment."""
+class Piece(NamedTuple):
+    """A command; `variables` are added to its environment."""
 
     name: str
     argv: tuple[str, ...]
-    more: Mapping[str, str] = MappingProxyType({})
+    variables: Mapping[str, str] = MappingProxyType({})
 
 
-def pytest(name: str, *words: str, **more: str) -> Part:
-    """With an hour for a test, within which machines boot and are provisioned."""
+def pytest(name: str, *words: str, **variables: str) -> Piece:
     argv = (PYTHON, "-m", "pytest", "--quiet", "--durations=15", "--durations-min=2")
-    return Part(name, (*argv, "-o", "faulthandler_timeout=3600", *words), more)
+    # A test may boot and provision machines for an hour.
+    return Piece(name, (*argv, "-o", "faulthandler_timeout=3600", *words), variables)
 
 
-def all_parts() -> Iterator[Part]:
-    """One for each file with tests that are marked long, and what else takes long."""
+def list_pieces() -> Iterator[Piece]:
+    """Yield a piece for each file with tests that are marked long, and the other long ones."""
     for file in collect("-m", "long", "tests/unit", "tests/train", "tests/lab"):
         yield pytest(file, "-m", "long", file)
     for path in sorted((ROOT / "bench").glob("test_*.py")):
         yield pytest(f"bench/{path.name}", f"bench/{path.name}")
     yield pytest("40 faults", "tests/lab/test_chaos.py", TANDEM_CHAOS_TRIALS="40")
     yield pytest("fuzzers", "-m", "hypothesis", "tests/unit", TANDEM_FUZZ="1")
-    yield Part("test-gpu on the CPU", ("tools/test-gpu.sh", "--device=cpu"), {"PYTHON": PYTHON})
-    yield Part("40 verdicts", (PYTHON, "-m", "bench.verdict"))
+    yield Piece("test-gpu on the CPU", ("tools/test-gpu.sh", "--device=cpu"), {"PYTHON": PYTHON})
+    yield Piece("40 verdicts", (PYTHON, "-m", "bench.verdict"))
 
 
 def collect(*words: str) -> list[str]:
-    """The files of the tests that these words choose."""
+    """Return the files of the tests that these words of pytest select."""
     argv = [PYTHON, "-m", "pytest", "--collect-only", "-qq", *words]
     process = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = process.stdout.splitlines()
     return sorted({line.partition(":")[0] for line in lines if ".py:" in line})
 
 
-def run(part: Part, log: IO[str] | None = None) -> int:
-    # Without the words of this make, as tools/test.sh.
-    own = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "TANDEM_GIVEN", "TANDEM_VERBS", "ONLY", "AGAIN"}
-    own.add("PYTHONDONTWRITEBYTECODE")
-    env = {name: value for name, value in os.environ.items() if name not in own}
-    env.update(part.more, PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
+def run(piece: Piece, log: IO[str] | None = None) -> int:
+    """Run a piece, and return its exit code."""
+    # Tests call make, which must not see the words of this make (as in tools/test.sh).
+    removed = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "TANDEM_GIVEN", "TANDEM_VERBS", "ONLY", "AGAIN"}
+    removed.add("PYTHONDONTWRITEBYTECODE")
+    env = {name: value for name, value in os.environ.items() if name not in removed}
+    env.update(piece.variables, PATH=f"{ROOT}/.venv/bin:{os.environ['PATH']}")
     errors = subprocess.STDOUT if log else None
-    return subprocess.call(part.argv, cwd=ROOT, env=env, stdout=log, stderr=errors)
+    return subprocess.call(piece.argv, cwd=ROOT, env=env, stdout=log, stderr=errors)
 
 
 def minutes(seconds: float) -> str:
@@ -82,44 +84,48 @@ def minutes(seconds: float) -> str:
 
 @dataclass
 class Result:
-    """The result of a part."""
+    """The result of a piece, as stored."""
 
     name: str
     code: int
     seconds: float
     day: str
     commit: str
-    last: str  # line that it printed
+    last: str  # line of its output
 
     def __str__(self) -> str:
-        how = "passed" if self.code == 0 else "FAILED"
-        line = f"{how}  {self.day} {self.commit}  {minutes(self.seconds):>12}  {self.name}"
+        word = "passed" if self.code == 0 else "FAILED"
+        line = f"{word}  {self.day} {self.commit}  {minutes(self.seconds):>12}  {self.name}"
         return f"{line}: {self.last}"
 
 
-def run_parts(parts: Sequence[Part], again: bool) -> int:
-    """Each part once; a summary at the end."""
+def run_pieces(pieces: Sequence[Piece], again: bool) -> int:
+    """Run each piece, and print a summary. Returns the exit code. `again`: also run pieces that
+    passed before."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    commit = ["git", "rev-parse", "--short", "HEAD"]
-    at = subprocess.run(commit, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+    argv = ["git", "rev-parse", "--short", "HEAD"]
+    output = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     results = []
-    for part in parts:
-        place = RESULTS / re.sub(r"\W+", "-", part.name)
-        record, log = place.with_suffix(".json"), place.with_suffix(".log")
-        before = Result(**json.loads(record.read_text())) if record.exists() else None
-        if before and before.code == 0 and not again:
-            results.append(before)
-            continue
-        print(f"== {part.name} ({log})", flush=True)
+    for piece in pieces:
+        path = RESULTS / re.sub(r"\W+", "-", piece.name)
+        record, log = path.with_suffix(".json"), path.with_suffix(".log")
+        if record.exists() and not again:
+            stored = Result(**json.loads(record.read_text()))
+            if stored.code == 0:
+                results.append(stored)
+                continue
+        print(f"== {piece.name} ({log})", flush=True)
         begin = time.monotonic()
-        with log.open("w") as out:
-            code = run(part, out)
-        printed = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        took, day = time.monotonic() - begin, time.strftime("%d %b")
-        ended = Result(part.name, code, took, day, at, printed[-1] if printed else "")
-        record.write_text(json.dumps(asdict(ended)))
-        results.append(ended)
-        print(ended, flush=True)
+        with log.open("w") as file:
+            code = run(piece, file)
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        seconds, day = time.monotonic() - begin, time.strftime("%d %b")
+        last_line = lines[-1] if lines else ""
+        result = Result(piece.name, code, seconds, day, output.strip(), last_line)
+        # Written after each piece: an interruption loses at most one.
+        record.write_text(json.dumps(asdict(result)))
+        results.append(result)
+        print(result, flush=True)
     print(f"== make test-all, {minutes(sum(result.seconds for result in results))} in all:")
     print(*results, sep="\n")
     return 1 if any(result.code for result in results) else 0
@@ -128,13 +134,14 @@ def run_parts(parts: Sequence[Part], again: bool) -> int:
 def main(argv: Sequence[str]) -> int:
     try:
         words = verb_words("test-all", argv, "make test-all")
+        # Before the setup, which takes minutes.
         if os.geteuid():
             raise UserError("most of these tests boot machines: sudo make test-all")
         for words_of_setup in SETUP:
-            if code := run(Part("set-up", words_of_setup)):
+            if code := run(Piece("set-up", words_of_setup)):
                 return code
-        parts = [part for part in all_parts() if words.get("only", "") in part.name]
-        return run_parts(parts, words.get("again", False))
+        pieces = [piece for piece in list_pieces() if words.get("only", "") in piece.name]
+        return run_pieces(pieces, words.get("again", False))
     except UserError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return UserError.code

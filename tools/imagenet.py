@@ -4,9 +4,9 @@
     ILSVRC2012_img_val.tar         50,000 images without classes       -> TO/val/<wnid>/*.JPEG
     ILSVRC2012_devkit_t12.tar.gz   meta.mat and the validation images' classes
 
-Each image is copied once, straight from the archive to its place, or with SIZE= made smaller on its
-way (tools/shrink.py). A class folder appears once it is complete; so does val. After a kill at any
-time, the same command continues where it stopped.
+Each image is copied once, directly from the archive to its place. With SIZE= it becomes smaller on
+the way (tools/shrink.py). Class folders and val get their names when they are complete. After a
+kill at any time, the same command continues.
 """
 
 from __future__ import annotations
@@ -52,45 +52,47 @@ MD5 = {
 SPARE = 1.02
 CHECKED = ".archives.json"
 PIECE = 1 << 20
-UNPACKED = 64 << 20  # bytes of the devkit, and of meta.mat in it
-AT_ONCE = 256  # images in memory that are made smaller: 30 MB
-SMALLER = 0.25  # of ImageNet's bytes, with a short side of 256
-COMPRESSED = 15  # a kind of part of a file of MATLAB's
+UNPACKED = 64 << 20  # the most bytes of the devkit, and of meta.mat in it
+BATCH = 256  # images in memory before the pool shrinks them: 30 MB
+SMALLER = 0.25  # the share of ImageNet's bytes that images with a short side of 256 need
+COMPRESSED = 15  # the type of a compressed element of a MATLAB file
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the archives contain, and which part of it has not been copied to `target` yet."""
+    """The content of the archives, and the share of it that `target` does not have yet."""
 
     source: Path
     target: Path
-    classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) of those not there yet
-    val: tuple[tuple[str, str, int], ...]  # (image, wnid, bytes) of all; empty if val is there
+    classes: tuple[tuple[str, int], ...]  # (wnid, bytes of its tar) of those to copy
+    val: tuple[tuple[str, str, int], ...]  # (image, wnid, bytes) of all; empty if val is complete
     wnids: tuple[str, ...]
-    shape: Shape | None = None  # what images become; None: what they are
+    shape: Shape | None = None  # None: images stay unchanged
 
     def train_size(self) -> int:
         return sum(size for _, size in self.classes)
 
     def val_size(self) -> int:
-        part = self.target / "val.part"
-        return sum(size for name, wnid, size in self.val if not self.has(part / wnid / name, size))
+        folder = self.target / "val.part"
+        rows = ((folder / wnid / name, size) for name, wnid, size in self.val)
+        return sum(size for path, size in rows if not self.has(path, size))
 
     def has(self, path: Path, size: int) -> bool:
-        """Whether an image of the archive of so many bytes is there already."""
+        """Return whether an image, which has `size` bytes in the archive, is copied."""
         written = path.stat().st_size if path.is_file() else 0
-        return written == size if self.shape is None else written > 0  # which appear whole
+        # A smaller image gets its name when it is complete. Others grow under their name.
+        return written == size if self.shape is None else written > 0
 
 
 def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
-    """({class number: wnid}, the class number of each validation image).
+    """Return {class number: wnid}, and the class number of each validation image.
 
-    Raises UserError for an archive of another shape. meta.mat has one row per synset: number,
-    WordNet id, words, gloss and number of children; classes are those without children.
+    Raises UserError for another archive. meta.mat has one row per synset: number, WordNet id,
+    words, gloss and number of children. A class is a synset without children.
     """
     from scipy.io import loadmat
 
-    wanted = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
+    contents = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
     with _explain_damage(path):
         with gzip.open(path) as file:
             unpacked = file.read(UNPACKED + 1)
@@ -98,27 +100,28 @@ def read_devkit(path: Path) -> tuple[dict[int, str], list[int]]:
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as archive:
             for member in archive:
                 name = Path(member.name).name
-                if name in wanted and member.isfile():
-                    wanted[name] = _content(archive, member).read()
-    missing = [name for name, content in wanted.items() if not content]
+                if name in contents and member.isfile():
+                    contents[name] = _content(archive, member).read()
+    missing = [name for name, content in contents.items() if not content]
     if missing:
         raise UserError(f"{path} has no {' and no '.join(missing)}: is it the devkit? {PAGE}")
-    meta, truth = wanted.values()
+    meta, truth = contents.values()
     try:
-        _refuse_large(sum(_sizes(meta)), path)
+        _refuse_large(sum(_element_sizes(meta)), path)  # loadmat has no limit
         rows = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
         leaves = {int(row[0]): str(row[1]) for row in rows if int(row[4]) == 0}
         numbers = [int(line) for line in truth.split()]
-        odd = [wnid for wnid in leaves.values() if not re.fullmatch("n[0-9]{8}", wnid)]
-        odd += [str(number) for number in numbers if number not in leaves]
+        # wnids become names of folders.
+        invalid = [wnid for wnid in leaves.values() if not re.fullmatch("n[0-9]{8}", wnid)]
+        invalid += [str(number) for number in numbers if number not in leaves]
     except UserError:
         raise
-    except Exception as error:  # of a damaged file loadmat raises many kinds
+    except Exception as error:  # loadmat raises many kinds for a damaged file
         raise UserError(
             f"{path}: meta.mat or the classes cannot be read ({error}): {PAGE}"
         ) from None
-    if odd:
-        raise UserError(f"{path} has {odd[0]!r}, which is no class: is it the devkit? {PAGE}")
+    if invalid:
+        raise UserError(f"{path} has {invalid[0]!r}, which is no class: is it the devkit? {PAGE}")
     return leaves, numbers
 
 
@@ -130,21 +133,22 @@ def _refuse_large(size: int, path: Path) -> None:
         )
 
 
-def _sizes(meta: bytes) -> Iterator[int]:
-    """Bytes of the parts of a file of MATLAB's, each of which may be compressed by itself."""
-    order, place = ("<" if meta[126:128] == b"IM" else ">"), 128
-    while place + 8 <= len(meta):
-        kind, size = struct.unpack_from(f"{order}II", meta, place)
-        part = meta[place + 8 : place + 8 + size]
-        packed = kind == COMPRESSED
-        yield len(zlib.decompressobj().decompress(part, UNPACKED + 1)) if packed else len(part)
-        place += 8 + size
+def _element_sizes(meta: bytes) -> Iterator[int]:
+    """Yield the unpacked bytes of each element of a MATLAB file. Each may be compressed."""
+    order, position = ("<" if meta[126:128] == b"IM" else ">"), 128  # after the header
+    while position + 8 <= len(meta):
+        kind, size = struct.unpack_from(f"{order}II", meta, position)
+        element = meta[position + 8 : position + 8 + size]
+        if kind == COMPRESSED:
+            element = zlib.decompressobj().decompress(element, UNPACKED + 1)
+        yield len(element)
+        position += 8 + size
 
 
 def _content(archive: tarfile.TarFile, member: tarfile.TarInfo) -> IO[bytes]:
-    # What is sparse has any number of bytes that are not in the archive.
+    # A sparse file may have any number of bytes that are not in the archive.
     file = archive.extractfile(member) if not member.issparse() else None
-    if file is None:  # or a folder or a device, in an archive of another shape
+    if file is None:  # it is sparse, a folder or a device
         raise UserError(f"an archive has {member.name!r}, which is not a whole file. {PAGE}")
     return file
 
@@ -161,13 +165,13 @@ def _explain_damage(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _tar(path: Path) -> Iterator[tarfile.TarFile]:
-    """Opens an archive; damage raises UserError with a sentence for the user."""
+    """Open an archive. Raises UserError if it is damaged."""
     with _explain_damage(path), tarfile.open(path, "r:") as archive:
         yield archive
 
 
 def make_plan(source: Path, target: Path, shape: Shape | None = None) -> Plan:
-    """Reads the archives' tables of contents. Raises UserError, naming all missing archives."""
+    """Read the archives' tables of contents. Raises UserError with all missing archives."""
     absent = [name for name in MD5 if not (source / name).is_file()]
     if absent:
         raise UserError(
@@ -205,21 +209,23 @@ def _some(names: list[str]) -> str:
 
 
 def check_space(plan: Plan) -> None:
-    """Raises UserError if the target's disk has too little space."""
+    """Raise UserError if the target's disk has too little space."""
+    # Bytes follow the side or the pixels, by the image. The larger estimate is the safe one.
     ratio = plan.shape.size / 256 if plan.shape else math.inf
-    part = min(1.0, SMALLER * max(ratio, ratio**2))
-    needed = (plan.train_size() + plan.val_size()) * SPARE * part
+    share = min(1.0, SMALLER * max(ratio, ratio**2))
+    size = (plan.train_size() + plan.val_size()) * SPARE * share
     free = shutil.disk_usage(plan.target).free
-    if needed > free:
+    if size > free:
         raise UserError(
-            f"{plan.target} has {free / 1e9:.1f} GB free, and {needed / 1e9:.1f} GB are needed: "
+            f"{plan.target} has {free / 1e9:.1f} GB free, and {size / 1e9:.1f} GB are needed: "
             "choose a folder on another disk with TO="
         )
 
 
 def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
-    """Sentences about archives that are not the official ones. Keeps sums for later calls, and what
-    images become; raises UserError where that was something else."""
+    """Return warnings about archives that are not the official ones. Stores the sums, which take
+    minutes, and the shape of images. Raises UserError if the target was begun with another
+    shape."""
     record, shape = plan.target / CHECKED, list(plan.shape) if plan.shape else None
     sums: dict[str, Any] = {"shape": shape}
     if record.is_file():
@@ -232,9 +238,13 @@ def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
     for name in MD5:
         path = plan.source / name
         size, changed = path.stat().st_size, path.stat().st_mtime_ns
-        if sums.get(name, [])[:2] != [size, changed]:
+        if sums.get(name, [])[:2] != [size, changed]:  # the sum is missing, or of another file
             with path.open("rb") as file, bar(f"checking {name}", size) as advance:
-                sums[name] = [size, changed, _md5(file, advance)]
+                digest = hashlib.md5(usedforsecurity=False)
+                while piece := file.read(PIECE):
+                    digest.update(piece)
+                    advance(len(piece))
+                sums[name] = [size, changed, digest.hexdigest()]
             record.write_text(json.dumps(sums))
     return [
         f"{plan.source / name} is not the official archive: its MD5 is {sums[name][2]}, not {md5}"
@@ -243,16 +253,8 @@ def check_archives(plan: Plan, bar: Callable[..., Any]) -> list[str]:
     ]
 
 
-def _md5(file: IO[bytes], advance: Callable[[int], None]) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    while piece := file.read(PIECE):
-        digest.update(piece)
-        advance(len(piece))
-    return digest.hexdigest()
-
-
 class Writer:
-    """Writes images in their order, or with a `shape` smaller ones, in all processors. To be used
+    """Write images in their order. With a `shape`, a pool of processes makes them smaller. Use it
     as a context."""
 
     def __init__(self, shape: Shape | None) -> None:
@@ -279,16 +281,17 @@ class Writer:
         if len(content) != size:
             raise UserError(f"{path} has {len(content)} bytes in its archive instead of {size}")
         self.waiting.append((content, path))
-        if len(self.waiting) == AT_ONCE:
+        if len(self.waiting) == BATCH:
             self.finish()
 
     def finish(self) -> None:
-        """All that was written so far is there. Raises UserError and OSError."""
+        """Wait until all images are written. Raises UserError and OSError."""
         if self.pool is None or self.shape is None:
             return
         try:
-            for bad in self.pool.map(partial(_shrink_into, self.shape), self.waiting, chunksize=8):
-                self.bad += bad
+            write = partial(_write_smaller, self.shape)
+            for is_bad in self.pool.map(write, self.waiting, chunksize=8):
+                self.bad += is_bad
         except BrokenProcessPool:
             raise UserError(
                 "a process that shrinks images was killed, perhaps for want of memory: the same "
@@ -297,27 +300,30 @@ class Writer:
         self.waiting = []
 
 
-def _shrink_into(shape: Shape, image: tuple[bytes, Path]) -> bool:
-    """Write an image smaller, which appears whole. Returns whether it is none and stayed as it is.
-    Raises OSError."""
+def _write_smaller(shape: Shape, image: tuple[bytes, Path]) -> bool:
+    """Write a smaller image. A file that is not an image stays unchanged. Returns whether it is
+    one of these. Raises OSError."""
     content, path = image
-    bad = False
+    is_bad = False
     try:
         content = shrink(content, shape)
     except BadImage:
-        bad = True
-    growing = path.with_name(f".{path.name}.part")
+        is_bad = True
+    temporary = path.with_name(f".{path.name}.part")
     try:
-        growing.write_bytes(content)
-        growing.replace(path)
+        temporary.write_bytes(content)
+        temporary.replace(path)
     except OSError as error:
-        growing.unlink(missing_ok=True)  # of a full disk, whose error names no file
+        temporary.unlink(missing_ok=True)
+        # The error of a full disk has no file.
         raise OSError(error.errno, error.strerror, str(path.parent)) from None
-    return bad
+    return is_bad
 
 
 def extract_train(plan: Plan, advance: Callable[[int], None], writer: Writer) -> None:
+    """Make the class folders of train that are missing. Raises UserError and OSError."""
     sizes = dict(plan.classes)
+    # One pass over the archive, which has more than a hundred gigabytes.
     with _tar(plan.source / TRAIN) as archive:
         for member in archive:
             wnid = member.name.removesuffix(".tar")
@@ -327,28 +333,29 @@ def extract_train(plan: Plan, advance: Callable[[int], None], writer: Writer) ->
 
 
 def _extract_class(file: IO[bytes], folder: Path, writer: Writer) -> None:
-    part = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    unfinished = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
     with tarfile.open(fileobj=file, mode="r:") as images:
         for image in images:
-            # Plain names alone, so that an archive cannot write outside its folder.
+            # Only plain names, so that an archive cannot write outside its folder.
             if not image.isfile() or not re.fullmatch(r"[\w-]+\.JPEG", image.name):
                 raise UserError(f"{folder.name}.tar has {image.name!r}, which is not an image")
-            writer.write(_content(images, image), part / image.name, image.size)
+            writer.write(_content(images, image), unfinished / image.name, image.size)
     writer.finish()
-    if not any(part.iterdir()):
+    if not any(unfinished.iterdir()):
         raise UserError(f"{folder.name}.tar has no images: download {TRAIN} again")
-    # The name says that the folder is complete, so its contents must reach the disk first.
+    # A folder with the final name is complete, so its content must reach the disk first.
     os.sync()
-    part.rename(folder)
+    unfinished.rename(folder)
 
 
 def extract_val(plan: Plan, advance: Callable[[int], None], writer: Writer) -> None:
-    part = plan.target / "val.part"
+    """Make val. Raises UserError and OSError."""
+    folder = plan.target / "val.part"
     for wnid in plan.wnids:
-        (part / wnid).mkdir(parents=True, exist_ok=True)
-    places = {name: (part / wnid / name, size) for name, wnid, size in plan.val}
+        (folder / wnid).mkdir(parents=True, exist_ok=True)
+    places = {name: (folder / wnid / name, size) for name, wnid, size in plan.val}
     with _tar(plan.source / VAL) as archive:
         for member in archive:
             path, size = places.get(member.name, (None, 0))
@@ -357,7 +364,7 @@ def extract_val(plan: Plan, advance: Callable[[int], None], writer: Writer) -> N
                 advance(size)
     writer.finish()
     os.sync()
-    part.rename(plan.target / "val")
+    folder.rename(plan.target / "val")
 
 
 def _copy(file: IO[bytes], path: Path, size: int) -> None:
@@ -368,21 +375,23 @@ def _copy(file: IO[bytes], path: Path, size: int) -> None:
 
 
 def count(folder: Path) -> tuple[int, int]:
-    """(classes, images) in a folder of class folders."""
+    """Return the numbers of classes and images in a folder of class folders."""
     classes = [path for path in folder.iterdir() if not path.name.startswith(".")]
     return len(classes), sum(1 for path in classes for _ in path.iterdir())
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, else one line at the start."""
-    with tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=None) as bar:
+def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal, otherwise print one line at the start. Yields the function
+    that advances it by so many bytes."""
+    with tqdm(total=total, desc=title, unit="B", unit_scale=True, disable=None) as bar:
         if bar.disable:
-            print(f"{what}: {total / 1e9:.1f} GB", flush=True)
+            print(f"{title}: {total / 1e9:.1f} GB", flush=True)
         yield bar.update
 
 
 def run(source: Path, target: Path, shape: Shape | None = None) -> None:
+    """Make the class folders in `target`. Raises UserError and OSError."""
     plan = make_plan(source, target, shape)
     target.mkdir(parents=True, exist_ok=True)
     check_space(plan)
@@ -397,9 +406,9 @@ def run(source: Path, target: Path, shape: Shape | None = None) -> None:
                 extract_val(plan, advance, writer)
     if writer.bad:
         print(f"tandem: {writer.bad:,} files are no images and stay as they are", file=sys.stderr)
-    for part in ("train", "val"):
-        classes, images = count(target / part)
-        print(f"{target / part}: {classes:,} classes, {images:,} images")
+    for split in ("train", "val"):
+        classes, images = count(target / split)
+        print(f"{target / split}: {classes:,} classes, {images:,} images")
 
 
 def main(argv: list[str]) -> int:

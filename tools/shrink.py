@@ -1,12 +1,11 @@
 """Write a copy of a data set whose images have a short side of SIZE pixels: `make shrink`.
 
-An image of ImageNet's takes 110 kB, and 27 kB with a short side of 256: four times as many go
-through the cable of a share, and each is decoded in less time. Images that are small already are
-copied as they are; so are files that are no images, which are named: the copy has as many as its
-source.
+An image of ImageNet has 110 kB, and 27 kB with a short side of 256. A share's cable carries four
+times as many of them, and each is decoded in less time. Small images are copied unchanged. Files
+that are not images are copied, too, with a warning: the copy has as many files as its source.
 
-The copy grows beside its place, in a folder NAME.part, where each image appears whole. After a kill
-at any time, the same command continues where it stopped.
+The copy is written to the folder NAME.part, in which only complete images have their names. After a
+kill at any time, the same command continues.
 """
 
 from __future__ import annotations
@@ -36,110 +35,112 @@ from contract.text import size
 from trainer.data.decode import BadImage, Unreadable, picture_of, read_file
 
 JPEGS = (".jpg", ".jpeg", ".jpe", ".jfif")
-SETTINGS = "settings.json"  # of the copy that grows, and its lock
-AT_ONCE = 16  # images that a process is handed
+SETTINGS = "settings.json"  # in NAME.part: its settings, and its lock
+CHUNK = 16  # images that a process gets at once
 
 
 class Shape(NamedTuple):
-    """What an image becomes: pixels of its short side, and the quality of a JPEG."""
+    """The size of a copy: the pixels of its short side, and the quality of its JPEG."""
 
     size: int
     quality: int
 
 
 def shrink(content: bytes, shape: Shape) -> bytes:
-    """A smaller JPEG of an image file, upright and in RGB; the file itself where its short side is
-    no longer than `shape.size`. Raises BadImage."""
+    """Return a smaller JPEG of an image file, upright and in RGB. Returns `content` itself if the
+    short side is not longer than `shape.size`. Raises BadImage."""
     picture = picture_of(content)
     short = min(picture.size)
     if short <= shape.size:
         return content
-    # A decoder halves a JPEG for next to nothing. What it leaves has twice the pixels a side that
-    # are wanted, so that the filter below decides what the image looks like.
+    # A decoder halves a JPEG at almost no cost. At least twice the final pixels a side stay, so
+    # that the filter below determines the quality.
     factors = [factor for factor in picture.factors if short >= 2 * factor * shape.size]
     pixels = picture.pixels(factors[0] if factors else 1)
     scale = shape.size / min(pixels.size)
     wide, high = (round(side * scale) for side in pixels.size)
-    smaller = io.BytesIO()
-    filtered = pixels.resize((wide, high), Image.Resampling.LANCZOS)
-    filtered.save(smaller, "JPEG", quality=shape.quality)
-    return smaller.getvalue()
+    output = io.BytesIO()
+    resized = pixels.resize((wide, high), Image.Resampling.LANCZOS)
+    resized.save(output, "JPEG", quality=shape.quality)
+    return output.getvalue()
 
 
 def shrunk_name(path: str) -> str:
-    """Of an image's copy, which is a JPEG: photo.png -> photo.png.jpg."""
+    """Return the path of an image's copy, which is a JPEG: photo.png -> photo.png.jpg."""
     return path if path.lower().endswith(JPEGS) else f"{path}.jpg"
 
 
-def copy_image(path: str, source: Path, part: Path, shape: Shape) -> str:
-    """Returns why it is no image, or nothing. Raises OSError, and Unreadable where the disk
-    fails."""
+def copy_image(path: str, source: Path, folder: Path, shape: Shape) -> str:
+    """Copy an image into a folder, smaller. A file that is not an image is copied unchanged.
+    Returns why it is not one, or "". Raises OSError, and Unreadable if the disk fails."""
     name, reason = path, ""
     content = None
     try:
-        whole = read_file(source / path)
-        content = shrink(whole, shape)
-        if content is not whole:
+        original = read_file(source / path)
+        content = shrink(original, shape)
+        if content is not original:
             name = shrunk_name(path)
     except Unreadable:
         raise
     except BadImage as error:
         reason = str(error)
-    target = part / name
+    target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True)
-    growing = target.with_name(f".{target.name}.part")
+    temporary = target.with_name(f".{target.name}.part")
     try:
         if content is None:
-            shutil.copyfile(source / path, growing)
+            shutil.copyfile(source / path, temporary)
         else:
-            growing.write_bytes(content)
-        growing.replace(target)
+            temporary.write_bytes(content)
+        temporary.replace(target)
     except OSError:
-        growing.unlink(missing_ok=True)  # of a full disk
+        temporary.unlink(missing_ok=True)  # the disk may be full
         raise
     return reason
 
 
 def start_worker() -> None:
-    """Ctrl-C reaches all processes: the first one ends the others. Where it is killed, they end."""
+    """Prepare a process of the pool. It ignores Ctrl-C, since the first process ends the others,
+    and it ends if the first process is killed."""
+
+    def follow_parent() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_follow_parent, daemon=True).start()
-
-
-def _follow_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=follow_parent, daemon=True).start()
 
 
 def images_of(root: Path) -> dict[str, list[str]]:
-    """The paths of the images of each split. Raises UserError."""
+    """Return the paths of the images of each split, and print notes on skipped files. Raises
+    UserError."""
     images = {}
-    for split in SPLITS:
+    for name in SPLITS:
         try:
-            read = read_split(root, split)
+            split = read_split(root, name)
         except LayoutError as error:
             raise UserError(f"{root}: {error}") from None
-        images[split] = [path for paths in read.images.values() for path in paths]
-        if read.note(split):
-            print(f"tandem: {root}: {read.note(split)}", file=sys.stderr)
+        images[name] = [path for paths in split.images.values() for path in paths]
+        if split.note(name):
+            print(f"tandem: {root}: {split.note(name)}", file=sys.stderr)
     return images
 
 
-def copy_images(images: list[str], source: Path, part: Path, shape: Shape) -> None:
-    """Copy those that are not there yet. Raises UserError and OSError."""
-    # Not those without a byte, which a cut of the power leaves.
-    paths = (path for path in part.rglob("*") if path.is_file() and path.stat().st_size)
-    there = {str(path.relative_to(part)) for path in paths}
-    left = [path for path in images if path not in there and shrunk_name(path) not in there]
+def copy_images(images: list[str], source: Path, folder: Path, shape: Shape) -> None:
+    """Copy the images that the folder does not have yet. Raises UserError and OSError."""
+    # A power cut leaves files without a byte.
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    copied = {str(path.relative_to(folder)) for path in paths}
+    todo = [path for path in images if path not in copied and shrunk_name(path) not in copied]
     bad = 0
     pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), initializer=start_worker)
-    copy = partial(copy_image, source=source, part=part, shape=shape)
-    done = len(images) - len(left)
-    with tqdm(total=len(images), initial=done, unit=" images", disable=None) as bar:
+    copy = partial(copy_image, source=source, folder=folder, shape=shape)
+    count = len(images) - len(todo)
+    with tqdm(total=len(images), initial=count, unit=" images", disable=None) as bar:
         try:
-            for path, reason in zip(left, pool.map(copy, left, chunksize=AT_ONCE)):
+            for path, reason in zip(todo, pool.map(copy, todo, chunksize=CHUNK)):
                 bar.update()
                 if reason:
                     bad += 1
@@ -149,10 +150,10 @@ def copy_images(images: list[str], source: Path, part: Path, shape: Shape) -> No
                 "a process that shrinks images was killed, perhaps for want of memory: the same "
                 "command continues"
             ) from None
-        except OSError as error:  # a full disk's names no file
-            where = error.filename or part
+        except OSError as error:
+            location = error.filename or folder  # the error of a full disk has no file
             raise UserError(
-                f"{where}: {error.strerror}. Once that is repaired the same command continues"
+                f"{location}: {error.strerror}. Once that is repaired the same command continues"
             ) from None
         except Unreadable as error:
             raise UserError(f"{source}: an image {error}: check its disk or file server") from None
@@ -162,19 +163,21 @@ def copy_images(images: list[str], source: Path, part: Path, shape: Shape) -> No
         print(f"tandem: {bad:,} files are no images and were copied as they are", file=sys.stderr)
 
 
-def lock_part(part: Path, source: Path, shape: Shape) -> IO[str]:
-    """The file that holds the lock of a copy that grows. Raises UserError."""
-    part.mkdir(parents=True, exist_ok=True)
-    file = (part / SETTINGS).open("a+")
+def lock_folder(folder: Path, source: Path, shape: Shape) -> IO[str]:
+    """Lock the folder of an incomplete copy. Returns the file that holds the lock. Raises UserError
+    if another process writes it, or if the settings differ."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / SETTINGS).open("a+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        raise UserError(f"another `make shrink` writes {part}") from None
+        raise UserError(f"another `make shrink` writes {folder}") from None
     file.seek(0)
     text, settings = file.read(), json.dumps([str(source.resolve()), *shape])
+    # With other settings, the copy would have images of two sizes.
     if text not in ("", settings):
         raise UserError(
-            f"{part} was begun with other settings ({text}): remove it, or choose another TO="
+            f"{folder} was begun with other settings ({text}): remove it, or choose another TO="
         )
     if not text:
         file.write(settings)
@@ -183,31 +186,28 @@ def lock_part(part: Path, source: Path, shape: Shape) -> IO[str]:
 
 
 def run(source: Path, target: Path, shape: Shape) -> None:
-    """Raises UserError and OSError."""
+    """Write a copy of a data set, and print its size. Raises UserError and OSError."""
     if target.exists():
         raise UserError(f"{target} is there already: remove it, or choose another TO=")
     images = images_of(source)
-    part = target.with_name(f"{target.name}.part")
-    with lock_part(part, source, shape):
-        copy_images([*images["train"], *images["val"]], source, part, shape)
-        copies = images_of(part)
+    folder = target.with_name(f"{target.name}.part")
+    with lock_folder(folder, source, shape):
+        copy_images([*images["train"], *images["val"]], source, folder, shape)
+        copies = images_of(folder)
         for split in SPLITS:
             if len(copies[split]) != len(images[split]):
                 raise UserError(
-                    f"{part} has {len(copies[split]):,} images in {split} and {source} has "
-                    f"{len(images[split]):,}: two of a class may differ in .jpg alone"
+                    f"{folder} has {len(copies[split]):,} images in {split} and {source} has "
+                    f"{len(images[split]):,}: two names of a class may differ only in .jpg"
                 )
-        (part / SETTINGS).unlink()
-        os.sync()  # the name says that it is complete
-        part.rename(target)
+        (folder / SETTINGS).unlink()
+        os.sync()  # a folder with the final name is complete, even after a power cut
+        folder.rename(target)
     for split, paths in copies.items():
-        before, after = size_of(source, images[split]), size_of(target, paths)
-        print(f"{target / split}: {len(paths):,} images, {size(after)} instead of {size(before)}")
-
-
-def size_of(root: Path, paths: list[str]) -> int:
-    """Bytes."""
-    return sum((root / path).stat().st_size for path in paths)
+        old_bytes = sum((source / path).stat().st_size for path in images[split])
+        new_bytes = sum((target / path).stat().st_size for path in paths)
+        sizes = f"{size(new_bytes)} instead of {size(old_bytes)}"
+        print(f"{target / split}: {len(paths):,} images, {sizes}")
 
 
 def main(argv: list[str]) -> int:
@@ -216,7 +216,7 @@ def main(argv: list[str]) -> int:
         if "data" not in words:
             raise UserError("say which data set: `make shrink DATA=imagenet`")
         source = Path(words["data"])
-        if len(source.parts) == 1:
+        if len(source.parts) == 1:  # a name, not a path
             source = Path("data") / source
         shape = Shape(words.get("size", 256), words.get("quality", 90))
         target = words.get("to", f"{source}-{shape.size}")

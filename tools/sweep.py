@@ -1,8 +1,8 @@
-"""`make sweep`: a grid of short runs, one after the other, and the comparison of what came of them.
+"""Run a grid of short runs one after the other, and compare them: `make sweep`.
 
-Each cell of the grid is a `python -m launcher train` of its own, in rounds (A B C, A B C), so that
-what changes in the meantime falls on all of them alike. What was done is in
-runs/sweeps/<id>/sweep.json, rewritten after each run: whatever ends a sweep, RESUME goes on.
+Each cell of the grid is a run of `python -m launcher train`. The runs are in rounds (A B C, A B C),
+so that changes in the meantime affect all cells equally. runs/sweeps/<id>/sweep.json is rewritten
+after each run, so RESUME can continue after every interruption.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from report.files import read_object
 from tools.verbs import say
 
 SWEEPS = Path(RUNS, "sweeps")
-# What may have several values: everything that a run can differ in.
+# Variables that may have several values.
 SWEPT = ("NODES", "MODEL", "DATA", "EPOCHS", "BATCH", "PRECISION", "SYNC", "ARGS")
-# Of steps in a run without EPOCHS: the report judges from 20 steps on (report/measure.py), each of
-# which may take 1.9 s.
+# The duration of the steps in a run without EPOCHS. The report needs 20 steps (report/measure.py),
+# so a step may take 1.9 s.
 SECONDS = 40
 TRIAL = ("--trial", str(SECONDS), "--sync_warmup", "0")
 
@@ -48,32 +48,33 @@ State = dict[str, Any]  # sweep.json
 
 
 def main(argv: list[str]) -> int:
-    """Returns the exit code."""
+    """Start or resume a sweep. Returns the exit code."""
     try:
         words = verb_words("sweep", argv, "make sweep")
         folder = sweep_to_resume(words) if "resume" in words else new_sweep(words)
-        with alone(folder):
-            return carry_out(folder)
+        with lock_sweep(folder):
+            return run_cells(folder)
     except UserError as error:
         say(str(error))
         return UserError.code
 
 
 def new_sweep(options: Mapping[str, Any]) -> Path:
-    """The folder of a new sweep. Raises UserError for a grid that cannot be carried out."""
+    """Make the folder of a new sweep, and return it. Raises UserError for an invalid grid."""
     if "sweep" not in options:
         raise UserError(
-            "SWEEP is missing: `make help sweep` has an example; RESUME goes on with a sweep."
+            "SWEEP is missing: `make help sweep` has an example; RESUME continues a sweep."
         )
     keys = {name: name.lower() for name in ("INVENTORY", *SWEPT)}
     base = {name: str(options[key]) for name, key in keys.items() if key in options}
     if "args" in options:
         base["ARGS"] = shlex.join(options["args"])
     rounds = options.get("rounds", 2)
+    # Every cell is checked before the first run, which may be hours before the last.
     cells = [cell(base, words) for words in grid(options["sweep"], base)]
     folder = SWEEPS / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True)  # not exist_ok: each sweep has a folder of its own
     except FileExistsError:
         raise UserError(f"a sweep began this very second: {folder}; type it again.") from None
     state = {"sweep": options["sweep"], "rounds": rounds, "cells": cells, "runs": []}
@@ -82,17 +83,22 @@ def new_sweep(options: Mapping[str, Any]) -> Path:
 
 
 def grid(text: str, base: Mapping[str, str]) -> list[Words]:
-    """The cells: each combination of values. Raises UserError."""
+    """Return the words of each cell: all combinations of values. Raises UserError."""
     axes: dict[str, list[str]] = {}
     for word in verbs.VARIABLES["ARGS"].read("SWEEP", text):
         name, equals, values = word.partition("=")
         if name not in SWEPT:
-            raise UserError(unknown(name, values))
+            raise UserError(explain_unknown(name, values))
         if name in axes or (name in base and name != "ARGS"):
             raise UserError(f"{name} is given twice: leave one of them out.")
         if not equals:
             raise UserError(f"SWEEP has {word!r}: write {name}=one,other.")
-        axes[name] = values_of(name, values)
+        # ARGS may have commas itself, and so may a path.
+        axes[name] = values.split("|" if name == "ARGS" or "|" in values else ",")
+        if name != "ARGS" and "" in axes[name]:
+            raise UserError(f"SWEEP has {word}, of which a value is empty.")
+        if len(set(axes[name])) < len(axes[name]):
+            raise UserError(f"SWEEP has {word}, of which a value is there twice.")
     cells = [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
     if len(cells) < 2:
         raise UserError(
@@ -102,29 +108,20 @@ def grid(text: str, base: Mapping[str, str]) -> list[Words]:
     return cells
 
 
-def values_of(name: str, text: str) -> list[str]:
-    """The values, separated by commas, or by | in ARGS and where a | occurs. Raises UserError."""
-    values = text.split("|" if name == "ARGS" or "|" in text else ",")
-    if name != "ARGS" and "" in values:
-        raise UserError(f"SWEEP has {name}={text}, of which a value is empty.")
-    if len(set(values)) < len(values):
-        raise UserError(f"SWEEP has {name}={text}, of which a value is there twice.")
-    return values
-
-
-def unknown(name: str, values: str) -> str:
-    first, *_ = values.split(",")
+def explain_unknown(name: str, values: str) -> str:
     if name.lower() in ENTRIES:
         hint = "|".join(f"--{name.lower()} {value}" for value in values.split(","))
-        return f"{name}={first} is an option of the trainer: SWEEP has it as ARGS='{hint}'."
+        typed = f"{name}={values.split(',')[0]}"
+        return f"{typed} is an option of the trainer: SWEEP has it as ARGS='{hint}'."
     return f"SWEEP cannot vary {name}: it takes {', '.join(SWEPT)}."
 
 
 def cell(base: Words, words: Words) -> dict[str, Any]:
-    """A cell's entry in sweep.json. Raises UserError for a value that a variable cannot have."""
+    """Return a cell's entry in sweep.json. Raises UserError for an invalid value of a variable."""
     typed = {**base, **words}
     args = [base.get("ARGS", ""), words.get("ARGS", "")]
     typed["ARGS"] = " ".join(filter(None, args))
+    # The report prints this command for people, who want to train and not to time steps.
     command = verbs.line("train", **typed)
     if "EPOCHS" not in typed:
         typed["ARGS"] += f" {shlex.join(TRIAL)}"
@@ -135,17 +132,18 @@ def cell(base: Words, words: Words) -> dict[str, Any]:
 
 
 def sweep_to_resume(words: Mapping[str, Any]) -> Path:
-    """The folder of a sweep that goes on. Raises UserError."""
-    other = [key for key in words if key != "resume"]
-    if other:
-        raise UserError(f"RESUME goes on with a sweep as it began: leave {other[0].upper()} out.")
+    """Return the folder of the sweep to resume. Raises UserError."""
+    extra = [key for key in words if key != "resume"]
+    if extra:
+        raise UserError(f"RESUME continues a sweep as it began: leave {extra[0].upper()} out.")
     names = sorted(path.parent.name for path in SWEEPS.glob("*/sweep.json"))
     name = Path(words["resume"]).name
     name = names[-1] if name == "latest" and names else name
     if name not in names:
-        known = f"the newest are {', '.join(names[:-4:-1])}" if names else "there is none yet"
-        raise UserError(f"there is no sweep {words['resume']}: {known}.")
+        hint = f"the newest are {', '.join(names[:-4:-1])}" if names else "there is none yet"
+        raise UserError(f"there is no sweep {words['resume']}: {hint}.")
     state = read(SWEEPS / name)
+    # The folder of runs may come from elsewhere, and with it the options that name programs.
     if not seal.holds(state["cells"], state.get("seal")):
         raise UserError(
             f"sweep {name} was not begun by you and from here, or its sweep.json was changed "
@@ -155,8 +153,8 @@ def sweep_to_resume(words: Mapping[str, Any]) -> Path:
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Raises UserError while another process carries this sweep out."""
+def lock_sweep(folder: Path) -> Iterator[None]:
+    """Lock a sweep within a block. Raises UserError if another process runs it."""
     with open_lock(folder / "lock") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -165,28 +163,28 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def carry_out(folder: Path) -> int:
-    """Runs what has no result yet, then compares. Returns the exit code."""
+def run_cells(folder: Path) -> int:
+    """Run every cell that has no result yet, then compare. Returns the exit code."""
     state = read(folder)
     state["runs"] = [adopt(folder, run) for run in state["runs"]]
-    state["runs"] = [run for run in state["runs"] if run["run"]]  # what failed is tried again
+    state["runs"] = [run for run in state["runs"] if run["run"]]  # failed runs are repeated
     cells = state["cells"]
-    order = [(turn, at) for turn in range(state["rounds"]) for at in range(len(cells))]
+    order = [(turn, number) for turn in range(state["rounds"]) for number in range(len(cells))]
     finished = {(run["round"], run["cell"]) for run in state["runs"]}
-    pending = [place for place in order if place not in finished]
+    pending = [pair for pair in order if pair not in finished]
     print(
         f"sweep {folder.name}: {len(cells)} settings, {state['rounds']} times each; "
         f"{len(pending)} of {len(order)} runs to do",
         flush=True,
     )
     with Stop() as stop:
-        for index, (turn, at) in enumerate(pending):
-            if any(run["cell"] == at and not run["run"] for run in state["runs"]):
+        for index, (turn, number) in enumerate(pending):
+            if any(run["cell"] == number and not run["run"] for run in state["runs"]):
                 continue  # it failed in an earlier round
-            print(f"{index + 1}/{len(pending)}  {cells[at]['name']}", flush=True)
-            run, code = run_cell(folder, state, turn, at, stop)
+            print(f"{index + 1}/{len(pending)}  {cells[number]['name']}", flush=True)
+            run, code = run_cell(folder, state, turn, number, stop)
             if stop.requested or code in (STOPPED, INTERRUPTED):
-                hint = f"`make sweep RESUME={folder.name}` goes on"
+                hint = f"`make sweep RESUME={folder.name}` continues"
                 say(f"stopped, {pluralize(len(pending) - index, 'run')} left: {hint}")
                 return STOPPED
             print(f"     {run['run'] or run['cause']}", flush=True)
@@ -194,7 +192,7 @@ def carry_out(folder: Path) -> int:
 
 
 def read(folder: Path) -> State:
-    """The state of a sweep. Raises UserError where its file is damaged."""
+    """Return the state of a sweep. Raises UserError if its file is damaged."""
     path = folder / "sweep.json"
     try:
         state: State = to_builtins(decode(read_text(path), Sweep, "it"))
@@ -206,7 +204,7 @@ def read(folder: Path) -> State:
 
 
 class Stop:
-    """Passes Ctrl-C, SIGTERM and a closed terminal on to the run under way, which saves first."""
+    """Pass Ctrl-C, SIGTERM and a closed terminal to the current run, which saves first."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -214,12 +212,13 @@ class Stop:
 
     def __enter__(self) -> Stop:
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        heeded = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
-        self.before = {number: signal.signal(number, self._request) for number in heeded}
+        # nohup ignores SIGHUP, and a shell SIGINT of background jobs.
+        active = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
+        self.handlers = {number: signal.signal(number, self._request) for number in active}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self.before.items():
+        for number, handler in self.handlers.items():
             signal.signal(number, handler)
 
     def _request(self, *_: object) -> None:
@@ -228,31 +227,32 @@ class Stop:
             self.child.terminate()
 
 
-def run_cell(folder: Path, state: State, turn: int, at: int, stop: Stop) -> tuple[State, int]:
-    """Carries out a cell once; returns its entry in sweep.json and its exit code."""
-    log = f"{len(state['runs']) + 1:03d}-{turn + 1}-{at + 1}.log"
-    entry: State = {"round": turn, "cell": at, "log": log, "run": None, "cause": None}
+def run_cell(folder: Path, state: State, turn: int, number: int, stop: Stop) -> tuple[State, int]:
+    """Run a cell once. Returns its entry in sweep.json and its exit code."""
+    log = f"{len(state['runs']) + 1:03d}-{turn + 1}-{number + 1}.log"
+    entry: State = {"round": turn, "cell": number, "log": log, "run": None, "cause": None}
     state["runs"].append(entry)
-    write(folder, state)
-    # It waits for busy machines, since nobody watches.
-    argv = [sys.executable, "-m", "launcher", "train", "--queue", *state["cells"][at]["argv"]]
+    write(folder, state)  # if this process is killed, RESUME finds the run by its log
+    # --queue waits for busy machines, since nobody watches.
+    argv = [sys.executable, "-m", "launcher", "train", "--queue", *state["cells"][number]["argv"]]
     with (folder / log).open("wb") as file:
         code = call(argv, file, stop)
     if not stop.requested:
         entry.update(adopt(folder, entry))
         if not entry["run"]:
-            entry["cause"] = why(folder / log, code)
+            entry["cause"] = explain_failure(folder / log, code)
     write(folder, state)
     return entry, code
 
 
 def call(argv: list[str], file: Any, stop: Stop) -> int:
-    """A command in a session of its own: Ctrl-C reaches it through `stop` alone, and once."""
+    """Run a command in a new session, and return its exit code. Ctrl-C reaches it only through
+    `stop`, and once."""
     words = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
     environment = {**os.environ, WANTED: "1"}
     with subprocess.Popen(argv, env=environment, start_new_session=True, **words) as child:
         stop.child = child
-        if stop.requested:  # between the last run and this one
+        if stop.requested:  # before `stop` knew the child
             child.terminate()
         code = child.wait()
         stop.child = None
@@ -260,13 +260,13 @@ def call(argv: list[str], file: Any, stop: Stop) -> int:
 
 
 def adopt(folder: Path, entry: State) -> State:
-    """The entry with its run, if that has finished: a sweep that was killed has not noted it."""
+    """Return the entry with its run if that has finished. A killed sweep could not write it."""
     name, end, _ = outcome(folder / entry["log"])
     return {**entry, "run": name} if end.status == "finished" and not entry["run"] else entry
 
 
 def outcome(log: Path) -> tuple[str, RunEnd, str | None]:
-    """Return the run that a log names ("" if none has begun), its end, and why it was refused."""
+    """Return the name of a log's run ("" if none began), its end, and why it was refused."""
     results = {}
     with contextlib.suppress(OSError):
         results = read_results(log.read_text(errors="replace"))
@@ -276,8 +276,8 @@ def outcome(log: Path) -> tuple[str, RunEnd, str | None]:
     return name, convert_what_fits(end, RunEnd), results.get("refused")
 
 
-def why(log: Path, code: int) -> str:
-    """A sentence on why a run did not finish."""
+def explain_failure(log: Path, code: int) -> str:
+    """Return why a run did not finish, as a sentence."""
     name, end, refused = outcome(log)
     cause = end.attempts[-1].first_cause if end.attempts else None
     if cause and cause.message:
@@ -286,7 +286,7 @@ def why(log: Path, code: int) -> str:
 
 
 def write(folder: Path, state: State) -> None:
-    """Replaces sweep.json as a whole."""
+    """Replace sweep.json atomically."""
     write_whole(folder / "sweep.json", json.dumps(state, indent=1).encode())
 
 

@@ -1,4 +1,4 @@
-"""`make tensorboard`: what a run's report draws over time, in TensorBoard, on this machine."""
+"""Show the time charts of a run's report in TensorBoard on this machine: `make tensorboard`."""
 
 import csv
 import os
@@ -15,21 +15,24 @@ from tools.verbs import say
 
 
 def write_events(run: Path) -> Path:
-    """Replaces the events of a run. Returns their folder. Raises UserError."""
+    """Replace the events of a run, and return their folder. Raises UserError."""
     from tensorboardX import SummaryWriter  # of requirements/tensorboard.txt
 
     folder = run / "tensorboard"
     if folder.is_symlink():  # a run's folder may be somebody else's
         raise UserError(f"{folder} is a link, through which nothing is written: remove it.")
-    for former in folder.glob("events.out.tfevents.*.tandem"):
-        former.unlink()
+    for events in folder.glob("events.out.tfevents.*.tandem"):
+        events.unlink()  # otherwise TensorBoard would show old and new ones
     began = number(read_object(run / "plan.json", []).get("created_unix")) or 0.0
     writer = SummaryWriter(str(folder), filename_suffix=".tandem")
     for row in csv.DictReader((run / "series.csv").read_text().splitlines()):
-        seconds, place = float(row["seconds"]), re.fullmatch("(epoch|step) (.+)", row["of"])
-        tag, step = (
-            (row["what"], float(place[2])) if place else (f"{row['what']}/{row['of']}", seconds)
-        )
+        seconds, match = float(row["seconds"]), re.fullmatch("(epoch|step) (.+)", row["of"])
+        # The axis is the epoch or the step. Other rows, such as a machine's, are over seconds.
+        tag, step = row["what"], seconds
+        if match:
+            step = float(match[2])
+        else:
+            tag += f"/{row['of']}"
         writer.add_scalar(tag, float(row["value"]), round(step), began + seconds)
     writer.close()
     return folder
@@ -40,7 +43,7 @@ if __name__ == "__main__":
         run = find_run(
             verb_words("tensorboard", sys.argv[1:], "make tensorboard").get("run", "latest")
         )
-        # A process of its own, which files of whatever size cannot fill the memory with.
+        # In another process, so that large files cannot fill this one's memory.
         subprocess.run([sys.executable, "-m", "report", run], stdout=subprocess.DEVNULL, check=True)
         program = str(Path(sys.executable).with_name("tensorboard"))
         os.execv(program, [program, "--logdir", str(write_events(run))])  # noqa: S606 (no shell)

@@ -1,8 +1,9 @@
-"""What `make` calls: `python3 -m tools.verbs help` prints the verbs (contract/verbs.py), `known`
-refuses what a verb does not take, and `run VERB COMMAND...` becomes COMMAND, a tool of others, with
-the options that the variables stand for. Our own programs are given the words as they were typed.
+"""Read the words after `make`, for the Makefile. `python3 -m tools.verbs help` prints the verbs
+(contract/verbs.py). `known` rejects variables that a verb does not take. `run VERB COMMAND...`
+becomes COMMAND with the options that the variables stand for. COMMAND is a tool of others; our own
+programs get the words as they were typed.
 
-The Makefile passes what was typed in the environment, so that no shell ever expands a value:
+The Makefile passes the words in the environment, so that no shell ever expands a value:
 TANDEM_VERBS (the words after `make`), TANDEM_GIVEN (the names before a =), and each variable.
 """
 
@@ -21,9 +22,9 @@ from contract.command_line import verb_words
 from contract.errors import UserError
 
 INTERNAL = ("ansible-env", "data/digits", "known", "machines")
-# Not the tool's own: tools/venv.sh, which any verb may call, and the Makefile read them.
+# These are for the Makefile and tools/venv.sh, which any verb may call. Tools do not get them.
 PYTHON, CORE = "PYTHON", "CORE"
-# What Ansible's playbooks call them: by any other name they are options of the tool.
+# The names of these variables in Ansible's playbooks. Other variables are options of the tool.
 EXTRA_VARS = {
     "DELETE": "data_delete",
     "FORCE": "bundle_for_nobody",
@@ -33,38 +34,41 @@ EXTRA_VARS = {
 
 
 def typed_words(environment):
+    """Return NAME=value of each typed variable, except PYTHON."""
     names = environment.get("TANDEM_GIVEN", "").split()
     return [f"{name}={environment[name]}" for name in names if name != PYTHON]
 
 
 def check(typed, environment):
-    """Refuse what was mistyped by raising UserError. Returns sentences on what is ignored."""
+    """Check the verbs and their variables. Returns warnings about ignored variables. Raises
+    UserError."""
     for verb in typed:
         if verb not in (*verbs.VERBS, *INTERNAL) and typed[:2] != ["help", "develop"]:
             name = verbs.nearest(verb, verbs.VERBS)
             hint = f"did you mean {name}?" if name else "`make help` lists them."
             raise UserError(f"there is no verb {verb}: {hint}")
-    named = [verb for verb in typed if verb in verbs.VERBS] or ["help"]
-    # Each is given all the words, but for those that take none, such as env.
-    for verb in [verb for verb in named if verbs.VERBS[verb].takes] or named[:1]:
+    valid = [verb for verb in typed if verb in verbs.VERBS] or ["help"]
+    # In `make env train EPOCHS=3`, EPOCHS is for train: env takes no variable.
+    for verb in [verb for verb in valid if verbs.VERBS[verb].takes] or valid[:1]:
         verb_words(verb, typed_words(environment), f"make {verb}")
-    variables = {name for verb in named for name in verbs.VERBS[verb].variables}
+    # Tools read the variables that a user exports from many programs; make takes only typed ones.
+    variables = {name for verb in valid for name in verbs.VERBS[verb].variables}
     return [
         f"{name}={environment[name]} in your shell's environment is not used: "
-        f"type it after make: make {named[0]} {name}={shlex.quote(environment[name])}"
+        f"type it after make: make {valid[0]} {name}={shlex.quote(environment[name])}"
         for name in sorted(variables.difference(environment.get("TANDEM_GIVEN", "").split()))
         if environment.get(name)
     ]
 
 
 def options(verb, environment):
-    """The arguments that a verb's variables stand for. Raises UserError."""
+    """Return the arguments that a verb's variables stand for. Raises UserError."""
     values = verb_words(verb, typed_words(environment), f"make {verb}")
     argv = []
     for name in verbs.VERBS[verb].variables:
         value = values.get(name.lower(), False)
         flag = "--ask-become-pass" if name == "ASK_SUDO" else f"--{name.lower().replace('_', '-')}"
-        if value is False or name == CORE:
+        if value is False or name == CORE:  # not typed, or not for the tool
             continue
         if name in EXTRA_VARS:
             argv += ["--extra-vars", json.dumps({EXTRA_VARS[name]: value})]
@@ -74,9 +78,9 @@ def options(verb, environment):
 
 
 def run(verb, command, environment):
-    """Become the command with its options."""
+    """Replace this process with the command and its options. Raises UserError."""
     argv = [*command, *options(verb, environment)]
-    if command[0] == "ansible-playbook":  # shown, since it can be typed without make as well
+    if command[0] == "ansible-playbook":  # people can also type it without make
         print(" ".join(map(shlex.quote, argv)), flush=True)
     path = shutil.which(argv[0])
     if path is None:
@@ -85,16 +89,17 @@ def run(verb, command, environment):
 
 
 def say(sentence):
-    """A sentence on stderr: in the columns of a terminal, in one line where a program reads."""
+    """Print a sentence on stderr: wrapped for a terminal, and in one line for a program."""
     text = f"tandem: {sentence}"
-    wide = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
-    print(verbs.wrapped(text, wide) if wide else text, file=sys.stderr)
+    if sys.stderr.isatty():
+        text = verbs.wrapped(text, shutil.get_terminal_size().columns)
+    print(text, file=sys.stderr)
 
 
 def print_help(typed):
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make help | head` is no error
-    named = [verb for verb in typed if verb in verbs.VERBS and verb != "help"]
-    texts = [verbs.help_text(f"make {verb}", verbs.VERBS[verb]) for verb in named]
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `make help | head` is not an error
+    typed_verbs = [verb for verb in typed if verb in verbs.VERBS and verb != "help"]
+    texts = [verbs.help_text(f"make {verb}", verbs.VERBS[verb]) for verb in typed_verbs]
     print("\n\n".join(texts) or verbs.list_verbs("develop" in typed))
 
 

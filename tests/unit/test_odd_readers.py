@@ -237,7 +237,7 @@ def test_a_damaged_sweep_goes_on_or_is_refused(made, ended, log):
         for entry in state["runs"]:
             sweep.adopt(folder, entry)
             assert state["cells"][entry["cell"]]["argv"] is not None
-        assert log is None or sweep.why(folder / DONE["log"], 1)
+        assert log is None or sweep.explain_failure(folder / DONE["log"], 1)
 
 
 CARD = {"match": {"name": "eno1", "macaddress": "00:11"}, "addresses": ["192.0.2.1/24", {"a": 1}]}

@@ -180,7 +180,7 @@ def test_another_s_sweep_carries_nothing_out_and_empties_nothing(place):
         (folder / "sweep.json").write_text(json.dumps({**document, **sealed}))
         code, said = swept("--resume=latest")
         assert (code, calls(), precious.read_text()) == (2, [], "kept"), said
-    with pytest.raises(OSError, match="symbolic links"), sweep.alone(folder):
+    with pytest.raises(OSError, match="symbolic links"), sweep.lock_sweep(folder):
         pass
     assert precious.read_text() == "kept"
 

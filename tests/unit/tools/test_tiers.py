@@ -6,14 +6,14 @@ import subprocess
 import pytest
 
 from tools import all_tests
-from tools.all_tests import ROOT, Part
+from tools.all_tests import ROOT, Piece
 
 SCRIPT = (ROOT / "tools/test.sh").read_text()
 
 
 def test_every_file_of_tests_is_in_a_tier(monkeypatch):
     monkeypatch.setattr(all_tests, "collect", lambda *words: [])
-    words = {*SCRIPT.split(), *(word for part in all_tests.all_parts() for word in part.argv)}
+    words = {*SCRIPT.split(), *(word for piece in all_tests.list_pieces() for word in piece.argv)}
     files = [path for room in ("tests", "bench") for path in (ROOT / room).rglob("test_*.py")]
     assert len(files) > 200
     assert [p for p in files if not any((ROOT / word) in (p, *p.parents) for word in words)] == []
@@ -25,11 +25,11 @@ def test_every_file_of_tests_is_in_a_tier(monkeypatch):
 def test_what_passed_is_left_out_until_asked_again(monkeypatch, tmp_path):
     monkeypatch.setattr(all_tests, "RESULTS", tmp_path)
     count = tmp_path / "count"
-    first = Part("first", ("sh", "-c", f"echo x >>{count}"))
-    assert all_tests.run_parts([first, Part("second", ("false",))], again=False) == 1
-    assert all_tests.run_parts([first, Part("second", ("true",))], again=False) == 0
+    first = Piece("first", ("sh", "-c", f"echo x >>{count}"))
+    assert all_tests.run_pieces([first, Piece("second", ("false",))], again=False) == 1
+    assert all_tests.run_pieces([first, Piece("second", ("true",))], again=False) == 0
     assert count.read_text() == "x\n"
-    all_tests.run_parts([first], again=True)
+    all_tests.run_pieces([first], again=True)
     assert count.read_text() == "x\nx\n"
 
 
