@@ -102,6 +102,7 @@ MOST_RANKS = 4096
 MOST_STEPS = 1_000_000  # of one line
 MOST_CELLS = 2000
 MOST_PEERS = 256  # of a machine
+MOST_SCALARS = 8  # of a rank
 MOST_THINGS = 64  # of a kind on a machine
 _SETTINGS = Meta(max_length=200)  # of a rank, options and versions
 _NAME = Meta(max_length=1000)
@@ -329,6 +330,14 @@ class RankLine(Lenient):
     epoch: Natural | None = None
     exact: bool = False
     unsummed: Natural = 0
+    # Means over the steps of the line; null for NaN and infinity.
+    scalars: Annotated[dict[Name, Union[Figure, None]], Meta(max_length=MOST_SCALARS)] = field(
+        default_factory=dict
+    )
+    # Scalar -> its first step that was not finite.
+    not_finite: Annotated[dict[Name, Natural], Meta(max_length=MOST_SCALARS)] = field(
+        default_factory=dict
+    )
 
 
 class Stall(Lenient):

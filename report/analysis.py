@@ -20,6 +20,7 @@ from report.read import RunRecord, read_run
 from report.rerun import TooShort, advised_lines, too_short, tried_advice
 from report.usage import MemoryUsage, ResourceUsage, Usage, gpu_joules, memory_usage, usage_of
 from report.verdict import UNTIMED, Verdict, explain, headline_of
+from report.windows import Points
 
 LAST_LINES = 12
 
@@ -47,6 +48,7 @@ class Analysis:
     evidence: ResourceUsage  # of the attempt whose steps were measured
     memory: list[MemoryUsage]
     curve: list[progress.Epoch]
+    scalars: dict[str, Points]  # of a script, by seconds of the loop
     time_line: list[progress.TimePoint]
     spans: list[progress.Span]
     hundred_epochs: float | None  # seconds
@@ -103,6 +105,7 @@ def analyse(folder: Path) -> Analysis:
         evidence=evidence,
         memory=memory_usage(run),
         curve=curve,
+        scalars=progress.scalar_lines(run),
         time_line=progress.time_line(run),
         spans=progress.step_spans(run),
         hundred_epochs=progress.hundred_epochs(run, accounting),

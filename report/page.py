@@ -96,22 +96,25 @@ def bars(item: Bars) -> str:
 
 
 def curve(item: Curve) -> str:
-    """Draw a line chart from zero; a line is broken if nothing was recorded for long."""
+    """Draw a line chart from zero, or from the lowest value if that is negative. A line is broken
+    if nothing was recorded for long."""
     lines = [Line(name, colour, thin(points, DRAWN)) for name, colour, points in item.lines[:LINES]]
     points = [point for line in lines for point in line.points]
     longest = max((x for x, _ in points), default=0.0) or 1.0
     x_unit, length = time_unit(longest) if item.x_unit == "s" else (item.x_unit, 1)
     end, values = longest / length, sorted(y for _, y in points)
     # One loss that diverged would make all others a flat line.
-    ceiling = item.top or nice(highest(values) if item.steady else values[-1])
+    floor = -nice(-values[0]) if values[0] < 0 else 0.0
+    top = highest(values) if item.steady and not floor else values[-1]
+    ceiling = item.top or (nice(top) if top > 0 or not floor else 0.0)
     height, base = 170, 184
-    marks = grid(ceiling, base, height, item.unit)
+    marks = grid(floor, ceiling, base, height, item.unit)
     for _, colour, series in lines:
         for unbroken in split_at_gaps(series):
             positions = [
                 (
                     LEFT + x / length / end * (WIDTH - LEFT - RIGHT),
-                    base - min(y, ceiling) / ceiling * height,
+                    base - (min(y, ceiling) - floor) / (ceiling - floor) * height,
                 )
                 for x, y in unbroken
             ]
@@ -156,11 +159,14 @@ def split_at_gaps(points: Points) -> list[Points]:
     return pieces
 
 
-def grid(ceiling: float, base: int, height: int, unit: str) -> list[str]:
+def grid(floor: float, ceiling: float, base: int, height: int, unit: str) -> list[str]:
     """Draw horizontal lines with their figures on the left."""
     marks = []
-    for value in ticks(ceiling):
-        y = base - height * value / ceiling
+    values = ticks(max(ceiling, -floor))
+    for value in sorted({*values, *(-value for value in values)}):
+        if not floor <= value <= ceiling:
+            continue
+        y = base - height * (value - floor) / (ceiling - floor)
         label = f"{value:,g}" + (f" {unit}" if value == ceiling and len(unit) == 1 else "")
         marks.append(rule("grid", LEFT, WIDTH - RIGHT, y, y))
         marks.append(text(LEFT - 6, y + 4, "end", label))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from report import measure
 from report.accounting import Accounting, attempt_numbers, wall_seconds
 from report.measure import longest_attempt
 from report.read import RankRecord, RunRecord
+from report.windows import Points
 
 POINTS = 240  # of a time line; a chart cannot show more
 # Slices of a loop, and the fewest lines of each: one in twenty is beyond the 95th percentile.
@@ -114,6 +116,27 @@ def time_line(run: RunRecord) -> list[TimePoint]:
         for index in range(slices)
         if spent[index] > 0
     ]
+
+
+def scalar_lines(run: RunRecord) -> dict[str, Points]:
+    """Return each scalar of the longest attempt by seconds of the loop: means over its ranks, and
+    over neighbouring lines of steps, at most POINTS."""
+    records = longest_attempt(run.ranks)
+    points: dict[str, Points] = {}
+    for columns in (record.steps for record in records):
+        for name, values in columns.scalars.items():
+            known = [point for point in zip(columns.clock, values) if not math.isnan(point[1])]
+            points.setdefault(name, []).extend(known)
+    lines = {}
+    for name, of_ranks in points.items():
+        of_ranks.sort()
+        size = max(len(records), -(-len(of_ranks) // POINTS))
+        groups = (of_ranks[begin : begin + size] for begin in range(0, len(of_ranks), size))
+        lines[name] = [
+            (statistics.fmean(clocks), statistics.fmean(values))
+            for clocks, values in (zip(*group) for group in groups)
+        ]
+    return lines
 
 
 def step_spans(run: RunRecord) -> list[Span]:

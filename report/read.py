@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from boundary import run_files
-from boundary.run_files import MOST_RANKS
+from boundary.run_files import MOST_RANKS, MOST_SCALARS
 from boundary.schema import convert_what_fits
 from contract.errors import UserError
 from contract.records import CATEGORIES
@@ -57,6 +57,7 @@ class StepColumns:
     seconds: dict[str, array[float]] = field(
         default_factory=lambda: {name: doubles() for name in TIMED}
     )
+    scalars: dict[str, array[float]] = field(default_factory=dict)  # NaN if not recorded or finite
     limit: int = MOST_STEPS
     stride: int = 1  # a joined line ends at a multiple of so many steps
 
@@ -71,8 +72,9 @@ class StepColumns:
     def since(self, index: int) -> StepColumns:
         """Return a copy of the lines from `index` on."""
         seconds = {name: values[index:] for name, values in self.seconds.items()}
+        scalars = {name: values[index:] for name, values in self.scalars.items()}
         columns = {name: getattr(self, name)[index:] for name in COLUMNS}
-        return replace(self, **columns, seconds=seconds)
+        return replace(self, **columns, seconds=seconds, scalars=scalars)
 
     def append(self, line: run_files.RankLine, clock: float) -> None:
         """Add a line of steps. `clock`: seconds of the loop at its end."""
@@ -88,6 +90,12 @@ class StepColumns:
         self.between.append(seconds.get(BETWEEN, 0.0))
         for name, values in self.seconds.items():
             values.append(seconds.get(name, 0.0))
+        for name in line.scalars:
+            if name not in self.scalars and len(self.scalars) < MOST_SCALARS:
+                self.scalars[name] = array("d", [math.nan] * (len(self) - 1))
+        for name, values in self.scalars.items():
+            value = line.scalars.get(name)
+            values.append(math.nan if value is None else value)
         self.thin(self.limit)
 
     def thin(self, limit: int) -> None:
@@ -123,11 +131,12 @@ class StepColumns:
         summed: list[array[Any]] = [self.count, self.samples, self.between]
         for column in (*summed, *self.seconds.values()):
             join(column, sum)
+        for column in (self.loss, *self.scalars.values()):
+            join(column, last_number)
         join(self.longest, max)
         join(self.exact, max)
         join(self.step, last_number)
         join(self.clock, last_number)
-        join(self.loss, last_number)
 
 
 class TimedEvaluation(NamedTuple):
@@ -171,6 +180,7 @@ class RankRecord:
     loss: float | None = None  # at the last log point, like top1
     top1: float | None = None
     epochs_begun: int = 0  # after the first one
+    not_finite: dict[str, int] = field(default_factory=dict)  # scalar -> its first such step
     unsummed: int = 0  # the most steps in a row whose gradients were not summed
     is_uncounted: bool = False  # the program could not count the samples of some step
 
@@ -220,7 +230,8 @@ class RankRecord:
                 self.stalls.append(Stalled(clock - spent, spent))
             self.is_stalled = spent < STALL_SECONDS and kind == "step"
         if kind == "step":
-            self.loss = self.loss if line.loss is None else line.loss
+            loss = line.scalars.get("loss", line.loss)
+            self.loss = self.loss if loss is None else loss
             self.top1 = self.top1 if line.top1 is None else line.top1
             # The first line has no epoch before it, and a program may not count epochs.
             if self.epoch is not None and line.epoch is not None:
@@ -228,6 +239,8 @@ class RankRecord:
             self.epoch = line.epoch
             self.unsummed = max(self.unsummed, line.unsummed)
             self.is_uncounted |= line.samples is None
+            if len(self.not_finite) < MOST_SCALARS:
+                self.not_finite = {**line.not_finite, **self.not_finite}
             self.steps.append(line, clock)
             return
         self.other_lines.append(OtherLine(clock, line.seconds))

@@ -40,6 +40,7 @@ def view_of(analysis: Analysis) -> View:
         time_section(analysis),
         step_section(analysis),
         Section("Over the run", [view.Charts(curves)] if curves else []),
+        scalar_section(analysis),
         evaluation_section(analysis),
         tables.disk_section(analysis),
         tables.network_section(analysis),
@@ -132,6 +133,7 @@ def verdict_section(analysis: Analysis) -> Section:
         items += [Paragraph(f"{line[:1].upper()}{line[1:]}.") for line in analysis.silent_ranks]
     if warning := separate_models_warning(analysis.run):
         items.append(Paragraph(warning, "headline"))
+    items += [Paragraph(sentence, "headline") for sentence in not_finite_sentences(analysis.run)]
     # A run that failed before its first steps has no speed to judge.
     if analysis.failure and analysis.step is None and not analysis.run.untimed:
         return Section("Verdict", items)
@@ -154,6 +156,21 @@ def separate_models_warning(run: RunRecord) -> str | None:
         if attempt == newest and end.only_received:
             return f"{host}: {only_received(end.only_received)}"
     return None
+
+
+def not_finite_sentences(run: RunRecord) -> list[str]:
+    """Return a sentence on each scalar of a script that became NaN or infinite, in the order of the
+    steps; of several attempts on the last one in which that happened."""
+    newest = max((record.attempt for record in run.ranks if record.not_finite), default=None)
+    first: dict[str, tuple[int, int, str]] = {}  # scalar -> step, rank and host
+    for record in (record for record in run.ranks if record.attempt == newest):
+        for name, step in record.not_finite.items():
+            place = step, record.rank, record.host
+            first[name] = min(place, first.get(name, place))
+    return [
+        f"{name} was NaN or infinite for the first time in step {step:,}, on rank {rank} ({host})."
+        for name, (step, rank, host) in sorted(first.items(), key=lambda item: item[1])
+    ]
 
 
 def advice_section(analysis: Analysis) -> Section:
@@ -310,6 +327,13 @@ def describe_unequal_batches(step: Step) -> str:
         f"{step.samples.capitalize()} of a step (BALANCE): {batches}. The slowest machine's took "
         f"{seconds(spent)}; with equal parts it would have taken {seconds(equal)}."
     )
+
+
+def scalar_section(analysis: Analysis) -> Section:
+    """Show the ends and the limits of each scalar's curve."""
+    rows = [(name, [y for _, y in points]) for name, points in analysis.scalars.items() if points]
+    table = view.table("What the script recorded", tables.SCALARS, rows, 1)
+    return Section("Scalars", [table] if rows else [], "means over steps and ranks")
 
 
 def evaluation_section(analysis: Analysis) -> Section:

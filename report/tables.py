@@ -38,6 +38,14 @@ def columns_around(kind: str, after: Figure, *extra: Column) -> list[Column]:
     return [*columns_of(FIGURES[kind][:index]), *extra, *columns_of(FIGURES[kind][index:])]
 
 
+# Of each scalar its name and the values of its curve.
+SCALARS = (
+    Column("scalar", lambda row: row[0]),
+    Column("first", lambda row: f"{row[1][0]:.5g}"),
+    Column("last", lambda row: f"{row[1][-1]:.5g}"),
+    Column("lowest", lambda row: f"{min(row[1]):.5g}"),
+    Column("highest", lambda row: f"{max(row[1]):.5g}"),
+)
 NODE = Column("node", lambda use: use.host)
 DISKS = (
     NODE,

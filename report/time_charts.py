@@ -26,7 +26,7 @@ MOST_LOSSES = 1000  # of a rank
 
 def charts_of(analysis: Analysis) -> list[Curve]:
     """Return all charts that have a line, with the marks of restarts, stalls and a failure."""
-    charts = [*step_charts(analysis), *machine_charts(analysis)]
+    charts = [*scalar_charts(analysis), *step_charts(analysis), *machine_charts(analysis)]
     records = longest_attempt(analysis.run.ranks)
     if not records:
         return [curve for curve in charts if curve.lines]
@@ -81,6 +81,14 @@ def step_charts(analysis: Analysis) -> list[Curve]:
         curve_of(f"{samples.capitalize()} per second", "", {"all": speed}, colours=("forward",)),
         curve_of("One step", "ms", step, colours=("forward", "sync_exposed")),
         curve_of("Share of the steps that waits", "%", waits, 100.0, wait_colours),
+    ]
+
+
+def scalar_charts(analysis: Analysis) -> list[Curve]:
+    """Return a chart of each scalar that a script recorded."""
+    return [
+        replace(curve_of(name, "", {"mean of the ranks": points}), steady=True)
+        for name, points in analysis.scalars.items()
     ]
 
 

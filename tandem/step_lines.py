@@ -12,6 +12,7 @@ from typing import IO, Any, Dict, List, Optional, Tuple
 from contract.errors import UserError
 
 from .clock import Clock, Lap
+from .scalars import StepScalars
 
 
 def attempt_number() -> int:
@@ -47,9 +48,17 @@ class Block:
     def __init__(self) -> None:
         self.size = 1  # steps of the next line, if the steps last as long as before
         self.line: Optional[Dict[str, Any]] = None
+        self._scalars: Dict[str, List[float]] = {}  # of the line's steps
+        self._not_finite: Dict[str, int] = {}  # scalar -> the first such step of the attempt
 
-    def add(self, line: Dict[str, Any]) -> Optional[Dict[str, Any]]:
+    def add(
+        self, line: Dict[str, Any], scalars: Optional[Dict[str, float]] = None
+    ) -> Optional[Dict[str, Any]]:
         """Add a step, and return the line that it completes, if it completes one."""
+        for name, value in (scalars or {}).items():
+            self._scalars.setdefault(name, []).append(value)
+            if not math.isfinite(value):
+                self._not_finite.setdefault(name, line["step"])
         step_seconds = sum(line["seconds"].values())
         if self.line is None:
             self.line = {**line, "steps": 1, "longest": step_seconds}
@@ -81,6 +90,18 @@ class Block:
     def close(self) -> Optional[Dict[str, Any]]:
         """Return the line of the steps so far, if there are any, and begin another."""
         line, self.line = self.line, None
+        if line is not None and self._scalars:
+            means = {name: sum(values) / len(values) for name, values in self._scalars.items()}
+            # JSON has no NaN and no infinity.
+            line["scalars"] = {
+                name: float(f"{mean:.7g}") if math.isfinite(mean) else None
+                for name, mean in means.items()
+            }
+            begin = line["step"] - line["steps"]
+            first_steps = {n: step for n, step in self._not_finite.items() if step > begin}
+            if first_steps:
+                line["not_finite"] = first_steps
+        self._scalars = {}
         return line
 
 
@@ -96,7 +117,7 @@ class Lines:
 
     def __init__(self, output: Optional[str], host: str, rank: int, clock: Clock) -> None:
         self._clock = clock
-        self._pending: List[Tuple[Dict[str, Any], Optional[Lap]]] = []
+        self._pending: List[Tuple[Dict[str, Any], Optional[Lap], Optional[StepScalars]]] = []
         self._flush_time = time.monotonic()
         self._block = Block()
         self._is_first_step = True  # the next step warms up, and has a line to itself
@@ -112,8 +133,11 @@ class Lines:
             self._watcher = threading.Thread(target=self._watch, daemon=True, name="stalls")
             self._watcher.start()
 
-    def add(self, kind: str, timed: bool = True, **fields: Any) -> None:
-        """Add a line. A `timed` line accounts for all time since the last timed one."""
+    def add(
+        self, kind: str, timed: bool = True, scalars: Optional[StepScalars] = None, **fields: Any
+    ) -> None:
+        """Add a line. A `timed` line accounts for all time since the last timed one; `scalars`
+        belong to a line of kind `step`."""
         # JSON has no NaN and no infinity.
         for name, value in fields.items():
             if isinstance(value, float) and not math.isfinite(value):
@@ -121,7 +145,7 @@ class Lines:
         if kind == "start":
             fields = {"attempt": attempt_number(), **fields}
         line = {"kind": kind, **fields}
-        self._pending.append((line, self._clock.lap() if timed else None))
+        self._pending.append((line, self._clock.lap() if timed else None, scalars))
         self._line_time, self._step = time.monotonic(), fields.get("step", self._step)
 
     def _watch(self) -> None:
@@ -158,8 +182,11 @@ class Lines:
             return
         count = 0
         while count < len(self._pending):
-            lap = self._pending[count][1]
+            _, lap, scalars = self._pending[count]
             if lap is not None and not self._clock.passed(lap):
+                break
+            # A loss may be on another device than the clock's.
+            if scalars is not None and not scalars.have_arrived():
                 break
             count += 1
         self._write(count)
@@ -170,7 +197,10 @@ class Lines:
 
     def _write(self, count: int, patience: Optional[float] = None) -> None:
         """Write the first `count` of the pending lines."""
-        for line, lap in self._pending[:count]:
+        for line, lap, scalars in self._pending[:count]:
+            values = None
+            if scalars is not None and (patience is None or scalars.have_arrived()):
+                values = scalars.read()
             if lap is not None:
                 seconds = self._clock.read(lap, patience)
                 if not seconds and patience:
@@ -182,19 +212,19 @@ class Lines:
                     self.steps += 1
                     self.step_seconds += sum(seconds.values())
             if line["kind"] == "step":
-                self._add_step(line)
+                self._add_step(line, values)
             else:
                 self._write_line(self._block.close())
                 self._write_line(line)
         del self._pending[:count]
         self._flush_time = time.monotonic()
 
-    def _add_step(self, line: Dict[str, Any]) -> None:
+    def _add_step(self, line: Dict[str, Any], scalars: Optional[Dict[str, float]]) -> None:
         # Steps with exact sums and steps with coded ones have lines of their own.
         block_line = self._block.line
         if block_line is not None and block_line.get("exact") != line.get("exact"):
             self._write_line(self._block.close())
-        complete = self._block.add(line)
+        complete = self._block.add(line, scalars)
         if self._is_first_step and complete is None:
             complete = self._block.close()
         self._write_line(complete)

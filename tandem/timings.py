@@ -24,6 +24,7 @@ from .compat import autocast_type
 from .coordinates import host_name, read_coordinates
 from .process_facts import describe_gradients, describe_process, peak_memory_bytes
 from .samples import SampleCounter, checksum, pixels_of, tensors_in
+from .scalars import StepScalars
 from .step_lines import Lines
 from .sync.attach import find_attached
 from .sync.unsummed import UnsummedSteps, watch_steps
@@ -51,6 +52,7 @@ class Timings:
         self._loader: Any = None
         self._epochs, self._steps = 0, 0
         self._samples: List[Optional[int]] = []  # in each batch since the last step
+        self._scalar_names: Dict[str, None] = {}
         self._has_asked = False  # for the number of samples
         self._checksum = self._seen = 0  # of its first batches, as many as COMPARED
         self._precision, self._pixels = "fp32", 0
@@ -123,8 +125,22 @@ class Timings:
             if store.add(f"tandem/samples/{self._checksum}", 1) == 2:
                 print(DUPLICATES, file=sys.stderr, flush=True)
 
-    def step(self, samples: Optional[int]) -> None:
+    def step(self, samples: Optional[int], scalars: Dict[str, Any]) -> None:
         """End a step of this rank; see the function `step`."""
+        # A loss without its name would be taken for a number of samples.
+        if samples is not None and float(samples) != int(samples):
+            raise UserError(
+                f"tandem.timings.step: {float(samples):g} is no number of samples: name a value "
+                "that is to be recorded, like step(loss=loss)."
+            )
+        step_scalars = StepScalars(scalars) if scalars else None
+        self._scalar_names.update(dict.fromkeys(scalars))
+        if len(self._scalar_names) > MOST_SCALARS:
+            kept = list(self._scalar_names)
+            raise UserError(
+                f"tandem.timings.step: {kept[MOST_SCALARS]} is one scalar too many: a run records "
+                f"{MOST_SCALARS}, and has {', '.join(kept[:MOST_SCALARS])}."
+            )
         counts, self._samples = self._samples, []
         if samples is None and None not in counts:
             samples = sum(cast(List[int], counts))
@@ -149,7 +165,7 @@ class Timings:
         if unsummed:
             fields["unsummed"] = unsummed
         self.clock.enter("other")
-        self.lines.add("step", **fields)
+        self.lines.add("step", scalars=step_scalars, **fields)
         self.lines.flush_ready()
 
     def _forward(self, module: nn.Module, inputs: Any) -> None:
@@ -229,6 +245,7 @@ UNCOUNTED = (
     "tandem: a batch of this loader does not say how many samples it holds: end each step with "
     "timings.step(samples=N). Until then no speed is reported."
 )
+MOST_SCALARS = 8  # of a run
 COMPARED = 5  # batches of each rank
 DUPLICATES = (
     f"tandem: the first {COMPARED} batches of this rank are another rank's, too: the ranks do not "
@@ -267,12 +284,16 @@ def timed(loader: Iterable[Any], model: nn.Module, *others: nn.Module) -> Batche
     return Batches(loader, _current)
 
 
-def step(samples: Optional[int] = None) -> None:
-    """End a step of the optimizer. `samples`: how many this rank has trained on; by default as many
-    as the batches since the last step hold, if that is known. Raises UserError."""
+def step(samples: Optional[int] = None, **scalars: Any) -> None:
+    """End a step of the optimizer, and record up to eight scalars, such as `loss=loss`.
+
+    `samples`: how many this rank has trained on; by default as many as the batches since the last
+    step hold, if that is known. A scalar is a number or a tensor of one element; None is left out.
+    The host never waits for a tensor on a GPU: it is copied in the background. Raises UserError.
+    """
     if _current is None:
         raise UserError("tandem.timings.step: nothing is timed: for batch in timed(loader, model).")
-    _current.step(samples)
+    _current.step(samples, scalars)
 
 
 def _call_after_backward(function: Callable[[], None]) -> None:

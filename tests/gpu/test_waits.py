@@ -1,8 +1,13 @@
 """Between two readings of the loss no step waits for the device; fp16's levels do so once."""
 
-import pytest
+from contextlib import nullcontext
 
+import pytest
+import torch
+
+from tandem import timings
 from tests.gpu.jobs import batches, prepared, train, waits_within
+from tests.trainer_ranks import lines
 
 MUCH = {"mixup": 0.2, "cutmix": 1.0, "ema": 0.99, "accumulate": 2}
 CASES = {
@@ -50,3 +55,19 @@ def test_a_batch_is_copied_from_pinned_memory(images, device):
     batch = batches(prepared(images, device), 1, 1)[0]
     assert batch.images.is_pinned()
     assert batch.targets.is_pinned()
+
+
+def test_scalars_of_a_script_are_recorded_without_a_wait(device, tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_OUTPUT", str(tmp_path))
+    monkeypatch.setattr(timings, "_current", None)
+    model = torch.nn.Linear(8, 1).to(device)
+    batch = torch.ones(4, 8, device=device)
+    for number, inputs in enumerate(timings.timed([batch] * 6, model)):
+        loss = model(inputs).mean()
+        # On a CPU its value is there, and is read at once.
+        wait = waits_within(device, raises=True) if device.type == "cuda" else nullcontext()
+        with wait if number else nullcontext():  # what is made at first
+            timings.step(loss=loss * 0 + number)
+    timings._current._end()
+    (steps,) = lines(tmp_path, "step")
+    assert sum(line["scalars"]["loss"] * line["steps"] for line in steps) == sum(range(6))

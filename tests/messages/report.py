@@ -10,7 +10,8 @@ from pathlib import Path
 from report.__main__ import main
 from report.analysis import analyse
 from report.links import Links, Pair, links_sentences
-from report.run_view import describe_unequal_batches
+from report.read import read_run
+from report.run_view import describe_unequal_batches, not_finite_sentences
 from report.verdict import headline_of
 from tests.unit.report.report_runs import (
     BOTTLENECKS,
@@ -142,6 +143,11 @@ def sentences(place):
     for status in ("stopped", "running", "failed"):
         yield status, [headline_of(status, None)]
     yield "failed without a message", [headline_of("failed", {"host": "a", "rank": 1})]
+    steps = place / "a demo/nodes/node2/rank1.1.steps.jsonl"
+    change_lines(
+        steps, lambda line: line.get("step") == 37 and {**line, "not_finite": {"loss": 37}}
+    )
+    yield "a loss that became NaN", not_finite_sentences(read_run(place / "a demo"))
     for case, links in LINKS.items():
         yield f"links: {case}", [*links_sentences(links)]
     yield "a plan on paper", [printed("plan", "--gpu=2080ti", "--link=1gbit", "--sync=ef:255")]
