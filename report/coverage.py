@@ -55,7 +55,7 @@ def coverage_of(run: RunRecord, step: Step, evidence: ResourceUsage) -> Coverage
     if not step.one_machine:
         measured[NETWORK] = {use.host for use in evidence.networks if use.knows(figures.SENT)}
         measured[LINKS] = {use.host for use in evidence.networks if use.sent_to}
-    if evidence.gpus or any(record.start.device not in (None, "cpu") for record in run.ranks):
+    if evidence.gpus or any("cuda" in record.start.versions for record in run.ranks):
         measured[GPU] = {use.host for use in evidence.gpus}
     ranks = range(max(step.world, 1 + max(hosts)))
     return {
@@ -88,7 +88,7 @@ def listed(names: Sequence[str]) -> str:
 def rank_words(ranks: Sequence[int], world: int) -> str:
     """`all 4 ranks`, `rank 3`, `ranks 0, 2 and 3`; of many ranks the first ones."""
     if len(ranks) == world > 1:
-        return f"all {world} ranks"
+        return "both ranks" if world == 2 else f"all {world} ranks"
     more = [f"{len(ranks) - 8} more"] if len(ranks) > 8 else []
     return f"rank{'s' * (len(ranks) > 1)} {listed([*map(str, ranks[:8]), *more])}"
 

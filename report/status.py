@@ -159,9 +159,11 @@ class Follower:
             queued = max(map(queueing_if_oversubscribed, run.machines.values()), default=0.0)
             judgement, missing = judge(records, queued, run.on_one_machine, run.program)
         if judgement:
-            hosts = {r.rank: run.machines.get(r.host) for r in records}
-            timed = {rank for rank, machine in hosts.items() if machine and times_ranks(machine)}
-            covered = {STEPS: split(hosts, {*hosts}), PROCESSORS: split(hosts, timed)}
+            lines = {host: machine.recent for host, machine in run.machines.items()}
+            timed = {host for host in lines if any(figures.sample_of(e).ranks for e in lines[host])}
+            ranks = {r.rank for r in records}
+            known = split(ranks, {r.rank for r in records if r.host in timed})
+            covered = {STEPS: split(ranks, ranks), PROCESSORS: known}
             judgement = replace(judgement, coverage=covered)
         # The last recorded steps are then old, and not what the run does now.
         if judgement and not is_current:
@@ -293,11 +295,6 @@ def queueing_if_oversubscribed(machine: Machine) -> float:
     interval = dict(intervals_between(lines[-int(RECENT) :][0], lines[-1]))[MACHINE, ""]
     busy, queued = (f.value(interval) or 0.0 for f in (figures.CPU, figures.QUEUED))
     return queued if figures.is_oversubscribed(busy, queued) else 0.0
-
-
-def times_ranks(machine: Machine) -> bool:
-    """Return True if a recent line has the processor times of a rank."""
-    return any(figures.sample_of(line).ranks for line in machine.recent)
 
 
 def section_of(progress: Progress, running: bool) -> Section:

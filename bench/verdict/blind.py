@@ -160,10 +160,10 @@ def timed_lines(path: Path) -> Iterator[tuple[float, str]]:
     unix = 0.0
     for text in path.read_text().splitlines(keepends=True):
         line = json.loads(text) if text.endswith("\n") else {}
-        # A machine's lines have times; those of a rank add up to the time of its loop.
+        # A machine's lines have times; those of a rank add up, except one on a silence.
         unix = line.get("unix", unix + sum(line.get("seconds", {}).values()))
         if line:
-            yield unix, text
+            yield unix + line.get("idle", 0.0), text
 
 
 def live_seconds(trial: Blind, series: list[tuple[float, str]]) -> float | None:

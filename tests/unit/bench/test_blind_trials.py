@@ -1,5 +1,7 @@
 """Trials that a seed draws: each says before it runs what is right."""
 
+import json
+
 import pytest
 
 from bench.verdict import blind
@@ -46,6 +48,21 @@ def test_status_is_asked_afterwards_by_the_records_as_they_were_then(tmp_path):
     assert 10 <= found <= 30 and dict(series)[found] == "network"
     assert blind.live_seconds(trial._replace(ends=1.0), series) == 5.0  # nothing wrong is right
     assert blind.live_seconds(trial._replace(right=("h2d",)), series) is None
+
+
+def test_a_run_that_stands_is_told_by_the_time_at_which_its_last_step_was_recorded(tmp_path):
+    made = RunBuilder(tmp_path / "run", steps=600, epochs=1).write()
+    stall = {"kind": "stall", "category": "sync_exposed", "step": 200, "idle": 5.0}
+    for path in made.glob("nodes/*/rank*"):
+        kept = path.read_text().splitlines(keepends=True)[:201]
+        path.write_text("".join([*kept, json.dumps(stall), "\n"]))
+    answers = dict(blind.answers(made, 1.7e9 + 200 * 0.138, 1.7e9 + 80))
+    assert answers[5.0] == "compute" and answers[25.0] == "stands"
+
+
+def test_one_right_answer_among_wrong_ones_is_chance():
+    series = [(5.0, "network"), (10.0, "h2d"), (15.0, "network"), (20.0, "network")]
+    assert blind.live_seconds(trial_of("rate"), series) == 15.0
 
 
 def trial_of(*kinds, **more):

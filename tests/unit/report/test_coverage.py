@@ -109,6 +109,14 @@ def test_the_rank_without_step_times_may_be_the_one_that_all_wait_for(tmp_path):
     assert said in " ".join(text_of(analysis).split())
 
 
+def test_disks_that_were_all_idle_were_measured(tmp_path):
+    hosts = ["node1", "node2", "node3", "node4"]
+    idle = run(tmp_path, hosts, lambda line: {**line, "disks": {}}, step={"data": 0.3})
+    summary = analyse(idle).summary
+    assert (summary["bottleneck"], summary["undecided"]) == ("data_decode", None)
+    assert summary["coverage"]["disk"]["measured"] == tuple(ALL)
+
+
 def test_a_run_that_nobody_recorded_is_told_to_record(tmp_path):
     made = run(tmp_path)
     for node in range(1, 5):
@@ -122,9 +130,12 @@ def test_a_run_that_nobody_recorded_is_told_to_record(tmp_path):
 def test_signals_that_a_run_cannot_have_are_not_missing(tmp_path):
     demo = analyse(run(tmp_path, connection="local")).summary["coverage"]
     assert demo.keys() == {"step_times", "processors", "disk"}
+    assert [*demo["disk"].values()] == [False, tuple(ALL), ()]
     cards = analyse(run(tmp_path / "cards", ["node2"], without("gpus"), gpu=True)).summary[
         "coverage"
     ]
+    unknown = analyse(run(tmp_path / "cuda", versions={"cuda": "12.6"})).summary["coverage"]
+    assert unknown["gpu"]["missing"] == tuple(ALL)
     assert cards["gpu"] == {"used": False, "measured": (0, 2, 3), "missing": (1,)}
 
 
