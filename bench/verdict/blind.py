@@ -22,7 +22,7 @@ from bench.verdict.trials import BATCH, DISK, FILES, LIVE, SLOW_FILES, Fault, Li
 from report.status import Follower
 
 STEPS = 75.0  # seconds of a run after its third step
-MIDDLE, ENDS = (20.0, 30.0), (25.0, 35.0)  # where a fault begins or ends within them
+TIMED = {"middle": (20.0, 30.0), "ends": (25.0, 35.0)}  # where a fault begins or ends
 CUT = 5.0  # seconds between two answers of `make status`
 GOOD = ("compute", "none")  # verdicts that call nothing wrong
 CAUSES = {
@@ -70,7 +70,8 @@ def draw(seed: str) -> list[Blind]:
     singles = chance.sample([*CAUSES], 8)
     for number, what in enumerate(plan, 1):
         healthy, nodes = HEALTHY[number % len(HEALTHY)], 4
-        image = round(chance.uniform(0.03, 0.12), 4)  # seconds: steps of 0.24 to 0.96 s
+        # Seconds: steps of 0.24 to 0.96 s; shorter ones, of which 200 are judged, if they change.
+        image = round(chance.uniform(*((0.015, 0.025) if what in TIMED else (0.03, 0.12))), 4)
         usual = {"image": image, "width": chance.choice((60_000, 125_000, 250_000))}
         if what == "healthy":
             kinds, costs = (healthy,), [chance.uniform(0.02, 0.1)]
@@ -87,8 +88,8 @@ def draw(seed: str) -> list[Blind]:
             f"blind-{number}", kinds, chance.random() < 0.5, nodes, usual,
             tuple(make(chance, nodes, usual, kind, cost) for kind, cost in zip(kinds, costs)),
             tuple(CAUSES[kind] for kind in kinds if what != "healthy") or ("compute",),
-            round(chance.uniform(*MIDDLE), 1) if what == "middle" else 0.0,
-            round(chance.uniform(*ENDS), 1) if what == "ends" else None,
+            round(chance.uniform(*TIMED[what]), 1) if what == "middle" else 0.0,
+            round(chance.uniform(*TIMED[what]), 1) if what == "ends" else None,
         ))  # fmt: skip
     chance.shuffle(trials)
     return trials
@@ -156,11 +157,11 @@ def answers(folder: Path, begin: float, end: float) -> Iterator[tuple[float, str
 
 
 def timed_lines(path: Path) -> Iterator[tuple[float, str]]:
-    """Each line of a record, with the Unix time at which it was written."""
+    """Each line of a record, with the Unix time at which it was written. A machine's lines have
+    times; those of a rank add up, except one on a silence."""
     unix = 0.0
     for text in path.read_text().splitlines(keepends=True):
         line = json.loads(text) if text.endswith("\n") else {}
-        # A machine's lines have times; those of a rank add up, except one on a silence.
         unix = line.get("unix", unix + sum(line.get("seconds", {}).values()))
         if line:
             yield unix + line.get("idle", 0.0), text
@@ -199,16 +200,15 @@ def table(seed: str, lines: list[Line]) -> str:
         counts = Counter(e["report"] for _, e in own)
         good = sum(is_right(trial, e) for trial, e in own)
         rows.append([right, *(str(counts[name] or "") for name in said), interval(good, len(own))])
-    healthy = [e["report"] in GOOD for trial, e in whole if trial.healthy]
+    calm = [e["report"] in GOOD for trial, e in whole if trial.healthy]
     waits = [(live_seconds(trial, e["live"]), trial) for trial, e in whole if e["live"]]
     faults = [seconds for seconds, trial in waits if not trial.healthy]
-    soon = sum(seconds is not None and seconds <= 60 for seconds in faults)
     facts = [
         f"Seed {seed}, rules of {', '.join({e['commit'] for _, e in whole})}: {len(whole)} trials.",
         f"- right: {interval(sum(is_right(*pair) for pair in whole), len(whole))}",
-        f"- false alarms among healthy runs: {interval(healthy.count(False), len(healthy))}",
+        f"- false alarms among healthy runs: {interval(calm.count(False), len(calm))}",
         f"- `make status` right within 60 s of a fault's beginning, or of its end: "
-        f"{interval(soon, len(faults))}",
+        f"{interval(sum(s is not None and s <= 60 for s in faults), len(faults))}",
     ]
     return "\n".join([*facts, "", *(f"| {' | '.join(row)} |" for row in rows), ""])
 
