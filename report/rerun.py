@@ -57,21 +57,37 @@ def advised_lines(
     None if there is nothing to type."""
     if not (words or args):
         return None, None
-    own = run.plan.trainer_words
-    trained = [*(own[: -len(TRIAL)] if tuple(own[-len(TRIAL) :]) == TRIAL else own), *args]
+    trained = [*run.plan.trainer_words, *args]
+    # The words that the launcher recorded may have another order and other digits.
+    for option in TRIAL[::2] if TRIAL[0] in trained else ():
+        while option in trained:
+            del trained[(at := trained.index(option)) : at + 2]
     # A trial saves nothing, and scripts have no trials.
     has_trial = run.program.adjustable and "--checkpoint_every" not in args
     trial = train_line(run, words, [*trained, *TRIAL]) if has_trial else None
     return train_line(run, words, trained), trial
 
 
-def settings_of(line: str) -> set[str]:
-    """Return the words of a `make train` line without those that only limit a run's length."""
+def settings_of(line: str) -> dict[str, tuple[str, ...]]:
+    """Return the words of a `make train` line, those of ARGS by their options, without what only
+    limits a run's length; {} for a damaged line."""
     try:
-        words = (word.removesuffix(shlex.join(TRIAL)).strip() for word in shlex.split(line))
-        return {word for word in words if word != "ARGS=" and not word.startswith("EPOCHS=")}
-    except ValueError:  # a damaged file
-        return set()
+        words = shlex.split(line)
+        args = [arg for word in words if word.startswith("ARGS=") for arg in shlex.split(word[5:])]
+    except ValueError:
+        return {}
+    limits, option = ("ARGS=", "EPOCHS="), ""
+    settings: dict[str, tuple[str, ...]] = {w: () for w in words if not w.startswith(limits)}
+    for arg in args:
+        # Of an option that is there twice, the last value counts.
+        if arg.startswith("--"):
+            option, _, arg = arg.partition("=")
+            settings[option] = ()
+        if arg:
+            settings[option] = (*settings.get(option, ()), arg.removesuffix(".0"))
+    if "--trial" in settings:
+        return {name: values for name, values in settings.items() if name not in TRIAL}
+    return settings
 
 
 def tried_advice(run: RunRecord, reached: float | None) -> Entry | None:

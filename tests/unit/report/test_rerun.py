@@ -179,20 +179,25 @@ def test_a_script_of_ones_own_is_told_nothing_of_our_trainers_options(tmp_path, 
     }
 
 
+def options_of(line):
+    """What plan.json has of a command: the trainer's words are written anew."""
+    return document(new_config(cli.parse(shlex.split(line)[1:])[1]))
+
+
 def test_the_first_advice_that_can_be_tried_has_a_command_of_a_minute(tmp_path):
     """And the report of the run that follows it says what it brought."""
-    typed = {"inventory": "own.ini", "model": "resnet50", "data": "imagenet", "batch": 32}
     slow = {**BOTTLENECKS["network"], "steps": 240}
     first = RunBuilder(tmp_path / "20260101T000000Z-resnet50-4n", **slow).write()
-    change(first / "plan.json", options={**typed, "trainer": ["--lr=1"]})
+    line = "make train NODES=4 DATA=imagenet MODEL=resnet50 BATCH=32 ARGS='--workers 4 --lr=1'"
+    change(first / "plan.json", options=options_of(line))
     assert main([str(first)]) == 0
     advice = json.loads((first / "summary.json").read_text())["advice"]
     (best,) = [one for one in advice if one["change"].startswith("SYNC=ef:5:")]
     words = words_of(best["trial"])
-    assert words["SYNC"] == "ef:5" and words["ARGS"] == "--lr=1 --trial 60 --sync_warmup 0"
+    assert words["SYNC"] == "ef:5" and words["ARGS"].endswith("--lr 1.0 --trial 60 --sync_warmup 0")
     assert all(one["trial"] is None for one in advice if one["costs_money"])
     second = RunBuilder(tmp_path / "20260102T000000Z-resnet50-4n", sync="ef:5").write()
-    follows = {**typed, "sync": "ef:5", "trainer": shlex.split(words["ARGS"])}
+    follows = options_of(best["trial"])
     for options, tried in ((follows, True), ({**follows, "batch": 16}, False)):
         change(second / "plan.json", options=options)
         found = analyse(second)
@@ -205,6 +210,11 @@ def test_the_first_advice_that_can_be_tried_has_a_command_of_a_minute(tmp_path):
     found = analyse(second).summary["tried"]
     assert found["predicted"] == best["predicted_images_per_second"]
     assert found["reached"] == pytest.approx(128 / 0.138, rel=0.01)
+    # A whole run follows it, too, and the last value of an option counts.
+    for more in ({}, {"trainer": ["--workers", "8", "--workers", "4", "--lr", "1.0"]}):
+        change(second / "plan.json", options={**options_of(best["command"]), **more})
+        assert analyse(second).summary["tried"]["change"] == best["change"]
+    change(second / "plan.json", options=follows)
     # The report on a trial advises whole runs.
     commands = [one["command"] for one in analyse(second).summary["advice"] if one["command"]]
     assert commands and not any("--trial" in command for command in commands)
