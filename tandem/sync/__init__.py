@@ -1,9 +1,12 @@
-"""Sums of gradients over slow links, as communication hooks of DDP: `attach`.
+"""Average gradients over slow links, as communication hooks of DDP; scripts call `attach`.
 
-Read in this order: `base.py` (what a strategy is, and the ranks of one machine), `allreduce.py`,
-then `feedback.py` (`ef`, which sends a few levels a value) with `codec.py` and `entropy.py`,
-`carrier.py` (its messages, in the background), and `attach.py`, by which a script has it, with
-`usage.py` and `unsummed.py` (what the script does with the sums)."""
+Read in this order:
+- `base.py`: the interface of a strategy, and the ranks of one machine
+- `allreduce.py`: exact sums and sums in 16 bits
+- `feedback.py`: `ef`, with `codec.py`, `entropy.py`, and `carrier.py`, which sends in threads
+- `attach.py`: the interface for scripts, with `usage.py` and `unsummed.py`, which find out what a
+  script does with the sums
+"""
 
 from .attach import Attached, attach, hook
 from .base import Sync, Topology

@@ -95,14 +95,16 @@ class Topology:
         if not self.multi_rank_nodes:
             return stages
 
+        # A machine with one rank, among others with several, has nobody to send to.
         def broadcast_result(bucket: Any, group: Any) -> Any:
             if len(self.local_ranks) > 1:
                 broadcast(tensors_to_broadcast(bucket), self.local_ranks[0], group)
             return bucket
 
         encode, *middle, decode = stages
+        # Between machines only leaders send.
         middle = [
-            dataclasses.replace(stage, among=(self.leaders,)) if stage.sends else stage
+            dataclasses.replace(stage, groups=(self.leaders,)) if stage.sends else stage
             for stage in middle
         ]
         if not self.is_leader:
@@ -112,13 +114,14 @@ class Topology:
                 dataclasses.replace(stage, work=lambda bucket, group=None: bucket)
                 for stage in middle
             ]
-        return [encode, *middle, Stage(broadcast_result, sends=True, among=self.ranks), decode]
+        return [encode, *middle, Stage(broadcast_result, sends=True, groups=self.ranks), decode]
 
 
 def broadcast(tensors: List[torch.Tensor], source: int, group: Any) -> None:
     """Fill tensors of one dtype with those of rank `source`, by one broadcast."""
     if not tensors:
         return
+    # The groups of stages are Gloo's (see carrier.py), which sends from host memory.
     flat = to_host(torch.cat([tensor.reshape(-1) for tensor in tensors]))
     dist.broadcast(flat, source, group=group)
     if dist.get_rank() == source:
@@ -195,4 +198,5 @@ class Sync:
 def sum_over_ranks(tensor: torch.Tensor, group: Any = None) -> Future:
     """Begin an all-reduce, over all ranks by default; the future holds the sum, in place."""
     work = dist.all_reduce(tensor, group=group, async_op=True)
+    # The work's future holds a list.
     return work.get_future().then(lambda done: done.value()[0])

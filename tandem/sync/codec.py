@@ -1,14 +1,17 @@
-"""Quantisation to a few levels a value, whose distance is sent for each block of values.
+"""Round values to a few levels; for each block of values the size of the block is sent, too.
 
-By the *peak*: the outermost level is the block's largest magnitude. By scales of the values' *own*:
-each value is divided by its scale before, and multiplied by it after; a step between two levels is
-a part of the block's root mean square, and what lies beyond the outermost level is clipped.
+With scale `peak`, a block's size is its largest magnitude, which is also the outermost level. With
+scale `own`, each value has a scale: it is divided by the scale before rounding, and multiplied by
+it after decoding. A block's size is then its norm, the distance of two levels is a part of its root
+mean square, and values beyond the outermost level are clipped.
 
-Plain torch operations on whole tensors, the same on a CPU and a GPU, and few of them: on a GPU each
-is a kernel, and the link waits for them (`bench/codec.py` counts kernels and bytes); `kernels` does
-the same by three of Triton's where a card takes them. What all ranks
-must compute alike, to the bit, on unlike processors and cards, is made of single operations that
-IEEE 754 rounds correctly (no sums over a block, whose order differs, nothing fused).
+The code uses plain torch operations on whole tensors, the same on a CPU and a GPU, and few of them:
+on a GPU each is a kernel, and the link waits for them (`bench/codec.py` counts kernels and bytes).
+`kernels.py` does the same in three Triton kernels.
+
+All ranks must decode bit for bit alike, on different processors and GPUs. Decoding therefore uses
+only single operations that IEEE 754 rounds correctly: no sums over a block, whose order differs,
+and nothing fused.
 """
 
 import dataclasses
@@ -19,18 +22,19 @@ import torch
 
 from contract.strategies import BLOCK, PACKED, coded_bytes
 
-KEPT = 0.95  # what a step keeps of the running mean of squares
-LEAST = 0.01  # an own scale, relative to the largest one of its block
+KEPT = 0.95  # the weight of the running mean of squares; the new square has the rest
+MIN_SCALE = 0.01  # of a value, relative to the largest scale of its block
 
 
 @dataclasses.dataclass(frozen=True)
 class Codec:
-    """`levels` on each side of zero. A code is from -`levels` to `levels`, and `packed` of them,
-    neighbours, are the digits of a signed byte in base `radix`: whole values in each byte, so that
-    an entropy coder sees them. `step`: with own scales, in root mean squares of a block.
+    """Encodes rows of fp32 as bytes. A code is a level from -`levels` to `levels`. `packed`
+    neighbouring codes are the digits of a signed byte in base `radix`: each byte holds whole codes,
+    so that an entropy coder sees them. `step`: the distance of two levels with per-value scales, in
+    root mean squares of a block.
 
-    A block with an inf or a NaN decodes to NaNs and infs only, so that its sum shows that the
-    gradients overflowed.
+    A block with an inf or a NaN decodes to infs and NaNs only, so the sum shows that gradients
+    overflowed.
     """
 
     levels: int
@@ -39,124 +43,117 @@ class Codec:
     step: float
 
     def coded_bytes(self, values: int) -> int:
-        """Bytes of a row of `values` numbers, a multiple of BLOCK and of `packed`."""
+        """Return the bytes of a row of `values` numbers, a multiple of BLOCK and of `packed`."""
         return int(coded_bytes(values, 2 * self.levels + 1))
 
     def head_bytes(self, values: int) -> int:
-        """Those of them that are sizes of blocks, in bf16; the codes follow."""
+        """Return the bytes of the blocks' sizes, in bf16, which precede the codes."""
         return values // BLOCK * 2
 
-    def part(self, own: bool) -> float:
-        """The distance of two levels, in what is sent of a block."""
-        return self.step / BLOCK**0.5 if own else 1 / self.levels
+    def level_distance(self, has_scales: bool) -> float:
+        """Return the distance of two levels, relative to the block's size."""
+        return self.step / BLOCK**0.5 if has_scales else 1 / self.levels
 
     @torch.no_grad()
-    def encode(self, rows: torch.Tensor, own: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """Rows of fp32 (R, V) as bytes (R, coded_bytes(V)); the rows become what is left out.
-        `own`: the scales of the values, alike."""
+    def encode(self, rows: torch.Tensor, scales: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """Return rows of fp32 (R, V) as bytes (R, coded_bytes(V)), and replace the rows by their
+        rounding errors. `scales`: of the values (R, V)."""
         count, values = rows.shape
         blocks = rows.view(-1, BLOCK)
-        scaled = blocks if own is None else blocks / own.reshape(-1, BLOCK)
+        scaled = blocks if scales is None else blocks / scales.reshape(-1, BLOCK)
         coded = torch.empty(count, self.coded_bytes(values), dtype=torch.uint8, device=rows.device)
-        sizes, body = self._parts(coded, values)
-        self._write_sizes(scaled.view(count, -1, BLOCK), sizes, own is not None)
-        step = self._step(sizes, own is not None)
-        levels = self._levels(scaled, step, own is not None)
-        codes = levels.to(torch.int8)
-        # (torch 1.12 mixes no types here)
-        if own is None:
-            blocks.addcmul_(levels, step, value=-1)
+        sizes, code_bytes = self._split_rows(coded, values)
+        scaled_rows = scaled.view(count, -1, BLOCK)
+        if scales is not None:
+            sizes.copy_(torch.linalg.vector_norm(scaled_rows, dim=2))
         else:
-            blocks.addcmul_(levels.mul_(step), own.reshape(-1, BLOCK), value=-1)
-        self._write_codes(codes, body)
-        return coded
-
-    def _write_codes(self, codes: torch.Tensor, body: torch.Tensor) -> None:
+            # Not abs().amax(), which would make a copy.
+            torch.maximum(scaled_rows.amax(2), scaled_rows.amin(2).neg_(), out=sizes)
+        distances = self._level_distances(sizes, scales is not None)
+        # In a block of almost zeros 1/distance is infinite, and all levels become 0. In a block
+        # with an inf or a NaN they may be anything: its size alone shows the overflow.
+        factors = distances.reciprocal().nan_to_num_(0.0, 0.0, 0.0)
+        levels = (scaled * factors).round_()  # a half goes to the even level
+        # The peak needs no clipping: rounding it to bf16 moves it by less than half a level.
+        if scales is not None:
+            levels.clamp_(-self.levels, self.levels)
+        codes = levels.to(torch.int8)
+        # Computed from `levels`, because torch 1.12 cannot mix types here.
+        if scales is None:
+            blocks.addcmul_(levels, distances, value=-1)
+        else:
+            blocks.addcmul_(levels.mul_(distances), scales.reshape(-1, BLOCK), value=-1)
         digits = codes.view(-1, self.packed)
         packed = digits[:, 0]
         for place in range(1, self.packed):
             packed = torch.add(packed, digits[:, place], alpha=self.radix**place)
-        body.copy_(packed.view(len(body), -1).view(torch.uint8))
+        code_bytes.copy_(packed.view(count, -1).view(torch.uint8))
+        return coded
 
-    def _parts(self, coded: torch.Tensor, values: int) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Of rows of so many values the sizes of their blocks, in bf16, and the codes."""
+    def _split_rows(self, coded: torch.Tensor, values: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return views of the blocks' sizes, in bf16, and of the bytes with codes."""
         head = self.head_bytes(values)
         return coded[:, :head].view(torch.bfloat16), coded[:, head:]
 
-    def _write_sizes(self, scaled: torch.Tensor, sizes: torch.Tensor, own: bool) -> None:
-        """Of each block what is sent: its norm or its largest magnitude."""
-        if own:
-            sizes.copy_(torch.linalg.vector_norm(scaled, dim=2))
-        else:
-            # Not abs().amax(), which would make a copy.
-            torch.maximum(scaled.amax(2), scaled.amin(2).neg_(), out=sizes)
-
-    def _levels(self, scaled: torch.Tensor, step: torch.Tensor, own: bool) -> torch.Tensor:
-        """The level of each value, from -`levels` to `levels`, in fp32. In a block with infs or
-        NaNs, which its size alone marks as such, they may be any."""
-        factor = step.reciprocal().nan_to_num_(0.0, 0.0, 0.0)  # next to nothing: 0
-        levels = (scaled * factor).round_()
-        # By the peak none is beyond: rounded to bf16, it loses less than half a level.
-        return levels.clamp_(-self.levels, self.levels) if own else levels
-
     def sizes(self, coded: torch.Tensor, values: int) -> torch.Tensor:
-        """What was sent of each block of rows of so many values: bf16 (R, V / BLOCK). NaN or
-        infinity where the block has such a value."""
-        return self._parts(coded, values)[0]
+        """Return the sizes of the blocks of rows of `values` numbers: bf16 (R, V / BLOCK). A size
+        is NaN or infinite if the block has such a value."""
+        return self._split_rows(coded, values)[0]
 
-    def _read_codes(self, body: torch.Tensor) -> torch.Tensor:
-        if self.packed == 1:
-            return body.view(torch.int8)
-        return _table(self, body.device).index_select(0, body.reshape(-1).int())
-
-    def _step(self, size: torch.Tensor, own: bool) -> torch.Tensor:
-        """The distance of two levels in each block."""
-        part = _in_fp32(self.part(own), size.device)
-        return torch.mul(size[..., None], part).view(-1, 1)
+    def _level_distances(self, sizes: torch.Tensor, has_scales: bool) -> torch.Tensor:
+        """Return the distance of two levels in each block: fp32 (blocks, 1)."""
+        factor = _make_factor(self.level_distance(has_scales), sizes.device)
+        return torch.mul(sizes[..., None], factor).view(-1, 1)
 
     @torch.no_grad()
     def decode(
         self,
         coded: torch.Tensor,
         values: int,
-        own: Optional[torch.Tensor] = None,
+        scales: Optional[torch.Tensor] = None,
         out: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
-        """The inverse of `encode` for rows of `values` numbers: fp32 (R, V). `own`: their scales,
-        or those that all rows have; with them `out`, if given, receives as many as it has room for.
-        """
-        sizes, body = self._parts(coded, values)
-        codes = self._read_codes(body)
-        found = torch.mul(codes.reshape(-1, BLOCK), self._step(sizes, own is not None))
-        found = found.view(len(coded), values)
-        if own is None:
-            return found
+        """Decode rows of `values` numbers: fp32 (R, V). `scales`: of the values, or one row for
+        all rows. With scales, `out` receives as many values as it has room for."""
+        sizes, code_bytes = self._split_rows(coded, values)
+        if self.packed == 1:
+            codes = code_bytes.view(torch.int8)
+        else:
+            table = _make_table(self, code_bytes.device)
+            codes = table.index_select(0, code_bytes.reshape(-1).int())
+        distances = self._level_distances(sizes, scales is not None)
+        # One product in fp32 for each value, and with scales another one: nothing that a processor
+        # could round in another way.
+        decoded = torch.mul(codes.reshape(-1, BLOCK), distances).view(len(coded), values)
+        if scales is None:
+            return decoded
         if out is None:
-            return found.mul_(own)
-        first = slice(out.numel())
-        return torch.mul(found.view(-1)[first], own.reshape(-1)[first], out=out)
+            return decoded.mul_(scales)
+        room = slice(out.numel())
+        return torch.mul(decoded.view(-1)[room], scales.reshape(-1)[room], out=out)
 
 
 @functools.cache
-def _in_fp32(value: float, device: torch.device) -> torch.Tensor:
-    """A factor that makes fp32 of bf16 in the same operation."""
+def _make_factor(value: float, device: torch.device) -> torch.Tensor:
+    """Return a factor as a tensor of one dimension: a product with it is fp32 and not bf16."""
     return torch.tensor([value], device=device)
 
 
 @functools.cache
-def _table(codec: Codec, device: torch.device) -> torch.Tensor:
-    """The codes in each byte: int8 (256, packed)."""
-    codes, rest = [], torch.arange(256).to(torch.int8).int()
+def _make_table(codec: Codec, device: torch.device) -> torch.Tensor:
+    """Return the codes in each byte: int8 (256, packed)."""
+    codes, quotients = [], torch.arange(256).to(torch.int8).int()
     for _ in range(codec.packed):
-        codes.append((rest + codec.levels) % codec.radix - codec.levels)
-        rest = (rest - codes[-1]).div(codec.radix, rounding_mode="floor")
+        # The digits are balanced: -levels to levels, and not 0 to radix - 1.
+        codes.append((quotients + codec.levels) % codec.radix - codec.levels)
+        quotients = (quotients - codes[-1]).div(codec.radix, rounding_mode="floor")
     return torch.stack(codes, 1).to(device, torch.int8)
 
 
-# Steps: of three and five levels by trials on both families of optimizers, of more those that lose
-# least of a normal distribution (Max, "Quantizing for minimum distortion", 1960).
+# The steps of 3 and 5 levels were chosen by trials with both families of optimizers. Those of 15
+# and 255 lose least of a normal distribution (Max, "Quantizing for minimum distortion", 1960).
 STEPS = {3: 1.4, 5: 0.8, 15: 0.35, 255: 0.03}
-RADIX = {1: 256, 2: 16, 3: 5, 5: 3}  # by how many are in a byte
+RADIX = {1: 256, 2: 16, 3: 5, 5: 3}  # by the number of codes in a byte
 CODECS: Dict[int, Codec] = {
     levels: Codec(levels // 2, packed, RADIX[packed], STEPS[levels])
     for levels, packed in PACKED.items()
@@ -164,89 +161,93 @@ CODECS: Dict[int, Codec] = {
 
 
 @torch.no_grad()
-def own_scales(squares: torch.Tensor) -> torch.Tensor:
-    """Of the values whose mean squares these are, blocks after blocks: their roots relative to the
-    largest one of each block, and not below LEAST."""
+def make_scales(squares: torch.Tensor) -> torch.Tensor:
+    """Return each value's root mean square, relative to the largest in its block and at least
+    MIN_SCALE. `squares`: the mean squares, block after block."""
     blocks = squares.view(-1, BLOCK)
-    most = blocks.amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
-    parts = blocks / most
-    # On a CPU torch's roots of fp32 are MKL's, a fifth of which are rounded wrongly, by each kind
-    # of processor in its own way. Those of fp64 are near enough to give the right fp32.
-    roots = parts.double().sqrt_().float() if parts.device.type == "cpu" else parts.sqrt_()
-    return roots.clamp_(min=LEAST).view(squares.shape)
+    largest = blocks.amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny)
+    ratios = blocks / largest
+    # On a CPU torch uses MKL's roots, which round a fifth of fp32 numbers wrongly, and differently
+    # on each kind of processor. Roots in fp64 are exact enough to give the right fp32.
+    roots = ratios.double().sqrt_().float() if ratios.device.type == "cpu" else ratios.sqrt_()
+    return roots.clamp_(min=MIN_SCALE).view(squares.shape)
 
 
 @torch.no_grad()
 def learn(squares: torch.Tensor, sums: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Write what the mean squares become with these sums; returns the largest square of a sum.
+    """Write the mean squares after these sums to `out`, and return the largest square of a sum.
 
-    Their running mean v is 0.95 v + 0.05 s^2; only its ratios count, so 20 v is kept, which takes
-    an operation less."""
+    The running mean v becomes 0.95 v + 0.05 s^2. Only ratios count, so 20 v is stored, which saves
+    an operation."""
     values = sums.float()
-    most = torch.mul(values, values, out=out).amax()
+    largest_square = torch.mul(values, values, out=out).amax()
     out.add_(squares * KEPT)
-    return most
+    return largest_square
 
 
 @dataclasses.dataclass(frozen=True)
 class Operations:
-    """The stages of a bucket by plain operations, on any device.
+    """The stages of a bucket as plain operations, on any device.
 
-    `known`, `left`: what the step before left out, and where to write what this one does. `own`:
-    what `scales` makes of the mean squares of values with scales of their own, else None.
+    `errors`: the rounding errors of the last step. `new_errors`: receives those of this step.
+    `scales`: the result of the method `scales`, or None with scale `peak`.
     """
 
     codec: Codec
 
     def scales(self, squares: torch.Tensor) -> torch.Tensor:
-        return own_scales(squares)
+        return make_scales(squares)
 
     def code(
         self,
         buffer: torch.Tensor,
-        known: torch.Tensor,
-        left: torch.Tensor,
-        own: Optional[torch.Tensor],
+        errors: torch.Tensor,
+        new_errors: torch.Tensor,
+        scales: Optional[torch.Tensor],
         ranks: int,
     ) -> torch.Tensor:
-        """A bucket's values and what was left out of them before as bytes for each of so many
-        owners: uint8 (N, coded_bytes)."""
-        values = buffer.numel()
-        torch.add(known[:values], buffer, out=left[:values])  # zeros fill it up
-        return self.codec.encode(left.view(ranks, -1), own)
+        """Encode a bucket's values plus their errors, a row for each owner: uint8 (ranks,
+        coded_bytes)."""
+        values = buffer.numel()  # the padding behind them stays zero
+        torch.add(errors[:values], buffer, out=new_errors[:values])
+        return self.codec.encode(new_errors.view(ranks, -1), scales)
 
     def sum(
         self,
-        came: torch.Tensor,
-        known: torch.Tensor,
-        left: torch.Tensor,
-        own: Optional[torch.Tensor],
+        coded: torch.Tensor,
+        errors: torch.Tensor,
+        new_errors: torch.Tensor,
+        scales: Optional[torch.Tensor],
     ) -> torch.Tensor:
-        """Of the rows (N, coded_bytes) that came for one shard the bytes of their sum."""
-        decoded = self.codec.decode(came, len(left), None if own is None else own.view(1, -1))
-        torch.add(known, decoded.sum(0), out=left)
-        return self.codec.encode(left.view(1, -1), own)[0]
+        """Add up the rows (ranks, coded_bytes) of one shard, and encode the sum: uint8
+        (coded_bytes)."""
+        row_scales = None if scales is None else scales.view(1, -1)
+        decoded = self.codec.decode(coded, len(errors), row_scales)
+        torch.add(errors, decoded.sum(0), out=new_errors)
+        return self.codec.encode(new_errors.view(1, -1), scales)[0]
 
     def take(
         self,
         coded: torch.Tensor,
         shard: int,
         buffer: torch.Tensor,
-        own: Optional[torch.Tensor],
+        scales: Optional[torch.Tensor],
         squares: Optional[torch.Tensor],
-        learned: Optional[torch.Tensor],
+        new_squares: Optional[torch.Tensor],
     ) -> torch.Tensor:
-        """Write the sums (N, coded_bytes) of all owners into a bucket, and what its mean squares
-        become. Returns the largest size of a block or, of mean squares, the largest square."""
+        """Decode the sums (ranks, coded_bytes) of shards of `shard` values into a bucket, and write
+        its new mean squares, if there are any. Return the largest square of a sum or, without mean
+        squares, the largest size of a block."""
         values = buffer.numel()
-        if own is None or squares is None or learned is None:
+        if scales is None or squares is None or new_squares is None:
             buffer.copy_(self.codec.decode(coded, shard).view(-1)[:values])
             return self.codec.sizes(coded, shard).max()
+        # Mean squares are learned from fp32 sums, whatever the gradients' type.
         sums = buffer
         if buffer.dtype != torch.float32:
             sums = torch.empty_like(buffer, dtype=torch.float32)
-        self.codec.decode(coded, shard, own, sums)
-        most = learn(squares[:values], sums, learned[:values])
+        self.codec.decode(coded, shard, scales, sums)
+        largest_square = learn(squares[:values], sums, new_squares[:values])
         if sums is not buffer:
             buffer.copy_(sums)
-        return most
+        return largest_square

@@ -1,11 +1,11 @@
-"""Codes in fewer bytes on the wire, without loss: most of them are zero, and zstd sees that.
+"""Compress codes without loss: most of them are zero, which zstd finds.
 
-A row of bytes becomes a message: eight bytes that say how many follow, then a frame of zstd's, or
-the row itself where a frame would be no shorter. Both ends know how long the row is, so no message
-is longer than the row and its head, whatever a peer sends, and nothing is unpacked beyond it.
+A row of bytes becomes a message: eight bytes with the length of what follows, then a zstd frame, or
+the row itself if a frame would not be shorter. Both ends know the row's length, so a faulty peer
+can neither send a longer message nor make this rank unpack more than one row.
 
-It takes time of a processor and saves time of a link. Which is more is measured in the first steps;
-then all ranks go on with it, or none.
+Compression costs processor time and saves transfer time. The first steps measure both, and then all
+ranks continue with compression, or none.
 """
 
 import time
@@ -18,17 +18,17 @@ from contract.errors import RankError
 
 try:
     import zstandard
-except ImportError:  # an environment that was made before this needed it
+except ImportError:  # an environment made before Tandem used it, or a script's own
     zstandard: Any = None  # type: ignore[no-redef]
 
 UNABLE = (
-    "codes are sent as they are, since not every machine's environment has zstandard: `make "
-    "provision` installs it."
+    "the gradients are sent uncompressed, because not every machine's environment has zstandard: "
+    "`make provision` installs it."
 )
-TRIAL = 10  # steps, after which all ranks decide
-HEAD = 8  # bytes before a frame
-LEVEL = 1  # higher ones are slower and save nothing here
-LEAST_WINDOW = 1 << 10  # zstd's
+TRIAL = 10  # steps before all ranks decide
+HEAD_BYTES = 8
+LEVEL = 1  # higher levels are slower and save nothing here
+MIN_WINDOW = 1 << 10  # zstd accepts no smaller one
 
 
 def can_compress() -> bool:
@@ -36,77 +36,90 @@ def can_compress() -> bool:
 
 
 class EntropyCoder:
-    """Compresses and expands rows; a thread of its own expands while a transfer goes on.
-
-    So far: `coding`: seconds of a processor (about: three threads add to it); `sending`: seconds of
-    transfers; `sent`, `saved`: bytes that they took, and that rows would have taken beyond it.
-    """
+    """Compresses and expands rows. A thread expands while the next transfer runs."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "tandem-expand")
-        self.coding = self.sending = 0.0
-        self.saved = self.sent = 0
+        # Approximate, because three threads add to it without a lock.
+        self.processor_seconds = 0.0
+        self.transfer_seconds = 0.0
+        self.sent_bytes = self.saved_bytes = 0
 
     @property
     def gain(self) -> float:
-        """Seconds of transfers that were saved, less those of a processor that it took."""
-        return self.saved / max(self.sent, 1) * self.sending - self.coding
+        """Return the transfer seconds that were saved minus the processor seconds that it cost."""
+        seconds_per_byte = self.transfer_seconds / max(self.sent_bytes, 1)
+        return self.saved_bytes * seconds_per_byte - self.processor_seconds
 
     def describe(self, steps: int, pays: bool) -> str:
-        """What came of it in so many steps, and what follows."""
-        share = self.sent / max(self.sent + self.saved, 1)
-        milliseconds = self.coding / steps * 1e3
-        cost = f"zstd leaves {share:.0%} of their bytes, for {milliseconds:.1f} ms of a processor"
+        """Return a note on what compression cost and saved in the first `steps`."""
+        share = self.sent_bytes / max(self.sent_bytes + self.saved_bytes, 1)
+        milliseconds = self.processor_seconds / steps * 1e3
         if pays:
-            return f"codes are compressed: {cost} a step."
-        return f"codes are sent as they are: {cost} a step, more than transfers gain."
+            return (
+                f"the gradients are compressed: zstd leaves {share:.0%} of the bytes and takes "
+                f"{milliseconds:.1f} ms of processor time per step."
+            )
+        return (
+            f"the gradients are sent uncompressed: zstd would leave {share:.0%} of the bytes, but "
+            f"take {milliseconds:.1f} ms of processor time per step, more than the transfers gain."
+        )
 
     def compress(self, row: torch.Tensor) -> torch.Tensor:
-        """The message for a row of bytes in host memory, uint8 (B)."""
+        """Return the message for a row of bytes in host memory, uint8 (B)."""
+        # Thread time leaves out the waiting for a processor, which is busy with loading images.
         begin = time.thread_time()
+        # A compressor for each row: they must not be shared by threads.
         frame = zstandard.ZstdCompressor(level=LEVEL).compress(row.numpy().data)
         if len(frame) >= len(row):
             frame = row.numpy().tobytes()
-        message = bytearray(len(frame).to_bytes(HEAD, "little") + frame)
-        self.coding += time.thread_time() - begin
+        message = bytearray(len(frame).to_bytes(HEAD_BYTES, "little") + frame)
+        self.processor_seconds += time.thread_time() - begin
         return torch.frombuffer(message, dtype=torch.uint8)
 
     def count(self, message: torch.Tensor, row: torch.Tensor, seconds: float) -> None:
-        """A message was sent instead of such a row, in so many seconds."""
-        self.sent += len(message)
-        self.saved += len(row) - len(message)
-        self.sending += seconds
+        """Count a message that was sent instead of a row."""
+        self.sent_bytes += len(message)
+        self.saved_bytes += len(row) - len(message)
+        self.transfer_seconds += seconds
 
-    def room(self, row: torch.Tensor) -> torch.Tensor:
-        """Where the longest message for a row like this fits."""
-        return torch.empty(HEAD + len(row), dtype=torch.uint8)
+    def make_room(self, row: torch.Tensor) -> torch.Tensor:
+        """Return an empty tensor for the longest message that a row of this length can have."""
+        return torch.empty(HEAD_BYTES + len(row), dtype=torch.uint8)
 
     def begin_expand(self, message: torch.Tensor, row: torch.Tensor) -> "Future[None]":
-        """Fill a row with what a message holds; the future raises RankError for one that is not as
-        `compress` makes it."""
+        """Fill a row with a message's content. The future raises RankError for a message that
+        `compress` cannot have made."""
         return self._pool.submit(self._expand, message, row)
 
     def _expand(self, message: torch.Tensor, row: torch.Tensor) -> None:
         begin = time.thread_time()
-        content, out = message.numpy().data, row.numpy().data
-        length = int.from_bytes(content[:HEAD], "little")
+        content, row_bytes = message.numpy().data, row.numpy().data
+        length = int.from_bytes(content[:HEAD_BYTES], "little")
         if length > len(row):
-            raise RankError(f"a rank sent {length} bytes of codes, where {len(row)} are the most.")
-        frame = content[HEAD : HEAD + length]
+            raise RankError(
+                f"a rank sent a message of {length} bytes for a row of {len(row)} bytes: do all "
+                "machines run the same version of Tandem?"
+            )
+        frame = content[HEAD_BYTES : HEAD_BYTES + length]
         if length == len(row):
-            out[:] = frame
+            row_bytes[:] = frame
         else:
-            # A frame says how much memory its reader needs: no more than the row has.
-            window = max(len(row), LEAST_WINDOW)
+            # A frame may ask for any amount of memory; a valid one needs no more than the row.
+            window = max(len(row), MIN_WINDOW)
             reader = zstandard.ZstdDecompressor(max_window_size=window).stream_reader(frame)
             try:
-                came = reader.readinto(out)
+                expanded_bytes = reader.readinto(row_bytes)
             except zstandard.ZstdError as error:
-                raise RankError(f"a rank sent codes that are not zstd's: {error}.") from error
-            if came < len(out):
-                raise RankError(f"a rank sent {came} bytes of codes, where {len(out)} belong.")
-        self.coding += time.thread_time() - begin
+                raise RankError(f"a rank sent gradients that zstd cannot read: {error}.") from error
+            if expanded_bytes < len(row):
+                raise RankError(
+                    f"a rank sent {expanded_bytes} bytes of gradients for a row of {len(row)} "
+                    "bytes: do all machines run the same version of Tandem?"
+                )
+        self.processor_seconds += time.thread_time() - begin
 
     def end(self) -> None:
-        """Give back the thread."""
+        """End the thread."""
+        # A row may still be expanding for a bucket whose exchange has failed.
         self._pool.shutdown(wait=False)

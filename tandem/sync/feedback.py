@@ -1,21 +1,22 @@
-"""The strategy with error feedback: what a step leaves out of the sums is kept, by each rank or,
-where several share a machine, by the one of them that sends, and added in the next step.
+"""Send a few levels per value, and add what rounding left out to the next step: error feedback.
 
-Errors are gradients, so they are multiplied by the loss scale and follow its changes. The errors of
-a step are kept only if all of its sums are finite, which every rank sees in what it receives: after
-an overflow, in which the optimizer skips the step, the state is as it was before. So it is where
-gradients are thrown away unused, as a discriminator's are in its generator's step: see `settle`.
+Each sender keeps its errors; if several ranks share a machine, only their leader sends. Errors are
+gradients, so they are multiplied by the loss scale and follow its changes.
 
-Where values have scales of their own, these come of a running mean of the squares of the sums that
-all ranks have received. It is one thing of the run, equal to the bit on all ranks: they learn it of
-each finite step, exact ones too, and a checkpoint has it once, by the parameters' names.
+A step's errors are discarded unless all of its sums are finite, which each rank sees in the sums
+that it receives: after an overflow the optimizer skips the step, and the state stays as it was.
+`settle` undoes sums that no optimizer used, such as a discriminator's in its generator's step.
+
+Per-value scales come from a running mean of the squares of the sums. All ranks receive the same
+sums, so these means are bit for bit equal on all ranks. Ranks learn them in each finite step, also
+in exact ones. A checkpoint holds them once, by the parameters' names.
 """
 
 import dataclasses
 import functools
 import hashlib
 import math
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, cast
+from typing import Any, Dict, List, Optional, Sequence, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -28,16 +29,19 @@ from .carrier import Carrier, Flag, Stage, all_gather, all_to_all, to_host
 from .codec import CODECS, KEPT, Operations, learn
 from .entropy import TRIAL, UNABLE, EntropyCoder, can_compress
 
-# In a row, that were not finite. A GradScaler that begins too high overflows in fewer.
+# Warn after so many steps in a row whose sums were not finite. A GradScaler that starts too high
+# overflows less often.
 LOST_STEPS = 20
 
 
 @dataclasses.dataclass
 class BucketState:
-    """The state of one bucket: tensors as the last step left them, and those that the current step
-    writes. `finite`: whether its sum is, once it has come; None where the step has not summed it.
-    `parameters`: of the bucket, in its order; `starts`: where each tensor begins in the bucket.
-    `held`: the tensors before the first of several sums that no optimizer has used yet.
+    """The state of one bucket between steps.
+
+    `current`: tensors that the last step left. `pending`: tensors that this step writes.
+    `finite`: whether this step's sum is finite; None until the step sums this bucket.
+    `parameters`: the bucket's, in its order. `starts`: where each tensor begins in the bucket.
+    `fallback`: the tensors before the first of several sums that no optimizer has used yet.
     """
 
     current: List[torch.Tensor]
@@ -45,65 +49,57 @@ class BucketState:
     finite: Optional[Flag] = None
     parameters: Sequence[torch.Tensor] = ()
     starts: Sequence[int] = (0,)
-    held: Optional[List[torch.Tensor]] = None
-    undoable = False  # whether `pending` is what `current` was before the last sum
+    fallback: Optional[List[torch.Tensor]] = None
+    can_undo = False  # `pending` still holds `current` as it was before the last sum
 
     @classmethod
     def blank(cls, sizes: Sequence[int], device: torch.device) -> "BucketState":
-        first = [torch.zeros(size, device=device) for size in sizes]
-        return cls(first, [torch.zeros_like(one) for one in first])
+        current = [torch.zeros(size, device=device) for size in sizes]
+        return cls(current, [torch.zeros_like(tensor) for tensor in current])
 
-    def close(self, taken: bool) -> None:
-        """Keep what the last sum left, where `taken`."""
-        self.finite, self.undoable = None, taken
-        if taken:
+    def close(self, keep: bool) -> None:
+        """End a step; `keep`: use what its sum left from now on."""
+        self.finite, self.can_undo = None, keep
+        if keep:
             self.current, self.pending = self.pending, self.current
             return
-        for one in self.pending:
-            one.zero_()  # NaN is left there, even where no gradient comes
+        # A NaN would stay where the next step has no gradient.
+        for tensor in self.pending:
+            tensor.zero_()
 
     def settle(self, unused: Unused) -> None:
-        """Take back what sums left that were thrown away, and hold what was before those that
-        may still be."""
-        before = self.pending if self.held is None and self.undoable else self.held
-        self.undoable = False
-        if before is None:
+        """Undo zeroed sums, and remember the state before sums that a step may still use."""
+        old = self.pending if self.fallback is None and self.can_undo else self.fallback
+        self.can_undo = False
+        if old is None:
             return
-        waiting = any(unused.get(one, False) for one in self.parameters)
-        if waiting and self.held is None:
-            self.held = before
-            self.pending = [torch.zeros_like(one) for one in before]
-        for one, part, old in self._parts(before):
-            if unused.get(one) is False:
-                part.copy_(old)
-            elif waiting and one not in unused:
-                old.copy_(part)
-        if not waiting:
-            self.held = None
-
-    def _parts(
-        self, before: List[torch.Tensor]
-    ) -> Iterator[Tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Each parameter with its values in `current` and `before`."""
+        waits = any(unused.get(parameter, False) for parameter in self.parameters)
+        if waits and self.fallback is None:
+            self.fallback = old
+            self.pending = [torch.zeros_like(tensor) for tensor in old]
         end = 0
-        for one in self.parameters:
-            begin, end = end, end + one.numel()
-            for start, now, old in zip(self.starts, self.current, before):
-                part = slice(max(begin - start, 0), max(end - start, 0))
-                yield one, now[part], old[part]
+        for parameter in self.parameters:
+            begin, end = end, end + parameter.numel()
+            for start, current_tensor, old_tensor in zip(self.starts, self.current, old):
+                values = slice(max(begin - start, 0), max(end - start, 0))
+                if unused.get(parameter) is False:
+                    current_tensor[values].copy_(old_tensor[values])
+                elif waits and parameter not in unused:
+                    old_tensor[values].copy_(current_tensor[values])
+        if not waits:
+            self.fallback = None
 
 
 @dataclasses.dataclass
 class Squares(BucketState):
-    """Running mean squares of one bucket, filled up to whole parts with zeros."""
+    """Running mean squares of one bucket's sums, padded with zeros to whole shards."""
 
     def settle(self, unused: Unused) -> None:
-        """They learn of a step's last sum alone, which has in it those that it was added to."""
+        # The last sum of a step contains its earlier ones, so only the last one may be learned.
         super().settle(dict.fromkeys(unused, False))
 
     def by_parameter(self) -> Dict[torch.Tensor, torch.Tensor]:
-        """By parameter."""
-        sizes = [one.numel() for one in self.parameters]
+        sizes = [parameter.numel() for parameter in self.parameters]
         return dict(zip(self.parameters, self.current[0][: sum(sizes)].split(sizes)))
 
 
@@ -112,70 +108,75 @@ class Bucket:
     """One bucket of `ErrorFeedback` while it is exchanged."""
 
     buffer: torch.Tensor  # receives the result
-    kept: BucketState
-    coded: torch.Tensor  # what is to be sent, then what came
-    messages: Sequence[torch.Tensor] = ()  # what is sent instead, through the entropy coder
+    errors: BucketState
+    coded: torch.Tensor  # (ranks, bytes): what is sent, later what was received
+    messages: Sequence[torch.Tensor] = ()  # the same compressed, with an entropy coder
     squares: Optional[Squares] = None
-    own: Optional[torch.Tensor] = None  # what the scales of all values are made of (N x shard)
+    scales: Optional[torch.Tensor] = None  # of all values (N x shard), as `coding.scales` made them
 
 
 class ErrorFeedback(Sync):
-    """A few levels per value in each step: each machine owns a shard of what is summed.
+    """Averages gradients in a few levels per value; each machine owns one shard of the sum.
 
-    All send the owner their codes of its shard; it adds them up and sends the sum to all, encoded
-    again. The quantisation error is kept where it arises, at the sender and at the owner (Seide et
-    al., "1-bit stochastic gradient descent", 2014; at both ends: Tang et al., "DoubleSqueeze", ICML
-    2019). All ranks decode the same bytes, by operations that round alike on every machine, so
-    their sums are equal to the bit, and so are the scales that they make of them.
+    All machines send their codes of a shard to its owner. The owner adds them up, encodes the sum,
+    and sends it to all. The rounding error is kept where it arises, at the sender and at the owner
+    (Seide et al., "1-bit stochastic gradient descent", 2014; at both ends: Tang et al.,
+    "DoubleSqueeze", ICML 2019). All ranks decode the same bytes with operations that round alike on
+    every machine, so the sums, and the scales made from them, are bit for bit equal.
 
-    What is kept of a bucket: what this machine left out of all shards (N x shard), and what was
-    left out of the sum of its own. Sums are exact before the first step, in the pass that only
-    orders DDP's buckets, and in warm-up. The host must know what the loss scale is in each step.
+    The errors of a bucket are two tensors: those of the values that this machine sent (N x shard),
+    and those of the sum of its own shard. Sums are exact before the first step, when DDP orders its
+    buckets, and in warm-up.
     """
 
     follows_scale = True
 
     def __init__(self, strategy: Strategy, patience: float = 120.0) -> None:
         super().__init__(strategy, patience)
-        self.kept: Dict[int, BucketState] = {}
-        self.scale = 1.0  # the loss scale by which all that is kept is multiplied
+        self.errors: Dict[int, BucketState] = {}  # by bucket number
+        self.scale = 1.0  # the loss scale by which all states are multiplied
         self.exact = True
-        self.begun = False  # whether a step has: what was summed before only ordered buckets
+        self.has_begun = False  # earlier sums only ordered DDP's buckets
         self.codec = CODECS[int(strategy.arguments[0])]
         self.coding: Any = Operations(self.codec)
         self.learns = strategy.of(None).arguments[1] == OWN
         self._squares: Dict[int, Squares] = {}
-        # Of parameters that no bucket has brought yet, or whose buckets DDP has made anew.
-        self._loose: Dict[torch.Tensor, torch.Tensor] = {}
-        self._digest = 0  # of what was loaded
-        self.coder: Optional[EntropyCoder] = None  # where all ranks have one
+        # Mean squares of parameters whose bucket is not known yet, or was made anew by DDP.
+        self._unplaced_squares: Dict[torch.Tensor, torch.Tensor] = {}
+        self._digest = 0  # of the mean squares that were loaded
+        self.coder: Optional[EntropyCoder] = None  # on all ranks or none
         self._coded_steps = self._lost_steps = 0
 
     def setup(self, device: torch.device, topology: Optional[Topology] = None) -> None:
         super().setup(device, topology)
-        stages = self.topology.arrange_stages(self.stages(), self.blank, self.tensors_to_broadcast)
+        exchange = Stage(self._exchange, sends=True)
+        stages = [Stage(self._code), Stage(self._compress), exchange, Stage(self._take)]
+        stages = self.topology.arrange_stages(
+            stages, self._make_blank, lambda bucket: [bucket.coded]
+        )
         self.carrier = Carrier(stages, device, self.patience)
         if device.type == "cuda":
             self.take_kernels(device)
-        able = sum_over_ranks(torch.tensor(float(can_compress()), device=device)).wait()
-        if able == len(self.topology.nodes):
+        # A message is compressed or not, so one rank without zstandard decides for all.
+        ready_ranks = sum_over_ranks(torch.tensor(float(can_compress()), device=device)).wait()
+        if ready_ranks == len(self.topology.nodes):
             self.coder = EntropyCoder()
         else:
             self.note = f"{self.strategy.spec}: {UNABLE}"
 
     def take_kernels(self, device: torch.device) -> None:
-        """Code by Triton's kernels, where it can make them for this device; else say why not."""
+        """Use Triton's kernels if they work on this device; otherwise print why not."""
         try:
-            from .kernels import try_out  # which imports Triton
+            from .kernels import try_out  # imports Triton
 
             self.coding = try_out(self.codec, self.learns, device)
-        except ImportError:  # an older torch brings none, and nobody can help it
+        except ImportError:  # old torches contain no Triton, and nobody can change that
             return
-        except Exception as error:  # Triton's are of many kinds: no compiler, an old card
+        except Exception as error:  # Triton raises many kinds: no compiler, an old GPU
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             print(
-                f"{self.strategy.spec}: coded by torch's operations, in more time than by Triton, "
-                f"which cannot on this card ({reason})"
+                f"{self.strategy.spec}: Triton's kernels do not work on this GPU, so torch encodes "
+                f"the gradients, which is slower ({reason})"
             )
 
     def end(self) -> None:
@@ -188,292 +189,300 @@ class ErrorFeedback(Sync):
             self.coder.end()
             self.coder = None
 
-    def _judge_coder(self, coder: EntropyCoder) -> None:
-        """All ranks go on with it, or none, by what it gained all of them. Collective."""
-        gain = sum_over_ranks(torch.tensor(coder.gain, device=self.carrier.device)).wait()
-        self.note = f"{self.strategy.spec}: {coder.describe(TRIAL, bool(gain > 0))}"
-        if gain <= 0:
-            self._end_coder()
-
     def begin(self, scale: float, exact: bool, unused: Unused = ALL_USED) -> None:
-        if self.learns and not self.begun:
+        # Ranks may have loaded different states; after the first step they stay equal.
+        if self.learns and not self.has_begun:
             self._compare_digests()
         self.settle(unused)
-        if self.begun and not self.exact:
+        if self.has_begun and not self.exact:
             self._coded_steps += 1
             if self._coded_steps == TRIAL and self.coder is not None:
-                self._judge_coder(self.coder)
-        self.exact, self.begun = exact, True
+                # All ranks must decide alike, so they add up what the coder gained.
+                gain = torch.tensor(self.coder.gain, device=self.carrier.device)
+                pays = bool(sum_over_ranks(gain).wait() > 0)
+                self.note = f"{self.strategy.spec}: {self.coder.describe(TRIAL, pays)}"
+                if not pays:
+                    self._end_coder()
+        self.exact, self.has_begun = exact, True
         if scale != self.scale:
-            self.rescale(scale / self.scale)
+            ratio = scale / self.scale
+            errors = [[*state.current, *(state.fallback or ())] for state in self.errors.values()]
+            multiply_all([tensor for tensors in errors for tensor in tensors], ratio)
+            squares = [state.current[0] for state in self._squares.values()]
+            # Squares of gradients grow with the square of the loss scale.
+            multiply_all([*squares, *self._unplaced_squares.values()], ratio**2)
             self.scale = scale
 
-    def rescale(self, ratio: float) -> None:
-        """The loss scale has changed."""
-        kept = [[*one.current, *(one.held or ())] for one in self.kept.values()]
-        multiply([one for tensors in kept for one in tensors], ratio)
-        squares = [state.current[0] for state in self._squares.values()]
-        multiply([*squares, *self._loose.values()], ratio**2)
-
     def hook(self, bucket: dist.GradBucket) -> Future:
+        # Divided before the sum, as DDP does: a sum in fp16 could overflow.
         buffer = bucket.buffer().div_(len(self.topology.nodes))
         if self.exact:
-            if self.begun and bucket.index() not in self.kept:
-                self._state_of(bucket)  # so that memory is short now, or never
+            if self.has_begun and bucket.index() not in self.errors:
+                self._find_errors(bucket)  # allocates now: memory that is short fails early
             total = sum_over_ranks(buffer)
-            if not (self.learns and self.begun):
+            if not (self.learns and self.has_begun):
                 return total
-            state = self._squares_of(bucket)
-            return total.then(functools.partial(self._learn_exact, state))
-        summed = None
+            return total.then(functools.partial(self._learn_exact, self._find_squares(bucket)))
+        local_sum = None
         if len(self.topology.local_ranks) > 1:
-            # Started here, because all ranks hand over buckets in the same order here.
-            summed = sum_over_ranks(buffer, self.topology.group)
+            # Not in a stage: only here do all ranks of a machine have the same order of buckets.
+            local_sum = sum_over_ranks(buffer, self.topology.group)
         future = self.carrier.future()
-        squares = self._squares_of(bucket) if self.learns else None
-        self.carrier.start((buffer, (self._state_of(bucket), squares)), future, summed)
+        squares = self._find_squares(bucket) if self.learns else None
+        self.carrier.start((buffer, (self._find_errors(bucket), squares)), future, local_sum)
         return future
 
-    def _state_of(self, bucket: dist.GradBucket) -> BucketState:
+    def _find_errors(self, bucket: dist.GradBucket) -> BucketState:
+        """Return the errors of a bucket; zeros if it is new, or if its size has changed since a
+        checkpoint (--bucket_mb)."""
         buffer, index = bucket.buffer(), bucket.index()
-        known = self.kept.get(index)
+        state = self.errors.get(index)
         sizes = self.sizes(buffer) if self.topology.is_leader else []
-        # Also begun anew where --bucket_mb differs from that before a resume.
-        if known is None or [tensor.numel() for tensor in known.current] != sizes:
-            known = self.kept[index] = BucketState.blank(sizes, buffer.device)
-        known.parameters = bucket.parameters()
+        if state is None or [tensor.numel() for tensor in state.current] != sizes:
+            state = self.errors[index] = BucketState.blank(sizes, buffer.device)
+        state.parameters = bucket.parameters()
         if self.topology.is_leader:
-            known.starts = 0, self.owners.index(self.topology.rank) * sizes[1]
-        return known
+            state.starts = 0, self.owners.index(self.topology.rank) * sizes[1]
+        return state
 
     def states(self) -> List[BucketState]:
-        """Of all buckets."""
-        return [*self.kept.values(), *self._squares.values()]
+        """Return the errors and mean squares of all buckets."""
+        return [*self.errors.values(), *self._squares.values()]
 
     def close(self) -> None:
-        step = [kept for kept in self.states() if kept.finite is not None]
-        taken = all(bool(kept.finite) for kept in step)
-        if step:
-            self._lost_steps = 0 if taken else self._lost_steps + 1
+        states = [state for state in self.states() if state.finite is not None]
+        is_finite = all(bool(state.finite) for state in states)
+        if states:
+            self._lost_steps = 0 if is_finite else self._lost_steps + 1
         if self._lost_steps == LOST_STEPS:
             self.note = (
                 f"{self.strategy.spec}: the gradients of {LOST_STEPS} steps in a row were not "
-                "finite, as of a loss that is NaN: nothing is learned any more. Go on from a "
-                "checkpoint before that, with a lower learning rate or clipped gradients."
+                "finite, so the model learns nothing; probably the loss is NaN. Load an earlier "
+                "checkpoint, and lower the learning rate or clip the gradients."
             )
-        for kept in step:
-            kept.close(taken)
+        # If one bucket overflowed, the optimizer skipped the step for all.
+        for state in states:
+            state.close(is_finite)
 
     def settle(self, unused: Unused) -> None:
         self.close()
-        for kept in self.states():
-            kept.settle(unused)
+        for state in self.states():
+            state.settle(unused)
 
     def state_dict(self) -> Optional[Dict[str, Any]]:
         self.close()
-        # Gradients are not saved, so what a sum left that is still in them is not, either.
-        kept = {str(index): kept.held or kept.current for index, kept in self.kept.items()}
-        return {"scale": self.scale, "kept": kept}
+        # Gradients are not saved, so errors of sums that are still in them must not be, either.
+        errors = {
+            str(index): state.fallback or state.current for index, state in self.errors.items()
+        }
+        return {"scale": self.scale, "kept": errors}
 
     def load_state_dict(self, state: Dict[str, Any]) -> None:
         if not isinstance(state, dict):
-            raise ValueError("no dict")
-        scale = checked_scale(state["scale"])
+            raise ValueError("not a dict")
+        scale = check_scale(state["scale"])
         buckets = state["kept"]
         if not isinstance(buckets, dict) or not all(isinstance(b, list) for b in buckets.values()):
-            raise ValueError("no buckets by number")
-        # Each place is copied below, so a small file that names one tensor often would take any
-        # memory. `_state_of` compares the sizes, once DDP has made its buckets.
+            raise ValueError("'kept' does not map bucket numbers to lists")
+        # Each tensor is copied below, so a small file that refers to one tensor many times could
+        # fill the memory. (`_find_errors` compares sizes, once DDP has made its buckets.)
         tensors = [t for bucket in buckets.values() for t in bucket if isinstance(t, torch.Tensor)]
         addresses = [t.data_ptr() for t in tensors if t.layout is torch.strided and t.numel()]
         if len(set(addresses)) < len(addresses):
-            raise ValueError("one tensor in several places")
-        kept = {
-            int(str(index)[:9]): [kept_tensor(tensor) for tensor in bucket]
+            raise ValueError("the same tensor twice")
+        # Check all tensors before changing anything.
+        checked = {
+            int(str(index)[:9]): [check_tensor(tensor) for tensor in bucket]
             for index, bucket in buckets.items()
         }
         self.scale = scale
-        for index, bucket in kept.items():
+        for index, bucket in checked.items():
             errors = [tensor.to(self.carrier.device, copy=True) for tensor in bucket]
-            self.kept[index] = BucketState(errors, [torch.zeros_like(error) for error in errors])
+            self.errors[index] = BucketState(errors, [torch.zeros_like(error) for error in errors])
 
     @property
     def owners(self) -> Tuple[int, ...]:
-        """The ranks that send, of which each owns a shard."""
+        """Return the ranks that send: each owns a shard of the sum."""
         return self.topology.leaders
 
     @property
     def state_copies(self) -> float:
-        size = 2 * (1 + 1 / len(self.owners)) if self.topology.is_leader else 0
-        return size + 2 * self.learns
-
-    def stages(self) -> List[Stage]:
-        exchange = Stage(self._exchange, sends=True)
-        return [Stage(self._code), Stage(self._compress), exchange, Stage(self._take)]
+        # Errors and mean squares have two tensors each: `current` and `pending`.
+        error_copies = 2 * (1 + 1 / len(self.owners)) if self.topology.is_leader else 0
+        return error_copies + 2 * self.learns
 
     def sizes(self, buffer: torch.Tensor) -> List[int]:
-        """The number of values of each tensor kept for a bucket; all begin as zeros."""
+        """Return the number of values in each error tensor of a bucket."""
         shard = shard_size(buffer.numel(), len(self.owners))
         return [len(self.owners) * shard, shard]
 
     def _learn_exact(self, state: Squares, done: torch.futures.Future[Any]) -> torch.Tensor:
+        """Update mean squares with an exact sum, and return the sum."""
         total: torch.Tensor = done.value()
-        part = slice(total.numel())
-        square = learn(state.current[0][part], total, state.pending[0][part])
-        state.finite = _finite(square, total.dtype)
+        values = slice(total.numel())
+        largest_square = learn(state.current[0][values], total, state.pending[0][values])
+        state.finite = _flag_finite(largest_square, total.dtype)
         return total
 
-    def _squares_of(self, bucket: dist.GradBucket) -> Squares:
-        """Those of a bucket, in its own order."""
+    def _find_squares(self, bucket: dist.GradBucket) -> Squares:
+        """Return the mean squares of a bucket, in its parameters' order."""
         buffer, index, parameters = bucket.buffer(), bucket.index(), bucket.parameters()
-        known = self._squares.get(index)
-        if known is not None:
-            same = len(parameters) == len(known.parameters)
-            if same and all(one is two for one, two in zip(parameters, known.parameters)):
-                return known
-            # DDP has made its buckets anew, all at once, between two steps.
-            self._loose, self._squares = self._all_squares(), {}
+        state = self._squares.get(index)
+        if state is not None:
+            # Compared by identity: == of tensors compares values.
+            if len(parameters) == len(state.parameters) and all(
+                ours is theirs for ours, theirs in zip(parameters, state.parameters)
+            ):
+                return state
+            # DDP made all of its buckets anew between two steps.
+            self._unplaced_squares, self._squares = self._collect_squares(), {}
         size = len(self.owners) * shard_size(buffer.numel(), len(self.owners))
-        made = BucketState.blank([size], buffer.device)
-        found = self._squares[index] = Squares(made.current, made.pending, None, parameters)
-        for one, part in found.by_parameter().items():
-            if one in self._loose:
-                part.copy_(self._loose.pop(one))
-        return found
+        blank = BucketState.blank([size], buffer.device)
+        state = self._squares[index] = Squares(blank.current, blank.pending, None, parameters)
+        # A view of each parameter's values: copying into it fills the bucket's tensor.
+        for parameter, values in state.by_parameter().items():
+            if parameter in self._unplaced_squares:
+                values.copy_(self._unplaced_squares.pop(parameter))
+        return state
 
-    def _all_squares(self) -> Dict[torch.Tensor, torch.Tensor]:
-        found = dict(self._loose)
+    def _collect_squares(self) -> Dict[torch.Tensor, torch.Tensor]:
+        squares = dict(self._unplaced_squares)
         for state in self._squares.values():
-            found.update(state.by_parameter())
-        return found
+            squares.update(state.by_parameter())
+        return squares
 
     def common_state(self, model: torch.nn.Module) -> Optional[Dict[str, Any]]:
         if not self.learns:
             return None
         self.close()
-        found = self._all_squares()
-        named = {name: found[one] for name, one in model.named_parameters() if one in found}
+        squares = self._collect_squares()
+        named = {name: squares[p] for name, p in model.named_parameters() if p in squares}
         return {"scale": self.scale, "squares": named}
 
     def load_common_state(self, model: torch.nn.Module, state: Dict[str, Any]) -> None:
         if not isinstance(state, dict) or not isinstance(state["squares"], dict):
-            raise ValueError("no mean squares by name")
-        scale, told = checked_scale(state["scale"]), hashlib.sha256()
-        ours = dict(model.named_parameters())
-        found: Dict[torch.Tensor, torch.Tensor] = {}
-        for name, value in state["squares"].items():
-            if kept_tensor(value).numel() != ours[name].numel() or bool((value < 0).any()):
+            raise ValueError("'squares' does not map names to mean squares")
+        scale, digest = check_scale(state["scale"]), hashlib.sha256()
+        parameters = dict(model.named_parameters())
+        squares: Dict[torch.Tensor, torch.Tensor] = {}
+        for name, values in state["squares"].items():
+            parameter = parameters[name]
+            if check_tensor(values).numel() != parameter.numel() or bool((values < 0).any()):
                 raise ValueError("mean squares of another size, or below zero")
-            told.update(f"{scale} {name}".encode() + value.numpy().tobytes())
-            found[ours[name]] = value.to(self.carrier.device, copy=True)
-        self.scale, self._squares, self._loose = scale, {}, found
-        self._digest = int(told.hexdigest()[:15], 16)
+            digest.update(f"{scale} {name}".encode() + values.numpy().tobytes())
+            squares[parameter] = values.to(self.carrier.device, copy=True)
+        self.scale, self._squares, self._unplaced_squares = scale, {}, squares
+        self._digest = int(digest.hexdigest()[:15], 16)  # fits into an int64
 
     def _compare_digests(self) -> None:
-        """All ranks must go on with the same scales. Collective. Raises UserError."""
-        ends = torch.tensor([self._digest, -self._digest], device=self.carrier.device)
-        dist.all_reduce(ends, dist.ReduceOp.MAX)
-        if int(ends.sum()):
+        """Raise UserError if ranks have loaded different scales: they would decode the same bytes
+        to different sums. Collective."""
+        limits = torch.tensor([self._digest, -self._digest], device=self.carrier.device)
+        dist.all_reduce(limits, dist.ReduceOp.MAX)
+        if int(limits.sum()):  # the largest and the smallest digest differ
             raise UserError(
-                f"{self.strategy.spec}: the ranks go on with different mean squares of their sums: "
-                "load what all of them saved after the same step."
+                f"{self.strategy.spec}: the ranks resume with different mean squares of the "
+                "gradients: load checkpoints that all ranks saved after the same step."
             )
 
-    def blank(self, job: Any) -> Bucket:
-        buffer, (kept, squares) = job
+    def _make_blank(self, job: Any) -> Bucket:
+        """Return a bucket that receives the leader's bytes."""
+        buffer, (errors, squares) = job
         size = self.codec.coded_bytes(shard_size(buffer.numel(), len(self.owners)))
         coded = buffer.new_empty((len(self.owners), size), dtype=torch.uint8)
-        return Bucket(buffer, kept, coded, squares=squares, own=self._scales(squares))
+        return Bucket(buffer, errors, coded, squares=squares, scales=self._make_scales(squares))
 
-    def tensors_to_broadcast(self, bucket: Bucket) -> List[torch.Tensor]:
-        return [bucket.coded]
-
-    def _scales(self, squares: Optional[Squares]) -> Optional[torch.Tensor]:
+    def _make_scales(self, squares: Optional[Squares]) -> Optional[torch.Tensor]:
         return None if squares is None else self.coding.scales(squares.current[0])
 
     def _code(self, job: Any) -> Bucket:
-        """Encode this rank's values plus what it left out before."""
-        buffer, (kept, squares) = job
-        own, known, left = self._scales(squares), kept.current[0], kept.pending[0]
-        coded = self.coding.code(buffer, known, left, own, len(self.owners))
-        return Bucket(buffer, kept, coded, squares=squares, own=own)
+        """Encode this machine's values plus its errors."""
+        buffer, (errors, squares) = job
+        scales = self._make_scales(squares)
+        coded = self.coding.code(
+            buffer, errors.current[0], errors.pending[0], scales, len(self.owners)
+        )
+        return Bucket(buffer, errors, coded, squares=squares, scales=scales)
 
     def _compress(self, bucket: Bucket) -> Bucket:
         if self.coder is not None:
-            rows, own = to_host(bucket.coded), self.owners.index(self.topology.rank)
-            # The own one stays here.
+            rows, own_row = to_host(bucket.coded), self.owners.index(self.topology.rank)
+            # The own row is never sent.
             bucket.messages = [
-                row if number == own else self.coder.compress(row)
+                row if number == own_row else self.coder.compress(row)
                 for number, row in enumerate(rows)
             ]
         return bucket
 
     def _exchange(self, bucket: Bucket, group: Any) -> Bucket:
-        """Bring the shards to their owners, and the sums of the owners to all.
+        """Send each shard to its owner, and each owner's sum to all.
 
-        Both are sent by this one stage: if another sent the sums of one bucket while this one sends
-        the shards of the next, two ranks would send to the same one at a time (see `all_to_all`).
+        One stage sends both. If another stage sent one bucket's sums while this one sends the next
+        bucket's shards, two ranks could send to the same rank at a time (see `all_to_all`).
         """
-        came = all_to_all(bucket.coded, group, self.owners, bucket.messages, self.coder)
-        total = self._sum(came, bucket)
+        received = all_to_all(bucket.coded, group, self.owners, bucket.messages, self.coder)
+        total = self._sum(received, bucket)
         bucket.coded = all_gather(total, len(self.owners), group, self.owners, self.coder)
         return bucket
 
     def _sum(self, coded: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-        """The codes of the sum of the shard that this rank owns."""
-        shard, own, kept = self.owners.index(self.topology.rank), bucket.own, bucket.kept
-        if own is not None:
-            own = own.view(len(self.owners), -1)[shard]
-        total: torch.Tensor = self.coding.sum(coded, kept.current[1], kept.pending[1], own)
+        """Add up the codes of this rank's shard, and return the codes of the sum."""
+        errors, scales = bucket.errors, bucket.scales
+        if scales is not None:
+            scales = scales.view(len(self.owners), -1)[self.owners.index(self.topology.rank)]
+        total: torch.Tensor = self.coding.sum(coded, errors.current[1], errors.pending[1], scales)
         return total
 
     def _take(self, bucket: Bucket) -> torch.Tensor:
-        """Decode the sums of all owners."""
+        """Decode the sums of all owners into the bucket's buffer."""
         buffer, squares = bucket.buffer, bucket.squares
         shard = shard_size(buffer.numel(), len(self.owners))
         means = (None, None) if squares is None else (squares.current[0], squares.pending[0])
-        most = self.coding.take(bucket.coded, shard, buffer, bucket.own, *means)
+        largest = self.coding.take(bucket.coded, shard, buffer, bucket.scales, *means)
         if squares is None:
-            bucket.kept.finite = Flag(most, largest(buffer.dtype))
+            bucket.errors.finite = Flag(largest, largest_number(buffer.dtype))
         else:
-            bucket.kept.finite = squares.finite = _finite(most, buffer.dtype)
+            bucket.errors.finite = squares.finite = _flag_finite(largest, buffer.dtype)
         return buffer
 
 
-def _finite(square: torch.Tensor, dtype: torch.dtype) -> Flag:
-    """Whether the sums, of which this is the largest square, are finite in `dtype`: the sizes of
-    blocks with own scales do not say."""
-    # No mean square must become infinite: it would remain so.
-    return Flag(square, min(largest(dtype) ** 2, largest(torch.float32) * (1 - KEPT) / 2))
+def _flag_finite(largest_square: torch.Tensor, dtype: torch.dtype) -> Flag:
+    """Return whether sums are finite in `dtype`, by their largest square. With per-value scales the
+    sizes of blocks do not show it."""
+    # A mean square that becomes infinite would stay infinite, so squares have a limit, too.
+    limit = min(largest_number(dtype) ** 2, largest_number(torch.float32) * (1 - KEPT) / 2)
+    return Flag(largest_square, limit)
 
 
-def largest(dtype: torch.dtype) -> float:
-    """The largest number of this type that is one in fp32, too."""
+def largest_number(dtype: torch.dtype) -> float:
+    """Return the largest finite number of this type and of fp32, in which sums are decoded."""
     return min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
 
 
-def multiply(tensors: List[torch.Tensor], factor: float) -> None:
-    """In place. (torch refuses an empty list, as a rank has it that does not send.)"""
-    if tensors:
+def multiply_all(tensors: List[torch.Tensor], factor: float) -> None:
+    """Multiply tensors in place."""
+    if tensors:  # torch rejects an empty list, which a rank has that does not send
         torch._foreach_mul_(tensors, factor)
 
 
-def checked_scale(scale: Any) -> float:
+def check_scale(scale: Any) -> float:
+    """Return a file's loss scale, or raise ValueError."""
     if type(scale) not in (int, float) or not 0 < scale < math.inf:
-        raise ValueError("no loss scale")
+        raise ValueError("no valid loss scale")
     return float(scale)
 
 
-def kept_tensor(value: Any) -> torch.Tensor:
-    """Finite fp32 numbers in one dimension, as a file gave them. Raises ValueError for others."""
+def check_tensor(value: Any) -> torch.Tensor:
+    """Return a file's tensor if it has finite fp32 numbers in one dimension, or raise
+    ValueError."""
     fits = (
         isinstance(value, torch.Tensor)
         and (value.layout, value.dtype) == (torch.strided, torch.float32)
         and value.device.type == "cpu"
         and value.dim() == 1
-        # A file of some bytes may describe a view of any size, which a copy would make.
+        # A file of some bytes may describe a view of any size, which a copy would allocate.
         and value.is_contiguous()
     )
     if not fits or not bool(torch.isfinite(value).all()):
-        raise ValueError("a tensor of another kind or size, or not finite")
+        raise ValueError("a tensor is not finite, or of another kind or size")
     return cast(torch.Tensor, value)

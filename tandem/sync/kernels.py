@@ -1,16 +1,17 @@
-"""The coding of a bucket in three kernels of Triton's, one a stage, instead of some fifty.
+"""Code a bucket with three Triton kernels, one per stage, instead of some fifty of torch's.
 
-Each does what `feedback` does by plain operations on whole tensors: code, sum and take. What all
-ranks must compute alike is the same to the bit: divisions and roots are rounded as IEEE 754 says,
-and no multiplication is fused with an addition. Only the norm of a block, which its sender alone
+The kernels do what `codec.Operations` does on whole tensors: code, sum and take. Results that all
+ranks must compute alike are bit for bit equal: divisions and roots are rounded as IEEE 754 demands,
+and no multiplication is fused with an addition. Only the norm of a block, which only its sender
 computes, may differ by the order of its sum.
 
-A program works on a tile: as many neighbours as make whole blocks and whole bytes. `try_out` looks
-whether a card takes sums as the plain operations do; where it does not, or there is no Triton, they
-do it all. (So far these kernels have run in Triton's interpreter alone, on no card.)
+A program works on a tile, the smallest number of neighbours that fills whole blocks and whole
+bytes. `try_out` checks that a GPU decodes sums as the plain operations do. If it does not, or
+without Triton, the plain operations do the work. (So far these kernels have run only in Triton's
+interpreter, on no GPU.)
 """
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
-# (kernels are written in Triton's language, whose values have no types here)
+# Kernels are written in Triton's language, whose values have no types here.
 
 import dataclasses
 import math
@@ -22,46 +23,40 @@ import triton.language as tl
 
 from contract.strategies import BLOCK, UNIT
 
-from .codec import KEPT, LEAST, Codec, Operations
+from .codec import KEPT, MIN_SCALE, Codec, Operations
 
 TINY = torch.finfo(torch.float32).tiny
-TO_WHOLE = 1.5 * 2.0**23  # added and taken away again, it rounds a small number to a whole one
-# Constants that kernels read (Triton takes no plain global).
-_BLOCK, _KEPT, _LEAST = tl.constexpr(BLOCK), tl.constexpr(KEPT), tl.constexpr(LEAST)
+# Added and subtracted again, it rounds a small number to a whole one, as torch does: to even.
+TO_WHOLE = 1.5 * 2.0**23
+# Kernels cannot read plain global variables.
+_BLOCK, _KEPT, _MIN_SCALE = tl.constexpr(BLOCK), tl.constexpr(KEPT), tl.constexpr(MIN_SCALE)
 _TINY, _TO_WHOLE = tl.constexpr(TINY), tl.constexpr(TO_WHOLE)
 
 
 @triton.jit
-def _tile(PACKED: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr):
-    """Of each value of a tile: its byte, its place in there, where it is, and whether it exists
-    (a kernel's shapes are powers of two)."""
+def _locate_values(PACKED: tl.constexpr, LANES: tl.constexpr, PLACES: tl.constexpr):
+    """Return for each value of a tile: its byte, its digit in the byte, its index in the tile, and
+    whether it exists: a kernel's shapes are powers of two, PACKED may not be."""
     lane = tl.arange(0, LANES)[None, :]
     place = tl.arange(0, PLACES)[:, None]
     return lane, place, lane * PACKED + place, (place < PACKED) & (lane >= 0)
 
 
 @triton.jit
-def _most(x, block, inside, BLOCKS: tl.constexpr):
-    """For each value the largest one of its block; none is below zero."""
-    most = tl.zeros_like(x)
+def _make_scales(squares, offsets, index, inside, BLOCKS: tl.constexpr):
+    """Compute scales as codec.make_scales does."""
+    square = tl.load(squares + offsets, mask=inside, other=0.0)
+    largest = tl.zeros_like(square)
     for number in tl.static_range(BLOCKS):
-        here = block == number
-        largest = tl.max(tl.max(tl.where(inside & here, x, 0.0), 1), 0)
-        most = tl.where(here, largest, most)
-    return most
-
-
-@triton.jit
-def _scales(squares, at, index, inside, BLOCKS: tl.constexpr):
-    """As codec.own_scales."""
-    known = tl.load(squares + at, mask=inside, other=0.0)
-    most = tl.maximum(_most(known, index // _BLOCK, inside, BLOCKS), _TINY)
-    return tl.maximum(tl.sqrt_rn(tl.div_rn(known, most)), _LEAST)
+        in_block = index // _BLOCK == number
+        block_largest = tl.max(tl.max(tl.where(inside & in_block, square, 0.0), 1), 0)
+        largest = tl.where(in_block, block_largest, largest)
+    return tl.maximum(tl.sqrt_rn(tl.div_rn(square, tl.maximum(largest, _TINY))), _MIN_SCALE)
 
 
 @triton.jit
 def _as_bf16(x):
-    """The bits of the next bf16, the even one of two; NaN for each NaN."""
+    """Return the bits of the nearest bf16, of two the even one; one NaN for all NaNs."""
     bits = x.to(tl.int32, bitcast=True)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return tl.where(x == x, rounded, 0x7FC0)
@@ -75,242 +70,255 @@ def _from_bf16(bits):
 @triton.jit
 def _encode(
     x, scale, coded, sizes, lane, place, index, inside,
-    OWN: tl.constexpr, LEVELS: tl.constexpr, PART: tl.constexpr, PACKED: tl.constexpr,
+    HAS_SCALES: tl.constexpr, LEVELS: tl.constexpr, DISTANCE: tl.constexpr, PACKED: tl.constexpr,
     RADIX: tl.constexpr, BLOCKS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """Write the bytes and the sizes of one tile; returns what they leave out."""
-    scaled = tl.div_rn(x, scale) if OWN else x
-    step = tl.zeros_like(x)
+    """Write the bytes and the sizes of one tile, and return the rounding errors."""
+    scaled = tl.div_rn(x, scale) if HAS_SCALES else x
+    distance = tl.zeros_like(x)
     for number in tl.static_range(BLOCKS):
-        here = inside & (index // _BLOCK == number)
-        values = tl.where(here, scaled, 0.0)
-        if OWN:
+        in_block = inside & (index // _BLOCK == number)
+        values = tl.where(in_block, scaled, 0.0)
+        if HAS_SCALES:
             size = tl.sqrt_rn(tl.sum(tl.sum(values * values, 1), 0))
         else:
             size = tl.max(tl.max(tl.abs(values), 1), 0)
-        spoilt = tl.max(tl.max((values != values).to(tl.int32), 1), 0)  # max passes over a NaN
-        bits = tl.where(spoilt > 0, 0x7FC0, _as_bf16(size))
+        # Triton's max ignores NaNs, so they are looked for.
+        has_nan = tl.max(tl.max((values != values).to(tl.int32), 1), 0)
+        bits = tl.where(has_nan > 0, 0x7FC0, _as_bf16(size))
         tl.store(sizes + number, bits.to(tl.int16))
-        step = tl.where(here, _from_bf16(bits) * PART, step)
-    factor = tl.div_rn(tl.full(step.shape, 1.0, tl.float32), step)
-    factor = tl.where(factor < float("inf"), factor, 0.0)  # next to nothing, or a NaN
+        distance = tl.where(in_block, _from_bf16(bits) * DISTANCE, distance)
+    factor = tl.div_rn(tl.full(distance.shape, 1.0, tl.float32), distance)
+    factor = tl.where(factor < float("inf"), factor, 0.0)  # of almost zeros, or a NaN
     level = scaled * factor
-    if OWN:
+    if HAS_SCALES:
         level = tl.minimum(tl.maximum(level, -LEVELS), LEVELS)
     level = (level + _TO_WHOLE) - _TO_WHOLE
-    worth = tl.full(place.shape, 1, tl.int32)
-    for higher in tl.static_range(1, PLACES):
-        worth = tl.where(place >= higher, worth * RADIX, worth)
-    packed = tl.sum(tl.where(inside, level.to(tl.int32) * worth, 0), 0)
+    power = tl.full(place.shape, 1, tl.int32)  # of RADIX, by digit
+    for digit in tl.static_range(1, PLACES):
+        power = tl.where(place >= digit, power * RADIX, power)
+    packed = tl.sum(tl.where(inside, level.to(tl.int32) * power, 0), 0)
     tl.store(coded + lane, packed[None, :].to(tl.uint8))
-    return x - (level * step) * scale if OWN else x - level * step
+    return x - (level * distance) * scale if HAS_SCALES else x - level * distance
 
 
 @triton.jit
 def _decode(
     coded, sizes, scale, lane, place, index, inside,
-    OWN: tl.constexpr, LEVELS: tl.constexpr, PART: tl.constexpr, PACKED: tl.constexpr,
+    HAS_SCALES: tl.constexpr, LEVELS: tl.constexpr, DISTANCE: tl.constexpr, PACKED: tl.constexpr,
     RADIX: tl.constexpr,
 ):  # fmt: skip
-    """The values of one tile."""
-    rest = tl.load(coded + lane).to(tl.int8, bitcast=True).to(tl.int32)
+    """Return the values of one tile."""
+    quotient = tl.load(coded + lane).to(tl.int8, bitcast=True).to(tl.int32)
     code = tl.zeros_like(index)
     for digit in tl.static_range(PACKED):
-        now = rest
+        digit_code = quotient
         if PACKED > 1:
-            now = (rest + LEVELS + 256 * RADIX) % RADIX - LEVELS
-            rest = (rest - now) // RADIX  # which leaves no remainder
-        code = tl.where(place == digit, now, code)
+            # Triton's % has the dividend's sign, as in C, so the dividend is made positive.
+            digit_code = (quotient + LEVELS + 256 * RADIX) % RADIX - LEVELS
+            quotient = (quotient - digit_code) // RADIX  # without a remainder
+        code = tl.where(place == digit, digit_code, code)
     bits = tl.load(sizes + index // _BLOCK, mask=inside, other=0)
-    value = code.to(tl.float32) * (_from_bf16(bits) * PART)
-    return value * scale if OWN else value
+    value = code.to(tl.float32) * (_from_bf16(bits) * DISTANCE)
+    return value * scale if HAS_SCALES else value
 
 
 @triton.jit
 def _code_kernel(
-    buffer, known, left, squares, coded, sizes, values, tiles, row, head,
-    OWN: tl.constexpr, LEVELS: tl.constexpr, PART: tl.constexpr, PACKED: tl.constexpr,
+    buffer, errors, new_errors, squares, coded, sizes, values, tiles, row, head,
+    HAS_SCALES: tl.constexpr, LEVELS: tl.constexpr, DISTANCE: tl.constexpr, PACKED: tl.constexpr,
     RADIX: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a bucket and of what was left out before as codes; what they leave out, now."""
+    """Encode a tile of a bucket plus its errors, and write the new errors."""
     number, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    lane, place, index, inside = _tile(PACKED, LANES, PLACES)
-    at = tl.program_id(0) * (LANES * PACKED) + index
-    there = inside & (at < values)  # zeros fill it up
-    x = tl.load(known + at, mask=there, other=0.0)
-    x = x + tl.load(buffer + at, mask=there, other=0.0).to(tl.float32)
-    scale = _scales(squares, at, index, inside, BLOCKS) if OWN else x
-    rest = _encode(
+    lane, place, index, inside = _locate_values(PACKED, LANES, PLACES)
+    offsets = tl.program_id(0) * (LANES * PACKED) + index
+    in_buffer = inside & (offsets < values)  # behind the buffer's end there is padding
+    x = tl.load(errors + offsets, mask=in_buffer, other=0.0)
+    x = x + tl.load(buffer + offsets, mask=in_buffer, other=0.0).to(tl.float32)
+    scale = _make_scales(squares, offsets, index, inside, BLOCKS) if HAS_SCALES else x
+    error = _encode(
         x, scale, coded + number * row + head + tile * LANES,
         sizes + number * (row // 2) + tile * BLOCKS, lane, place, index, inside,
-        OWN, LEVELS, PART, PACKED, RADIX, BLOCKS, PLACES,
+        HAS_SCALES, LEVELS, DISTANCE, PACKED, RADIX, BLOCKS, PLACES,
     )  # fmt: skip
-    tl.store(left + at, rest, mask=inside)
+    tl.store(new_errors + offsets, error, mask=inside)
 
 
 @triton.jit
 def _sum_kernel(
-    came, came_sizes, ranks, known, left, squares, coded, sizes, row, head,
-    OWN: tl.constexpr, LEVELS: tl.constexpr, PART: tl.constexpr, PACKED: tl.constexpr,
+    received, received_sizes, ranks, errors, new_errors, squares, coded, sizes, row, head,
+    HAS_SCALES: tl.constexpr, LEVELS: tl.constexpr, DISTANCE: tl.constexpr, PACKED: tl.constexpr,
     RADIX: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of all ranks' codes of one shard, and of what its sum left out, as codes again."""
+    """Add up a tile of all ranks' codes of one shard plus its errors, and encode the sum."""
     tile = tl.program_id(0)
-    lane, place, index, inside = _tile(PACKED, LANES, PLACES)
-    at = tile * (LANES * PACKED) + index
-    scale = _scales(squares, at, index, inside, BLOCKS) if OWN else index
+    lane, place, index, inside = _locate_values(PACKED, LANES, PLACES)
+    offsets = tile * (LANES * PACKED) + index
+    scale = _make_scales(squares, offsets, index, inside, BLOCKS) if HAS_SCALES else index
     total = tl.zeros(index.shape, tl.float32)
     for rank in range(ranks):
         total = total + _decode(
-            came + rank * row + head + tile * LANES, came_sizes + rank * (row // 2) + tile * BLOCKS,
-            scale, lane, place, index, inside, OWN, LEVELS, PART, PACKED, RADIX,
+            received + rank * row + head + tile * LANES,
+            received_sizes + rank * (row // 2) + tile * BLOCKS,
+            scale, lane, place, index, inside, HAS_SCALES, LEVELS, DISTANCE, PACKED, RADIX,
         )  # fmt: skip
-    x = tl.load(known + at, mask=inside, other=0.0) + total
-    rest = _encode(
+    x = tl.load(errors + offsets, mask=inside, other=0.0) + total
+    error = _encode(
         x, scale, coded + head + tile * LANES, sizes + tile * BLOCKS, lane, place, index, inside,
-        OWN, LEVELS, PART, PACKED, RADIX, BLOCKS, PLACES,
+        HAS_SCALES, LEVELS, DISTANCE, PACKED, RADIX, BLOCKS, PLACES,
     )  # fmt: skip
-    tl.store(left + at, rest, mask=inside)
+    tl.store(new_errors + offsets, error, mask=inside)
 
 
 @triton.jit
 def _take_kernel(
-    coded, sizes, buffer, squares, learned, largest, values, tiles, row, head,
-    OWN: tl.constexpr, LEVELS: tl.constexpr, PART: tl.constexpr, PACKED: tl.constexpr,
+    coded, sizes, buffer, squares, new_squares, largest_squares, values, tiles, row, head,
+    HAS_SCALES: tl.constexpr, LEVELS: tl.constexpr, DISTANCE: tl.constexpr, PACKED: tl.constexpr,
     RADIX: tl.constexpr, LANES: tl.constexpr, BLOCKS: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
-    """A tile of the sums; where scales are own, what its mean squares become, and its largest
-    square."""
+    """Decode a tile of the sums; with scales, write its new mean squares and largest square."""
     number, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
-    lane, place, index, inside = _tile(PACKED, LANES, PLACES)
-    at = tl.program_id(0) * (LANES * PACKED) + index
-    scale = _scales(squares, at, index, inside, BLOCKS) if OWN else index
+    lane, place, index, inside = _locate_values(PACKED, LANES, PLACES)
+    offsets = tl.program_id(0) * (LANES * PACKED) + index
+    scale = _make_scales(squares, offsets, index, inside, BLOCKS) if HAS_SCALES else index
     value = _decode(
         coded + number * row + head + tile * LANES, sizes + number * (row // 2) + tile * BLOCKS,
-        scale, lane, place, index, inside, OWN, LEVELS, PART, PACKED, RADIX,
+        scale, lane, place, index, inside, HAS_SCALES, LEVELS, DISTANCE, PACKED, RADIX,
     )  # fmt: skip
-    there = inside & (at < values)
+    in_buffer = inside & (offsets < values)
     result = value
     if buffer.dtype.element_ty == tl.bfloat16:
-        result = _from_bf16(_as_bf16(value))  # as each machine rounds it
-    tl.store(buffer + at, result.to(buffer.dtype.element_ty), mask=there)
-    if OWN:
-        square = tl.where(there, value * value, 0.0)
-        known = tl.load(squares + at, mask=there, other=0.0)
-        tl.store(learned + at, square + known * _KEPT, mask=there)
-        spoilt = tl.max(tl.max((square != square).to(tl.int32), 1), 0)
-        most = tl.max(tl.max(square, 1), 0)
-        tl.store(largest + tl.program_id(0), tl.where(spoilt > 0, float("nan"), most))
+        # Written out, so that every GPU rounds to bf16 alike.
+        result = _from_bf16(_as_bf16(value))
+    tl.store(buffer + offsets, result.to(buffer.dtype.element_ty), mask=in_buffer)
+    if HAS_SCALES:
+        square = tl.where(in_buffer, value * value, 0.0)
+        mean_square = tl.load(squares + offsets, mask=in_buffer, other=0.0)
+        tl.store(new_squares + offsets, square + mean_square * _KEPT, mask=in_buffer)
+        has_nan = tl.max(tl.max((square != square).to(tl.int32), 1), 0)
+        largest = tl.max(tl.max(square, 1), 0)
+        largest = tl.where(has_nan > 0, float("nan"), largest)
+        tl.store(largest_squares + tl.program_id(0), largest)
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """As codec.Operations, whose arguments they take; `own` are the mean squares themselves."""
+    """Does what codec.Operations does, with the same arguments. `scales` are the mean squares
+    themselves here: kernels make scales of them as they go."""
 
     codec: Codec
 
     def scales(self, squares: torch.Tensor) -> torch.Tensor:
         return squares
 
-    def _constants(self, squares: Optional[torch.Tensor]) -> Dict[str, Any]:
-        codec, own = self.codec, squares is not None
+    def _make_constants(self, squares: Optional[torch.Tensor]) -> Dict[str, Any]:
+        codec = self.codec
         lanes = math.lcm(BLOCK, codec.packed) // codec.packed
         return {
-            "OWN": own,
+            "HAS_SCALES": squares is not None,
             "LEVELS": codec.levels,
-            "PART": codec.part(own),
+            "DISTANCE": codec.level_distance(squares is not None),
             "PACKED": codec.packed,
             "RADIX": codec.radix,
             "LANES": lanes,
             "BLOCKS": lanes * codec.packed // BLOCK,
             "PLACES": triton.next_power_of_2(codec.packed),
-            "enable_fp_fusion": False,
+            "enable_fp_fusion": False,  # a fused multiplication and addition rounds once
         }
 
-    def _tiles(self, values: int) -> int:
+    def _count_tiles(self, values: int) -> int:
         return values // math.lcm(BLOCK, self.codec.packed)
 
     def code(
         self,
         buffer: torch.Tensor,
-        known: torch.Tensor,
-        left: torch.Tensor,
-        own: Optional[torch.Tensor],
+        errors: torch.Tensor,
+        new_errors: torch.Tensor,
+        scales: Optional[torch.Tensor],
         ranks: int,
     ) -> torch.Tensor:
-        shard = len(left) // ranks
+        shard = len(new_errors) // ranks
         row, head = self.codec.coded_bytes(shard), self.codec.head_bytes(shard)
         coded = torch.empty(ranks, row, dtype=torch.uint8, device=buffer.device)
-        tiles = self._tiles(shard)
+        tiles = self._count_tiles(shard)
         _code_kernel[(ranks * tiles,)](
-            buffer, known, left, left if own is None else own, coded, coded.view(torch.int16),
-            buffer.numel(), tiles, row, head, **self._constants(own),
+            # Without scales a kernel does not read them, but needs some tensor.
+            buffer, errors, new_errors, new_errors if scales is None else scales,
+            coded, coded.view(torch.int16),
+            buffer.numel(), tiles, row, head, **self._make_constants(scales),
         )  # fmt: skip
         return coded
 
     def sum(
         self,
-        came: torch.Tensor,
-        known: torch.Tensor,
-        left: torch.Tensor,
-        own: Optional[torch.Tensor],
+        coded: torch.Tensor,
+        errors: torch.Tensor,
+        new_errors: torch.Tensor,
+        scales: Optional[torch.Tensor],
     ) -> torch.Tensor:
-        row, head = self.codec.coded_bytes(len(left)), self.codec.head_bytes(len(left))
-        coded = torch.empty(row, dtype=torch.uint8, device=came.device)
-        _sum_kernel[(self._tiles(len(left)),)](
-            came, came.view(torch.int16), len(came), known, left, left if own is None else own,
-            coded, coded.view(torch.int16), row, head, **self._constants(own),
+        shard = len(new_errors)
+        row, head = self.codec.coded_bytes(shard), self.codec.head_bytes(shard)
+        total = torch.empty(row, dtype=torch.uint8, device=coded.device)
+        _sum_kernel[(self._count_tiles(shard),)](
+            coded, coded.view(torch.int16), len(coded),
+            errors, new_errors, new_errors if scales is None else scales,
+            total, total.view(torch.int16), row, head, **self._make_constants(scales),
         )  # fmt: skip
-        return coded
+        return total
 
     def take(
         self,
         coded: torch.Tensor,
         shard: int,
         buffer: torch.Tensor,
-        own: Optional[torch.Tensor],
+        scales: Optional[torch.Tensor],
         squares: Optional[torch.Tensor],
-        learned: Optional[torch.Tensor],
+        new_squares: Optional[torch.Tensor],
     ) -> torch.Tensor:
-        tiles = len(coded) * self._tiles(shard)
-        most = buffer if own is None else torch.empty(tiles, device=buffer.device)
+        tiles = len(coded) * self._count_tiles(shard)
+        largest = buffer if scales is None else torch.empty(tiles, device=buffer.device)
         _take_kernel[(tiles,)](
-            coded, coded.view(torch.int16), buffer, buffer if own is None else own,
-            buffer if learned is None else learned, most, buffer.numel(), self._tiles(shard),
-            self.codec.coded_bytes(shard), self.codec.head_bytes(shard), **self._constants(own),
+            coded, coded.view(torch.int16), buffer, buffer if scales is None else scales,
+            buffer if new_squares is None else new_squares, largest,
+            buffer.numel(), self._count_tiles(shard), self.codec.coded_bytes(shard),
+            self.codec.head_bytes(shard), **self._make_constants(scales),
         )  # fmt: skip
-        return self.codec.sizes(coded, shard).max() if own is None else most.amax()
+        return self.codec.sizes(coded, shard).max() if scales is None else largest.amax()
 
 
 def try_out(codec: Codec, learns: bool, device: torch.device) -> Kernels:
-    """The kernels of a codec, compiled. Raises ArithmeticError where they do on this device not
-    what plain operations do, or whatever Triton does where it cannot make them."""
+    """Compile a codec's kernels and compare them with plain operations on random values. Raises
+    ArithmeticError if results differ, or Triton's exceptions if they cannot be compiled."""
     kernels, plain, ranks = Kernels(codec), Operations(codec), 2
-    chance = torch.Generator().manual_seed(0)
-    first, *known = torch.randn(3, ranks * UNIT, generator=chance).to(device)
-    squares = torch.rand(ranks * UNIT, generator=chance).to(device) if learns else None
-    left, scales, part, part_scales = torch.empty_like(first), None, None, None
-    if squares is not None:
-        scales, part = plain.scales(squares), squares[:UNIT]
-        part_scales = scales[:UNIT]
+    generator = torch.Generator().manual_seed(0)
+    gradients, *errors = torch.randn(3, ranks * UNIT, generator=generator).to(device)
+    squares = torch.rand(ranks * UNIT, generator=generator).to(device) if learns else None
+    new_errors = torch.empty_like(gradients)
+    scales = None if squares is None else plain.scales(squares)
 
-    def check(coded: torch.Tensor, own: Optional[torch.Tensor], whole: torch.Tensor) -> None:
-        rows = codec.decode(coded, UNIT, None if own is None else own.view(len(coded), -1))
-        wrong = rows.view(-1) + left[: rows.numel()] - whole
-        if not float(wrong.abs().max()) < 1e-5:
-            raise ArithmeticError("what is sent and what is left out are not the whole")
+    def check_sum(coded: torch.Tensor, values: torch.Tensor) -> None:
+        """Check that codes plus new errors give `values`, of the first owners' shards."""
+        row_scales = None if scales is None else scales[: values.numel()].view(len(coded), -1)
+        rows = codec.decode(coded, UNIT, row_scales)
+        difference = rows.view(-1) + new_errors[: rows.numel()] - values
+        if not float(difference.abs().max()) < 1e-5:
+            raise ArithmeticError("codes plus rounding errors differ from the values")
 
-    coded = kernels.code(first, known[0], left, squares, ranks)
-    check(coded, scales, first + known[0])
-    total = kernels.sum(coded, known[1][:UNIT], left[:UNIT], part)
-    came = codec.decode(coded, UNIT, None if part_scales is None else part_scales.view(1, -1))
-    check(total[None], part_scales, known[1][:UNIT] + came.sum(0))
+    coded = kernels.code(gradients, errors[0], new_errors, squares, ranks)
+    check_sum(coded, gradients + errors[0])
+    shard_squares = None if squares is None else squares[:UNIT]
+    shard_scales = None if scales is None else scales[:UNIT].view(1, -1)
+    total = kernels.sum(coded, errors[1][:UNIT], new_errors[:UNIT], shard_squares)
+    decoded = codec.decode(coded, UNIT, shard_scales)
+    check_sum(total[None], errors[1][:UNIT] + decoded.sum(0))
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         results = []
-        for coding, own in ((kernels, squares), (plain, scales)):
-            buffer, learned = first.to(dtype), torch.zeros_like(first)
-            most = coding.take(coded, UNIT, buffer, own, squares, learned)
-            results.append([buffer, learned, most])
+        for coding, coding_scales in ((kernels, squares), (plain, scales)):
+            buffer, new_squares = gradients.to(dtype), torch.zeros_like(gradients)
+            largest = coding.take(coded, UNIT, buffer, coding_scales, squares, new_squares)
+            results.append([buffer, new_squares, largest])
+        # All ranks must decode alike, so these may not even differ in the last bit.
         if not all(map(torch.equal, *results)):
-            raise ArithmeticError("sums are not those of plain operations to the bit")
+            raise ArithmeticError("decoded sums differ from those of plain operations")
     return kernels

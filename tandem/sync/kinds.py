@@ -30,6 +30,7 @@ FAMILY_NAMES = {ADAM: ("adam", "adagrad", "adadelta", "rmsprop", "lamb"), SGD: (
 
 def family_of(optimizer: Any) -> Optional[str]:
     """Return an optimizer's family, by the names of its class and base classes; None if unknown."""
+    # Base classes count, because a user's optimizer is often a subclass of torch's.
     classes = [kind.__name__.lower() for kind in type(optimizer).__mro__]
     for family, names in FAMILY_NAMES.items():
         if any(name in kind for kind in classes for name in names):

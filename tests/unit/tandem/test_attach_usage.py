@@ -190,7 +190,7 @@ def skipped_layer():
         ddp(torch.randn(8, 40), skips=step == 4).pow(2).mean().backward()
         optimizer.step()
         attached.state_dict()
-        state = attached.sync.kept[0]
+        state = attached.sync.errors[0]
         sizes = [one.numel() for one in state.parameters]
         parts = dict(zip(state.parameters, state.current[0][: sum(sizes)].split(sizes)))
         kept.append([parts[one.weight].clone().numpy() for one in (ddp.module.one, ddp.module.two)])

@@ -49,7 +49,7 @@ def bucket(coding, squares, buffer, known):
     total = coding.sum(coded, kept, part, None if own is None else own[:shard])
     summed, learned = torch.empty(values, dtype=buffer.dtype), torch.zeros(RANKS * shard)
     most = coding.take(coded, shard, summed, own, squares, learned)
-    codes = [one for rows in (coded, total[None]) for one in coding.codec._parts(rows, shard)]
+    codes = [one for rows in (coded, total[None]) for one in coding.codec._split_rows(rows, shard)]
     return [*codes, summed, learned, most.float()], [left, part]
 
 

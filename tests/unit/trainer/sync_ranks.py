@@ -126,7 +126,7 @@ def six_steps(spec):
         exact = exact + steps.exact(number)
     # Buckets are in another order than the parameters: only their sums can be compared.
     kept = torch.zeros(())
-    for bucket in steps.sync.kept.values():
+    for bucket in steps.sync.errors.values():
         kept += sum(one.sum() for one in bucket.current)
     dist.all_reduce(kept)
     return steps, total, exact, float(total.sum() + kept - exact.sum()) / float(exact.abs().sum())

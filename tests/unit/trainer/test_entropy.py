@@ -50,7 +50,7 @@ def test_any_row_comes_back_and_no_message_is_longer_than_its_room(size):
     coder = entropy.EntropyCoder()
     for row in (torch.zeros(size, dtype=torch.uint8), torch.randint(256, (size,)).byte()):
         message, came = coder.compress(row), torch.empty_like(row)
-        room = coder.room(row)
+        room = coder.make_room(row)
         room[: len(message)] = message
         coder.begin_expand(room, came).result()
         assert torch.equal(came, row)

@@ -180,9 +180,9 @@ def test_an_export_is_no_larger_for_a_tensor_s_many_names(monkeypatch):
 def test_what_a_file_names_often_is_not_copied_as_often():
     """A tensor that a strategy kept, a long key above tensors, and classes without weights."""
     one, key = torch.ones(9), "k" * 5000
-    with pytest.raises(ValueError, match="several places"):
+    with pytest.raises(ValueError, match="the same tensor twice"):
         ErrorFeedback.load_state_dict(
-            SimpleNamespace(kept={}), {"scale": 1, "kept": {"0": [one] * 9}}
+            SimpleNamespace(errors={}), {"scale": 1, "kept": {"0": [one] * 9}}
         )
     names = [
         name

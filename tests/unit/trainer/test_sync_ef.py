@@ -7,7 +7,7 @@ import torch
 
 from contract.options import Options
 from contract.strategies import UNIT, coded_bytes
-from tandem.sync.codec import CODECS, KEPT, own_scales
+from tandem.sync.codec import CODECS, KEPT, make_scales
 from tests.trainer_ranks import run_ranks
 from tests.unit.trainer.sync_ranks import Between, Steps, six_steps
 from trainer.world import start
@@ -54,7 +54,7 @@ def test_with_own_scales_nothing_is_lost_and_small_values_come_as_often_as_large
         squares = (sizes * scale).square()
         for _ in range(3000 if scale == 1 else 0):
             squares = squares * KEPT  # what is left would be nothing to divide by
-        own = own_scales(squares)
+        own = make_scales(squares)
         rows = torch.randn(1, UNIT) * sizes * scale
         left = rows.clone()
         sent = codec.decode(codec.encode(left, own[None]), UNIT, own[None])
@@ -70,8 +70,8 @@ def summed_up(spec):
     sums alone are; a digest of them; how much this rank keeps."""
     steps, total, exact, off = six_steps(spec)
     near = float((total - exact).norm() / exact.norm())
-    held = sum(one.numel() for bucket in steps.sync.kept.values() for one in bucket.current)
-    assert len(steps.sync.kept) != 1, "several buckets"
+    held = sum(one.numel() for bucket in steps.sync.errors.values() for one in bucket.current)
+    assert len(steps.sync.errors) != 1, "several buckets"
     return off, near, hashlib.sha256(total.numpy().tobytes()).hexdigest(), held
 
 
@@ -97,12 +97,12 @@ def overflowed(spec):
     steps = Steps(spec)
     steps.step(1, scale=2.0)
     before = {
-        index: [one.clone() for one in kept.current] for index, kept in steps.sync.kept.items()
+        index: [one.clone() for one in kept.current] for index, kept in steps.sync.errors.items()
     }
     bad = steps.step(2, scale=2.0, spoil=float("inf"))
     kept = all(
         torch.equal(one, then)
-        for index, kept in steps.sync.kept.items()
+        for index, kept in steps.sync.errors.items()
         for one, then in zip(kept.current, before[index])
     )
     # The loss scale halves after an overflow, and errors with it.
@@ -121,7 +121,7 @@ def test_an_overflow_on_one_rank_is_seen_by_all_and_spoils_no_error():
 def exact_first():
     steps = Steps("ef:5")
     same = torch.equal(steps.step(1, exact=True), steps.exact(1))
-    kept = [one for bucket in steps.sync.kept.values() for one in bucket.current]
+    kept = [one for bucket in steps.sync.errors.values() for one in bucket.current]
     return same, len(kept) > 2, any(bool(one.any()) for one in kept)
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from contract.errors import UserError
 from tandem.pickles import load_tensors
-from tandem.sync.feedback import checked_scale
+from tandem.sync.feedback import check_scale
 from tests.trainer_ranks import run_ranks, trainer
 from tests.unit.tandem import loop
 from tests.unit.trainer.sync_ranks import Steps, flat
@@ -68,14 +68,14 @@ def test_all_ranks_learn_them_of_each_finite_sum_and_of_nothing_else():
 
 SINGLE = """
 import hashlib, sys, torch
-from tandem.sync.codec import CODECS, learn, own_scales
+from tandem.sync.codec import CODECS, learn, make_scales
 torch.set_num_threads(int(sys.argv[1]))
 torch.manual_seed(0)
 squares = torch.ldexp(torch.randint(2**20, (34560,)).float(), torch.randint(-70, 50, (34560,)))
 coded = torch.randint(125, (3, CODECS[5].coded_bytes(11520)), dtype=torch.uint8)
 told = hashlib.sha256()
 for _ in range(9):
-    own = own_scales(squares).view(3, -1)
+    own = make_scales(squares).view(3, -1)
     sums = CODECS[5].decode(coded, 11520, own).view(-1).nan_to_num_(1.0)
     sums.clamp_(-1e15, 1e15)
     learn(squares.clone(), sums, squares)
@@ -129,7 +129,7 @@ def saved(count):
 @pytest.mark.parametrize("scale", [0, -1.0, math.inf, math.nan, True, "1"])
 def test_what_is_no_loss_scale_is_not_divided_by(scale):
     with pytest.raises(ValueError):
-        checked_scale(scale)
+        check_scale(scale)
 
 
 def test_they_go_on_in_a_run_of_other_ranks_and_different_ones_are_refused():
