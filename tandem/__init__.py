@@ -1,8 +1,8 @@
-"""Pieces for any training script: gradient sums over slow links (`tandem.sync`), and timings that
-`python -m report` reads (`tandem.timings`). docs/own-script.md.
+"""Help any training script: average gradients over slow links (`tandem.sync`), and time its steps
+for `python -m report` (`tandem.timings`). docs/own-script.md describes both.
 
-Read `coordinates.py` (which rank this is), `exchange.py` (what ranks tell one another), then
-`timings.py`, or the head of `sync/`."""
+Read `coordinates.py` (the rank of a process) and `exchange.py` (values from all ranks) first, then
+`timings.py` or `sync/__init__.py`."""
 
 from contract.errors import UserError
 

@@ -1,4 +1,4 @@
-"""What ranks tell one another besides gradients."""
+"""Exchange values between ranks, in addition to gradients."""
 
 import io
 import json
@@ -10,69 +10,76 @@ import torch.distributed as dist
 
 from contract.errors import RankError
 
-from .compat import end_group, patient_group
+from .compat import end_group, make_patient_group
 from .pickles import load_tensors
 
-PHASE = timedelta(minutes=30)  # the least time that ranks wait for the slowest one
-LARGEST = 2**24  # bytes of JSON from one rank
+SLOW_PHASE = timedelta(minutes=30)  # ranks wait at least so long for the slowest one
+MAX_JSON_BYTES = 2**24  # from one rank
 
 
 class Exchange:
-    """What ranks exchange is JSON, tensors and bytes, never Python objects, since one rank's pickle
-    could run as code on all others. Each method is called by all ranks of the
-    run, in the same order.
+    """Exchanges JSON, tensors and bytes. All ranks of the run must call each method, in the same
+    order. Ranks never exchange Python objects: one rank's pickle could run as code on all others.
 
-    It uses a Gloo group of its own. NCCL would take GPU memory for it, and the timeout of a step
-    would be too short for phases that may take longer on one rank than on another: a compilation, a
-    scan of a cold share, or a slow disk at the end. A peer's death is noticed at once: its
-    connection breaks.
+    The exchange makes its own Gloo group. NCCL would need GPU memory for it. A step's timeout would
+    be too short for phases that may take longer on one rank: a compilation, a scan of a slow share,
+    or a slow disk. A peer's death is noticed at once, because its connection breaks.
     """
 
     def __init__(self, timeout: timedelta) -> None:
         self.size, self.rank = dist.get_world_size(), dist.get_rank()
-        self._group: Any = patient_group(timeout, max(timeout, PHASE))
+        self._group: Any = make_patient_group(timeout, max(timeout, SLOW_PHASE))
 
-    def json(self, own: Any) -> List[Any]:
-        """One value from each rank, in rank order; tuples become lists. Raises RankError for bytes
-        that are not JSON, or too many."""
-        received = self._bytes(json.dumps(own).encode(), LARGEST)
+    def json(self, value: Any) -> List[Any]:
+        """Return the values of all ranks, in rank order; tuples become lists. Raises RankError if
+        a rank sends too many bytes, or bytes that are not JSON."""
+        contents = self._gather_bytes(json.dumps(value).encode(), MAX_JSON_BYTES)
         try:
-            return [json.loads(one) for one in received]
+            return [json.loads(content) for content in contents]
         except (ValueError, RecursionError) as error:
-            raise RankError(f"a rank sent something that is not JSON: {error}.") from error
+            raise RankError(f"a rank sent bytes that are not JSON: {error}.") from error
 
-    def state(self, own: Any) -> List[Any]:
-        """One value of tensors and plain containers from each rank, in rank order, on the CPU."""
+    def state(self, value: Any) -> List[Any]:
+        """Return the values of all ranks, in rank order: tensors on the CPU, in plain
+        containers."""
         file = io.BytesIO()
-        torch.save(own, file)
-        return [load_tensors(io.BytesIO(one)) for one in self._bytes(file.getvalue())]
+        torch.save(value, file)  # read by `load_tensors`, which executes no code
+        contents = self._gather_bytes(file.getvalue())
+        return [load_tensors(io.BytesIO(content)) for content in contents]
 
-    def bytes_from(self, source: int, own: bytes) -> bytes:
-        """The bytes of rank `source`, on all ranks; what the others pass as `own` is ignored."""
-        length = torch.tensor([len(own)])
+    def bytes_from(self, source: int, content: bytes) -> bytes:
+        """Return the `content` of rank `source` on all ranks; other ranks' content is ignored."""
+        length = torch.tensor([len(content)])
         dist.broadcast(length, source, group=self._group)
-        content = _tensor(own) if self.rank == source else _tensor(bytes(int(length)))
-        dist.broadcast(content, source, group=self._group)
-        return bytes(content.numpy())
+        tensor = _make_tensor(content if self.rank == source else bytes(int(length)))
+        dist.broadcast(tensor, source, group=self._group)
+        return bytes(tensor.numpy())
 
     def meet(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called this."""
         dist.all_reduce(torch.zeros(1), group=self._group)
 
     def end(self) -> None:
-        """Give back its connections."""
+        """End the connections."""
         end_group(self._group)
 
-    def _bytes(self, own: bytes, limit: int = 2**40) -> List[bytes]:
+    def _gather_bytes(self, content: bytes, limit: int = 2**40) -> List[bytes]:
+        """Return the contents of all ranks. Raises RankError if one has more than `limit` bytes."""
         lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(own)]), group=self._group)
+        dist.all_gather(lengths, torch.tensor([len(content)]), group=self._group)
+        # Checked before memory for the contents is allocated.
         sizes = [int(length) for length in lengths]
         if max(sizes) > limit:
-            raise RankError(f"rank {sizes.index(max(sizes))} sent {max(sizes)} bytes of JSON.")
+            raise RankError(
+                f"rank {sizes.index(max(sizes))} sent {max(sizes)} bytes of JSON, and at most "
+                f"{limit} are allowed."
+            )
+        # A collective needs tensors of one size, so shorter contents are padded.
         padded = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
-        dist.all_gather(padded, _tensor(own.ljust(max(sizes))), group=self._group)
-        return [bytes(one[:size].numpy()) for one, size in zip(padded, sizes)]
+        dist.all_gather(padded, _make_tensor(content.ljust(max(sizes))), group=self._group)
+        return [bytes(tensor[:size].numpy()) for tensor, size in zip(padded, sizes)]
 
 
-def _tensor(content: bytes) -> torch.Tensor:
+def _make_tensor(content: bytes) -> torch.Tensor:
+    # torch.frombuffer rejects an empty buffer.
     return torch.frombuffer(bytearray(content or b" "), dtype=torch.uint8)[: len(content)]

@@ -1,4 +1,4 @@
-"""What a rank tells the report of its process, its machine and what it sums."""
+"""Describe a rank's process, its machine and its gradients for the report."""
 
 import contextlib
 import os
@@ -16,13 +16,14 @@ from torch import nn
 from contract.runs import RECORD
 
 from .compat import cpu_capability
-from .coordinates import ProcessCoordinates, cores
+from .coordinates import ProcessCoordinates, count_cores
 
 
 def peak_memory_bytes(device: torch.device) -> int:
     """Return the peak memory of this process: allocated on a GPU, or resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
+    # Linux reports KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -46,14 +47,19 @@ def describe_process(
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if on_gpu else platform.machine(),
         "versions": read_versions(on_gpu),
-        **describe_processor(),
-        "instructions": describe_instructions(),
+        "cpu": _find_in_file(CPU_INFO, r"(?m)^model name\s*:\s*(.+)$") or platform.machine(),
+        "cores": count_cores(),
+        # oneDNN computes convolutions. It does not report its instructions, only their limit.
+        "instructions": {
+            "aten": cpu_capability(),
+            "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA"),
+        },
     }
 
 
 def describe_gradients(*models: nn.Module) -> Dict[str, Any]:
     """Return the bytes of all gradients that a step sums. A model counts as often as it is
-    named."""
+    passed."""
     weights = [p for model in models for p in model.parameters() if p.requires_grad]
     return {"gradient_bytes": sum(p.numel() * p.element_size() for p in weights)}
 
@@ -63,7 +69,7 @@ def process_start_time() -> float:
     CLOCK_MONOTONIC."""
     if "TANDEM_GUARD_MONO" in os.environ:
         return float(os.environ["TANDEM_GUARD_MONO"])
-    # starttime is the 20th field after the name, which is in parentheses and may have spaces.
+    # The start time is the 20th field after the name, which is in parentheses and may have spaces.
     fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     start_seconds = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # since the boot
     age_seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - start_seconds
@@ -71,12 +77,12 @@ def process_start_time() -> float:
 
 
 PACKAGES = ("torchvision", "numpy", "pillow")
-DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+DRIVER, CPU_INFO = pathlib.Path("/proc/driver/nvidia/version"), pathlib.Path("/proc/cpuinfo")
 
 
 def read_versions(on_gpu: bool) -> Dict[str, str]:
-    """Return the versions of what computes, besides Python and torch: the kernel, packages, and on
-    a GPU the driver and the libraries that torch was built with."""
+    """Return the versions of the kernel and of packages, and on a GPU those of the driver and of
+    the libraries that torch was built with."""
     versions = {"kernel": platform.release()}
     for name in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -91,24 +97,8 @@ def read_versions(on_gpu: bool) -> Dict[str, str]:
     return versions
 
 
-def describe_processor() -> Dict[str, Any]:
-    """Return the processor's name, and how many of its cores this process may use."""
-    name = _find_in_file(pathlib.Path("/proc/cpuinfo"), r"(?m)^model name\s*:\s*(.+)$")
-    return {"cpu": name or platform.machine(), "cores": cores()}
-
-
-def describe_instructions() -> Dict[str, Optional[str]]:
-    """Return the CPU instructions in use.
-
-    `aten`: the level that torch chose for its own kernels. `onednn_limit`: the environment's limit
-    for oneDNN, which computes convolutions; None if oneDNN uses the best that the CPU has. oneDNN
-    does not tell which that is.
-    """
-    return {"aten": cpu_capability(), "onednn_limit": os.environ.get("ONEDNN_MAX_CPU_ISA")}
-
-
 def _find_in_file(path: pathlib.Path, pattern: str) -> Optional[str]:
-    """Return what the group of a pattern first matches in a file, if there is a match."""
+    """Return the group of a pattern's first match in a file, or None."""
     try:
         match = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
     except OSError:

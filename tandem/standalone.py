@@ -1,8 +1,8 @@
-"""tandem/ as a script gets it: with the rules of contract/ inside, under a name of its own.
+"""Write tandem/ as a script gets it: with a copy of contract/ inside, as `tandem.contract`.
 
-In the checkout these modules import `contract`. A script may have a contract.py itself, which
-Python would find first; so what is sent along, or installed by pip, has a copy of contract/ as
-`tandem.contract`, and every import of it says so. `python -m tandem.standalone FOLDER` writes it.
+In the checkout these modules import `contract`. A script may have its own contract.py, which Python
+would find first. The package that is sent along, or installed by pip, therefore imports
+`tandem.contract`. `python -m tandem.standalone FOLDER` writes it.
 """
 
 import re
@@ -11,24 +11,25 @@ from pathlib import Path
 from typing import Dict
 
 ROOT = Path(__file__).resolve().parents[1]
-RULES = "contract"
-IMPORT = re.compile(rf"^(\s*from ){RULES}\b", re.MULTILINE)
+IMPORT = re.compile(r"^(\s*from )contract\b", re.MULTILINE)
 
 
 def files() -> Dict[str, str]:
-    """The text of each file, by its path relative to the folder that is to contain tandem/."""
-    found = {}
-    for room, into in (("tandem", "tandem"), (RULES, f"tandem/{RULES}")):
-        for path in sorted((ROOT / room).rglob("*")):
+    """Return the text of each file, by its path relative to the folder that contains tandem/."""
+    texts = {}
+    for package, target in (("tandem", "tandem"), ("contract", "tandem/contract")):
+        for path in sorted((ROOT / package).rglob("*")):
             if path.suffix in (".py", ".json", ".typed") and path.name != Path(__file__).name:
                 text = path.read_text(encoding="utf-8")
+                # The package must contain no import of the script's modules.
                 if path.suffix == ".py":
-                    text = IMPORT.sub(rf"\1tandem.{RULES}", text)
-                found[f"{into}/{path.relative_to(ROOT / room).as_posix()}"] = text
-    return found
+                    text = IMPORT.sub(r"\1tandem.contract", text)
+                texts[f"{target}/{path.relative_to(ROOT / package).as_posix()}"] = text
+    return texts
 
 
 def write(folder: Path) -> None:
+    """Write all files below a folder."""
     for name, text in files().items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ import torch
 from contract.errors import UserError
 from contract.layout import printable
 from contract.options import ENTRIES, Options
-from tandem.pickles import Refused, load_tensors
+from tandem.pickles import RejectedContent, load_tensors
 
 from . import optim
 from .build import Job
@@ -161,7 +161,7 @@ def load(name: str, content: BinaryIO) -> Dict[Any, Any]:
     and OSError if it cannot be read."""
     try:
         state = load_tensors(content)
-    except Refused as error:
+    except RejectedContent as error:
         raise UserError(
             f"{name} was not loaded: it is not a torch file, or it contains more than tensors "
             f"and plain values ({printable(str(error))[:100]}), which could run code or fill "

@@ -21,7 +21,7 @@ from contract.options import Options
 from contract.precisions import Device, cpu_has_bf16, refuse_mixture
 from contract.split import SMALLEST, split_batch
 from tandem.compat import bound_to, nccl_settings
-from tandem.coordinates import ProcessCoordinates, host_name, numbered, read_coordinates
+from tandem.coordinates import ProcessCoordinates, host_name, number_machines, read_coordinates
 from tandem.exchange import Exchange
 
 
@@ -109,7 +109,7 @@ def start(options: Options) -> World:
         world = dataclasses.replace(world, **meeting._asdict())
     node_and_local_rank = (world.host if process.node is None else process.node, process.local_rank)
     places = [(node, local) for node, local in world.gather(node_and_local_rank)]
-    nodes = numbered([node for node, _ in places])
+    nodes = number_machines([node for node, _ in places])
     return dataclasses.replace(
         world,
         node_rank=nodes[process.rank],

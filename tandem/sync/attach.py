@@ -29,8 +29,8 @@ from contract import prices
 from contract.errors import UserError
 from contract.strategies import ADAM, ATTACHED, AUTO, EXACT, SGD, parse, usages
 
-from ..compat import timeout_of
-from ..coordinates import host_name, numbered, read_coordinates
+from ..compat import find_timeout
+from ..coordinates import host_name, number_machines, read_coordinates
 from ..exchange import Exchange
 from .base import ALL_USED, Future, Sync, Topology, sum_over_ranks
 from .carrier import PeerLost
@@ -84,7 +84,7 @@ class Attached:
         self._optimizer = optimizer  # until `connect`
         # Called in backward once the last bucket is handed over: from then on backward only waits.
         self.on_last_bucket: Callable[[], None] = lambda: None
-        self.say: Callable[[str], None] = _print_note  # used on rank 0
+        self.say: Callable[[str], None] = lambda note: print(note, file=sys.stderr, flush=True)
         self._printed_notes: Set[str] = set()
         self.scaled_spec = parse(spec).of(self.family).spec  # with the scale that `auto` means
         self.steps = 0  # begun, without the pass of `warm_up_buckets`
@@ -105,9 +105,10 @@ class Attached:
         """Agree with the other ranks, and start threads and process groups, which end with the
         model or, if that is unknown, with this object. Collective. Raises UserError."""
         if self.patience is None:
-            self.patience = timeout_of(group, device).total_seconds()
+            self.patience = find_timeout(group, device).total_seconds()
         exchange = Exchange(timedelta(seconds=self.patience))
         self.world, self.device = exchange.size, device
+        # Several nodes may run on one machine, so the launcher's number comes before the name.
         process = read_coordinates(os.environ)
         host = host_name(os.environ)
         machine = host if process.node is None else str(process.node)
@@ -126,7 +127,7 @@ class Attached:
                 f"{ATTACHED}: the ranks passed different arguments ({variants}): "
                 "pass the same strategy, optimizer class and warmup_steps on each rank."
             )
-        nodes = numbered([machine for machine, *_ in ranks])
+        nodes = number_machines([machine for machine, *_ in ranks])
         self.hosts = [str(host) for _, host, *_ in ranks]
         self.effective_spec = EXACT
         if self.world > 1:
@@ -134,9 +135,10 @@ class Attached:
         self.sync = make(self.effective_spec, self.patience)
         topology = Topology(nodes, exchange.rank).connect(self.patience)
         self.sync.setup(device, topology)
+        # `setup` may compile kernels for longer than a step may wait; the exchange waits longer.
         exchange.meet()
         exchange.end()
-        if self.sync.strategy.rule.warms:
+        if self.sync.strategy.rule.warms:  # only these keep rounding errors
             self.usage = SumUsage(self._optimizer)
         self._optimizer = None
         # A finalizer of this object must not refer to it: the object would live forever.
@@ -182,7 +184,7 @@ class Attached:
 
     def average(self, bucket: dist.GradBucket) -> Future:
         """Begin to average a bucket over all ranks; the future holds a tensor like its buffer."""
-        if bucket.index() == 0:
+        if bucket.index() == 0:  # DDP hands over this bucket first
             if self._unsummed is not None:
                 self._unsummed.reset()
             self._begin_step(bucket.buffer().device)
@@ -348,30 +350,24 @@ class Attached:
                 f"{saved[1]!r}, but this run uses {current[0]!r} with ranks on machines "
                 f"{current[1]!r}: start without the state, which drops its rounding errors."
             )
-        steps = state.get("steps")
-        if type(steps) is not int or steps < 0:
-            raise UserError(
-                f"{ATTACHED}: the state has no valid number of steps: the file is damaged, so load "
-                "another checkpoint."
-            )
-        if "sync" not in state:
-            raise UserError(
-                f"{ATTACHED}: the state has no entry 'sync' with the rounding errors: the file is "
-                "damaged, so load another checkpoint."
-            )
-        if state["sync"] is not None:
-            module = self._model().module
-            common_before = self.sync.common_state(module)
-            try:
+        module, steps = self._model().module, state.get("steps")
+        common_before = self.sync.common_state(module)
+        try:
+            if type(steps) is not int or steps < 0:
+                raise ValueError("no valid number of steps")
+            if "sync" not in state:
+                raise ValueError("no entry 'sync'")
+            if state["sync"] is not None:
                 if common_before is not None:
                     self.sync.load_common_state(module, state["common"])
                 self.sync.load_state_dict(state["sync"])
-            except (LookupError, TypeError, ValueError, OverflowError) as error:
-                if common_before is not None:
-                    self.sync.load_common_state(module, common_before)
-                raise UserError(
-                    f"{ATTACHED}: the state is damaged ({error}): load another checkpoint."
-                ) from error
+        except (LookupError, TypeError, ValueError, OverflowError) as error:
+            # Each of the two calls changes nothing if it fails, but the first may have succeeded.
+            if common_before is not None:
+                self.sync.load_common_state(module, common_before)
+            raise UserError(
+                f"{ATTACHED}: the state is damaged ({error}): load another checkpoint."
+            ) from error
         self.steps = steps
 
 
@@ -430,10 +426,6 @@ def hook(
 def average_bucket(state: Attached, bucket: dist.GradBucket) -> Future:
     """Call `state.average`. DDP takes a function, and saves it with the model by its name."""
     return state.average(bucket)
-
-
-def _print_note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def describe_single_machine(attached: Attached) -> Optional[str]:
@@ -505,7 +497,8 @@ def describe_adam_cost(attached: Attached) -> Optional[str]:
 
 def find_attached(model: Any) -> Optional[Attached]:
     """Return what averages this model's gradients now; None if DDP does it."""
-    hooks = getattr(model, "_comm_hooks", ())  # old torches do not list hooks
+    # The model's hooks come first: a library may have registered the hook of `hook`.
+    hooks = getattr(model, "_comm_hooks", ())  # which old torches do not list
     states = [state for _, state in hooks if isinstance(state, Attached)]
     attached = states[0] if states else _BY_MODEL.get(model)
     return attached if attached is not None and attached.at_work else None
@@ -513,6 +506,7 @@ def find_attached(model: Any) -> Optional[Attached]:
 
 def check_model(model: Any) -> None:
     """Raise UserError if no strategy can sum this model's gradients."""
+    # By name, because old torches have only one of these classes.
     kinds = {kind.__name__ for kind in type(model).__mro__}
     if kinds & set(SHARDED):
         raise UserError(
@@ -526,6 +520,7 @@ def check_model(model: Any) -> None:
             "Wrap it first, ddp = torch.nn.parallel.DistributedDataParallel(model), and pass ddp."
         )
     for name, module in model.named_modules():
+        # torch's embeddings have this attribute.
         if getattr(module, "sparse", False) is True:
             raise UserError(
                 f"{ATTACHED}: layer {name.removeprefix('module.')!r} has sparse gradients, which "

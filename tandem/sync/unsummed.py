@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ..compat import ddp_iterations, on_any_step
+from ..compat import count_ddp_forwards, register_step_hook
 
 # In a row. A loop may make fewer on purpose.
 WARN_AFTER_STEPS = 5
@@ -29,6 +29,7 @@ class UnsummedSteps:
         self._weights: weakref.WeakKeyDictionary[Any, List[Any]] = weakref.WeakKeyDictionary()
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._saw_sum = self._is_blind = self._has_warned = False
+        # torch keeps a global hook until it is removed, so the hook must not keep this object.
         self_ref = weakref.ref(self)
 
         def count_if_alive(optimizer: Any) -> None:
@@ -36,7 +37,7 @@ class UnsummedSteps:
             if steps is not None:
                 steps.count_step(optimizer)
 
-        hook = on_any_step(count_if_alive)
+        hook = register_step_hook(count_if_alive)
         if hook is not None:
             weakref.finalize(self, hook.remove).atexit = False
 
@@ -61,6 +62,7 @@ class UnsummedSteps:
         model = self._model()
         if model is None or self._is_blind:
             return
+        # Optimizers of other models do not count, nor do steps without a gradient of this model.
         if optimizer not in self._weights:
             parameters = {*model.parameters()}
             stepped = [p for group in optimizer.param_groups for p in group["params"]]
@@ -71,7 +73,7 @@ class UnsummedSteps:
         self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
         if not self.count:
             return
-        if not self._saw_sum and ddp_iterations(model):
+        if not self._saw_sum and count_ddp_forwards(model):
             # The loop calls model.forward(x), which runs no hook of the model: DDP does sum.
             self._is_blind = True
             self._counts.clear()
@@ -97,6 +99,7 @@ def watch_steps(model: Any) -> Optional[UnsummedSteps]:
     model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper
     if not isinstance(model, DistributedDataParallel):
         return None
+    # One rank sums nothing, and each step would look unsummed.
     if model not in _BY_MODEL and dist.get_world_size(model.process_group) > 1:
         _BY_MODEL[model] = UnsummedSteps(model)
     return _BY_MODEL.get(model)

@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, Iterable, Optional, Set, Tuple
 
 import torch
 
-from ..compat import on_any_step
+from ..compat import register_step_hook
 from .base import Unused
 
 
@@ -34,9 +34,10 @@ class SumUsage:
         self._without_sum: Set[torch.Tensor] = set()  # no gradient, or zeroed since the last sum
         self._stepped: Set[torch.Tensor] = set()  # since the last sum
         self._ever_stepped: Set[torch.Tensor] = set()
+        # Hooks of torch's optimizers and of parameters outlive this object.
         usage = weakref.ref(self)
         note_step = SumUsage.note_step
-        hooks = self._hooks = [on_any_step(lambda stepped: _call(usage, note_step, stepped))]
+        hooks = self._hooks = [register_step_hook(lambda stepped: _call(usage, note_step, stepped))]
 
         def remove_hooks() -> None:
             for hook in hooks:
@@ -72,10 +73,12 @@ class SumUsage:
         stepped = self._versions.keys() & {p for group in groups for p in group["params"]}
         if is_named and not stepped:
             stepped = set(self._versions)  # it steps copies, such as master weights in fp32
+        # An optimizer skips parameters without a gradient.
         self._stepped |= {p for p in stepped if p.grad is not None}
 
     def look_for_step(self) -> None:
         """Find out whether a step used the last sum, or else which of its gradients were zeroed."""
+        # An optimizer that has no hook changes weights in place, which raises their versions.
         if not self._stepped:
             versions = self._versions.items()
             self._stepped = {p for p, (version, _) in versions if p._version != version}
@@ -103,6 +106,7 @@ class SumUsage:
         """Return `find_unused`, and prepare for the next sum. `skipped`: a GradScaler skipped the
         step because gradients overflowed."""
         unused = self.find_unused()
+        # Sums that no step used yet are added to: the next backward belongs to the same step.
         self.in_step = bool(self._versions) and not self._stepped and not skipped
         if self._stepped:
             self.saw_step = True

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from contract.options import Options
-from tandem.coordinates import cores
+from tandem.coordinates import count_cores
 
 from ..world import World
 from .folder import SMALL
@@ -35,7 +35,7 @@ def worker_count(options: Options, world: World, size: int, images: int) -> int:
     if size <= SMALL and images <= FEW:
         return 0
     # One core is for training itself.
-    return min(16, max(1, (cores() - 1) // world.local_size))
+    return min(16, max(1, (count_cores() - 1) // world.local_size))
 
 
 def data_loader(
