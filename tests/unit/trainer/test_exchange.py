@@ -48,7 +48,7 @@ def test_an_object_of_one_rank_is_not_run_on_another(tmp_path):
     path = tmp_path / "made by another rank"
     told = run_ranks([1, 1], told_by_a_hostile_rank, str(path))
     assert not path.exists()
-    assert "sent something that is not JSON" in told[0]
+    assert "sent bytes that are not JSON" in told[0]
 
 
 def exchanged():
