@@ -5,6 +5,7 @@ import gc
 import io
 import os
 import sys
+import time
 import weakref
 from pathlib import Path
 
@@ -41,8 +42,11 @@ def steps(ddp, count=4):
 def alive():
     """Threads of the operating system, open descriptors, process groups, and values in tensors."""
     gc.collect()
-    own = Path("/proc/self")
-    counts = [len(list((own / name).iterdir())) for name in ("task", "fd")]
+    counts, since = [], time.monotonic()
+    while time.monotonic() < since + 0.3:  # a thread that was told to end is there for a moment
+        now = [len([*Path("/proc/self", name).iterdir()]) for name in ("task", "fd")]
+        counts, since = now, since if now == counts else time.monotonic()
+        time.sleep(0.01)
     kinds = (torch.Tensor, torch.nn.Parameter)
     values = sum(one.numel() for one in gc.get_objects() if type(one) in kinds)
     return (*counts, len(dist.distributed_c10d._pg_map), values)
