@@ -1,6 +1,7 @@
 """python -m trainer: train, predict or extract, under any launcher or none."""
 
 import atexit
+import gc
 import os
 import stat
 import sys
@@ -46,8 +47,13 @@ def main(argv: Optional[List[str]] = None) -> int:
 
         return check(options)
     # Only now, since it imports torch, for seconds: --help and refused options do without.
+    # The garbage collector is off meanwhile, and never searches what is imported: that would take
+    # a fourth of these seconds, and modules are no garbage.
+    gc.disable()
     from .process import begin
 
+    gc.freeze()
+    gc.enable()
     return begin(options) or 0  # (torch declares that `record` may swallow it)
 
 

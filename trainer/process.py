@@ -1,5 +1,6 @@
 """The processes of a run: what each of them does, and how `--spawn N` starts them."""
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -72,18 +73,19 @@ def work(options: Options) -> int:
 def leave(code: int) -> NoReturn:
     """Flush what this process has printed, and end it with `code`.
 
-    While the process group exists, a collective may be in flight that no peer will finish.
-    Tear-down would wait for it, or NCCL's watchdog would end the process with another code and
-    messages of its own. So tear-down is skipped, and the error or the traceback stays last.
+    Python's own end would spend a second of processor time on taking torch's modules apart, and
+    would wait for loaders that hang in a read and for remaining ranks of --spawn.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Python would wait for loaders that hang in a read, and for remaining ranks of --spawn.
     for child in multiprocessing.active_children():
         child.kill()
-    if dist.is_initialized():
-        os._exit(code)
-    sys.exit(code)
+    # While the process group exists, a collective may be in flight that no peer will finish.
+    # Tear-down would wait for it, or NCCL's watchdog would end the process with another code and
+    # messages of its own. So tear-down is skipped, and the error or the traceback stays last.
+    if not dist.is_initialized():
+        atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def spawn(options: Options) -> int:
