@@ -65,7 +65,7 @@ machines: env
 	@$(if $(filter FACTS RESUME,$(given)),:,$(PYTHON_ENV) -m launcher inventory $(call words_of,INVENTORY LIMIT))
 
 demo: data/digits
-	@$(PYTHON_ENV) -m launcher train INVENTORY=examples/demo.ini NODES=4 $(if $(filter EPOCHS,$(given)),,EPOCHS=40) $(words)
+	@$(PYTHON_ENV) -m launcher train INVENTORY=examples/demo.ini NODES=4 $(if $(filter EPOCHS,$(given)),,EPOCHS=20) $(words)
 
 bundle: machines
 	@$(if $(filter SCRIPT FOLDER REQUIREMENTS MODEL WEIGHTS,$(given)),$(PYTHON_ENV) -m launcher gather $(words),$(with_options) ansible-playbook ansible/playbooks/bundle.yml -e bundle_for_nobody=false -e bundle_terminal=$(terminal))
