@@ -1,5 +1,6 @@
 """Settings that all tests share."""
 
+import gc
 import os
 import random
 import shutil
@@ -9,6 +10,9 @@ from collections import Counter
 import pytest
 
 from contract import interrupts, scratch
+
+# Modules stay for good: the collector need not look at them, neither now nor in each test.
+gc.disable()
 
 # One thread a process: test machines have few cores, and thread counts change the bits.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -65,6 +69,12 @@ def pytest_collection_modifyitems(items):
             here, remedy = NEEDS[name]
             if not here and (name == "root" or not installed):
                 item.add_marker(pytest.mark.skip(reason=f"need {name}: {remedy}"))
+
+
+def pytest_collection_finish():
+    """Look only at objects of the tests from now on."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish():

@@ -1,5 +1,7 @@
 """Imported once, by the server from which the ranks of tests/trainer_ranks.py are forked."""
 
+import gc
+
 import pytest  # noqa: F401  # of the files whose functions the ranks call
 import torchvision.models  # noqa: F401
 from PIL import Image
@@ -9,3 +11,4 @@ import trainer.process  # noqa: F401
 from tests import trainer_models  # noqa: F401
 
 Image.init()  # its formats, which it else imports at a rank's first image
+gc.freeze()  # else each rank's collector would look at all these modules, and copy their pages
