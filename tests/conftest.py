@@ -79,6 +79,7 @@ def pytest_collection_finish():
 
 def pytest_sessionfinish():
     """Remove the temporary folders of programs that tests have killed."""
+    gc.unfreeze()  # else a library of C++ takes them for leaks at the end, and says so
     scratch.remove_abandoned()
 
 
