@@ -31,7 +31,9 @@ LATER = [
     *("tests/unit/trainer/test_sync_machines.py", "tests/unit/trainer/test_refusals.py"),
     *("tests/unit/trainer/test_results.py", "tests/unit/trainer/test_data_folder.py"),
     *("tests/unit/trainer/test_data_lost.py", "tests/unit/tandem/test_attach_life.py"),
-    "tests/unit/tandem/test_standalone.py",
+    *("tests/unit/trainer/test_finite.py", "tests/unit/trainer/test_more_epochs.py"),
+    *("tests/unit/trainer/test_entropy.py", "tests/unit/trainer/test_trial.py"),
+    *("tests/unit/trainer/test_detector.py", "tests/unit/tandem/test_standalone.py"),
 ]
 OTHERS = ["tests/unit/tandem", "tests/unit/trainer", *(f"--ignore={file}" for file in LATER)]
 STEPS = 20

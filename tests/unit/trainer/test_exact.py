@@ -13,7 +13,7 @@ EXACT = [
     # At 0.1 the loss rises at first, and rounding errors with it.
     "--lr", 0.02,
 ]  # fmt: skip
-EPOCHS = ("--epochs", 3)
+EPOCHS = ("--epochs", 2)
 
 
 def trained(images, output, nodes, *argv):
@@ -28,7 +28,7 @@ def distance(ours, theirs):
 
 @pytest.fixture(scope="module")
 def alone(images, tmp_path_factory):
-    """One process with batches of 24: 3 epochs of 7 steps, some of 23 and some of 24 images."""
+    """One process with batches of 24: 2 epochs of 7 steps, some of 23 and some of 24 images."""
     output = tmp_path_factory.mktemp("alone")
     return trained(images, output, [1], *EPOCHS, "--per_node_batch_size", 24)
 

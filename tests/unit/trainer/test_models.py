@@ -221,7 +221,7 @@ def test_the_check_finds_an_unknown_name_and_weights_of_another_net(tmp_path, ca
     torch.save(build("resnet18", 10, 32).state_dict(), tmp_path / "net.pt")
     weights = str(tmp_path / "net.pt")
     assert checked("resnet18", capsys, monkeypatch, weights=weights)[0] == 0
-    assert checked("vgg11", capsys, monkeypatch, weights=weights)[0] == BAD_INPUT
+    assert checked("squeezenet1_1", capsys, monkeypatch, weights=weights)[0] == BAD_INPUT
     assert checked("resnet18", capsys, monkeypatch, weights="/nowhere")[0] == BAD_INPUT
 
 

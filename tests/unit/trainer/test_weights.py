@@ -225,15 +225,15 @@ def test_training_goes_on_from_them_and_a_resume_is_equal_to_the_bit(
     """Two ranks, stopped in the middle of an epoch; what is frozen is as the file has it, with its
     running statistics, and the rest is not."""
     argv = ["--data", images, *MODEL, "--weights", weights, *KINDS[kind], "--ema", 0.5]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert run_ranks([1, 1], trainer, *argv, "--epochs", 2, "--output", whole) == [0, 0]
-    saving = ["--output", parts, "--checkpoint_every", 3, "--keep", 9, "--epochs", 2]
-    assert run_ranks([1, 1], trainer, *argv, *saving) == [0, 0]
-    for file in {*parts.glob("checkpoints/*/*.pt")} - {*parts.glob("checkpoints/*/step-*3.pt")}:
+    argv += ["--output", tmp_path, "--checkpoint_every", 3, "--keep", 9, "--epochs", 2]
+    assert run_ranks([1, 1], trainer, *argv) == [0, 0]
+    ours = newest_checkpoint(tmp_path)
+    every = {*tmp_path.glob("checkpoints/*/*.pt")}
+    for file in every - {*tmp_path.glob("checkpoints/*/step-*3.pt")}:
         file.unlink()
-    assert newest_checkpoint(parts)["step"] == 3
-    assert run_ranks([1, 1], trainer, *argv, *saving, "--resume", "auto") == [0, 0]
-    ours, theirs = newest_checkpoint(whole), newest_checkpoint(parts)
+    assert newest_checkpoint(tmp_path)["step"] == 3
+    assert run_ranks([1, 1], trainer, *argv, "--resume", "auto") == [0, 0]
+    theirs = newest_checkpoint(tmp_path)
     assert ours["step"] == theirs["step"] > 3
     assert all(torch.equal(ours["model"][name], theirs["model"][name]) for name in ours["model"])
     first = {name[7:]: one for name, one in torch.load(weights)["state_dict"].items()}
