@@ -33,7 +33,10 @@ class Measurements:
     `speeds`: samples/s of a node that trains without others, if they were measured.
     `prediction`: content of the file that `make plan` wrote for this model and number of nodes.
     `measure`: a clause with the command that would make such a prediction.
-    `balance`: auto, off, or the weights that the user gave, by the node's name.
+    `balance`: auto, off, or the weights that the user gave, by the node's name. `is_typed`: the
+    user typed BALANCE=.
+    `ranks`: for a script, the number of ranks of each node, in the order of the nodes.
+    `unknown`: a clause on nodes ({}) of unknown speed.
     `decided`: decisions of an earlier attempt of this run: `precision`, `sync`, and `balance`, the
     weights by the node's name.
     """
@@ -43,6 +46,12 @@ class Measurements:
     prediction: Mapping[str, Any] | None = None
     measure: str = "`make plan` makes one"
     balance: str | Mapping[str, int] = OFF
+    is_typed: bool = False
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    unknown: str = (
+        f"in the last {runs.DAYS} days, neither `make plan` nor a run has measured {{}} with this "
+        "model"
+    )
     decided: Mapping[str, Any] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
@@ -187,10 +196,8 @@ def choose_balance(measured: Measurements) -> Balance:
     # With the speed of one machine unknown, no proportion is.
     unknown = [name for name in names if name not in measured.speeds]
     if unknown:
-        return Balance(
-            reason=f"equal batches: in the last {runs.DAYS} days, neither `make plan` nor a run "
-            f"has measured {', '.join(unknown)} with this model"
-        )
+        reason = measured.unknown.replace("{}", ", ".join(unknown))
+        return Balance(reason=f"equal batches: {reason}")
     speeds = {name: measured.speeds[name] for name in names}
     fastest, slowest = max(names, key=speeds.__getitem__), min(names, key=speeds.__getitem__)
     ratio = speeds[fastest] / speeds[slowest]

@@ -8,6 +8,7 @@ The invariants of every split: its parts add up to the whole, all ranks compute 
 no part is exactly one sample if there are two.
 """
 
+import math
 from collections import Counter
 from typing import List, NamedTuple, Sequence, Tuple
 
@@ -58,9 +59,14 @@ def node_batches(
             f"--balance {','.join(map(str, weights))}: type one positive number for each of "
             f"the {len(ranks_of_nodes)} nodes."
         )
+    return share(per_node * len(weights), weights, floors)
+
+
+def share(count: int, weights: Sequence[int], floors: Sequence[int]) -> List[int]:
+    """Divide `count` samples in proportion to weights, but give nobody less than its floor."""
     # Nodes whose proportion is below their floor get the floor. That leaves less for the remaining
     # nodes, of which another one may then be below its floor.
-    samples, nodes = per_node * len(weights), set(range(len(weights)))
+    samples, nodes = count, set(range(len(weights)))
     batches = [0] * len(weights)
     while True:
         total = sum(weights[node] for node in nodes)
@@ -78,6 +84,16 @@ def node_batches(
         end = (2 * samples * running_weight + total) // (2 * total)
         batches[node], begin = end - begin, end
     return batches
+
+
+def rank_weights(weights: Sequence[int], ranks_of_nodes: Sequence[int]) -> List[int]:
+    """Return the weight of each rank; the ranks of a node have equal parts of its weight."""
+    product = math.prod(ranks_of_nodes)
+    return [
+        weight * product // ranks
+        for weight, ranks in zip(weights, ranks_of_nodes)
+        for _ in range(ranks)
+    ]
 
 
 def rank_batches(

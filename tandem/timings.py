@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from contract.errors import UserError
 from contract.strategies import EXACT, MIB
 
+from . import balance
 from .clock import Clock
 from .compat import autocast_type
 from .coordinates import host_name, read_coordinates
@@ -94,10 +95,13 @@ class Timings:
     def batches(self, loader: Any) -> Iterator[Any]:
         """Yield the loader's batches, and switch the clock around each."""
         self._loader, counter = loader, SampleCounter(loader)
+        sampler = getattr(loader, "batch_sampler", None)
+        parts = sampler.sizes() if isinstance(sampler, balance.BalancedSampler) else None
         self.clock.enter("data")
         try:
             for batch in loader:
-                self._samples.append(counter.count(batch))
+                known = balance.receive(next(parts)) if parts else counter.count(batch)
+                self._samples.append(known)
                 if self._seen < COMPARED:
                     self._compare(batch)
                 if not self._has_started:
@@ -154,6 +158,10 @@ class Timings:
                 hook.remove()
             self._sum_hooks = []
             self.lines.add("start", timed=False, **self._start_line(samples, len(counts)))
+            are_attached = all(find_attached(model()) for model in self._models)
+            warning = balance.state().warning(are_attached)
+            if warning and self.coordinates.rank == 0:
+                print(warning, file=sys.stderr, flush=True)
         self._steps += 1
         fields: Dict[str, Any] = {"step": self._steps, "epoch": self._epochs}
         fields["samples"] = samples if samples is None else int(samples)
@@ -221,6 +229,13 @@ class Timings:
             "image_size": self._pixels,
             "resumed_samples": 0,
         }
+        decided = balance.state().record()
+        if decided:
+            shared = {"precision": fields["precision"], "sync": fields["sync"]}
+            fields["decided"] = {**shared, **decided}
+        received = balance.state().received
+        if received:
+            fields["global_batch"] = sum(received)
         if hasattr(wrapped[0], "bucket_bytes_cap"):
             fields["bucket_mb"] = wrapped[0].bucket_bytes_cap / MIB
         with contextlib.suppress(TypeError, AttributeError):  # a loader may have no length

@@ -29,6 +29,7 @@ from contract import prices
 from contract.errors import UserError
 from contract.strategies import ADAM, ATTACHED, AUTO, EXACT, SGD, parse, usages
 
+from ..balance import StepWeights
 from ..compat import find_timeout
 from ..coordinates import host_name, number_machines, read_coordinates
 from ..exchange import Exchange
@@ -90,6 +91,7 @@ class Attached:
         self.steps = 0  # begun, without the pass of `warm_up_buckets`
         self.exact = True  # in the last step
         self._loss_scale: Optional[float] = None  # of the next step, if a forward has read it
+        self._step_weights, self._weight = StepWeights(), 1.0  # of this rank's gradients
         self._sums: List[Future] = []  # of this step's buckets
         self._buckets_are_ordered = False  # DDP orders its buckets by the first backward
         self._in_blank_pass = False
@@ -190,6 +192,8 @@ class Attached:
             self._begin_step(bucket.buffer().device)
         if self.usage is not None:
             self.usage.watch(bucket.parameters())
+        if self._weight != 1.0:
+            bucket.buffer().mul_(self._weight)
         if self._finalizer:
             mean = self.sync.hook(bucket)
         else:  # DDP cannot remove a hook, so a detached one sums as DDP would
@@ -207,6 +211,7 @@ class Attached:
             self.connect(device, _get_default_group())
         scale, self._loss_scale = self._loss_scale, None
         self._sums = []
+        self._weight = 1.0 if self._in_blank_pass else self._step_weights.next()
         if self._in_blank_pass:  # a strategy sums exactly before its first `begin`
             self._buckets_are_ordered = True
             return
