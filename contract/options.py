@@ -508,8 +508,8 @@ class Config:
     max_restarts: int = changeable(0, "attempts after the first (default: 0)")
     min_nodes: Optional[int] = changeable(None,
         "the smallest number of machines (default: all without owner=)")
-    balance: str = changeable("auto", "unequal machines: auto (by speed), off, or numbers such "
-        "as 3:2:2:1")
+    balance: Optional[str] = changeable(None, "unequal machines: auto (by speed, the default), "
+        "off, or numbers such as 3:2:2:1")
     detach: bool = option(False, "1: run in the background", stored=False)
     port: Optional[int] = changeable(None,
         "of the rendezvous on node 0 (default: a free one)", most=65535)

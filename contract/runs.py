@@ -70,6 +70,7 @@ def prediction_path(runs: Path, model: str, nodes: int) -> Path:
 
 
 DAYS = 7  # older measurements are not used
+SCRIPT_DAYS = 30  # of a script, which no command measures anew
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ def still_applies(measured: Setting, planned: Setting, nodes: int) -> bool:
     )
 
 
-def is_fresh(unix: float) -> bool:
-    return time.time() - unix <= DAYS * 86400
+def is_fresh(unix: float, days: int = DAYS) -> bool:
+    return time.time() - unix <= days * 86400
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from contract import git
+from contract.decisions import OFF
 from contract.errors import UserError
 from contract.layout import FILES
 from contract.options import RUN_OPTIONS, Config, as_typed, path_of
@@ -17,7 +18,7 @@ from launcher.options import VARIABLES, config_of
 from launcher.program import LAST, Program
 
 # Variables that only the trainer has, and those that mean something only with SCRIPT=.
-TRAINER_VARIABLES = (*(name for name in VARIABLES if name != "data"), "balance")
+TRAINER_VARIABLES = tuple(name for name in VARIABLES if name != "data")
 COMPANIONS = ("folder", "output", "resume_args", "resume_from", "requirements", "precheck")
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -88,7 +89,6 @@ def resume_config(began: Config, typed: Mapping[str, Any]) -> Config:
         if name not in ("resume", "detach", "data")
         and (
             name not in RUN_OPTIONS
-            or name == "balance"
             or (not RUN_OPTIONS[name].changeable_on_resume and value != getattr(began, name))
         )
     ]
@@ -174,6 +174,12 @@ def build(config: Config) -> Program:
     outputs, resume = _read_outputs(config.output), _split("RESUME_ARGS", config.resume_args)
     _check_resume(config, outputs, resume)
     loaded = loaded_by(file, [file.parent, root] if len(typed) == 1 else [root])
+    unused_balance: tuple[str, ...] = ()
+    if config.balance not in (None, OFF) and "tandem" not in loaded.packages:
+        unused_balance = (
+            f"BALANCE={config.balance}: the script does not import tandem, so its batches stay as "
+            "they are: use tandem.sampler or tandem.batch_size (docs/own-script.md).",
+        )
     words = (inside,) if len(typed) == 1 else tuple(typed)
     *module, name = words
     checks = not module or config.precheck
@@ -189,6 +195,7 @@ def build(config: Config) -> Program:
         env=env,
         resume=resume or None,
         needs_port=True,
+        divides_batches="tandem" in loaded.packages,
         # Of a module only PRECHECK is tried; what is not is an empty word.
         check=("-c", CHECK, "" if module else inside, config.precheck or "") if checks else (),
         folder=root,
@@ -201,7 +208,7 @@ def build(config: Config) -> Program:
         resumes_own=bool(config.resume_from),
         command=shlex.join([*typed, *config.words]),
         phrases=PHRASES,
-        notes=_notes_on_secrets(config.words),
+        notes=(*_notes_on_secrets(config.words), *unused_balance),
     )
 
 

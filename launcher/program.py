@@ -47,7 +47,8 @@ class Program:
     for each machine. `needs_port`: its ranks meet at a port of their own.
     `check`: words for Python that find out whether the program would fail, on the machine of node 0
     and before any rank starts; empty for none.
-    `request`: what its ranks decide together when they start; None if they decide nothing.
+    `request`: what its ranks decide together when they start; None if they decide nothing, except
+    that ranks with `divides_batches` may ask for their parts of a batch (tandem/balance.py).
 
     What is sent:
     `folder`: the user's folder, besides our own code, and `script_folder` below it, which is sent
@@ -83,6 +84,7 @@ class Program:
     needs_port: bool = False
     check: tuple[str, ...] = ()
     request: Request | None = None
+    divides_batches: bool = False
     folder: Path | None = None
     script_folder: str = "."
     runs_in_folder: bool = False

@@ -388,7 +388,7 @@ def advise_balance(case: Case) -> list[Remedy]:
     ):
         return []
     change, words = "BALANCE=auto", {"BALANCE": "auto"}
-    if case.options.get("balance") == "auto":
+    if case.options and case.options.get("balance", "auto") == "auto":
         # That run could not know these speeds yet; the next one does.
         change, words = "start it again", {}
     change += f": each machine's {step.samples} in proportion to its speed in this run"

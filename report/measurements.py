@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from contract.text import millions, seconds, size
 from report import published_speeds
 from report.cli import NothingMeasured
 from report.links import link_rates, links_sentences, read_links
-from report.measure import Step, machine_speeds, measure_step
+from report.measure import LEAST_STEPS, Step, machine_speeds, measure_step
 from report.predict import Basis
 from report.progress import learning_curve
 from report.read import RunRecord, read_run
@@ -137,13 +137,37 @@ def newest_speeds(root: Path, setting: runs.Setting) -> dict[str, float]:
             bases.append(basis)
     speeds: dict[str, float] = {}
     for basis in sorted(bases, key=lambda basis: basis.batch != setting.batch):
-        measured = basis.machine_speeds
-        ratios = [speeds[name] / speed for name, speed in measured.items() if name in speeds]
-        # Without a common machine the speeds at another batch size cannot be scaled to this one.
-        if ratios or not speeds or basis.batch == setting.batch:
-            scale = statistics.fmean(ratios) if ratios else 1.0
-            speeds = {**{name: scale * speed for name, speed in measured.items()}, **speeds}
+        # Speeds at the same batch size need no common machine to be scaled by.
+        if basis.batch == setting.batch and not speeds.keys() & basis.machine_speeds.keys():
+            speeds = {**basis.machine_speeds, **speeds}
+        speeds = merge_speeds(speeds, basis.machine_speeds)
     return {name: speeds[name] for name in setting.machines if name in speeds}
+
+
+def script_speeds(root: Path, name: str, options: Mapping[str, object]) -> dict[str, float]:
+    """Return the samples/s of each machine without others, by the newest run of a script that timed
+    it. `name`: of the program; `options`: what plan.json has of such a run."""
+    speeds: dict[str, float] = {}
+    for folder in islice(folders_of(root, name), MOST_FOLDERS):
+        with contextlib.suppress(UserError):  # a damaged folder
+            run = read_run(folder)
+            planned = run.plan.options or {}
+            is_same = all(planned.get(key) == value for key, value in options.items())
+            step = measure_step(run, usage_of(run).networks) if is_same else None
+            is_fresh = runs.is_fresh(runs.begin_unix(folder.name), runs.SCRIPT_DAYS)
+            if step and is_fresh and step.measured_steps >= LEAST_STEPS:
+                speeds = merge_speeds(speeds, machine_speeds(step))
+    return speeds
+
+
+def merge_speeds(speeds: dict[str, float], older: dict[str, float]) -> dict[str, float]:
+    """Add the speeds of machines that only an older measurement has, scaled by those of both."""
+    # Only ratios matter, and the older run may have had another batch or model.
+    ratios = [speeds[name] / speed for name, speed in older.items() if name in speeds]
+    if speeds and not ratios:
+        return speeds
+    scale = statistics.fmean(ratios) if ratios else 1.0
+    return {**{name: scale * speed for name, speed in older.items()}, **speeds}
 
 
 def read_basis(folder: Path) -> Basis | None:

@@ -35,9 +35,6 @@ def train_line(
     typed: dict[str, object] = {"NODES": machines or len(run.plan.nodes or run.hosts)}
     for name in verbs.VERBS["train"].variables:
         value = options.get(name.lower())
-        # Only our trainer divides a batch by the speeds of machines.
-        if name == "BALANCE" and not run.program.adjustable:
-            continue
         if name not in NOT_REPEATED and value and value != DEFAULT_INVENTORY:
             typed[name] = 1 if value is True else value
     typed.update(words or {})

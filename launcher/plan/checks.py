@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from contract import runs, verbs
+from contract.decisions import AUTO as BALANCE_AUTO
 from contract.decisions import Measurements, Request, find_prediction, read_balance
 from contract.errors import UserError
 from contract.options import Config
@@ -75,7 +76,7 @@ def check_machines(
     use are checked, too. `run` is the run to continue, and `decided` what its ranks decided. Raises
     UserError."""
     program, hosts = build_program(config), inventory.hosts_of(config)
-    read_balance(config.balance, [host.name for host in hosts])
+    read_balance(config.balance or BALANCE_AUTO, [host.name for host in hosts])
     terminal.say(*program.notes)
     add_torch(hosts, terminal)
     participants = Participants(hosts, config)
@@ -119,6 +120,8 @@ def make_plan(ready: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
         expected = replace(program.request, precision=level.name if level else "auto")
         all_hosts = ready.participants.hosts
         measured = collect_measurements(config, expected, all_hosts, machines, needs.decided)
+    elif program.divides_batches:
+        measured = collect_script_speeds(ready, machines)
     request = plan.Request(
         unix=time.time(),
         options=config,
@@ -141,7 +144,7 @@ def collect_measurements(
 ) -> Measurements:
     """Return what is known for an attempt on these machines, of `all_hosts` that the run may use.
     `request.precision`: what the ranks will probably decide. Raises UserError."""
-    balance = read_balance(config.balance, [host.name for host in all_hosts])
+    balance = read_balance(config.balance or BALANCE_AUTO, [host.name for host in all_hosts])
     hosts = machines.hosts
     setting = request.setting([host.name for host in hosts], request.precision)
     path = runs.prediction_path(folders.RUNS, request.model, len(hosts))
@@ -178,10 +181,36 @@ def collect_measurements(
         subprocess.run(argv, cwd=CHECKOUT, capture_output=True, check=False)
         measured = replace(measured, prediction=runs.read_prediction(path))
     # Nodes of one machine share its speed, and get equal batches whatever was measured.
-    if 1 < len(hosts) == len(set(measured.hosts.values())) and balance == AUTO:
+    if 1 < len(hosts) == len(set(measured.hosts.values())) and balance == BALANCE_AUTO:
         from report import measurements  # which no run with equal batches needs
 
         speeds = measurements.newest_speeds(folders.RUNS, setting)
+        measured = replace(measured, speeds=speeds)
+    return measured
+
+
+def collect_script_speeds(ready: ReadyRun, machines: OpenMachines) -> Measurements:
+    """Return what is known for an attempt of a script, whose ranks ask tandem.batch_size or
+    tandem.sampler for their parts. Raises UserError."""
+    config, program, hosts = ready.config, ready.program, machines.hosts
+    all_names = [host.name for host in ready.participants.hosts]
+    measured = Measurements(
+        hosts={host.name: machines.facts[host.name].machine for host in hosts},
+        balance=read_balance(config.balance or BALANCE_AUTO, all_names),
+        is_typed=config.balance is not None,
+        ranks={
+            name: node_devices.processes
+            for name, node_devices in devices.assign(hosts, machines.facts, program).items()
+        },
+        unknown=f"in the last {runs.SCRIPT_DAYS} days, no run of this script has timed {{}} "
+        "(tandem.timings): the next run will know its speed",
+        decided=ready.needs.decided,
+    )
+    if len(hosts) > 1 and measured.balance == BALANCE_AUTO:
+        from report import measurements  # which no run with equal batches needs
+
+        options = {"script": config.script, "folder": config.folder}
+        speeds = measurements.script_speeds(folders.RUNS, program.name, options)
         measured = replace(measured, speeds=speeds)
     return measured
 

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import structs
 
 from boundary.answers import NodeFacts
-from contract.decisions import Measurements, decide
+from contract.decisions import Measurements, choose_balance, decide
 from contract.options import Config
 from contract.runs import folder_on_machine
 from contract.text import pluralize
@@ -118,12 +118,14 @@ def render(plan: Plan, machines: OpenMachines) -> str:
         node_devices = devices.assign(machines.hosts, machines.facts, program).values()
         all_devices = [device for host_devices in node_devices for device in host_devices.devices]
         decided = decide(program.request, all_devices, plan.measured, {})
-        weights = ":".join(map(str, decided.balance.weights.values())) or "equal"
         lines += [
             f"precision {decided.precision.name}: {decided.precision.reason}",
             f"sync {decided.sync.sync}: {decided.sync.reason}",
-            f"balance {weights}: {decided.balance.reason}",
         ]
+    if plan.measured:
+        balance = choose_balance(plan.measured)
+        weights = ":".join(map(str, balance.weights.values())) or "equal"
+        lines.append(f"balance {weights}: {balance.reason}")
     for node in plan.nodes:
         target = f"{node.user or 'you'}@{node.address} port {node.port}"
         target = "this machine" if engine.of(node.connection).is_local else target

@@ -5,12 +5,15 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from boundary.run_files import RunPlan
+from contract import runs
+from contract.decisions import choose_balance
 from contract.errors import OUT_OF_MEMORY, STOPPED, UserError
 from contract.options import Config
 from launcher import build_script, cli, look, options
@@ -24,6 +27,7 @@ from launcher.terminal import Terminal
 from launcher.watch import failures
 from report.rerun import train_line
 from tests.unit.launcher.launcher_values import CODE, facts, gpus, host, problems
+from tests.unit.report.report_runs import SCRIPT, RunBuilder, change
 
 SOURCE = """
 import argparse, os
@@ -109,7 +113,7 @@ def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):
     ("words", "said"),
     [
         (["--script", "nowhere.py"], "there is no file"),
-        (["--script", "~nosuch/train.py"], "SCRIPT=~nosuch/train.py is no path"),
+        (["--script", "~nosuch/train.py"], "SCRIPT=~nosuch/train.py is not a path"),
         (["--script", "train.py --lr 0.1"], 'its options are ARGS="--lr 0.1"'),
         (["--script", "train.py", "--folder", "package"], "SCRIPT=train.py is not in it"),
         (
@@ -366,6 +370,38 @@ def test_the_machines_are_checked_and_nothing_is_said_of_precision(project, monk
     made = checks.make_plan(ready, ready.machines, run="r")
     assert ready.program.folder == project
     assert json.loads(json.dumps(made.document()))["program"]["typed"] == "SCRIPT=train.py"
+
+
+def test_the_second_run_of_a_script_divides_a_batch_by_the_speeds_of_the_first(
+    project, monkeypatch, tmp_path
+):
+    hosts = [host(1), host(2)]
+    found = {h.name: facts(n) for n, h in enumerate(hosts, 1)}
+    monkeypatch.setattr(inventory, "load", lambda _path: hosts)
+    monkeypatch.setattr(look, "open_and_probe", lambda *_, **__: OpenMachines(hosts, {}, found))
+    monkeypatch.setattr(look, "unreachable_pairs", lambda *_: {})
+    monkeypatch.setattr(checks.folders, "RUNS", tmp_path / "runs")
+    (project / "train.py").write_text("import tandem\n")
+
+    def decide(**changes):
+        config = asked(project, **changes)
+        ready = checks.check_machines(config, Terminal(io.StringIO()))
+        measured = checks.make_plan(ready, ready.machines, run="r").measured
+        assert (measured.ranks, measured.is_typed) == ({"node1": 1, "node2": 1}, bool(changes))
+        return choose_balance(measured)
+
+    first = decide(balance="auto")
+    assert not first.weights and "node1, node2" in first.reason and "the next run" in first.reason
+    name = runs.run_id("train", 2, time.time())
+    earlier = RunBuilder(
+        tmp_path / "runs" / name, nodes=2, by_rank={1: {"backward": 0.208}}
+    ).write()
+    typed = options.document(asked(project))
+    change(earlier / "plan.json", options=typed, program=SCRIPT)
+    assert decide().weights == {"node1": 1000, "node2": 500}
+    assert decide(balance="1:3").weights == {"node1": 1, "node2": 3}
+    change(earlier / "plan.json", options={**typed, "script": "/other/train.py"}, program=SCRIPT)
+    assert not decide().weights
 
 
 @pytest.mark.parametrize(

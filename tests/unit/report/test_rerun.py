@@ -162,7 +162,7 @@ def test_a_script_of_ones_own_is_told_nothing_of_our_trainers_options(tmp_path, 
     settings = {"all warm-up": {**WARMED, "exact": 240}, "too short": {"steps": 20}}
     made = RunBuilder(tmp_path / "run", **{**BOTTLENECKS, **settings}[name]).write()
     options = {"inventory": "own.ini", "script": "/p/train.py", "nodes": 4, "trainer": ["--lr=1"]}
-    change(made / "plan.json", options={**options, "balance": "auto"}, program=SCRIPT)
+    change(made / "plan.json", options=options, program=SCRIPT)
     analysis = analyse(made)
     if name == "too short":
         assert analysis.too_short.command.startswith("the same script")
