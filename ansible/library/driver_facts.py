@@ -46,7 +46,7 @@ facts:
   type: dict
 """
 
-# Packages that matter: the driver's, and the kernel's, which must not move without it.
+# Installed packages that matter: the driver's, and the kernel's, since each needs the other.
 MATTER = re.compile(
     r"^(nvidia-|libnvidia-|libcuda1$|xserver-xorg-video-nvidia|firmware-nvidia|cuda-drivers"
     r"|linux-(image|headers|modules|generic|lowlatency|virtual|aws|azure|gcp|oem|cloud)|dkms$|g(cc|\+\+)(-\d+)?$|make$|openssl$"
@@ -56,72 +56,73 @@ OFFERED = re.compile(
     r"^(nvidia-(driver|headless|kernel|open-kernel|tesla|utils|smi)|libnvidia-tesla|linux-(modules-nvidia|headers)-"
     r"|libcuda1$|dkms$|g(cc|\+\+)(-\d+)?$|make$|openssl$)"
 )
-# Those that depend on a whole driver. The other names do not tell what they depend on.
+# Packages that depend on a whole driver. Other names do not show their dependencies.
 DRIVERS = re.compile(
     r"nvidia-(driver|headless)-\d+[a-z-]*$|nvidia-(tesla-\d+-)?(open-)?kernel-dkms$"
 )
-# A package of one branch of the driver: what it is, and the branch. At the end may be its kind, and
-# of Ubuntu's signed modules their kernel, or its series.
+# A package of one branch of the driver: its prefix and the branch. A suffix may be its kind, or the
+# kernel or series of Ubuntu's signed modules.
 BRANCH = re.compile(
     r"(linux-modules-nvidia-|(?:lib|xserver-xorg-video-)?nvidia-(?:[a-z0-9-]+-)?)(\d{3})(?:-[a-z].*)?$"
 )
-# A kernel's metapackage, by the kernel that it depends on, and its series: generic-hwe-24.04.
+# A kernel, on which a metapackage depends; and the metapackage with its series: generic-hwe-24.04.
 KERNEL = re.compile(r"linux-image-(?:unsigned-)?(\d+\.\d+[a-z0-9.+~-]*)")
 SERIES = re.compile(r"linux-image-([a-z][a-z0-9.-]*)$")
-# Ubuntu's metapackage of signed modules for a branch and a series of kernels; and what is told of
-# the packages that would come with it.
+# Ubuntu's metapackage of signed modules for a branch and a series of kernels; and the packages of
+# an installation that are reported.
 MODULES = "linux-modules-nvidia-{}-{}"
 KERNEL_PARTS = re.compile(r"linux-(modules-nvidia|image)-|nvidia-dkms-|dkms$")
 # The drivers that DKMS knows, so that it can build them for another kernel.
 DKMS = "/var/lib/dkms/nvidia*"
-# What role driver holds; others are held by the machine's owner.
+# The packages that role driver holds. The machine's owner may hold others.
 HELD = "/var/lib/tandem/driver/held"
 PREFERENCES = "/etc/apt/preferences.d/*"
 PROCESSES = "/proc/[0-9]*"
 DISPLAYS = ("Xorg", "X", "Xwayland", "gnome-shell", "kwin_wayland", "weston", "sway", "labwc")
 # Sessions that draw on a screen, by logind. source: sd_session_get_type(3).
 GRAPHICAL = ("x11", "wayland", "mir")
-# NVIDIA's own services, which have a card open and need not end: one keeps it initialised, the
-# other shares a laptop's power out.
+# NVIDIA's services, which have a GPU open and need not end: one keeps it initialised, the other
+# distributes a laptop's power.
 SERVICES = ("nvidia-persiste", "nvidia-powerd")
-# The device of the driver's unified memory, by which CUDA manages a card's memory: whoever computes
-# has it open, and a compositor that only draws does not.
+# The device of the driver's unified memory, with which CUDA manages a GPU's memory: every process
+# that computes has it open, and a compositor that only draws does not.
 COMPUTES = "/dev/nvidia-uvm"
-# Where an installation writes: libraries, DKMS and records, the installer, the initial RAM disk.
+# The folders of an installation: libraries, DKMS and records, the installer, the initial RAM disk.
 FOLDERS = ("/usr", "/var/lib", "/var/tmp", "/boot")  # noqa: S108
 # The keys by which DKMS signs modules: Ubuntu's, then DKMS's own from 3.0 on.
 KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 
 
 def text_of(*argv):
-    """Return a command's output, "" if it fails. It may take long, since a plan depends on it."""
+    """Return a command's output, "" if it fails."""
+    # Long, because an empty answer of a slow machine would change the plan.
     return output(*argv, seconds=300) or ""
 
 
 def packages(waiting=None):
-    """Installed packages by name, without half-installed ones; the transitional and the held ones.
+    """Return the versions of installed packages, the transitional and the held packages.
 
-    "transitional": {package: the package of another branch that it leads to}. "kernel_series":
-    what the metapackage is called that brings the running kernel, or the waiting one
-    ("generic-hwe-24.04"), None without one.
+    "packages" has no half-installed ones. "transitional": {package: the package of another branch
+    that it leads to}. "kernel_series": the series of the metapackage that brings the running or the
+    waiting kernel ("generic-hwe-24.04"), None without one.
     """
     layout = "${db:Status-Abbrev}\t${Package}\t${Version}\t${Depends}\n"
-    versions, held, transitional, series = {}, [], {}, []
+    versions, holds, transitional, series = {}, [], {}, []
     for line in text_of("dpkg-query", "--show", "--showformat", layout).splitlines():
         status, name, version, depends = line.split("\t")
         if MATTER.match(name) and status[1] in "iWt":  # installed, or triggers are pending
             versions[name] = version
             transitional.update(leads_to(name, depends))
-            # A desktop may have the metapackage of the release's first kernel beside that of a
-            # newer series, or beside a kernel that no metapackage brings: the running one decides.
+            # A desktop may have the metapackages of two series, or a kernel that no metapackage
+            # brings. The running kernel decides.
             meta, kernels = SERIES.match(name), KERNEL.findall(depends)
             if meta and {platform.release(), waiting} & set(kernels):
                 series.append((platform.release() in kernels, meta.group(1)))
-        if status[0] == "h":  # held, in whatever state it is
-            held.append(name)
+        if status[0] == "h":  # held, in any state
+            holds.append(name)
     return {
         "packages": versions,
-        "held": held,
+        "held": holds,
         "transitional": transitional,
         "kernel_series": max(series)[-1] if series else None,
     }
@@ -130,11 +131,11 @@ def packages(waiting=None):
 def leads_to(name, depends):
     """Find {name: package} for a package that only leads to the same one of another branch.
 
-    From 615 on it may lead to that of the open module. Returns {} for other packages.
+    From 615 on it may lead to the package of the open module. Returns {} for other packages.
     """
-    # Ubuntu keeps the names of branches that have ended (nvidia-driver-550 depends on
-    # nvidia-driver-580), Debian some of its own (nvidia-tesla-450-kernel-dkms). The version of such
-    # a package is no driver's.
+    # Ubuntu has packages with the names of ended branches (nvidia-driver-550 depends on
+    # nvidia-driver-580), and Debian has some (nvidia-tesla-450-kernel-dkms). The version of such a
+    # package is not a driver's version.
     branch = BRANCH.match(name)
     for dependency in re.findall(r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\([^)]*\)", "", depends)):
         other_branch = branch and BRANCH.match(dependency)
@@ -151,15 +152,16 @@ def leads_to(name, depends):
 def archive(pin, simulate, installed):
     """Simulate what apt would install without our pin; installed: the result of packages().
 
-    "offered": {package: version}; "offered_transitional": those among them that lead to another
-    branch, as packages() has it. {} if nothing was simulated: "uninstallable": {package, or
-    packages that go together: why} of the drivers among them, since an archive may have a driver
-    and lack what it depends on; "prebuilt": {packages that go together: modules and kernels that
-    come with them} of drivers with signed modules for the kernel's series.
+    "offered": {package: version}. "offered_transitional": the transitional ones, as packages()
+    returns them. "uninstallable": {package, or packages that belong together: reason} of drivers
+    whose dependencies the archive lacks. "prebuilt": {packages that belong together: modules and
+    kernels that come with them} of drivers with signed modules for the kernel's series. The last
+    two are {} without a simulation.
     """
     names = {name for name in text_of("apt-cache", "pkgnames").split() if OFFERED.match(name)}
     names |= {name for name in installed["packages"] if name.startswith("linux-")}
     with tempfile.TemporaryDirectory() as folder:
+        # Our pin forbids other drivers, but the plan may be to replace the driver.
         for path in glob.glob(PREFERENCES):
             if path != pin:
                 shutil.copy(path, folder)
@@ -172,7 +174,7 @@ def archive(pin, simulate, installed):
         signed = prebuilt(offered, installed["kernel_series"])
         ways = sorted(drivers) + signed if simulate else []
         answers = dict.fromkeys(ways, ([], None))
-        if ways and apt_broken():  # no word against any of these
+        if ways and apt_broken():  # apt would refuse everything, so its answers say nothing
             ways = []
         with ThreadPoolExecutor(max_workers=4) as pool:
             tries = pool.map(lambda way: simulate_install(way.split(), option), ways)
@@ -180,15 +182,15 @@ def archive(pin, simulate, installed):
     return {
         "offered": offered,
         "offered_transitional": leading,
-        "uninstallable": {way: why for way, (_, why) in answers.items() if why},
+        "uninstallable": {way: reason for way, (_, reason) in answers.items() if reason},
         "prebuilt": {way: answers.get(way, ([], None))[0] for way in signed},
     }
 
 
 def prebuilt(offered, series):
-    """List drivers with Ubuntu's signed modules: packages that go together, in one string."""
-    # Every driver depends on nvidia-dkms, which only the metapackage of the kernel's series
-    # provides, not the modules of one kernel. The running kernel may be older than its kernel.
+    """List drivers with Ubuntu's signed modules: packages that belong together, in one string."""
+    # Every driver depends on nvidia-dkms. Only the metapackage of the kernel's series provides it,
+    # not the modules of one kernel. The running kernel may be older than the metapackage's kernel.
     ways = []
     for name in sorted(offered):
         branch = re.match(r"nvidia-(?:driver|headless-no-dkms)-(\d.*)$", name)
@@ -212,10 +214,8 @@ def transitional(option, names):
 
 
 def simulate_install(names, option):
-    """Simulate an installation; return (modules and kernels that would come, apt's reason against).
-
-    Holds do not count, since the role releases its driver before it installs another.
-    """
+    """Simulate an installation. Return (modules and kernels that would come, apt's refusal)."""
+    # Without holds, since the role releases its driver before it installs another.
     argv = ["apt-get", "-o", option, "-o", "APT::Ignore-Hold=true", "--simulate"]
     argv.append("--no-install-recommends")
     succeeded, text = outcome(*argv, "--allow-change-held-packages", "install", *names)
@@ -236,8 +236,8 @@ def runfile():
 
 def module(kernel):
     """Read the version of the module that is installed for `kernel`; None if there is none."""
-    # Debian's are called after their package: nvidia-current, nvidia-tesla-470. Of several the
-    # newest counts, which its alternatives prefer.
+    # Debian's modules have the names of their packages: nvidia-current, nvidia-tesla-470. Debian's
+    # alternatives prefer the newest of several.
     names = {"nvidia", "nvidia-current", *(os.path.basename(path) for path in glob.glob(DKMS))}
     versions = {text_of("modinfo", "-k", kernel, "-F", "version", name) for name in names} - {""}
     return max(versions, key=numbers) if versions else None
@@ -250,9 +250,9 @@ def kernel_compiler():
 
 
 def sessions():
-    """List (units, names) of the sessions at this machine's seats.
+    """Return (units, names) of the sessions at this machine's seats.
 
-    units: what the control groups of the processes of graphical ones are called, login screens too;
+    units: the control groups of the processes of graphical sessions, including login screens;
     names: of the people who are logged in there.
     """
     units, names = [], set()
@@ -268,10 +268,10 @@ def sessions():
 
 
 def processes(manager):
-    """Processes that draw on a screen, and others that have the NVIDIA device open.
+    """List processes that draw on a screen, and others that have the NVIDIA device open.
 
-    manager: the unit of the login screen, or None. What belongs to it or to a graphical session
-    goes when that is stopped, unless it computes.
+    manager: the unit of the login screen, or None. A process of this unit or of a graphical session
+    counts as drawing unless it computes: it ends when the display stops.
     """
     seats, seated = sessions()
     units = seats + [manager] * bool(manager)
@@ -292,7 +292,7 @@ def opens(folder, prefix):
     """Return true if a process has a file open whose path starts with `prefix`."""
     try:
         return any(os.readlink(path).startswith(prefix) for path in glob.glob(folder + "/*"))
-    except OSError:  # it has ended in the meantime
+    except OSError:  # the process has ended meanwhile
         return False
 
 
@@ -302,10 +302,11 @@ def display_manager():
         "systemctl", "show", "--property=Id,ActiveState,LoadState", "display-manager.service"
     )
     values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-    there = values.get("LoadState") == "loaded"
+    is_loaded = values.get("LoadState") == "loaded"
     return {
-        "display_manager": values["Id"] if there else None,
-        "display_manager_active": there and values.get("ActiveState") == "active",
+        # Its Id, since display-manager.service is only another name.
+        "display_manager": values["Id"] if is_loaded else None,
+        "display_manager_active": is_loaded and values.get("ActiveState") == "active",
     }
 
 
@@ -337,8 +338,8 @@ def main():
         "held_by_us": (read(HELD) or "").split(),
         "pending": os.path.exists("/var/lib/tandem/driver/before"),
     }
-    for part in (packages(waiting), display_manager()):
-        facts.update(part)
+    facts.update(packages(waiting))
+    facts.update(display_manager())
     facts.update(processes(facts["display_manager"]))
     facts.update(archive(module_.params["pin"], module_.params["simulate"], facts))
     module_.exit_json(changed=False, facts=facts)

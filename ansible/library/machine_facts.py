@@ -59,8 +59,8 @@ CRYPTTAB = "/etc/crypttab"
 # By which an initial RAM disk opens a disk without anybody: bound to a TPM or a server.
 CLEVIS = "/usr/share/initramfs-tools/hooks/clevis"
 SOURCES = ("/etc/apt/sources.list", "/etc/apt/sources.list.d/*")
-# Makes apt-get update ask for nothing but each source's Release file, keep it in a folder that is
-# removed afterwards, and run no hooks. source: apt.conf(5), apt's acquire-additional-files.txt.
+# With these settings apt-get update asks only for each source's Release file, stores it in a
+# temporary folder, and runs no hooks. source: apt.conf(5), apt's acquire-additional-files.txt.
 ASK_SOURCES = """
 #clear Acquire::IndexTargets;
 #clear APT::Update::Pre-Invoke;
@@ -81,12 +81,12 @@ HOLDS = "/var/lib/tandem/driver/held"
 DISPLAY = "0x03"  # PCI class of display controllers
 NVIDIA = "10de"
 DEVICES = "/sys/bus/pci/devices/*"
-# What prime-select decided: on (nvidia), on-demand, or off (intel), which keeps the driver out.
+# The decision of prime-select: on (nvidia), on-demand, or off (intel), which disables the driver.
 PRIME = "/etc/prime-discrete"
 XID = re.compile(r"NVRM: Xid \((?:PCI:)?[0-9A-Fa-f:.]+\): (\d{1,4}),")
 
-# Finds who else has our address by an ARP probe, without changing anybody's cache (RFC 5227).
-# Needs root; prints the hardware address of whoever answers within half a second.
+# Finds another machine with our address by an ARP probe, which changes nobody's cache (RFC 5227).
+# Needs root. Prints the hardware address of the machine that answers within half a second.
 PROBE = r"""
 import socket, struct, sys, time
 name, address = sys.argv[1], socket.inet_aton(sys.argv[2])
@@ -137,7 +137,7 @@ def gpus():
         if kind.startswith(DISPLAY):
             vendor, card = (read(device + "/" + name)[2:] for name in ("vendor", "device"))
             holder = os.path.basename(os.path.realpath(device + "/driver"))
-            if vendor == NVIDIA and holder == "vfio-pci":
+            if vendor == NVIDIA and holder == "vfio-pci":  # reserved for a virtual machine
                 passed.append(card)
             else:
                 cards.append({"vendor": vendor, "device": card})
@@ -148,13 +148,14 @@ def driver():
     loaded = re.search(
         r"Kernel Module.*?\s(\d+\.\d+[.\d]*)", read("/proc/driver/nvidia/version") or ""
     )
-    # The library that programs load: a link, on Debian one that alternatives manage.
+    # Programs load this library. Its version may differ from the module's after an upgrade without
+    # a reboot. It is a link, which alternatives manage on Debian.
     path = os.path.realpath("/usr/lib/%s-linux-gnu/libnvidia-ml.so.1" % platform.machine())
     library = path.split(".so.")[1] if os.path.exists(path) else None
     secure = None
     for path in glob.glob("/sys/firmware/efi/efivars/SecureBoot-*"):
         with open(path, "rb") as file:
-            secure = file.read()[-1:] == b"\1"
+            secure = file.read()[-1:] == b"\1"  # after four bytes of attributes
     return {
         "driver": loaded.group(1) if loaded else None,
         "driver_library": library,
@@ -167,7 +168,7 @@ def driver():
 def kernel_log():
     """Read the kernel's messages since it booted; "" without permission."""
     argv = ["journalctl", "--dmesg", "--boot", "--no-pager", "--output=cat", "--quiet"]
-    # Where sudo wants a password, group adm reads the journal, or everybody the kernel's buffer.
+    # Without sudo, group adm may read the journal, or everybody the kernel's buffer.
     texts = (output(*way, seconds=60) for way in (["sudo", "-n", *argv], argv, ["dmesg"]))
     return next(filter(None, texts), "")
 
@@ -178,13 +179,15 @@ def xids(log):
 
 
 def disk(folder):
-    """Measure the file system where `folder` is or will be: bytes, inodes, read-only, device."""
+    """Measure the file system that has `folder` or will have it: bytes, inodes, read-only,
+    device."""
     existing = os.path.abspath(folder)
     while not os.path.exists(existing):
         existing = os.path.dirname(existing)
     state = os.statvfs(existing)
     return {
         "free": state.f_bavail * state.f_frsize,
+        # btrfs reports no number of inodes: it has no limit.
         "free_inodes": state.f_favail if state.f_files else None,
         "read_only": bool(state.f_flag & os.ST_RDONLY),
         "device": os.stat(existing).st_dev,
@@ -204,7 +207,7 @@ def mounts():
 
 def network(address):
     links = []
-    # iproute2 4.15 prints {} for links that it leaves out.
+    # iproute2 4.15 prints {} for links that it omits.
     for link in filter(None, json.loads(output("ip", "-j", "address") or "[]")):
         name = link["ifname"]
         base = "/sys/class/net/%s" % name
@@ -259,7 +262,7 @@ def loopback_names():
 
 
 def reboot_waits():
-    """Name what waits for a reboot; None if nothing does."""
+    """Describe the update that waits for a reboot; None if there is none."""
     kernel = waiting_kernel(platform.release())
     if kernel:
         return "kernel " + kernel
@@ -273,6 +276,7 @@ def process_with_lock(path):
     except OSError:
         return None
     for line in (read("/proc/locks") or "").splitlines():
+        # "->" marks a process that waits for the lock.
         match = re.search(r"(\d+) [0-9a-f]+:[0-9a-f]+:(\d+) ", line)
         if match and int(match.group(2)) == inode and "->" not in line:
             pid = match.group(1)
@@ -304,9 +308,9 @@ def settings():
 
 
 def boot_passphrases():
-    """Names of the encrypted disks for whose passphrase a boot waits, at the machine's own screen.
+    """List the encrypted disks that wait for a passphrase at the machine's screen during a boot.
 
-    By crypttab(5): those without a key file, which neither a TPM opens nor may stay closed.
+    By crypttab(5): disks without a key file, which no TPM opens, and which must be open.
     """
     waiting, text = [], read(CRYPTTAB)
     if text is None and os.path.exists(CRYPTTAB):  # Ubuntu's installer lets only root read it
@@ -315,19 +319,20 @@ def boot_passphrases():
         words = line.split("#")[0].split()
         if len(words) < 2:
             continue
+        # The third and fourth field may be absent.
         key, listed = [*words[2:4], "none", ""][:2] if len(words) < 4 else words[2:4]
         options = {option.split("=")[0] for option in listed.split(",")}
         by_hand = key in ("none", "-") or "keyscript" in options
         if by_hand and not options & {"noauto", "nofail", "tpm2-device"}:
             waiting.append(words[0])
-    return [] if os.path.exists(CLEVIS) else waiting
+    return [] if os.path.exists(CLEVIS) else waiting  # Clevis needs no person
 
 
 def dead_sources():
-    """[{"source": "ADDRESS SUITE", "file", "unsigned"}] of those that lack their suite, or of which
-    apt knows no valid signature, as apt itself says.
+    """Ask apt for its sources that lack their suite, or that have no valid signature.
 
-    [] where none of them answers: then the machine has no way out, and no source is dead.
+    Returns [{"source": "ADDRESS SUITE", "file", "unsigned"}]; [] if no source answers, because then
+    the machine has no internet.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name in ("lists/partial", "cache/archives/partial"):
@@ -336,7 +341,7 @@ def dead_sources():
         with open(settings_file, "w") as file:
             file.write(ASK_SOURCES % {"folder": folder})
         _, text = outcome("apt-get", "update", "-c", settings_file, seconds=30)
-    # A source without a suite of its own ("deb ADDRESS /"), as NVIDIA's, has two blanks there.
+    # A source without a suite ("deb ADDRESS /"), as NVIDIA's, has two blanks there.
     refused = (
         r"^(?:E|Error): The repository '(\S+ \S*) (?:In)?Release' (does not have|no longer has|is)"
     )
@@ -359,12 +364,13 @@ def file_of_source(address):
 
 
 def toolkits():
-    """{folder: the version that its nvcc says, or None} of the CUDA toolkits that others installed
-    where Tandem's go. Links are none."""
+    """Return {folder: version of its nvcc, or None} of the CUDA toolkits that others installed in
+    the places of Tandem's. A link does not count."""
     versions = {}
     for folder in sorted(glob.glob(TOOLKITS)):
-        ours = os.path.exists(folder + "/.tandem/cuda")
-        if re.search(r"cuda(-\d+\.\d+)?$", folder) and not os.path.islink(folder) and not ours:
+        is_tandems = os.path.exists(folder + "/.tandem/cuda")
+        is_toolkit = re.search(r"cuda(-\d+\.\d+)?$", folder) and not os.path.islink(folder)
+        if is_toolkit and not is_tandems:
             text = output(folder + "/bin/nvcc", "--version", seconds=60) or ""
             version = re.search(r"\bV(\d+\.\d+\.\d+)", text)
             versions[folder] = version.group(1) if version else None
@@ -372,9 +378,9 @@ def toolkits():
 
 
 def held_since():
-    """When role driver last changed its holds, in seconds since 1970; None if it holds no kernel.
+    """Return when role driver last changed its holds, in Unix seconds; None if it holds no kernel.
 
-    A kernel that is held with its driver gets no security fixes.
+    `make check` needs it, since a held kernel gets no security fixes.
     """
     if not re.search(r"^linux-(?!modules-nvidia-)", read(HOLDS) or "", re.MULTILINE):
         return None
@@ -382,7 +388,8 @@ def held_since():
 
 
 def environments():
-    """List the environments that python_env completed; it writes the lock into them last."""
+    """List the environments that role python_env completed."""
+    # The role writes the lock last.
     return sorted(path.split("/")[-2] for path in glob.glob("/opt/tandem/envs/*/.tandem-lock"))
 
 
@@ -401,8 +408,8 @@ def main():
         "toolkits": toolkits(),
         "dead_sources": dead_sources() if module.params["sources"] else [],
     }
-    for part in (gpus(), system(), driver(), network(module.params["address"]), settings()):
-        facts.update(part)
+    for group in (gpus(), system(), driver(), network(module.params["address"]), settings()):
+        facts.update(group)
     module.exit_json(changed=False, facts=facts)
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Finds out as whom a folder is to be shared. Reads only. Python >= 3.6, standard library."""
+"""Find the user as whom a folder is shared. Reads only. Python >= 3.6, standard library."""
 
 import os
 import pwd
@@ -11,11 +11,12 @@ from ansible.module_utils.users import acting_as, as_far_as_root, name_of
 DOCUMENTATION = r"""
 ---
 module: share_reader
-short_description: Finds out as whom a folder is to be shared
+short_description: Finds the user as whom a folder is shared
 description:
   - >-
-    That is whoever owns the first part of its path that is not root's alone, and so decides what
-    the path leads to; where all of it is root's, the user that trains. It is never root.
+    The user who owns the first folder of the path that others than root may change, since this
+    user decides where the path leads. If only root may change all folders, the user that trains.
+    Never root.
   - Changes nothing.
 options:
   path:
@@ -39,8 +40,8 @@ EXAMPLES = r"""
 RETURN = r"""
 reader:
   description: >-
-    uid, gid, and name, which is empty where the machine has none for the number; refusal, why that
-    user cannot read the folder, else empty.
+    uid, gid, and name, which is empty if the machine has none for the number; refusal, why that
+    user cannot read the folder, or empty.
   returned: always
   type: dict
 exists:
@@ -59,9 +60,11 @@ def main():
     entry = os.stat(folder)
     uid, gid = entry.st_uid or trains.pw_uid, entry.st_gid
     name = name_of(uid)
-    if not entry.st_uid or not gid:  # neither as user nor as group root
+    # Not with root's group either: clients could read files of that group.
+    if not entry.st_uid or not gid:
         gid = pwd.getpwnam(name).pw_gid if name else 65534
     refusal = ""
+    # Only trying tells: ACLs, and links on the way.
     with acting_as(uid, gid, name):
         try:
             os.listdir(path)

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Puts cuDNN or NCCL inside a CUDA toolkit, or removes it again. Python >= 3.6."""
+"""Put cuDNN or NCCL inside a CUDA toolkit, or remove it. Python >= 3.6."""
 
 import errno
 import hashlib
@@ -18,8 +18,9 @@ module: toolkit_archive
 short_description: Puts cuDNN or NCCL inside a CUDA toolkit
 description:
   - Unpacks headers and libraries of NVIDIA's archives (tgz, tar.xz, txz, or a local-repository
-    deb) into C(include) and C(lib64) of a toolkit. Links are kept.
-  - Unpacks beside the toolkit, then moves; keeps a list of the files, by which they are removed.
+    deb) into C(include) and C(lib64) of a toolkit. Links stay links.
+  - Unpacks into a temporary folder of the toolkit, then moves the files. A list of them makes it
+    possible to remove them.
   - In check mode it reports whether the archive is needed, and needs no C(src).
 options:
   name:
@@ -64,7 +65,7 @@ wanted:
   type: bool
 """
 
-# Folders of the archives and of the deb, by where their files go.
+# Folders of the archives and of the deb, and the folder of the toolkit that their files go to.
 PLACES = {"include": "include", "lib": "lib64", "lib64": "lib64", "x86_64-linux-gnu": "lib64"}
 
 
@@ -95,6 +96,7 @@ def read_record(toolkit, name):
 
 def write_record(toolkit, name, digest, files):
     path = record_of(toolkit, name)
+    # Atomically: a damaged record would leave files that nobody removes.
     with open(path + ".new", "w") as file:
         json.dump({"sha256": digest, "files": sorted(files)}, file)
         file.flush()
@@ -103,7 +105,7 @@ def write_record(toolkit, name, digest, files):
 
 
 def tars(src, work):
-    """Tar archives of the contents of `src`; for a local-repository deb, one per deb inside."""
+    """Yield the tar archives of `src`. A local-repository deb has one for each deb inside."""
     if not src.endswith(".deb"):
         yield src
         return
@@ -133,25 +135,27 @@ def data_of(deb, tar):
 
 
 def place_of(member):
-    """Where a member of an archive goes, relative to the toolkit; None if it is not wanted.
+    """Return a member's path relative to the toolkit; None if the toolkit does not need it.
 
-    ".../include/x.h" and ".../lib64/liby.so": the folder right above, or folders below it.
+    The archives have paths like ".../include/x.h" and ".../lib64/liby.so". Raises Refused for a
+    path that leads out of the archive.
     """
-    parts = posixpath.normpath(member.name).split("/")
-    if member.name.startswith("/") or ".." in parts:
+    names = posixpath.normpath(member.name).split("/")
+    if member.name.startswith("/") or ".." in names:
         raise Refused("it has a path that leads out of it: %s" % member.name)
     if not (member.isfile() or member.issym()):
         return None
-    for index, folder in enumerate(parts[:-1]):
-        if folder == "lib" and parts[index + 1] == "x86_64-linux-gnu":
+    for index, folder in enumerate(names[:-1]):
+        # In a deb, lib contains the folder that has the libraries.
+        if folder == "lib" and names[index + 1] == "x86_64-linux-gnu":
             continue
         if folder in PLACES:
-            return posixpath.join(PLACES[folder], *parts[index + 1 :])
+            return posixpath.join(PLACES[folder], *names[index + 1 :])
     return None
 
 
 def unpack(src, folder):
-    """Unpacks what is wanted into `folder`; returns the files, relative to it."""
+    """Unpack the files for the toolkit into `folder`, and return their paths relative to it."""
     files = []
     work = folder + ".work"
     os.makedirs(work)
@@ -170,6 +174,7 @@ def unpack(src, folder):
 
 
 def write_member(archive, member, target):
+    # extract() would follow a link that an earlier member made.
     if member.issym():
         if os.path.isabs(member.linkname) or ".." in member.linkname.split("/"):
             raise Refused("a link in it leads out of it: %s" % member.name)
@@ -181,25 +186,26 @@ def write_member(archive, member, target):
 
 
 def install(toolkit, name, src, digest):
-    """Installs and returns the files; Refused, OSError or tarfile's errors leave all as it was."""
+    """Install an archive, and return its files. Raises Refused, OSError and tarfile's errors, and
+    changes nothing then."""
     folder = os.path.join(toolkit, ".tandem", name + ".new")
     clean(folder)
     try:
         files = unpack(src, folder)
         if not any(file.startswith("lib64/lib" + name) for file in files):
             raise Refused("it contains no library of %s: is it another archive?" % name)
-        before = read_record(toolkit, name)["files"]
-        for file in sorted(set(files) - set(before)):
+        old_files = read_record(toolkit, name)["files"]
+        for file in sorted(set(files) - set(old_files)):
             if os.path.lexists(os.path.join(toolkit, file)):
                 raise Refused("%s/%s is there already, and not from Tandem" % (toolkit, file))
-        # From here on everything that is moved is listed, so that a kill leaves a complete list.
-        write_record(toolkit, name, None, set(files) | set(before))
+        # Written before the first file moves, so that the list is complete even after a kill.
+        write_record(toolkit, name, None, set(files) | set(old_files))
         for file in files:
             target = os.path.join(toolkit, file)
             if not os.path.isdir(os.path.dirname(target)):
                 os.makedirs(os.path.dirname(target))
             os.replace(os.path.join(folder, file), target)
-        delete(toolkit, set(before) - set(files))
+        delete(toolkit, set(old_files) - set(files))
         write_record(toolkit, name, digest, files)
         return files
     finally:
@@ -219,13 +225,13 @@ def delete(toolkit, files):
 
 
 def remove(toolkit, name):
-    """Removes the files; returns whether there were any."""
+    """Remove the files of an archive. Returns whether it was installed."""
     record = record_of(toolkit, name)
     clean(os.path.join(toolkit, ".tandem", name + ".new"))
     if not os.path.exists(record):
         return False
     delete(toolkit, read_record(toolkit, name)["files"])
-    os.unlink(record)
+    os.unlink(record)  # last, so that a second call continues after a kill
     return True
 
 
@@ -234,10 +240,11 @@ def present(module):
     params = module.params
     toolkit, name, digest = params["toolkit"], params["name"], params["sha256"]
     record = read_record(toolkit, name)
-    complete = all(os.path.lexists(os.path.join(toolkit, file)) for file in record["files"])
-    wanted = record["sha256"] != digest or not complete  # None: it was interrupted
-    if module.check_mode or not wanted:
-        return {"changed": wanted, "wanted": wanted, "files": record["files"]}
+    is_complete = all(os.path.lexists(os.path.join(toolkit, file)) for file in record["files"])
+    is_needed = record["sha256"] != digest or not is_complete  # None: it was interrupted
+    # Role cuda copies the archive to the machine only if it is needed, so `src` may not exist.
+    if module.check_mode or not is_needed:
+        return {"changed": is_needed, "wanted": is_needed, "files": record["files"]}
     actual = sha256(params["src"])
     if actual != digest:
         raise Refused("its SHA-256 is %s and should be %s: it is broken" % (actual, digest))
@@ -268,8 +275,10 @@ def main():
         module.fail_json(msg="%s could not be used: %s." % (params["src"], error))
     except OSError as error:
         if error.errno == errno.ENOSPC:
-            module.fail_json(msg="No space is left in %s for %s. Nothing was changed: make room, "
-                             "and run again." % (params["toolkit"], params["name"]))  # fmt: skip
+            module.fail_json(
+                msg="There is not enough space in %s for %s. Nothing was changed: make room, and "
+                "run again." % (params["toolkit"], params["name"])
+            )
         module.fail_json(msg="%s could not be used: %s." % (params["src"], error))
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Installs or removes a key with which somebody may log in. Python >= 3.6, standard library."""
+"""Install or remove a key that lets somebody log in. Python >= 3.6, standard library."""
 
 import os
 import pwd
@@ -15,9 +15,9 @@ module: user_key
 short_description: Installs or removes a key in a user's authorized_keys, as that user
 description:
   - >-
-    Root follows no link that the user has put at C(~/.ssh) or at C(authorized_keys): it is the
-    user who reads and writes there, so a link leads no further than that user may.
-  - A line that has the key already stays as it is, whatever its options and comment.
+    The module reads and writes as the user. So a link that the user has made at C(~/.ssh) or
+    C(authorized_keys) leads only to files that this user may change.
+  - A line that has the key stays unchanged, with its options and comment.
 options:
   user:
     description: Whose key it is.
@@ -50,7 +50,7 @@ loose:
 """
 
 BYTES_MAX = 1 << 20
-FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO in the file's place makes nobody wait
+FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO in place of the file must not block
 
 
 def read(file):
@@ -72,12 +72,13 @@ def holds(line, key):
 
 
 def install(file, key, check_mode):
-    """Adds the key, unless it is there. Returns whether something changed."""
+    """Add the key unless the file has it. Returns whether something changed."""
     lines = read(file)
     if any(holds(line, key) for line in lines):
         return False
     if not check_mode:
         os.makedirs(os.path.dirname(file), 0o700, exist_ok=True)
+        # Without a new line at the end of the file, the key would become part of the last line.
         begin = "\n" if lines and not lines[-1].endswith(b"\n") else ""
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | FLAGS, 0o600)
         with open(descriptor, "ab") as opened:
@@ -86,10 +87,11 @@ def install(file, key, check_mode):
 
 
 def remove(file, key, check_mode):
-    """Removes the lines that have the key. Returns whether something changed."""
+    """Remove the lines that have the key. Returns whether something changed."""
     lines = read(file)
     remaining = [line for line in lines if not holds(line, key)]
     if remaining != lines and not check_mode:
+        # Replaced atomically, since sshd may read it at any time. A link stays a link.
         target = os.path.realpath(file)
         new_file = target + ".tandem"
         descriptor = os.open(new_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | FLAGS, 0o600)
@@ -100,7 +102,9 @@ def remove(file, key, check_mode):
 
 
 def close(home, file, check_mode):
-    """Takes from others the right to write beside the key; returns where they keep it."""
+    """Forbid others to write to the key's file and folder. Returns the paths that they may still
+    change."""
+    # The home is only reported: its owner may share it on purpose.
     loose = []
     for path in (home, os.path.dirname(file), file):
         mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else 0

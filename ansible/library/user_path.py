@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Makes or removes a folder or a link for a user. Python >= 3.6, standard library."""
+"""Make or remove a folder or a link for a user. Python >= 3.6, standard library."""
 
 import os
 import pwd
@@ -14,15 +14,15 @@ module: user_path
 short_description: Makes or removes a folder or a link for a user
 description:
   - >-
-    Root acts where it alone decides what the path leads to, be it by a link. Below a folder that
-    others may change, the user acts, so that a link leads no further than that user may.
+    Root acts while only root decides where the path leads. Below a folder that others may change,
+    the module acts as the user, so that a link leads only to files that this user may change.
 options:
   path:
     description: An absolute path.
     type: str
     required: true
   user:
-    description: To whom the folder is to belong.
+    description: The owner of the folder.
     type: str
     required: true
   state:
@@ -44,18 +44,19 @@ EXAMPLES = r"""
     user: anna
 """
 
-RETURN = "# nothing but whether something changed"
+RETURN = "# only whether something changed"
 
 
 def make_folder(path, user, check_mode):
-    """Makes a folder that the user may write to. Returns whether something changed."""
+    """Make a folder that the user may write to. Returns whether something changed."""
     folder, missing = as_far_as_root(path)
     new_folder = os.path.join(folder, missing)
-    if missing and is_roots_alone(folder):  # nothing is there yet
+    if missing and is_roots_alone(folder):  # the rest of the path does not exist
         if not check_mode:
             os.makedirs(new_folder)
             os.chown(new_folder, user.pw_uid, user.pw_gid)
         return True
+    # The whole path is root's, so it is safe to give its last folder to the user.
     if not missing and os.stat(folder).st_uid == 0 and user.pw_uid:
         if not os.path.isdir(folder):
             raise OSError("it is no folder")
@@ -73,7 +74,7 @@ def make_folder(path, user, check_mode):
 
 
 def link(path, source, check_mode):
-    """Makes a link, in place of another one. Returns whether something changed."""
+    """Make a link, or replace another one. Returns whether something changed."""
     if os.path.islink(path):
         if os.readlink(path) == source:
             return False
@@ -86,7 +87,7 @@ def link(path, source, check_mode):
 
 
 def remove(path, _, check_mode):
-    """Removes a link or an empty folder, nothing else. Returns whether something changed."""
+    """Remove a link or an empty folder, nothing else. Returns whether something changed."""
     is_link = os.path.islink(path)
     if not is_link and (not os.path.isdir(path) or os.path.ismount(path) or os.listdir(path)):
         return False
@@ -107,7 +108,7 @@ def main():
         required_if=[("state", "link", ["src"])],
     )
     path, name, state = (module.params[key] for key in ("path", "user", "state"))
-    os.umask(0o022)
+    os.umask(0o022)  # sudo may have kept a user's, with which others could not enter the folder
     try:
         user = pwd.getpwnam(name)
         if state == "directory":
@@ -124,9 +125,11 @@ def main():
         module.fail_json(msg="this machine has no user {}".format(name))
     except PermissionError as error:
         module.fail_json(
-            msg="{0}: {1}. It is not root's alone, so Tandem acts there as {2}, who trains, and "
-            "follows no link further than {2} may. Choose another folder, or give this one to {2}: "
-            "sudo install --directory --owner={2} {0}".format(path, error.strerror or error, name)
+            msg="{0}: {1}. Others than root may change this path, so Tandem acts there as {2}, who "
+            "trains, and follows no link further than {2} may. Choose another folder, or give this "
+            "one to {2}: sudo install --directory --owner={2} {0}".format(
+                path, error.strerror or error, name
+            )
         )
     except OSError as error:
         module.fail_json(

@@ -29,7 +29,7 @@ def outcome(*argv, seconds=300, errors=True):
             stderr=subprocess.STDOUT if errors else subprocess.DEVNULL,
             stdin=subprocess.DEVNULL,
             timeout=seconds,
-            env=dict(os.environ, LC_ALL="C"),
+            env=dict(os.environ, LC_ALL="C"),  # callers search for English words
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -40,16 +40,17 @@ def outcome(*argv, seconds=300, errors=True):
 def apt_broken():
     """Return apt's message about packages without their dependencies; None if it has none.
 
-    An installation that broke off, on a full disk for example, leaves it so that apt refuses every
-    other until it is finished: no word against any package that it is asked for.
+    After an interrupted installation, on a full disk for example, apt refuses every other one until
+    it is finished. The refusal then says nothing about the other packages.
     """
+    # NoLocking: an upgrade in the background must not make this fail.
     succeeded, text = outcome("apt-get", "-o", "Debug::NoLocking=true", "check")
     return None if succeeded else apt_reason(text)
 
 
 def apt_reason(text):
-    """apt's own table of what is missing, whose other lines only say that something is; None where
-    it gives no reason."""
+    """Find apt's reason for a refusal; None if it gives none."""
+    # The table of missing dependencies says more than the errors after it.
     rows = re.findall(r"^ (\S+ : (?:Pre)?Depends: .+)$", text, re.MULTILINE)
     errors = re.findall(r"^(?:E|Error): (.+)$", text, re.MULTILINE)
     return (rows + errors)[0].strip() if rows or errors else None

@@ -7,7 +7,7 @@ BOOT = "/boot"
 
 
 def waiting_kernel(running):
-    """Find the newest kernel in /boot, which the next boot starts; None: no newer one."""
+    """Find the newest kernel in /boot, which the next boot starts; None if it is running."""
     releases = [path.split("vmlinuz-", 1)[1] for path in glob.glob(BOOT + "/vmlinuz-*")]
     releases = [release for release in releases if not release.endswith((".old", ".dpkg-tmp"))]
     newest = max(releases, key=numbers, default=running)
@@ -15,4 +15,5 @@ def waiting_kernel(running):
 
 
 def numbers(release):
-    return [int(part) for part in re.findall(r"\d+", release)]
+    """Return a key that sorts releases: as text, 6.1.0-9 would be newer than 6.1.0-10."""
+    return [int(number) for number in re.findall(r"\d+", release)]

@@ -1,7 +1,7 @@
-"""How modules that root runs stay out of what others may change. Python >= 3.6, standard library.
+"""Keep modules that root runs out of folders that others may change. Python >= 3.6.
 
-Whoever may change a folder decides by a link where a path through it leads. So root goes only as
-far as it alone decides that, and from there on the user acts to whom the rest belongs.
+A user who may change a folder decides, by a link, where a path through it leads. Therefore root
+follows a path only while root alone decides this. From there on the module acts as the user.
 """
 
 import os
@@ -13,10 +13,11 @@ LINKS_MAX = 40  # as in Linux's own path walk
 
 @contextmanager
 def acting_as(uid, gid, name=None):
-    """Carries out the block with this user's permissions. Anybody but root stays who he is."""
+    """Run a block with this user's permissions. Does nothing if this process is not root's."""
     if os.geteuid() or not uid:
         yield
         return
+    # The user last: after it, this process may not change its groups.
     groups = os.getgroups()
     if name is None:
         os.setgroups([gid])
@@ -39,25 +40,26 @@ def is_roots_alone(folder):
 
 
 def as_far_as_root(path):
-    """(folder, rest) of an absolute path: the folder has no link in its path, and root alone may
-    change all folders above it. The rest is what others may change, or what does not exist."""
-    folder, parts, links = "/", path.split("/")[::-1], 0
-    while parts and is_roots_alone(folder):
-        name = parts.pop()
+    """Split an absolute path into (folder, rest). The folder has no link in its path, and only root
+    may change the folders above it. Others may change the rest, or it does not exist."""
+    folder, names, links = "/", path.split("/")[::-1], 0
+    while names and is_roots_alone(folder):
+        name = names.pop()
         child = os.path.normpath(os.path.join(folder, name))
         if os.path.islink(child):
             links += 1
             if links > LINKS_MAX:
                 raise OSError("too many levels of symbolic links: " + path)
+            # The names of the link's target come next.
             target = os.readlink(child)
-            parts += target.split("/")[::-1]
+            names += target.split("/")[::-1]
             folder = "/" if target.startswith("/") else folder
         elif os.path.exists(child):
             folder = child
         else:
-            parts.append(name)
+            names.append(name)
             break
-    return folder, "/".join(parts[::-1])
+    return folder, "/".join(names[::-1])
 
 
 def name_of(uid):

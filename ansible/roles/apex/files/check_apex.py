@@ -1,4 +1,4 @@
-"""Fails, with the cause in its last line, where NVIDIA's apex.amp is not usable."""
+"""Fail, with the cause in the last line, if NVIDIA's apex.amp is not usable."""
 
 import importlib.util
 
@@ -11,7 +11,7 @@ for name in ("initialize", "scale_loss"):
 
 
 def step():
-    """One step of a small model in O1, where there is a card."""
+    """Make one step of a small model in O1, if there is a GPU."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prepares a folder for a new name: relocate.py OLD NEW rewrites text files and links in OLD.
+"""Prepare a folder for a new name: relocate.py OLD NEW rewrites text files and links in OLD.
 
 Text files are those under 1 MiB without a zero byte, such as pkg-config's. Run before the folder is
 renamed; prints nothing. Standard library, Python >= 3.6.

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""`tandem`: for whoever sits at a PC that trains in others' time: who uses it, and how to say no.
+"""Let the owner of a PC that trains for others see who uses it, and say no: the command `tandem`.
 
 Copied to machines as /usr/local/bin/tandem; Python 3.6, standard library, no rights needed.
 """
@@ -15,9 +15,10 @@ import time
 
 AWAY = pathlib.Path("/var/lib/tandem/away")
 TEXT = pathlib.Path("/usr/local/share/tandem/owner.txt")
-# What a guard shows of its run (launcher/node/machine_lock.py): any user may claim such a name.
+# The socket name of a guard with its run (launcher/node/machine_lock.py). Any user may claim such a
+# name.
 RUN = re.compile(r" @tandem/(\d{1,10})/([\w@.+-]{1,80})/([\w@.+-]{1,80})$", re.MULTILINE)
-MOST_RUNS = 20  # that are named
+MOST_RUNS = 20  # that are listed
 SEAT = ["Seat", "Class", "Desktop", "Type", "IdleSinceHint", "Name"]
 
 
@@ -33,7 +34,7 @@ def output(argv):
 
 
 def account(uid):
-    """The name of a user, by its number: neither a file's name nor LOGNAME is anybody's word."""
+    """Return the name of a user by the number. Names of files and LOGNAME could be false."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -41,7 +42,7 @@ def account(uid):
 
 
 def owner(path):
-    """Whose file it is, or whose link, wherever that leads; "" where it is gone."""
+    """Return the owner of a file, or of a link itself; "" if it does not exist."""
     try:
         return account(path.lstat().st_uid)
     except OSError:
@@ -49,7 +50,7 @@ def owner(path):
 
 
 def files():
-    """What lies where people say no."""
+    """List the files in the folder where people say no."""
     try:
         return sorted(AWAY.iterdir())
     except OSError:
@@ -61,17 +62,17 @@ def own_files():
 
 
 def refusals():
-    """Who said no, and when: {name: text}."""
+    """Return who said no, and when: {name: text}."""
     times = {}
     for path in files():
-        with contextlib.suppress(OSError):  # it was taken back this very moment
-            when = time.localtime(path.lstat().st_mtime)
-            times[owner(path)] = time.strftime("%A %H:%M, %d %B", when)
+        with contextlib.suppress(OSError):  # the owner may remove it at this moment
+            changed = time.localtime(path.lstat().st_mtime)
+            times[owner(path)] = time.strftime("%A %H:%M, %d %B", changed)
     return times
 
 
 def runs():
-    """A line for each run on this PC."""
+    """Return a line for each run on this PC."""
     text = pathlib.Path("/proc/net/unix").read_text(errors="replace")
     claims = sorted(set(RUN.findall(text)))
     pids = ",".join(pid for pid, _, _ in claims[:MOST_RUNS])
@@ -87,15 +88,12 @@ def runs():
 
 
 def who():
-    """Who uses this PC, since when, and how to say no."""
+    """Print who uses this PC, since when, and how to say no."""
     for line in runs() or ["Nobody trains on this PC now."]:
         print(line)
-    for name, when in sorted(refusals().items()):
-        print(
-            "{} said `tandem away` on {}: nobody trains here until `tandem back`.".format(
-                name, when
-            )
-        )
+    for name, time_text in sorted(refusals().items()):
+        text = "{} said `tandem away` on {}: nobody trains here until `tandem back`."
+        print(text.format(name, time_text))
     print()
     print(TEXT.read_text() if TEXT.exists() else "`tandem away` says no.")
     return 0
@@ -109,10 +107,11 @@ def report_error(path, error):
 
 def away():
     """Say no. Runs that are here save and leave."""
-    own = AWAY / account(os.getuid())
+    path = AWAY / account(os.getuid())
     if not own_files():
-        # Whatever somebody else has put under this name is neither opened nor followed.
-        path = own.with_name("{}.{}".format(own.name, os.getpid())) if os.path.lexists(own) else own
+        # Somebody else may have a file or a link with this name. It is neither opened nor followed.
+        if os.path.lexists(path):
+            path = path.with_name("{}.{}".format(path.name, os.getpid()))
         try:
             os.close(os.open(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
         except OSError as error:
@@ -126,24 +125,24 @@ def away():
 
 def back():
     """Take it back."""
-    own = own_files()
-    for path in own:
+    paths = own_files()
+    for path in paths:
         try:
             path.unlink()
         except OSError as error:
             return report_error(path, error)
-    if not own:
+    if not paths:
         print("You had not said no.")
-    others = sorted(refusals())
-    if others:
-        print("{} said no, too: only they, or root, can take that back.".format(", ".join(others)))
+    names = ", ".join(sorted(refusals()))
+    if names:
+        print("{} said no, too: only they, or root, can take that back.".format(names))
     else:
         print("Training may come back to this PC, as `tandem who` says.")
     return 0
 
 
 def desktop():
-    """Say whether the desktops at this PC's seats tell systemd-logind that nobody uses them."""
+    """Print whether the desktops at this PC's seats tell systemd-logind that nobody uses them."""
     names = [
         line.split()[0]
         for line in output(["loginctl", "list-sessions", "--no-legend"]).split("\n")

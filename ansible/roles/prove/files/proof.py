@@ -1,4 +1,4 @@
-"""Computes as training does; prints what was right as JSON, or ends with what was not.
+"""Compute as training does. Prints the correct results as JSON, or exits with the wrong one.
 
 proof.py cards COUNT                           a matrix product in each precision on each card
 proof.py sum BACKEND RANK WORLD MASTER PORT    one sum over all machines, by gloo or nccl
@@ -12,11 +12,11 @@ from datetime import timedelta
 
 import torch
 
-SIDE = 128  # of matrices of -1, 0 and 1, whose products every precision holds exactly
+SIDE = 128  # of matrices of -1, 0 and 1: every precision can represent their products exactly
 
 
 def precisions(device):
-    """{name: type} of those that a device has in hardware; of a CPU only the one that is fast."""
+    """Return {name: type} of the precisions that a device has in hardware; of a CPU, only fp32."""
     types = {"fp32": torch.float32}
     if device.type == "cuda":
         types["fp16"] = torch.float16
@@ -26,31 +26,31 @@ def precisions(device):
 
 
 def products(device):
-    """Names of the precisions in which a product is what the CPU has in whole numbers."""
-    left, right = (torch.randint(-1, 2, (SIDE, SIDE)) for _ in range(2))
-    exact, sound = left @ right, []
-    for name, kind in precisions(device).items():
-        product = left.to(device, kind) @ right.to(device, kind)
+    """Return the names of the precisions, if a matrix product in each is exact. Exits otherwise."""
+    first, second = (torch.randint(-1, 2, (SIDE, SIDE)) for _ in range(2))
+    exact = first @ second  # on the CPU, in whole numbers
+    types = precisions(device)
+    for name, kind in types.items():
+        product = first.to(device, kind) @ second.to(device, kind)
         if not torch.equal(product.to("cpu", torch.int64), exact):
             raise SystemExit("its product in %s is wrong" % name)
-        sound.append(name)
-    return sound
+    return list(types)
 
 
 def cards(count):
-    """{"names", "precisions"} of its first cards, or of its CPU where none takes part."""
+    """Return {"names", "precisions"} of the first GPUs, or of the CPU if `count` is 0."""
     if torch.cuda.device_count() < count:
         visible = torch.cuda.device_count()
         raise SystemExit("torch %s sees %d of %d cards" % (torch.__version__, visible, count))
     devices = [torch.device("cuda", number) for number in range(count)] or [torch.device("cpu")]
     answers = [products(device) for device in devices]
     names = [torch.cuda.get_device_name(number) for number in range(count)] or ["its CPU"]
-    common = [name for name in answers[0] if all(name in own for own in answers)]
+    common = [name for name in answers[0] if all(name in answer for answer in answers)]
     return {"names": names, "precisions": common}
 
 
 def total(backend, rank, world, master, port):
-    """{"backend"} where the sum over all machines is right."""
+    """Return {"backend"} if the sum over all machines is right. Exits otherwise."""
     import torch.distributed as dist
 
     device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
