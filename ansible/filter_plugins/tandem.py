@@ -68,7 +68,7 @@ def cards(facts, table):
 
 
 def older_core(answers, core):
-    """See planning/looks.py; "" where this control machine has no Python for it."""
+    """See planning/looks.py; "" if this control machine has no Python for it."""
     names = ("python3.12", "python3.11", "python3.10")
     has_python = (3, 10) <= sys.version_info < (3, 13) or any(map(shutil.which, names))
     return looks.older_core(answers, core) if has_python else ""
@@ -129,9 +129,9 @@ FILTERS: dict[str, Callable[..., Any]] = {
 }
 
 
-# What machines say among the arguments of these filters, by place. The facts and figures of the
-# others were checked when they came in, by the filters of reading.py, or are looked at by
-# themselves (member, the firewall's).
+# The types of arguments of these filters that come from machines, by position. Other filters get
+# facts that the filters of reading.py have checked, or check their arguments (member, the
+# firewall's).
 SHAPES = {
     "interface_facts": {0: Printed},
     "connection_end": {0: Printed},

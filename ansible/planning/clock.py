@@ -1,4 +1,4 @@
-"""Choose the machine that gives the others the time, and find what keeps them from it."""
+"""Choose the machine whose clock the others follow, and explain why they cannot."""
 
 from . import firewall
 
@@ -6,9 +6,9 @@ from . import firewall
 def clock_server(members, setting, own_addresses):
     """Choose {"address", "host"} of the server; "host": its name in the inventory, "" for another.
 
-    members: {name: address} of all machines, in the inventory's order: what `--limit` leaves out
-    must not change the answer. setting: a name, an address, or "auto", which means the control
-    machine if it is a member, else the first member. own_addresses: the control machine's.
+    members: {name: address} of all machines, in the inventory's order: `--limit` must not change
+    the answer. setting: a name, an address, or "auto", which means the control machine if it is a
+    member, else the first member. own_addresses: the control machine's.
     """
     if setting != "auto":
         names = {address: name for name, address in members.items()}
@@ -32,6 +32,7 @@ def clock_servers_fault(server, facts, failed):
     if failed:
         return f"{server}, which gives the time, did not answer or has failed"
     manager = firewall.firewall_manager(facts.get("ufw_conf", ""), facts.get("firewalld", False))
+    # Its firewall is the owner's, so Tandem does not change it.
     if manager == "ufw":
         remedy = f"on {server}: sudo ufw allow from <address of each> to any port 123 proto udp"
         return f"ufw is switched on at {server}, which gives the time ({remedy})"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from contract.text import size
 
-# So many files may be deleted, as when bad images were removed at the source.
+# A copy may delete at most so many files without a question: bad images that were removed at the
+# source. More deletions mean that the source is not mounted, for example.
 MAX_DELETIONS = 100
 MAX_DELETED_FRACTION = 0.05
 NEW_FILE = re.compile(r"[<>]f\+{7,} (.*)")  # in what `rsync --itemize-changes` prints
@@ -35,26 +36,27 @@ def data_refusal(name, changes, file_count, allowed):
 
 
 def data_lack(names, changes, room, source, root):
-    """Say what a disk lacks for the files that will be new there; "" if nothing.
+    """Explain that a disk has too little space for the new files; "" if it has enough.
 
-    names: the data sets; changes: for each, what `rsync --dry-run` would do, one line each; room:
-    what `df` printed, the free bytes at the end; source, root: the folders of data sets here and on
-    the machine. Files that are replaced do not count: how much they give back is not known.
+    names: the data sets; changes: for each, the lines of `rsync --dry-run`; room: the output of
+    `df`, with the free bytes at the end; source, root: the folders of data sets here and on the
+    machine.
     """
-    needed = 0
+    # Replaced files do not count, since nobody knows how many bytes they free.
+    new_bytes = 0
     for name, lines in zip(names, changes):
         for line in lines:
             if match := NEW_FILE.fullmatch(line):
                 file = Path(source, name, unescape(match[1]))
-                with contextlib.suppress(OSError):  # gone since
-                    needed += file.stat().st_blocks * BLOCK_BYTES  # holes take no room
-    # If the machine does not say how much is free, the copy itself shows whether it fits.
+                with contextlib.suppress(OSError):  # removed since the dry run
+                    new_bytes += file.stat().st_blocks * BLOCK_BYTES  # holes need no space
+    # If the machine does not report its free bytes, the copy itself shows whether it fits.
     match = re.search(r"\b[0-9]{1,18}\s*\Z", room)
-    free = int(match[0]) if match else needed
-    if needed <= free:
+    free = int(match[0]) if match else new_bytes
+    if new_bytes <= free:
         return ""
     return (
-        f"the new files of the data sets take {size(needed)}, and the disk of {root} has "
+        f"the new files of the data sets take {size(new_bytes)}, and the disk of {root} has "
         f"{size(free)} free. Nothing was copied: make room there, or mount a larger disk."
     )
 

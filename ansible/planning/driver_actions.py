@@ -1,4 +1,4 @@
-"""Actions on a machine's driver: five, or a refusal, each with its needs.
+"""Define the five actions on a machine's driver, and the refusal, with their fields.
 
 driver.py decides on an action; role driver carries it out, from the dictionary of `as_dict`.
 """
@@ -21,25 +21,25 @@ PHRASES = {
 
 
 class Refusal(Exception):
-    """(reason, remedy) why nothing is done."""
+    """An error with (reason, remedy), for which nothing is done."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModuleBuild:
-    """Needs of building the driver's kernel module."""
+    """The requirements for building the driver's kernel module."""
 
     tools: tuple[str, ...] = ()  # packages
     compiler: str = ""  # if not the machine's own gcc
-    key: str = ""  # the certificate that the firmware has to be told of, for Secure Boot
-    waiting: str = ""  # a newer kernel that the next boot starts, which gets the module too
-    reboot_first: bool = False  # into that kernel, where the running one has no headers
+    key: str = ""  # the certificate that somebody has to enrol in the firmware, for Secure Boot
+    waiting: str = ""  # a newer kernel that the next boot starts, and that also gets the module
+    reboot_first: bool = False  # into that kernel, if the running one has no headers
 
 
 @dataclasses.dataclass(frozen=True)
 class Action:
     name: ClassVar[str]
     reason: str
-    version: str = ""  # of the driver, which is held; "" where none is
+    version: str = ""  # of the driver, which is held; "" if there is none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Nothing(Action):
 
 @dataclasses.dataclass(frozen=True)
 class LoadModule(Action):
-    """The driver is installed, and another one, or none, is loaded."""
+    """The driver is installed, but not loaded."""
 
     name = "load"
     screen: bool = False  # a display runs, so that only a reboot changes what is loaded
@@ -63,9 +63,9 @@ class LoadModule(Action):
 
 @dataclasses.dataclass(frozen=True)
 class Installation(Action):
-    """Base of the other three: the disk is written to, and a module may be built."""
+    """The base of three actions that write to the disk and may build a module."""
 
-    module: str = ""  # open or proprietary; "" where it stays what it is
+    module: str = ""  # open or proprietary; "" if it does not change
     build: ModuleBuild = ModuleBuild()
 
     @property
@@ -90,7 +90,7 @@ class InstallPackages(Installation):
 
 @dataclasses.dataclass(frozen=True)
 class RunInstaller(Installation):
-    """NVIDIA's own installer, which works under no display and beside no nouveau."""
+    """NVIDIA's installer, which needs a machine without a running display and without nouveau."""
 
     name = "runfile"
     url: str = ""  # or a file of the control machine
@@ -105,7 +105,9 @@ class RunInstaller(Installation):
 
 
 def as_dict(action):
-    """{"action": its name, "summary": what role driver says it will do, and its fields}."""
+    """Return {"action": its name, "summary": the sentence that role driver prints, and its
+    fields}."""
+    # Flat: roles read the fields of every action in the same way.
     fields = dataclasses.asdict(action)
     if isinstance(action, Installation):
         fields |= {**fields.pop("build"), "reboot_first": action.reboot_first}

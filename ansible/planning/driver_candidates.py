@@ -61,7 +61,7 @@ class Case:
 
     @property
     def oldest(self):
-        """The oldest driver that the stack can use."""
+        """Return the version of the oldest driver that the stack can use."""
         return stacks.version(self.stack["driver"])
 
 
@@ -81,12 +81,12 @@ class Candidate:
 
     @property
     def is_prebuilt(self):
-        """Whether its module comes signed, and is not built on the machine."""
+        """Return true if a package has its signed module, so that the machine builds none."""
         return self.packages[0].startswith(MODULES)
 
 
 def by_packages(case):
-    """The newest fitting branch of packages, up to the table's; None if none fits."""
+    """Plan the newest fitting branch of packages, up to the table's; None if none fits."""
     fitting = candidates(case)
     if not fitting:
         return None
@@ -104,7 +104,7 @@ def by_packages(case):
 
 
 def candidates(case):
-    """The archive's drivers that serve these GPUs, this stack and this kernel, the best first."""
+    """List the archive's drivers for these GPUs, this stack and this kernel, the best first."""
 
     def preference(candidate):
         # A desktop's branch on a desktop. source: ubuntu.com/server/docs, "NVIDIA drivers

@@ -11,17 +11,18 @@ LINE = re.compile(
     r'^(arch|kernel|container|python|ID|ID_LIKE|VERSION_ID)="?([\w.+ -]{0,80})"?\r?$', re.MULTILINE
 )
 NAMES = {"ID": "distribution", "VERSION_ID": "release", "ID_LIKE": "like"}
-# The Ansible for old machines, and the Pythons of machines that it takes. source: the support
+# The Ansible for old machines, and the Pythons of machines that it supports. source: the support
 # matrix in docs.ansible.com, "Releases and maintenance", ansible-core 2.16.
 OLDER, OLDEST, NEWEST = "2.16", (3, 6), (3, 12)
-# Faults that another Ansible, or a package, removes: the GPUs of such machines count.
+# Another Ansible, or a package, removes these faults. The GPUs of such machines count.
 REMEDIABLE = ("python", "no_python")
 
 
 def looks(machines):
     """List the facts of the machines that answered role reach's `raw`.
 
-    Ansible's modules read the control machine, and a machine whose shell prints none of these.
+    Without the control machine, and machines whose shell prints none of these facts: Ansible's
+    modules read them.
     """
     answers = [
         (m["inventory_hostname"], m.get("driver_policy"), m.get("reach_answer", {}))
@@ -52,6 +53,7 @@ def unfit(machines, core):
     """Find the machines that no role can provision, or not by ansible-core `core`."""
     findings, machines = [], [reading.shell(facts) for facts in machines]
     for facts in machines:
+        # Only the Python of a machine depends on the version of Ansible.
         rows = [*machine.impossible(facts), *machine.python(facts, core)]
         is_old = any(row[0] == "python" for row in rows)
         findings += [

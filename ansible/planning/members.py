@@ -1,7 +1,4 @@
-"""Write /etc/hosts and ssh_known_hosts, by which machines know each other.
-
-Pure functions.
-"""
+"""Write /etc/hosts and ssh_known_hosts, with the names and keys of all members. Pure functions."""
 
 import base64
 import binascii
@@ -17,12 +14,12 @@ REMOVED = "# tandem removed: "
 
 
 def hosts_file(text, members):
-    """/etc/hosts with every member's real address.
+    """Return /etc/hosts with every member's real address.
 
-    text: the present file. members: {name: address}. Keeps every other line. A loopback line loses
+    text: the present file. members: {name: address}. Every other line stays. A loopback line loses
     members' names (Debian's "127.0.1.1 node1"), since Gloo would offer that address to its peers.
-    The original stays above it as a comment, for `former_hosts_file`.
     """
+    # The original line stays above the new one as a comment, for `former_hosts_file`.
     lines = []
     for line in _without_block(text.splitlines()):
         remaining = _without_members(line, members)
@@ -37,12 +34,12 @@ def hosts_file(text, members):
 
 
 def former_hosts_file(text):
-    """/etc/hosts as it was before `hosts_file`, with all that others changed since."""
+    """Return /etc/hosts as it was before `hosts_file`, with the later changes of others."""
     former = []
     lines = iter(_without_block(text.splitlines()))
     for line in lines:
         if line.startswith(REPLACED):
-            next(lines, None)
+            next(lines, None)  # our line
         former.append(line.removeprefix(REPLACED).removeprefix(REMOVED))
     return "".join(f"{line}\n" for line in former)
 
@@ -60,7 +57,8 @@ def _without_block(lines):
 
 
 def _without_members(line, members):
-    """`line` without members' names if its address is a loopback one; None if no name is left."""
+    """Return a loopback line without members' names, None if it has no other name. Other lines stay
+    unchanged."""
     body, hash_sign, comment = line.partition("#")
     words = body.split()
     if not words or not words[0].startswith("127.") or not set(words[1:]) & set(members):
@@ -72,10 +70,10 @@ def _without_members(line, members):
 
 
 def known_hosts_file(text, members):
-    """ssh_known_hosts with the keys of `members`, each {"names": [...], "keys": [{"type", "key"}]}.
+    """Return ssh_known_hosts with the keys of `members`, each {"names", "keys": [{"type", "key"}]}.
 
-    A member's new keys replace its former ones in place. Lines of machines that are not in
-    `members` stay, so that one that is switched off or left out by `--limit` keeps its line.
+    A member's new keys replace its former ones in place. Lines of other machines stay, because a
+    machine may be off or outside `--limit`.
     """
     owners = {name: number for number, member in enumerate(members) for name in member["names"]}
     unplaced = dict(enumerate(members))
@@ -85,7 +83,7 @@ def known_hosts_file(text, members):
         owner = next((owners[name] for name in names if name in owners), None)
         if owner is None:
             lines.append(line)
-        elif owner in unplaced:
+        elif owner in unplaced:  # at the first of its former lines; the others are dropped
             lines += _lines_of(unplaced.pop(owner))
     for member in unplaced.values():
         lines += _lines_of(member)
@@ -104,11 +102,12 @@ KEY_TYPES = {
 
 
 def host_keys(facts, host):
-    """[{"type", "key"}] from facts gathered over a connection whose host key was verified.
+    """Return [{"type", "key"}] from facts of a connection whose host key was verified.
 
-    They come from the machine, and become lines of a file that root reads on all machines: raises
-    PlanError if one is not a key of its kind.
+    Raises PlanError if a value is not a key of its kind.
     """
+    # A machine reports these values, and they become lines of a file that root reads on all
+    # machines. A line break, for example, would add a key for another machine.
     keys = []
     for kind, types in KEY_TYPES.items():
         if f"ssh_host_key_{kind}_public" not in facts:
@@ -127,7 +126,7 @@ def host_keys(facts, host):
 
 
 def _type_inside(key):
-    """The type that a public key names in itself (RFC 4253, 6.6); None if it is not a key."""
+    """Return the type inside a public key (RFC 4253, 6.6); None if the text is not a key."""
     if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z0-9+/]{20,2800}={0,2}", key):
         return None
     try:
@@ -138,7 +137,7 @@ def _type_inside(key):
 
 
 def member(variables):
-    """{"names", "keys"} of one machine from its host variables, for `known_hosts_file`."""
+    """Return {"names", "keys"} of a machine from its host variables, for `known_hosts_file`."""
     name = variables["inventory_hostname"]
     facts = variables.get("ansible_facts")
     keys = host_keys(facts if isinstance(facts, dict) else {}, name)
@@ -146,16 +145,16 @@ def member(variables):
 
 
 def forgotten(item):
-    """One machine of {"name", "address"} without keys, for `known_hosts_file`."""
+    """Return a machine of {"name", "address"} without keys: `known_hosts_file` drops its lines."""
     return {"names": [item["name"], item["address"]], "keys": []}
 
 
 def wrong_names(printed, members):
-    """Clauses about names that do not resolve to their members' addresses.
+    """Return clauses about names that do not resolve to their members' addresses.
 
-    printed: what `getent ahostsv4 NAME ...` says, whose first line on a name ends with it: the
-    address there is the one that connections take. members: {name: address}.
+    printed: the output of `getent ahostsv4 NAME ...`. members: {name: address}.
     """
+    # Only the first line of an address ends with the name. Connections use that address.
     addresses: dict[str, str] = {}
     for words in map(str.split, printed.splitlines()):
         if len(words) == 3:

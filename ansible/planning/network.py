@@ -1,8 +1,8 @@
 """Plan a static address: find the program that manages the interface, and write its files.
 
-All is decided here from text that the machine printed; roles/network only carries it out.
-Each program has a file of its own, whose `plan(facts, want)` returns {"files": {path: text},
-"apply" and "back": [shell line]}, and where they differ from ours "mode" of the files and "aside".
+The decisions are made here, from text that the machine printed; roles/network carries them out.
+Each program has a module. Its `plan(facts, want)` returns {"files": {path: text}, "apply" and
+"back": [shell line]}, and optionally "mode" of the files and "aside".
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def network_plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     connection ipv4.method, .addresses, .gateway, .dns, a line each), networkctl (text of
     `networkctl status CARD`), and what preserved_settings.present_way reads.
     want: mode (add or replace), address (with prefix length), gateway ("" as today, "none"), dns
-    (list; empty: as today). What else the card has stays: see preserved_settings.
+    (list; empty: as today). Other settings of the interface stay (preserved_settings.py).
     Returns {"manager", "files": {path: {"content", "mode"}}, "aside": [path], "apply" and "back":
-    [shell line], "wrong": [what is not so yet]}. Raises one sentence where nothing can be planned.
+    [shell line], "wrong": [difference from the plan]}. Raises PlanError if nothing can be planned.
     """
     for name in PRINTED:
         reading.read(facts[name], Printed, f"{facts['host']}: {name}")

@@ -37,7 +37,8 @@ def plan(facts: dict[str, Any], want: dict[str, Any]) -> dict[str, Any]:
     for path, text in facts["files"].items():
         if path.startswith(INTERFACES) and has_stanza(text, interface):
             files[path] = _without_stanzas(text, interface) + "".join(f"{s}\n" for s in stanza)
-            stanza = []  # the first of the files has got it
+            stanza = []  # only the first of the files gets it
+    # ifdown reads the new file, so the old address may stay without the flush.
     restart_lines = [
         f"ifdown --force {interface}",
         f"ip address flush dev {interface}",
@@ -66,6 +67,7 @@ def _add(facts: dict[str, Any], want: dict[str, Any], stanza: list[str]) -> dict
 
 
 def _without_stanzas(text: str, interface: str) -> str:
+    # A stanza ends where the next one begins: ifupdown ignores blank lines and indents.
     outside, inside = [], False
     for line in text.splitlines():
         if re.match(r"\s*(iface|auto|allow-\S+|mapping|source\S*|no-auto-down|no-scripts)\s", line):

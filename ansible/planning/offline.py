@@ -13,8 +13,8 @@ def bundle_order(hostvars, offline, stack, python=""):
     """Plan `make bundle` before any machine was asked: see plan() in ansible/bundle.py.
 
     offline: names of the machines that have offline=true; their `release`, and `kernel` if they
-    have a GPU, are variables of the inventory. Without such machines the bundle has the stack's
-    wheels for its preferred Python. Raises PlanError for a machine without `release`.
+    have a GPU, are variables of the inventory. If there are none, the bundle has the stack's wheels
+    for its preferred Python. Raises PlanError for a machine without `release`.
     """
     table = releases()
     row = _table("stacks.yml")["stacks"]["rows"].get(stack, {})
@@ -27,12 +27,13 @@ def bundle_order(hostvars, offline, stack, python=""):
         )
     installs_driver = any(hostvars[host].get("driver_policy") != "keep" for host in offline)
     packages = offline_releases(hostvars, offline, row)
+    # A release that is not in the table is an error later, with a better sentence.
     in_table = [release for release in packages if release in table]
     release_pythons = {table[release]["python"] for release in in_table}
-    # Others get the stack's Python by conda.
+    # Machines with another Python get the stack's by conda.
     pythons = sorted({python} | (release_pythons & set(row.get("python", []))))
     return {
-        "wheels": [[stack, each] for each in pythons],
+        "wheels": [[stack, name] for name in pythons],
         "releases": packages,
         "stacks": [stack] if installs_driver else [],
         "conda": any(table[name]["python"] not in row.get("python", []) for name in in_table),
@@ -42,8 +43,8 @@ def bundle_order(hostvars, offline, stack, python=""):
 def offline_releases(hostvars, offline, stack):
     """List {code name: further packages} for the bundle; stack: a row of stacks.yml.
 
-    They are headers of the inventory's kernels, the gcc that builds modules for them if it is not
-    the release's own (driver_candidates.kernels_gcc), and the gcc for apex (toolkit.compiler).
+    The packages are the headers of the inventory's kernels, the gcc of these kernels if it is not
+    the release's (driver_candidates.kernels_gcc), and the gcc for apex (toolkit.compiler).
     """
     table, packages = releases(), dict[str, set[str]]()
     for host in offline:
@@ -53,7 +54,7 @@ def offline_releases(hostvars, offline, stack):
         further = packages.setdefault(release, set())
         if stack.get("apex") and "extensions" in table.get(release, {}):
             further.add(table[release]["extensions"])
-        if not kernel:
+        if not kernel:  # no GPU, so no module is built
             continue
         further.add(f"linux-headers-{kernel}")
         gcc = table.get(release, {}).get("gcc")
@@ -68,6 +69,7 @@ def bundle_needed(hostvars, offline, machines, stack):
     machines: {host: {"release": code name, "python": of its environment, "gpus": true if any}}.
     Raises PlanError if the inventory has another release.
     """
+    # A bundle for another release would install nothing.
     for host in offline:
         setting, actual = hostvars[host].get("release"), machines[host]["release"]
         if setting != actual:
@@ -77,7 +79,7 @@ def bundle_needed(hostvars, offline, machines, stack):
             )
     pythons = {machines[host]["python"] for host in offline}
     return {
-        "wheels": [[stack, each] for each in sorted(pythons)],
+        "wheels": [[stack, name] for name in sorted(pythons)],
         "releases": offline_releases(
             hostvars, offline, _table("stacks.yml")["stacks"]["rows"][stack]
         ),

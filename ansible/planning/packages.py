@@ -1,11 +1,11 @@
-"""What apt would bring along, and whether it may: pure functions of what it and dpkg print."""
+"""Read the output of apt and dpkg: what they would install, and why they fail. Pure functions."""
 
 import re
 
-# "Inst NAME (NEW ...)" is a new package; "Inst NAME [OLD] (NEW ...)" one that is there already.
+# "Inst NAME (NEW ...)" is a new package; "Inst NAME [OLD] (NEW ...)" is an installed one.
 NEW = re.compile(r"^Inst (\S+) \(", re.MULTILINE)
 
-# Who refuses: apt's library, apt-get, dpkg of Ubuntu 18.04 to Debian 13.
+# The messages of apt's library, apt-get and dpkg from Ubuntu 18.04 to Debian 13.
 LOCKED = re.compile(
     r"Could not get lock|Unable to (acquire|lock) |Failed to lock|is locked by another process"
     r"|was locked by another process"
@@ -13,31 +13,29 @@ LOCKED = re.compile(
 
 
 def locked(result):
-    """Whether a task failed because another process is installing packages.
+    """Return whether a task failed because another process is installing packages.
 
-    apt has a time to wait (DPkg::Lock::Timeout) from 1.9.11 on, so not on Ubuntu 18.04, and dpkg
-    has none: roles try again.
+    Roles then try again. apt can wait (DPkg::Lock::Timeout) only from 1.9.11 on, so not on Ubuntu
+    18.04, and dpkg cannot.
     """
-    texts = (result.get(part) for part in ("msg", "stderr", "module_stderr"))
+    texts = (result.get(field) for field in ("msg", "stderr", "module_stderr"))
     return any(LOCKED.search(str(text)) for text in texts if text)
 
 
 def packages_planned(simulated):
-    """Names of the packages that an `apt-get --simulate install` would add, sorted.
+    """Return the sorted names of the packages that an `apt-get --simulate install` would add.
 
-    What else comes to a machine meanwhile, by its owner or by unattended-upgrades, is not ours.
+    Packages that the owner or unattended-upgrades install meanwhile do not count.
     """
     return sorted({name.partition(":")[0] for name in NEW.findall(simulated)})
 
 
 def broken(facts):
-    """(cause, remedy) where apt calls installed packages broken; None where it does not.
-
-    What role driver left unfinished it finishes; what somebody else did it leaves alone.
-    """
+    """Return (cause, remedy) if apt calls installed packages broken; None otherwise."""
+    # Role driver finishes its own interrupted installations.
     if facts.broken is None or facts.pending:
         return None
     return (
-        f"apt calls its packages broken, and installs nothing beside them ({facts.broken})",
+        f"apt calls its packages broken, and installs nothing else ({facts.broken})",
         "there: sudo apt --fix-broken install, or correct what apt names; then run again",
     )

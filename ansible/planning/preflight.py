@@ -1,19 +1,20 @@
 """Find what is wrong with machines by collected facts. Pure functions.
 
-Facts are what ansible/library/machine_facts.py returns, with the inventory name as "host". A
-finding is {"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
-All but those in NOTES are problems; those in BLOCKING keep site.yml from going on with the machine.
+Facts come from ansible/library/machine_facts.py, with the inventory name as "host". A finding is
+{"host", "fault", "cause", "remedy"}; "fault" is a short name that scripts may rely on.
 docs/preflight.md lists them.
 """
 
 from . import reading
 from .faults import machine, network, stack
 
+# With these faults site.yml does not continue with the machine.
 BLOCKING = {
     *("release", "arch", "wsl", "container", "systemd", "python", "no_python", "sudo"),
     *("disk_full", "read_only", "address", "dpkg", "installer", "uv", "stack", "collect"),
     *("train_user", "duplicate_address", "duplicate_machine_id", "duplicate_mac"),
 }
+# These faults are no problems. They never change the exit code.
 NOTES = {
     *("one_user", "faster_card", "xid_program", "reboot_waits", "gcc", "passphrase", "toolkit"),
     *("card_left_out", "table_old", "driver_ended", "driver_end_unknown", "python_new"),
@@ -21,15 +22,15 @@ NOTES = {
 
 
 def findings(facts, question):
-    """Find all that is wrong with one machine.
+    """Return all findings of one machine.
 
-    question: {"address": the one in the inventory, "listed": all that it names, "space":
-    [{"folder", "bytes"}] that must be free, "provisioned": whether the environment is in place,
-    "env_manager", "conda_installer", "offline", "stack" and "toolkit": the settings, "driver":
-    those of driver.driver_wanted, "table": that of stacks.yml, "kept": what `stack: auto` decided
-    before or {}, "ansible_core": its version, "clock": [the control machine's seconds before and
+    question: {"address": in the inventory, "listed": all addresses of the inventory, "space":
+    [{"folder", "bytes"}] that must be free, "provisioned": whether the environment exists,
+    "env_manager", "conda_installer", "offline", "stack" and "toolkit": the settings, "driver": the
+    result of driver.driver_wanted, "table": of stacks.yml, "kept": the earlier decision of `stack:
+    auto` or {}, "ansible_core": its version, "clock": [the control machine's seconds before and
     after collecting], "clock_tolerance": seconds, "users": {"provisions", "trains": names, "there":
-    whether the machine has the latter}}.
+    whether the machine has the second}}.
     """
     facts = reading.known(facts)
     checks = (*machine.CHECKS, *network.CHECKS, *stack.CHECKS)
@@ -41,7 +42,7 @@ def findings(facts, question):
 
 
 def not_collected(host, message):
-    """Make the finding on a machine that answers, and whose facts cannot be collected."""
+    """Make the finding for a machine that answers, but whose facts cannot be collected."""
     return {
         "host": host,
         "fault": "collect",

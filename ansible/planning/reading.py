@@ -39,6 +39,7 @@ def machine(facts, host, address="", folders=(), gpus=None, driver_policy=""):
     interface = next((link.name for link in checked.links if address in link.addresses), None)
     added = {"interface": interface, "host": host, "gpus_counted": counted(gpus, host),
            "driver_kept": driver_policy == "keep"}  # fmt: skip
+    # As plain values, since Ansible stores them as variables. `driver` returns the driver's.
     plain = to_builtins(checked)
     return {name: plain[name] for name in plain if name not in (*DRIVER, "sudo")} | added
 
@@ -52,6 +53,7 @@ def shell(facts):
     """Read ShellFacts from a machine's shell, or the same values from its facts."""
     if isinstance(facts, ShellFacts):
         return facts
+    # The shell's facts are a subset of the facts of modules.
     required = {name: facts[name] for name in ("host", "distribution", "release", "kernel", "arch",
                                                "python")}  # fmt: skip
     optional = {name: facts[name] for name in ("like", "container", "driver_kept") if name in facts}
@@ -97,7 +99,7 @@ def proven(machines):
 
 def read(value, kind, source):
     """Convert a value to a type; PlanError about `source` if it does not fit."""
-    if kind is Printed:  # of any size that a program may print
+    if kind is Printed:  # larger than other texts may be
         if not isinstance(value, str) or len(value) > PRINTED:
             raise _impossible(source, "it is no text, or too long")
         return LONE.sub("\ufffd", value)

@@ -1,6 +1,6 @@
 """Plan the mount of a share, explain its failures, and check that a folder can be shared.
 
-All is decided from texts: fstab, the journal, and outputs of findmnt and lsblk.
+The decisions need only texts: fstab, the journal, and outputs of findmnt and lsblk.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from . import PlanError, reading
 
 NTFS = {"fuseblk", "ntfs", "ntfs3"}
 NETWORKED = {"nfs", "nfs4", "cifs", "smb3"}
-CACHES = {"ext4", "xfs"}  # whose files can have the attributes that cachefilesd writes
-# A person who filled the disk must make nobody root: neither by a setuid program nor by a device.
+CACHES = {"ext4", "xfs"}  # their files can have the attributes that cachefilesd writes
+# The person who filled the disk must not become root by a setuid program or a device file on it.
 NO_POWERS = ("nosuid", "nodev")
 # Meanings of a line of the journal, for all kinds of shares.
 FAILURES = (
@@ -44,11 +44,13 @@ class Kind:
 
     server_packages: tuple[str, ...]
     service: str
-    mark: str  # a file of the server's, in which our first line says that the share is ours
+    mark: str  # a file of the server; our first line in it marks a share of Tandem's
     client_packages: tuple[str, ...]
-    fstype: str  # in fstab, whose first column `source` is
-    source: str
-    options: Callable[[dict[str, Any]], list[str]]  # by a machine, beside those of all kinds
+    fstype: str  # in fstab
+    source: str  # the first column of fstab
+    options: Callable[
+        [dict[str, Any]], list[str]
+    ]  # for a machine, in addition to all kinds' options
     has_password: bool
     cannot_export: frozenset[str]  # types of file systems
     failures: tuple[tuple[str, str], ...]  # FAILURES of its own, by mount.cifs(8) and mount.nfs(8)
@@ -67,7 +69,7 @@ def _smb_options(machine: dict[str, Any]) -> list[str]:
     return [secret, "vers=3.1.1", f"uid={uid}", f"gid={gid}", "file_mode=0444", "dir_mode=0555"]
 
 
-# What share_protocol may be, beside local.
+# The values of share_protocol, in addition to local.
 KINDS = {
     "nfs": Kind(
         server_packages=("nfs-kernel-server",),
@@ -116,6 +118,7 @@ KINDS = {
 
 
 def kind_of(protocol: str) -> Kind:
+    """Return the kind of share_protocol. Raises PlanError."""
     if protocol not in KINDS:
         raise PlanError(f"share_protocol is {protocol!r}: write local, {' or '.join(KINDS)}")
     return KINDS[protocol]
@@ -144,6 +147,7 @@ def share_refusal(protocol: str, path: str, findmnt: str) -> str:
     if not systems:
         raise PlanError(f"{path} is on no file system that findmnt knows")
     (disk, *_) = systems
+    # The data would cross the network twice.
     if disk.fstype in NETWORKED:
         return (
             f"{path} is itself a share of another machine ({disk.fstype}). Make that machine "
@@ -229,12 +233,14 @@ def share_disk(
         options += ["umask=0222"]
     if fstype == "ntfs":
         fstype = "ntfs3" if has_ntfs3 else "ntfs-3g"
+    # /dev/sdb may be another disk after the next boot.
     source = f"UUID={device.uuid}" if device.uuid else device.name
     return {"source": source, "fstype": fstype, "options": ",".join(options)}
 
 
 def block_devices(lsblk: str) -> list[BlockDevice]:
     """List all devices of lsblk's tree, in its order."""
+    # Parents before their partitions, as lsblk prints them.
     devices, stack = [], reading.parsed(lsblk, BlockDevices, "lsblk").blockdevices[::-1]
     while stack:
         device = stack.pop()
@@ -254,12 +260,12 @@ def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) 
     machine: kernel ("5.15.0-91-generic"), speed (Mbit/s of the interface, less than 1 if unknown),
     ids (output of `id` for the user who reads). cached: true if files are cached on its disk.
     """
-    # The share is mounted at first use, so that no boot waits for the server. With `hard` a reader
-    # waits for a server that restarts instead of failing.
-    # x-tandem says whose line it is; mount(8) leaves such words to their programs.
+    # automount: the first use mounts the share, so that no boot waits for the server. hard: a
+    # reader waits for a server that restarts instead of failing. x-tandem marks the line as
+    # Tandem's; mount(8) ignores such words.
     common = ["ro", *NO_POWERS, "hard", "_netdev", "nofail", "x-tandem"]
     common += ["x-systemd.automount", "x-systemd.mount-timeout=20"]
-    # The kernel keeps nothing of what was mounted before its daemon ran.
+    # The kernel caches nothing of a share that was mounted before the daemon ran.
     cache = ["fsc", "x-systemd.after=cachefilesd.service"] if cached else []
     return ",".join([*common, *cache, *kind_of(protocol).options(machine)])
 
@@ -268,7 +274,7 @@ def share_options(protocol: str, machine: dict[str, Any], cached: bool = False) 
 # bcull it deletes the oldest files until brun is reached. The order is from the largest to the
 # smallest, since the kernel checks each line against its present ones (7, 5 and 1 % at first).
 CULLING = {"brun": 4, "bcull": 2, "bstop": 0}
-LEAST_FREE = 8  # percent
+LEAST_FREE = 8  # percent of the disk that stay free for other programs
 
 
 def share_cache(limit_gb: float, disk: str, present: str, has_module: bool) -> dict[str, Any]:
@@ -311,27 +317,29 @@ def share_unit(path: str) -> str:
     return name
 
 
-def share_loss(listing: str, whole: str, host: str, server: str) -> str:
-    """Tell what a client sees of the data sets otherwise than their server; "" if nothing.
+def share_loss(listing: str, server_listing: str, host: str, server: str) -> str:
+    """Describe the first data set that differs between a client and its server; "" if none does.
 
-    listing, whole: outputs of contract/layout.py on the client, and on the server.
+    listing, server_listing: outputs of contract/layout.py on the client, and on the server.
     """
     label = "the listing of data sets"
-    server_sets, client_sets = (reading.parsed(text, Any, label) for text in (whole, listing))
+    client_sets = reading.parsed(listing, Any, label)
+    server_sets = reading.parsed(server_listing, Any, label)
 
     def amount(listings: Any, split: str) -> str:
-        if not isinstance(listings, dict):  # a fault that layout.py printed
+        if not isinstance(listings, dict):  # an error that layout.py printed
             return str(listings or "nothing")
         row = listings[split]
         return f"{row['images']} images in {row['classes']} classes ({row['sha256'][:8]})"
 
     for name, split in ((name, split) for name in server_sets for split in ("train", "val")):
-        seen, shared = (amount(sets.get(name), split) for sets in (client_sets, server_sets))
-        if seen != shared:
+        client_amount = amount(client_sets.get(name), split)
+        server_amount = amount(server_sets.get(name), split)
+        if client_amount != server_amount:
             return (
-                f"{name}/{split} of the data: {host} sees {seen}, and {server}, which shares it, "
-                f"{shared}. Links that lead out of the share are lost, and so are names that it "
-                "cannot carry: docs/shares.md"
+                f"{name}/{split} of the data: {host} sees {client_amount}, and {server}, which "
+                f"shares it, {server_amount}. Links that lead out of the share are lost, and so "
+                "are names that it cannot carry: docs/shares.md"
             )
     return ""
 
@@ -341,6 +349,7 @@ def share_failure(protocol: str, journal: str, error: str) -> str:
 
     journal: the last lines of the mount unit; error: the reader's error.
     """
+    # The kind's own patterns first: they know the cause better.
     for pattern, sentence in (*kind_of(protocol).failures, *FAILURES):
         if re.search(pattern, journal):
             return sentence

@@ -15,7 +15,7 @@ from contract.text import read_yaml
 from . import PlanError, reading
 
 NVIDIA = "10de"
-# Packages without which there is no driver by packages, and those by which an archive offers one.
+# Packages that every driver by packages has; and packages with which an archive offers a driver.
 PACKAGED = re.compile(
     r"nvidia-((tesla-(\d+-)?|legacy-\d+xx-)?((open-)?kernel-(open-)?dkms|driver)$"
     r"|(dkms|driver)(-\d|(-open)?$)|headless-\d|headless-no-dkms-)"
@@ -28,13 +28,13 @@ def version(text):
     match = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*", str(text))
     if match is None:
         raise PlanError(f"{text!r} is not a version number")
-    return tuple(int(part) for part in match.group().split("."))
+    return tuple(int(number) for number in match.group().split("."))
 
 
 def upstream(version):
     """Extract NVIDIA's version from a package's: "2:535.261.03-1" -> "535.261.03"."""
     match = re.match(r"(?:\d+:)?(\d+(?:\.\d+)*)", version)
-    assert match is not None  # what is read lets no other version in
+    assert match is not None  # boundary/facts.py accepts no other version
     return match[1]
 
 
@@ -64,8 +64,8 @@ def known_gpus(machine, table):
 
 def participating_gpus(machine, table):
     """List [(device, generation or None)] of the participating NVIDIA GPUs, ordered by slot."""
-    # Those that only draw do not participate. The inventory's `gpus` limits the number of the
-    # others, as in a run.
+    # GPUs that can only draw do not participate. The inventory's `gpus` limits the others, as in a
+    # run.
     idle = gpus_without_code(machine, table)
     able = [pair for pair in _rows(machine, table) if pair not in idle]
     return able[: machine.gpus_counted]
@@ -97,6 +97,7 @@ def hidden_gpu(machine):
             "take its numbers from vfio-pci's ids (/etc/modprobe.d, or the kernel's command line), "
             "and reboot it",
         )
+    # A driver without a GPU: somebody has removed it, or it has failed.
     version = machine.driver or machine.module
     if not version:
         return None
@@ -122,7 +123,7 @@ def is_display_only(row, table):
 
 
 def lowest(table):
-    """Find the lowest compute capability of all stacks, as 37."""
+    """Find the lowest compute capability of all stacks, such as 37 for 3.7."""
     return min(sm for row in table["rows"].values() for sm in row.get("sm", ()))
 
 
@@ -137,6 +138,7 @@ def _leave_card_out(stack):
 def python_for(stack, machine, manager):
     """Choose (manager, Python) for one machine. Raises PlanError if no Python fits."""
     present = ".".join(machine.python.split(".")[:2])
+    # conda only if the machine's own Python does not fit.
     if manager in ("auto", "", None):
         manager = "venv" if present in stack["python"] else "conda"
     if manager == "conda" and machine.arch != "x86_64":
@@ -172,7 +174,7 @@ def obstacles(name, machine, table):
         )
     if stack["cuda"] is None:
         return sentences
-    # No card is no obstacle: a CUDA build of torch runs on the CPU too, for whoever names it.
+    # A machine without a GPU has no obstacle: a CUDA build of torch also runs on the CPU.
     for device, row in known_gpus(machine, table):
         # Binary code runs on GPUs of the same major number whose minor number is not older
         # (CUDA C++ Programming Guide, "Binary Compatibility").
@@ -190,6 +192,7 @@ def candidates(machines, table):
 
     A stack that the installed drivers run comes before one that needs a newer driver.
     """
+    # An old stack does not know new GPUs, so the newest GPU decides.
     newest = max(row["sm"] for machine in machines for _, row in known_gpus(machine, table))
     names = [
         rule["stack"]
@@ -209,7 +212,7 @@ def _driver_effort(machine, oldest):
     0: nothing, or the first driver; 1: a newer one; 2: a newer one of another kind (packages or
     installer). The archive's drivers are known if driver_facts were collected.
     """
-    # After an update of the kernel a driver may be installed and not loaded.
+    # After a kernel update a driver may be installed but not loaded.
     present = machine.driver or machine.driver_library
     if not present or version(present) >= oldest:
         return 0
@@ -222,9 +225,9 @@ def _driver_effort(machine, oldest):
 
 
 def decision_file(inventory):
-    """Return the path beside the inventory of the file with `auto`'s decision; "": none.
+    """Return the path of the file with `auto`'s decision, next to the inventory; "" without a file.
 
-    inventory: the path of the inventory's file; empty where it is no file, such as a list of names.
+    inventory: the path of the inventory; "" if it is not a file, such as a list of names.
     """
     return str(Path(inventory).with_suffix(".stack.yml")) if inventory else ""
 
@@ -251,6 +254,7 @@ def resolve(machines, wanted, table, members=(), decision=None):
     before. Raises PlanError with every obstacle and the nearest stack.
     """
     machines = [reading.known(machine) for machine in machines]
+    # An earlier decision stays: otherwise a new machine could change the stack of all others.
     decision = decision if wanted == "auto" else None
     for name in (wanted, decision["stack"] if decision else wanted):
         if name != "auto" and name not in table["rows"]:
@@ -288,6 +292,7 @@ def _decide(machines, members, table):
 
     Raises PlanError if no stack fits, or if GPUs of machines are unknown.
     """
+    # A machine that is off may have the GPU that decides.
     silent_hosts = [name for name in members if name not in {machine.host for machine in machines}]
     for machine in machines:
         hidden = hidden_gpu(machine)

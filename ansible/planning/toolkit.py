@@ -1,7 +1,7 @@
 """Plan the CUDA toolkit, cuDNN, NCCL and apex. Pure functions.
 
-Machines are PlanFacts (boundary/facts.py); `toolkit_plan` also takes what Ansible has of them.
-The roles cuda, cudnn, nccl and apex only carry the plan out, and `make dry-provision` prints it.
+Machines are PlanFacts (boundary/facts.py); `toolkit_plan` also accepts Ansible's variables. Roles
+cuda, cudnn, nccl and apex carry the plan out, and `make dry-provision` prints it.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ SWITCH = ("auto", "true", "false")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One file of a publisher. `url` is empty where the user has to fetch it from `page`.
+    """A file of a publisher. `url` is "" if the user has to download it from `page`.
 
-    `sha256` is empty where none is known: that of the first use counts from then on. With a
-    `commit`, `url` is a git repository, of which the file is made.
+    `sha256` is "" if it is unknown: the one of the first download counts then. With a `commit`,
+    `url` is a git repository, and the file is made from it.
     """
 
     name: str
@@ -54,9 +54,9 @@ class Foreign:
 
 @dataclasses.dataclass(frozen=True)
 class Apex:
-    """Built by each machine for itself: a wheel of another one would run there as root.
+    """apex, which each machine builds: root would run code of a wheel from another machine.
 
-    `arch_list`: TORCH_CUDA_ARCH_LIST, from the machine's own cards.
+    `arch_list`: TORCH_CUDA_ARCH_LIST, from the machine's GPUs.
     """
 
     part: Part
@@ -65,12 +65,12 @@ class Apex:
     reason: str  # why with CUDA extensions, or without
     arch_list: str
     cuda_home: str
-    compiler: str = ""  # the package of an older g++, where the machine's own is too new
+    compiler: str = ""  # the package of an older g++, if the machine's is too new
 
 
 def toolkit_plan(machines, stack, settings, table):
-    """{host: {"toolkit": Toolkit or None, "found": Found or None, "apex": Apex or None}}, as
-    dictionaries. `toolkit` is what will be installed.
+    """Return {host: {"toolkit": Toolkit or None, "found": Foreign or None, "apex": Apex or None}},
+    as dictionaries. `toolkit` will be installed.
 
     stack: a row of table["rows"] with "name"; settings: {"toolkit", "apex", "apex_extensions"},
     each auto, true or false. Raises PlanError for what these machines cannot have.
@@ -90,6 +90,7 @@ def toolkit_plan(machines, stack, settings, table):
     with_nvcc = [m for m in machines if m in with_toolkit or _is_used(foreign[m.host])]
     with_apex = [machine for machine in machines if _has_apex(machine, stack, settings, table)]
     toolkit = dataclasses.asdict(_toolkit(stack, table)) if with_toolkit else None
+    # Over all machines, since all or none get the extensions.
     obstacle = _no_extensions(with_apex, with_nvcc, stack, settings)
     return {
         machine.host: {
@@ -106,7 +107,7 @@ def toolkit_plan(machines, stack, settings, table):
 
 
 def foreign_toolkit(machine, stack, settings, table):
-    """Find somebody else's toolkit in a folder of the stack's own; None if there is none.
+    """Find a toolkit of somebody else in the folder of the stack's toolkit, or None.
 
     settings: as in toolkit_plan. A toolkit whose nvcc has the stack's version is used.
     """
@@ -116,6 +117,7 @@ def foreign_toolkit(machine, stack, settings, table):
         return None
     if not _has_toolkit(machine, stack, settings, table):
         return Foreign(places[0], used=False, reason="left alone: nothing is built with it")
+    # A user's toolkit is never replaced. The same version serves as well as Tandem's.
     for folder in places:
         version = machine.toolkits[folder]
         if version and version.split(".")[:2] == name.split("."):
@@ -200,6 +202,7 @@ def _part(entry):
 
 def _apex(machine, foreign, obstacle, stack, table):
     """Plan apex. foreign: somebody else's toolkit, or None; obstacle: that of _no_extensions."""
+    # Only for the machine's GPUs: each further architecture makes the build longer.
     kit = foreign.folder if _is_used(foreign) else f"{LINK}-{stack['toolkit']}"
     sms = sorted({row["sm"] for _, row in stacks.known_gpus(machine, table)})
     gcc, package = compiler(machine, stack)

@@ -1,23 +1,22 @@
-"""Waking machines by their network cards: what is recorded, and what hinders it. Pure functions."""
+"""Plan and check how network interfaces wake their machines. Pure functions."""
 
 import json
 import re
 
 from . import PlanError, reading
 
-# A card's own address: the lowest bit of the first byte is set in those of groups.
+# The address of one interface: the lowest bit of the first byte is set in addresses of groups.
 MAC = re.compile(r"[0-9a-f][02468ace](:[0-9a-f]{2}){5}")
 
 
 def wake_record(facts, address, port):
-    """{"mac", "address", "port"}: what the control machine needs while a machine is off.
+    """Return {"mac", "address", "port"}, which the control machine needs to wake a machine.
 
-    facts: those of machine_facts, whose "interface" holds `address`, the one in the inventory.
-    port: that of its ssh server. Raises PlanError where its card says no address of its own.
-
-    To which network the packet goes is not recorded: ansible/wake.py asks the cards of the control
-    machine, since a machine may say what it likes of its own.
+    facts: of machine_facts; their "interface" has `address`, as in the inventory. port: of the
+    machine's ssh server. Raises PlanError if the interface has no valid hardware address.
     """
+    # Without the network: ansible/wake.py asks the control machine's interfaces for it, since a
+    # machine could report any network.
     facts = reading.known(facts)
     macs = [link.mac for link in facts.links if link.name == facts.interface]
     mac = str(macs[0] if macs else None).lower()
@@ -31,9 +30,9 @@ def wake_record(facts, address, port):
 
 
 def wake_fault(printed):
-    """Half a sentence on why a card will not wake its machine; "" where it will.
+    """Return why an interface will not wake its machine, as half a sentence; "" if it will.
 
-    printed: what `ethtool CARD` says; only root is told of waking.
+    printed: the output of `ethtool CARD` as root, since it hides waking from others.
     """
     able = re.search(r"^\s*Supports Wake-on: (\w+)$", printed, re.MULTILINE)
     mode = re.search(r"^\s*Wake-on: (\w+)$", printed, re.MULTILINE)
@@ -46,10 +45,11 @@ def wake_fault(printed):
 
 
 def wake_verdict(printed, service, text, record):
-    """Half a sentence on why `make wake` will not wake a machine; "" where it will.
+    """Return why `make wake` will not wake a machine, as half a sentence; "" if it will.
 
-    printed: as wake_fault takes it; service: what systemctl answers to is-enabled and is-active of
-    tandem-wake.service; text: its record on the control machine, which should say `record`.
+    printed: as for wake_fault; service: systemctl's answers to is-enabled and is-active of
+    tandem-wake.service; text: the machine's record on the control machine, which should be
+    `record`.
     """
     fault = wake_fault(printed)
     if fault:
@@ -58,7 +58,7 @@ def wake_verdict(printed, service, text, record):
         states = " and ".join(word[:20] or "not there" for word in service)
         return f"tandem-wake.service, which sets the card at each start and end, is {states}"
     try:
-        right = json.loads(text) == record
+        is_right = json.loads(text) == record
     except (ValueError, RecursionError):
-        right = False
-    return "" if right else "what .tandem/wake on the control machine says of it is wrong"
+        is_right = False
+    return "" if is_right else "what .tandem/wake on the control machine says of it is wrong"

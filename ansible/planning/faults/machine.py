@@ -6,7 +6,7 @@ from .. import offline, stacks
 from .. import packages as apt
 
 NAMES = {"debian": "Debian", "ubuntu": "Ubuntu", "linuxmint": "Linux Mint", "pop": "Pop!_OS"}
-# Containers as machines with an init of their own, which the lab's are; others are no machines.
+# Containers with an init process can be machines, as in the lab. Others cannot.
 MACHINES = ("", "none", "systemd-nspawn", "lxc", "lxc-libvirt")
 # Versions of ansible-core, and the oldest Python that their modules run on.
 # source: docs.ansible.com, "Releases and maintenance", the support matrix.
@@ -17,7 +17,7 @@ FEW_INODES = 100_000
 
 
 def impossible(facts):
-    """Find what keeps every role from provisioning a machine."""
+    """Find reasons why no role can provision a machine."""
     yield from release(facts.distribution, facts.release, facts.like)
     if facts.arch == "aarch64" and not facts.driver_kept:
         yield (
@@ -37,7 +37,7 @@ def impossible(facts):
             "wsl",
             f"it is WSL on Windows (kernel {facts.kernel}): its driver is that of Windows, and "
             "other PCs do not reach it",
-            "install Debian or Ubuntu beside Windows on it (docs/windows.md), or take it out of "
+            "install Debian or Ubuntu next to Windows on it (docs/windows.md), or take it out of "
             "inventory.ini",
         )
     elif facts.container not in MACHINES:
@@ -54,11 +54,12 @@ def system(facts, question):
     if facts.arch == "aarch64" and question["offline"]:
         yield (
             "arch",
-            "its processor is aarch64, and make bundle gathers files for x86_64 alone",
+            "its processor is aarch64, and make bundle gathers files only for x86_64",
             "give it internet for as long as make provision runs, and take offline=true out of its "
             "line of inventory.ini",
         )
     if not facts.systemd:
+        # Roles install units, for example for the clock and for waking.
         yield ("systemd", "its first process is not systemd", "boot it with systemd")
     yield from python(facts, question["ansible_core"])
 
@@ -122,6 +123,7 @@ def release(distribution, version, like=""):
     if version in versions:
         return
     name = f"{NAMES.get(distribution, distribution)} {version or 'without a number'}"
+    # Debian's testing has no number, and is newer than every release.
     if versions and (not version or stacks.version(version) > stacks.version(versions[-1])):
         yield (
             "release",
@@ -168,6 +170,7 @@ def privileges(facts, question):
 
 
 def disks(facts, question):
+    # Folders of one file system share its free space.
     by_device: dict[Any, list[Any]] = {}
     for folder, size in ((row["folder"], int(row["bytes"])) for row in question["space"]):
         state = facts.disks[folder]
@@ -253,8 +256,8 @@ def packages(facts, question):
             remedy = f"install its publisher's present key (NVIDIA's: cuda-keyring), or {remedy}"
         yield (
             "apt_source",
-            f"apt's source {dead.source}, in {file}, {cause}; make provision goes on with the "
-            "other sources",
+            f"apt's source {dead.source}, in {file}, {cause}; make provision continues with "
+            "the other sources",
             f"{remedy}, then sudo apt update",
         )
     if not facts.rsync and not question["offline"]:  # else the bundle brings it
@@ -266,6 +269,7 @@ def packages(facts, question):
 
 
 def clock(facts, question):
+    # The facts were collected at some time in between; only a time outside is wrong.
     earliest, latest = (float(seconds) for seconds in question["clock"])
     off = facts.clock - min(max(facts.clock, earliest), latest)
     if abs(off) > question["clock_tolerance"]:

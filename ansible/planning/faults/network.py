@@ -5,13 +5,14 @@ from typing import Any
 
 from .. import firewall, reading
 
-# Words of ssh, the fault's name, the remedy. The last row matches everything else.
+# Words of ssh's message, the fault's name, the remedy. The first match counts; the last row matches
+# every message.
 UNREACHABLE = (
     (
         "IDENTIFICATION HAS CHANGED",
         "host_key_changed",
         "if the machine was reinstalled: ssh-keygen -R {address}, then make bootstrap; "
-        "if not, somebody may be intercepting the connection: find out before you go on",
+        "if not, somebody may be intercepting the connection: find out before you continue",
     ),
     (
         "Host key verification failed",
@@ -116,6 +117,7 @@ def links(facts, question):
         return  # its MTU and speed are the VPN's
     if link.wireless:
         yield ("wireless", f"{link.name} is a wireless link", "plug in a network cable")
+    # A link without a cable may report 0.
     if link.speed is not None and 0 < link.speed < 1000:
         yield (
             "link_speed",
@@ -168,6 +170,7 @@ def duplicates(machines):
         for facts in machines:
             link = own_link(facts)
             value = facts.machine_id if key == "machine_id" else link and link.mac
+            # The first machine with a value is not at fault; each later one gets a finding.
             owner = owners.setdefault(value, facts.host)
             if value and owner != facts.host:
                 findings.append(
@@ -194,7 +197,7 @@ def unequal_mtus(machines):
     links = [(facts.host, link) for facts in machines if (link := own_link(facts))]
     if not links or any(link.tunnel for _, link in links):
         return []
-    # One that is neither is a finding of its own machine.
+    # An unusual MTU is already a finding of its machine.
     links = [(host, link) for host, link in links if _usual_mtu(link)] or links[:1]
     low_host, low = min(links, key=lambda row: row[1].mtu)
     high_host, high = max(links, key=lambda row: row[1].mtu)
@@ -253,7 +256,7 @@ def _fastest_network(machines):
                 address = ipaddress.ip_interface(text)
                 rows = networks.setdefault(address.network, {})
                 rows.setdefault(facts.host, (link.speed, link.name, str(address.ip)))
-    # Docker gives each machine the same network and address: those are not common ones.
+    # Docker gives each machine the same network and address. Such a network connects nobody.
     common = [
         (min(speed for speed, _, _ in rows.values()), network, rows)
         for network, rows in networks.items()

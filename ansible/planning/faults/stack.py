@@ -1,4 +1,4 @@
-"""Graphics cards, their driver, and what the Python environment needs."""
+"""Check GPUs, their driver, the stack, and the requirements of the Python environment."""
 
 import datetime
 
@@ -8,11 +8,11 @@ from .. import PlanError, stacks, toolkit
 from .. import driver as drivers
 from .. import driver_candidates as candidates
 
-# Days after which newer drivers should be looked for: NVIDIA's branches get mends each few months.
+# Days after which newer drivers should be looked for: NVIDIA fixes its branches every few months.
 OLD_TABLE = 180
 # Days after which a held kernel is a finding.
 LONG_HELD = 90
-# Errors that NVIDIA's list ("XID Errors") ascribes to programs first; 45 follows a killed one.
+# Errors that programs cause, by NVIDIA's list ("XID Errors"); 45 follows a killed program.
 OF_PROGRAMS = {13, 31, 43, 45}
 MEANING = {
     48: "an error in its memory that could not be corrected",
@@ -88,7 +88,7 @@ def driver(facts, question):
                 "install it there, or find out why it is not loaded (sudo modprobe nvidia)",
             ),
         )
-    # What its packages say of the next kernel is known where it has a card.
+    # waiting_module is known only of machines with a GPU.
     if facts.driver and facts.waiting_kernel and not facts.waiting_module:
         yield (
             "kernel_module",
@@ -109,7 +109,7 @@ def driver(facts, question):
 
 
 def ended_branch(facts, question):
-    """A driver's branch that gets no security fixes any more, or of which that is not known."""
+    """Find a driver's branch that gets no security fixes any more, or whose end is unknown."""
     table = question["table"]
     if not facts.driver or not stacks.participating_gpus(facts, table):
         return
@@ -231,7 +231,7 @@ def compiler(facts, stack, table):
 
 
 def own_toolkit(facts, stack, question):
-    """Tell about a toolkit that somebody else installed in the folder of the stack's own."""
+    """Report a toolkit of somebody else in the folder of the stack's toolkit."""
     foreign = toolkit.foreign_toolkit(
         facts, stack, {"toolkit": question["toolkit"]}, question["table"]
     )
@@ -244,7 +244,7 @@ def own_toolkit(facts, stack, question):
 
 
 def environment(facts, manager, python, question):
-    # The bundle of a machine without internet has it.
+    # Offline machines get python3-venv from the bundle.
     if manager == "venv" and not facts.python_venv and not question["offline"]:
         yield (
             "venv",
