@@ -1,9 +1,9 @@
-"""Lets this control machine into machines that know only a password: `make bootstrap`.
+"""Give this control machine access to machines that accept only a password: `make bootstrap`.
 
-For each machine it shows the host key, which you compare with the one on the machine's own screen
-and which is trusted from then on. It installs this control machine's key for the user that
-provisions and the one that trains. The former gets its sudo rule and proves that it can become
-root; only then the latter loses an earlier rule. Without train_user in the inventory, both are
+For each machine it shows the host key. You compare it with the key on the machine's own screen, and
+ssh trusts it from then on. Then it installs this control machine's key for two users: the one that
+provisions and the one that trains. The first gets a sudo rule and proves that it can become root;
+only then the second loses an earlier rule. If the inventory has no train_user, both are
 ansible_user.
 """
 
@@ -60,7 +60,7 @@ def machines(inventory, limit):
     words = ["--limit", limit, *(["--inventory", inventory] if inventory else [])]
     words += ["--playbook-dir", str(ROOT)]  # for group_vars/, wherever the inventory is
     variables = json.loads(_ask("ansible-inventory", "--list", *words))["_meta"]["hostvars"]
-    # Ansible itself lists the group's members: by lines, child groups and patterns.
+    # Only Ansible itself knows all members: from lines, child groups and patterns.
     try:
         _, *names = map(str.strip, _ask("ansible", "cluster", "--list-hosts", *words).splitlines())
     except UserError:  # nobody is left; the inventory itself was read above
@@ -72,6 +72,7 @@ def machines(inventory, limit):
 
 def machine_of(name, variables):
     """Make the Machine with these variables in the inventory. Raises UserError."""
+    # A value may have any type: the inventory may be YAML.
     provisions = user_of(variables, "ansible_user") or getpass.getuser()
     address, port = variables.get("ansible_host", name), variables.get("ansible_port", 22)
     if not isinstance(address, str):
@@ -101,13 +102,13 @@ def user_of(variables, name):
 def _ask(tool, *words):
     """Run one of Ansible's programs on the inventory, and return its output. Raises UserError."""
     argv = [str(TOOLS / tool), *words]
-    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}
+    environment = {**os.environ, "ANSIBLE_NOCOLOR": "1"}  # its errors become part of ours
     streams = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     process = subprocess.run(argv, cwd=ROOT, env=environment, **streams)
     if process.returncode:
         reason = re.sub(r"^(\[ERROR\]:|ERROR!) ", "", process.stderr.strip())
-        ours = reason.startswith("the inventory ")  # vars_plugins/names.py names what is wrong
-        raise UserError(reason if ours else f"the inventory cannot be read: {reason}")
+        is_complete = reason.startswith("the inventory ")  # a sentence of vars_plugins/names.py
+        raise UserError(reason if is_complete else f"the inventory cannot be read: {reason}")
     return process.stdout
 
 
@@ -125,6 +126,7 @@ def unknown(machine):
 
 def scan(machine):
     """Ask for the HostKey at the machine's address; None if nothing answers."""
+    # Every sshd since 2014 has an ed25519 key, and one kind is enough to compare.
     argv = ["ssh-keyscan", "-T", "10", "-t", "ed25519", "-p", str(machine.port), machine.address]
     line = subprocess.run(argv, capture_output=True, text=True).stdout.strip()
     if not line:
@@ -143,7 +145,7 @@ def trusted_lines(machine):
 
 
 def trust_host_key(machine, key, expected, ask=input):
-    """Trusts the machine's host key once it is confirmed to be its own. Raises UserError.
+    """Add the machine's host key to known_hosts after its confirmation. Raises UserError.
 
     `key`: the result of `scan`. `expected`: {machine's name: fingerprint}; None asks a person.
     """
@@ -152,11 +154,14 @@ def trust_host_key(machine, key, expected, ask=input):
     trusted = trusted_lines(machine)
     if key.line.split()[1:3] in trusted:
         return
+    # A known machine with another key of the same kind: this must not become a question that people
+    # answer with yes.
     if any(kind == key.line.split()[1] for kind, _ in trusted):
         raise UserError(
             f"{machine.name}: its host key is {key.fingerprint}, and known_hosts has another. "
             f"If it was reinstalled, run ssh-keygen -R '{machine.ssh_name()}' and this command "
-            "again. If not, somebody may be intercepting the connection: find out before you go on"
+            "again. If not, somebody may be intercepting the connection: find out before you "
+            "continue"
         )
     if not is_confirmed(machine, key, expected, ask):
         raise UserError(
@@ -164,6 +169,7 @@ def trust_host_key(machine, key, expected, ask=input):
         )
     SSH.mkdir(mode=0o700, exist_ok=True)
     with (SSH / "known_hosts").open("ab+") as file:
+        # The last line may lack its end, if a person has edited the file.
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - 1))
         begin = b"" if file.read() in (b"", b"\n") else b"\n"
@@ -171,10 +177,11 @@ def trust_host_key(machine, key, expected, ask=input):
 
 
 def is_confirmed(machine, key, expected, ask):
+    """Return true if a file or a person confirms the key. Raises UserError without a terminal."""
     if expected is not None:
         return expected.get(machine.name) == key.fingerprint
     print(f"\n{machine.name}, {machine.address}")
-    # Each fits into 80 columns, since a fingerprint in two lines is hard to compare.
+    # Each line fits into 80 columns, since a fingerprint in two lines is hard to compare.
     print(f"  Its host key:   {key.fingerprint}")
     print("  On its screen:  ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub")
     try:
@@ -188,7 +195,7 @@ def is_confirmed(machine, key, expected, ask):
 
 def control_key():
     """Read this control machine's public key, and make one if there is none."""
-    for kind in ("ed25519", "ecdsa", "rsa"):
+    for kind in ("ed25519", "ecdsa", "rsa"):  # the names that ssh tries by itself
         public = SSH / f"id_{kind}.pub"
         if public.is_file():
             return public.read_text().strip()
@@ -201,18 +208,15 @@ def control_key():
 
 def needs_no_password(machine, login):
     """Return true if this user can log in and become root already, by key and sudo rule."""
-    # -S none: a connection that you have open says nothing about key and rule.
-    argv = ["ssh", "-S", "none", *ssh_options(), "-o", "BatchMode=yes"]
-    argv += ["-p", str(machine.port), "-l", login, machine.address, "sudo -n true"]
-    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
-
-
-def ssh_options():
-    """Read ansible.cfg's options for ssh, which override ~/.ssh/config."""
+    # ansible.cfg's options for ssh, which override ~/.ssh/config: Ansible has to get in, too.
     config = configparser.ConfigParser()
     config.read(ROOT / "ansible.cfg")
     words = shlex.split(config["ssh_connection"]["ssh_args"])
-    return [str(ROOT / word) if word.startswith("ansible/") else word for word in words]
+    options = [str(ROOT / word) if word.startswith("ansible/") else word for word in words]
+    # -S none: an open connection of the user proves nothing about key and rule.
+    argv = ["ssh", "-S", "none", *options, "-o", "BatchMode=yes"]
+    argv += ["-p", str(machine.port), "-l", login, machine.address, "sudo -n true"]
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
 
 
 def logins(chosen, login, ask):
@@ -230,6 +234,7 @@ def logins(chosen, login, ask):
         if passwordless:
             users[machine.name] = (passwordless[0], "")
             continue
+        # In many labs all machines have the same password, but not in all.
         hint = f" (Enter: the same as on {previous_name})" if previous_name else ""
         try:
             typed = ask(f"Password of {login} on {machine.name}{hint}: ")
@@ -241,14 +246,6 @@ def logins(chosen, login, ask):
         users[machine.name] = (login, typed or (users[previous_name][1] if previous_name else ""))
         previous_name = machine.name
     return users
-
-
-def password_source(file):
-    """Choose how `logins` gets a password: typed, or from a file with one for all machines."""
-    if not file:
-        return getpass.getpass
-    password = read("--password-file", file).rstrip("\n")
-    return lambda _: password
 
 
 def fingerprints(file):
@@ -274,7 +271,7 @@ def read(option, file):
 
 
 def run_playbook(chosen, users, args):
-    """Runs the playbook with the result of `logins`. Returns its exit code."""
+    """Run the playbook with the result of `logins`. Returns its exit code."""
     extra = {
         "access_users": {
             machine.name: {
@@ -291,8 +288,8 @@ def run_playbook(chosen, users, args):
     argv += ["--limit", ",".join(machine.name for machine in chosen)]
     argv += ["--inventory", args.inventory] if args.inventory else []
     environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
-    # Memory without a name in any folder: passwords reach neither a disk nor a command line, and go
-    # with this process, whatever ends it.
+    # A file in memory, without a name in any folder: passwords reach neither a disk nor a command
+    # line, and disappear with this process.
     with os.fdopen(os.memfd_create("tandem"), "w") as secrets:
         json.dump({name: secret for name, (_, secret) in users.items()}, secrets)
         secrets.flush()
@@ -304,6 +301,7 @@ def run_playbook(chosen, users, args):
 def trust_all(chosen, expected):
     """Return (machines whose host key is trusted now, sentences about the others)."""
     print("Asking all machines for their host keys, which takes 10 s if one is off.", flush=True)
+    # All at once, and before the first question, so that a person does not wait between questions.
     with ThreadPoolExecutor(len(chosen)) as pool:
         keys = list(pool.map(scan, chosen))
     trusted, sentences = [], []
@@ -317,8 +315,8 @@ def trust_all(chosen, expected):
 
 
 def complain(text):
-    """On stderr: sentences in the columns of a terminal, and what is indented, to be typed, as it
-    is."""
+    """Print on stderr, wrapped for a terminal. Indented lines are commands, and stay as they
+    are."""
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else None
     for line in text.splitlines():
         verbatim = line.startswith(" ") or width is None
@@ -342,7 +340,10 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         chosen = machines(args.inventory, args.limit)
-        expected, ask = fingerprints(args.fingerprints), password_source(args.password_file)
+        expected, ask = fingerprints(args.fingerprints), getpass.getpass
+        if args.password_file:  # one password for all machines
+            password = read("--password-file", args.password_file).rstrip("\n")
+            ask = lambda _: password  # noqa: E731
         trusted, sentences = trust_all(chosen, expected)
         users = logins(trusted, args.login, ask)
     except UserError as error:

@@ -1,7 +1,7 @@
-"""Gathers into bundle/ what machines without internet need, or says what is broken there.
+"""Download into bundle/ the files that machines without internet need, or check them.
 
-Run by ansible/playbooks/bundle.yml, which knows the inventory, and by role bundle, which has it
-verified before any machine is touched. It can be resumed: what is complete is kept.
+ansible/playbooks/bundle.yml runs it, with the inventory. Role bundle lets it check the files before
+any machine is changed. The same command continues after an interruption.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from contract import interrupts
 from contract.errors import UserError
 
 BUNDLE = Path(__file__).resolve().parents[1] / "bundle"
+# The module that fetches each kind of order.
 ROOMS = {wheels.Wheels: wheels, debs.Debs: debs, installers.Installers: installers}
 
 
@@ -23,9 +24,9 @@ def plan(needs, bundle):
     """Plan the orders, one for each folder of the bundle. Raises UserError.
 
     `needs`: {"wheels": [[stack, Python or ""], ...], "releases": {code name: [further packages]},
-    "stacks": [names of those whose installers are needed], "toolkit", "apex" and "driver_version":
-    as in group_vars, "conda": [URL, SHA-256] or [],
-    "index_url": ..., "mirrors": {name in releases.yml: URL}}.
+    "stacks": [names of stacks whose installers are needed], "toolkit", "apex" and "driver_version":
+    as in group_vars, "conda": [URL, SHA-256] or [], "index_url": ..., "mirrors": {name in
+    releases.yml: URL}}.
     """
     orders = [
         wheels.plan(stack, python, needs["index_url"], bundle) for stack, python in needs["wheels"]
@@ -35,7 +36,7 @@ def plan(needs, bundle):
         debs.plan(release, packages | set(extra_packages), needs["mirrors"], bundle)
         for release, extra_packages in needs["releases"].items()
     ]
-    # Last, so that what a person has to download holds up nothing else.
+    # Last, since it stops at files that a person has to download.
     for stack in needs["stacks"]:
         orders += installers.plan(stack, needs, bundle)
     if any(order.folder.name.startswith("apex-") for order in orders):
@@ -46,7 +47,7 @@ def plan(needs, bundle):
 
 
 def gather(orders, progress):
-    """Carries the orders out. Returns whether there was anything to do."""
+    """Fetch the orders that are not complete. Returns whether there was one. Raises UserError."""
     todo = [order for order in orders if not manifest.is_complete(order.folder, order.purpose())]
     for order in todo:
         progress.begin(order.folder.name)
@@ -55,7 +56,7 @@ def gather(orders, progress):
 
 
 def verify(orders):
-    """Sentences about what is missing or broken."""
+    """Return a sentence for each missing or broken file."""
     return [
         sentence
         for order in orders
@@ -81,6 +82,7 @@ def main(argv=None):
     except UserError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
+    # Also for complete folders: the last lines are the whole list.
     for order in orders:
         size = sum(path.stat().st_size for path in order.folder.iterdir())
         print(f"{order.folder}: {size / 1e9:.1f} GB, complete{'' if changed else ' already'}")

@@ -1,8 +1,6 @@
-"""Reports what is wrong with the machines of the inventory: `make check`.
+"""Report the problems of the inventory's machines, and change nothing: `make check`.
 
-It changes nothing.
-
-Exit code 0: nothing is wrong; 1: problems were found; 2: it could not look.
+Exit code 0: there is no problem; 1: there are problems; 2: the machines could not be checked.
 """
 
 import argparse
@@ -25,8 +23,6 @@ from planning import preflight
 
 ROOT = Path(__file__).resolve().parents[1]
 PLAYBOOK = ROOT / "ansible" / "playbooks" / "check.yml"
-
-
 LOCAL = (
     "{} are nodes of this one machine (ansible_connection=local), which nobody provisions: "
     "make env has installed what they need."
@@ -34,8 +30,8 @@ LOCAL = (
 
 
 def inspect(inventory, extra):
-    """{"findings": as planning/preflight.py has them, in the order of the inventory, "local": nodes
-    of this machine}. Raises UserError with Ansible's reason."""
+    """Run the playbook. Returns {"findings": of planning/preflight.py, in the order of the
+    inventory, "local": nodes of this machine}. Raises UserError with Ansible's reason."""
     with scratch_folder() as folder:
         output = folder / "findings.json"
         argv = [
@@ -49,12 +45,14 @@ def inspect(inventory, extra):
         environment = {
             **os.environ,
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-            "ANSIBLE_HOST_PATTERN_MISMATCH": "ignore",  # no machine answers: that is a finding
+            "ANSIBLE_HOST_PATTERN_MISMATCH": "ignore",  # machines that do not answer are findings
         }
         printed = run_playbook(argv, environment)
+        # Ansible's exit code is not zero if one machine fails, but the others have findings.
         if not output.exists():
             raise UserError(f"could not look at the machines: {reason(printed)}")
         result = json.loads(output.read_text())
+    # A single local node is a control machine that also trains, and is provisioned like others.
     local = result["local"] if len(result["local"]) > 1 else []
     findings = [row for row in result["findings"] if row["host"] not in local]
     findings.sort(key=lambda row: result["order"].index(row["host"]))
@@ -102,6 +100,7 @@ def text(findings, local=(), width=80):
         lines.append(f"Problems: {len(problems)}. Nothing was changed.")
     else:
         lines.append("Nothing is wrong with the machines.")
+    # A note is often the same for all machines.
     notes = {finding["cause"]: finding for finding in findings if finding not in problems}
     for note in notes.values():
         named = ", ".join(row["host"] for row in findings if row["cause"] == note["cause"])
@@ -113,14 +112,13 @@ def paragraph(finding, width):
     """Write the lines of one finding below its machine's name."""
     lines = []
     for word in ("cause", "remedy"):
-        words = "".join(
-            c if c.isprintable() else " " for c in finding[word]
-        )  # a machine's own words
-        # A remedy may begin with what is to be typed, which stays as it is.
-        sentence = words[:1].upper() + words[1:] if word == "cause" else words
-        first = "  - " if word == "cause" else "    Remedy: "
+        # A text may contain a machine's answer.
+        sentence = "".join(letter if letter.isprintable() else " " for letter in finding[word])
+        lead = "    Remedy: "
+        if word == "cause":  # a remedy may begin with a command, which keeps its first letter
+            lead, sentence = "  - ", sentence[:1].upper() + sentence[1:]
         lines += textwrap.wrap(
-            f"{first}{sentence}", width, subsequent_indent="    ", break_long_words=False
+            f"{lead}{sentence}", width, subsequent_indent="    ", break_long_words=False
         )
     return lines
 

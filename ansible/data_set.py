@@ -1,7 +1,7 @@
-"""Says whether a folder of the control machine is a data set of a kind, before it is copied.
+"""Check whether a folder of the control machine is a data set of a kind, before it is copied.
 
-Run by role data, with the checkout in PYTHONPATH; contract/layout.py defines the kinds.
-Exit code 1: it is not one, and stderr says why. Else stdout says what of it is not read.
+Role data runs it, with the checkout in PYTHONPATH; contract/layout.py defines the kinds. Exit code
+1: it is not one, and stderr has the reason. Otherwise stdout has a note on skipped files.
 """
 
 import sys
@@ -11,35 +11,30 @@ from contract import layout
 
 
 def examine(root, kind):
-    """Return why `root` cannot be copied as a data set of this kind, or "", and a note on what of
-    it is not read."""
+    """Return why `root` cannot be copied as a data set of this kind, or "", and a note on skipped
+    files."""
     if kind == layout.FILES:
-        return examine_files(root)
+        try:
+            listing, tree = layout.list_files(root, lambda: None)
+        except layout.LayoutError as error:
+            return str(error), ""
+        return broken_links(root, tree), listing["note"]
     try:
-        read = {split: layout.read_split(root, split) for split in layout.SPLITS}
+        splits = {name: layout.read_split(root, name) for name in layout.SPLITS}
     except layout.LayoutError as error:
         entry = f"{{name: {root.name}, kind: {layout.FILES}}}"
         hint = f" If it has no image classes, write it as {entry} in data_sets."
         return f"{root}: {error}{hint if root.is_dir() else ''}", ""
-    empty = [split for split in layout.SPLITS if not any(read[split].images.values())]
+    empty = [name for name, split in splits.items() if not any(split.images.values())]
     if empty:
         return f"{root} has no images in {' and '.join(empty)}", ""
-    note = "; ".join(filter(None, (read[split].note(split) for split in layout.SPLITS)))
-    return broken_links(root, *read.values()), note
-
-
-def examine_files(root):
-    """Do the same for a folder of any files."""
-    try:
-        listing, read = layout.list_files(root, lambda: None)
-    except layout.LayoutError as error:
-        return str(error), ""
-    return broken_links(root, read), listing["note"]
+    note = "; ".join(filter(None, (split.note(name) for name, split in splits.items())))
+    return broken_links(root, *splits.values()), note
 
 
 def broken_links(root, *splits):
-    """Name the first link that cannot be followed: what it led to would be missing in every
-    copy."""
+    """Describe the first link that cannot be followed; "" if there is none."""
+    # rsync copies what links point to, so every copy would lack these files.
     links = [link for split in splits for link in split.broken_links]
     if not links:
         return ""

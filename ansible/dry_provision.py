@@ -1,9 +1,9 @@
-"""Prints what site.yml would install on which machine, and changes nothing: `make dry-provision`.
+"""Print what site.yml would install on which machine, and change nothing: `make dry-provision`.
 
 The machines are those of the inventory, or of a file of facts (--facts, examples/machines/), which
---save writes. The list is made by the same functions as the plans that the roles carry out.
+--save writes. The same functions make this list and the plans that the roles carry out.
 
-Exit code 0: it could be planned; 1: a machine would be refused; 2: the machines could not be asked.
+Exit code 0: planned; 1: a machine would be refused; 2: the machines could not be asked.
 """
 
 import argparse
@@ -34,7 +34,7 @@ ANSIBLE = Path(__file__).resolve().parent
 ROOT = ANSIBLE.parent
 PLAYBOOK = ANSIBLE / "playbooks" / "facts.yml"
 WIDTH = 80
-# The settings of other roles than the driver's.
+# The settings of roles other than driver.
 SETTINGS = (
     *("stack", "env_manager", "conda_installer", "pip_index_url"),
     *("toolkit", "apex", "apex_extensions", "gpus"),
@@ -43,13 +43,13 @@ SWITCHES = ("toolkit", "apex", "apex_extensions", *(row.name for row in driver.S
 
 
 class Kept(Struct):
-    """What `stack: auto` decided before, or nothing."""
+    """The earlier decision of `stack: auto`, or nothing."""
 
     stack: Union[Text, UnsetType] = UNSET
     path: Union[Text, UnsetType] = UNSET
 
 
-# What a file of facts may say of them.
+# The settings that a file of facts may have.
 Setting = defstruct(
     "Setting",
     [
@@ -61,25 +61,23 @@ Setting = defstruct(
         ("kept", Union[Kept, UnsetType], UNSET),
     ],
 )
-
-
-# What files of facts of an older form lack.
+# Facts that older files lack, and that have a default.
 SINCE = {"held", "held_by_us", "signing_key"}
 
 
 class Machine(NamedTuple):
     host: str
     settings: dict[str, Any]
-    facts: ShellFacts | None  # PlanFacts; of one that role reach set aside what its shell said
+    facts: ShellFacts | None  # PlanFacts; only ShellFacts of a machine that role reach refused
 
 
 def rows(entries, table, bundle):
-    """[{"host", "what", "lines"}]: everything that would be installed, machine by machine.
+    """Return [{"host", "what", "lines"}]: everything that would be installed, by machine.
 
-    entries: [{"facts", "settings"}], one per machine; of one that could not be asked only its
-    "host" is known. `stack` and the settings of toolkit and apex are the cluster's, and taken from
-    the first. bundle: the folder in which files are looked for. Raises PlanError if no stack fits,
-    UserError where facts lack one that the plan is made by.
+    entries: [{"facts", "settings"}], one per machine; a machine that did not answer has only
+    "host". `stack` and the settings of toolkit and apex are the same for the cluster, so the first
+    machine's are used. bundle: the folder with downloaded files. Raises PlanError if no stack fits,
+    and UserError if a fact is missing.
     """
     machines = list(map(_machine, entries))
     refused = _refusals([machine.facts for machine in machines if machine.facts])
@@ -88,6 +86,7 @@ def rows(entries, table, bundle):
          "lines": [f"REFUSED: {row['cause']}", f"remedy: {row['remedy']}"]}
         for host, row in refused.items()
     ]  # fmt: skip
+    # Another Ansible, or a package, removes these faults: such a machine stays a member.
     outside = [host for host, row in refused.items() if row["fault"] not in looks.REMEDIABLE]
     members = [machine.host for machine in machines if machine.host not in outside]
     machines = [machine for machine in machines if machine.facts and machine.host not in refused]
@@ -103,6 +102,7 @@ def rows(entries, table, bundle):
     try:
         stack = stacks.resolve(all_facts, chosen["stack"], table, members, chosen.get("kept"))
     except PlanError as error:
+        # A refused machine may be the reason that no stack can be chosen.
         reasons = [*map(preflight.text, refused.values()), str(error)]
         raise PlanError(". ".join(reasons)) from None
     switches = {name: chosen[name] for name in ("toolkit", "apex", "apex_extensions")}
@@ -122,6 +122,7 @@ def rows(entries, table, bundle):
 
 
 def _machine(entry):
+    """Make the Machine of an entry. Raises UserError and PlanError."""
     facts, settings = entry["facts"], entry["settings"]
     host = reading.read(facts["host"], Text, "a machine.host")
     if set(facts) == {"host"}:
@@ -141,14 +142,14 @@ def _machine(entry):
 def _lacks(host, name):
     return UserError(
         f"tandem: the facts of {host} lack {name!r}: they are of an older form, or incomplete. "
-        "Save them anew: .venv/bin/python ansible/dry_provision.py --save FILE"
+        "Save them again: .venv/bin/python ansible/dry_provision.py --save FILE"
     )
 
 
 def _refusals(answering):
     """Find {host: finding} of the machines that role reach refuses."""
-    # Of a machine that reach set aside no more is known than what its shell said; on the others
-    # modules ran, whichever Ansible's they were.
+    # Only the shell of a machine that reach refused was asked. Modules ran on the others, so their
+    # Python is no obstacle, whichever Ansible ran them.
     examined = {facts.host for facts in answering if isinstance(facts, PlanFacts)}
     refusals = {}
     for row in looks.unfit(answering, importlib.metadata.version("ansible-core")):
@@ -162,7 +163,7 @@ def _cards(facts, table):
     names = [_card(device, parting, table) for device in stacks.nvidia_devices(facts)]
     system = f"{facts.distribution.capitalize()} {facts.release}, kernel {facts.kernel}"
     gcc = f"gcc {facts.gcc}" if facts.gcc else "no gcc"
-    hidden = stacks.hidden_gpu(facts)
+    hidden = stacks.hidden_gpu(facts)  # one that vfio-pci or prime-select keeps from the driver
     names += [hidden[0]] if hidden else []
     return [*(names or ["no card of NVIDIA's"]), f"{system}, {gcc}"]
 
@@ -172,7 +173,7 @@ def _card(device, parting, table):
     row = stacks.generation(device, table)
     if row is None:
         return f"NVIDIA {device}, a card that is not in ansible/stacks.yml"
-    if device in parting:
+    if device in parting:  # of two equal cards, gpus= may let only one participate
         parting.remove(device)
         return f"{row['name']} {device}, compute capability {row['sm'] // 10}.{row['sm'] % 10}"
     idle = stacks.is_display_only(row, table)
@@ -181,6 +182,7 @@ def _card(device, parting, table):
 
 
 def _driver(facts, settings, stack, table, bundle):
+    """List the driver with its source, or the refusal and its remedy."""
     files = (bundle / "installers" / stack["name"]).glob("*.run")
     options = driver.driver_wanted(settings, [path.name for path in files])
     plan = driver.driver_plan(facts, options, stack, table)
@@ -208,7 +210,7 @@ def _side_needs(plan, facts):
     if plan.get("key"):
         lines.append(
             f"Secure Boot: the module is signed with this machine's own key ({plan['key']}), which "
-            "somebody has to enrol at its screen once; the run says how, and goes on afterwards"
+            "somebody has to enrol at its screen once; the run says how, and continues afterwards"
         )
     if facts.seated and (plan.get("screen") or plan.get("reboot_first") or facts.nouveau):
         lines.append(f"before a reboot {', '.join(facts.seated)}, logged in there, is asked")
@@ -216,7 +218,7 @@ def _side_needs(plan, facts):
 
 
 def _reboots(plan, facts):
-    """Tell about the reboot of a plan, if it has or may have one."""
+    """Describe the reboot of a plan, if it has or may have one."""
     if plan.get("reboot_first"):
         into = ["without nouveau"] * facts.nouveau
         into += [f"without {plan['without']}"] if plan.get("without") else []
@@ -235,6 +237,7 @@ def _reboots(plan, facts):
 
 
 def _toolkit(plan, foreign, bundle):
+    """List the toolkit's parts. `foreign`: a toolkit in its place that others installed."""
     if plan is None and foreign is not None:
         return [("toolkit", [f"none is installed; {foreign['folder']}: {foreign['reason']}"])]
     if plan is None:
@@ -249,7 +252,7 @@ def _toolkit(plan, foreign, bundle):
 
 
 def _file(part, plan, bundle):
-    """Tell from which file a part comes, and who has to fetch it."""
+    """Describe a part's file and its source: an address, or a page for a person."""
     folder = f"bundle/installers/{plan['bundle']}"
     lines = [f"file {part['file']}"]
     lines += _from(part["url"]) if part["url"] else ["by hand from", part["page"]]
@@ -267,8 +270,10 @@ def _environment(facts, settings, stack):
     except PlanError as error:
         return [("python", [f"REFUSED: {error}"])]
     lock = ANSIBLE / "locks" / f"{stack['lock']}-py{python}.txt"
+    # Another lock makes another environment; runs that use the old one are not disturbed.
     digest = hashlib.sha256(lock.read_bytes()).hexdigest()[:12]
-    folder = f"{_env_root()}/envs/{stack['name']}-{digest}"
+    variables = yaml.safe_load((ANSIBLE / "roles/python_env/vars/main.yml").read_text())
+    folder = f"{variables['python_env_root']}/envs/{stack['name']}-{digest}"
     conda = (settings["conda_installer"] or "").rpartition("/")[2]
     source = {
         "venv": "the machine's own",
@@ -284,12 +289,6 @@ def _environment(facts, settings, stack):
     ]
 
 
-def _env_root():
-    return yaml.safe_load((ANSIBLE / "roles/python_env/vars/main.yml").read_text())[
-        "python_env_root"
-    ]
-
-
 def _apex(plan, bundle):
     if plan is None:
         return [("apex", ["none: O1 to O3 run on torch.amp"])]
@@ -299,7 +298,7 @@ def _apex(plan, bundle):
 
 
 def text(rows):
-    """The text for people: a paragraph per machine, at most 80 columns wide."""
+    """Return the text for people: a paragraph per machine, at most 80 columns wide."""
     lines, host = [], None
     for row in rows:
         if row["host"] != host:
@@ -315,41 +314,48 @@ def text(rows):
 
 
 def settings():
-    """The settings of group_vars/all.yml, for facts from a file."""
+    """Read the settings of group_vars/all.yml, for facts from a file."""
     values = yaml.safe_load((ROOT / "group_vars" / "all.yml").read_text())
     index = values["mirrors"][values["mirror"]]["pip"]
     return {**values, "pip_index_url": index}
 
 
 def inspect(inventory, extra):
-    """[{"facts", "settings"}] of the machines that answer. Raises UserError."""
+    """Ask the machines. Returns [{"facts", "settings"}] of those that answer. Raises UserError."""
     with scratch_folder() as folder:
         output = folder / "facts.json"
         argv = [str(Path(sys.executable).parent / "ansible-playbook"), str(PLAYBOOK)]
-        of_driver = [setting.name for setting in driver.SETTINGS.values()]
-        named = {"facts_output": str(output), "facts_names": [*of_driver, *SETTINGS]}
-        argv += ["--extra-vars", json.dumps(named)]
+        driver_settings = [setting.name for setting in driver.SETTINGS.values()]
+        variables = {"facts_output": str(output), "facts_names": [*driver_settings, *SETTINGS]}
+        argv += ["--extra-vars", json.dumps(variables)]
         argv += ["--inventory", inventory] if inventory else []
         environment = {**os.environ, "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")}
         printed = subprocess.run(
             argv + extra, env=environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
         ).stdout
+        # The exit code says only that some machine did not answer; the file is written if one did.
         if not output.exists():
             raise UserError(f"{printed}\ntandem: ansible-playbook could not look (above)")
         entries = json.loads(output.read_text())
-    # Role preflight keeps the decision of `stack: auto` beside the inventory.
+    # Role preflight stores the decision of `stack: auto` next to the inventory.
     path = Path(stacks.decision_file(inventory or ROOT / "inventory.ini"))
     decision = {"kept": stacks.read_decision(path.read_text(), path) if path.is_file() else {}}
     return [{**entry, "settings": {**decision, **entry["settings"]}} for entry in entries]
 
 
 def read(path):
-    """[{"facts", "settings"}] of a file that --save wrote. Raises UserError."""
+    """Read [{"facts", "settings"}] from a file that --save wrote. Raises UserError."""
+
+    def is_entry(entry):
+        facts = entry.get("facts") if isinstance(entry, dict) else None
+        has_host = isinstance(facts, dict) and isinstance(facts.get("host"), str)
+        return has_host and isinstance(entry.get("settings", {}), dict)
+
     try:
         entries = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"tandem: {path} cannot be read as a file of facts: {error}") from None
-    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+    if not isinstance(entries, list) or not all(map(is_entry, entries)):
         raise UserError(
             f"tandem: {path} is no file of facts: it has to be a list of objects, each with "
             '"facts", which has a "host" (examples/machines/ has some)'
@@ -359,16 +365,10 @@ def read(path):
         for entry in entries:
             entry_settings = reading.read(entry.get("settings", {}), Setting, "settings")
             entry["settings"] = {**common, **to_builtins(entry_settings)}
-            _machine(entry)
+            _machine(entry)  # only for its errors, before anything is printed
     except PlanError as error:
         raise UserError(f"tandem: {path} is no file of facts: {error}") from None
     return entries
-
-
-def _is_entry(entry):
-    facts = entry.get("facts") if isinstance(entry, dict) else None
-    has_host = isinstance(facts, dict) and isinstance(facts.get("host"), str)
-    return has_host and isinstance(entry.get("settings", {}), dict)
 
 
 def main(argv=None):

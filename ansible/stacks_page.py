@@ -1,4 +1,4 @@
-"""Writes the tables of docs/stacks.md from ansible/stacks.yml; run it after changing that file."""
+"""Write the tables of docs/stacks.md from ansible/stacks.yml. Run it after changing that file."""
 
 from pathlib import Path
 
@@ -14,13 +14,14 @@ BEGIN, END = "<!-- from ansible/stacks.yml: {} -->", "<!-- end -->"
 
 
 def stacks(table):
-    """The versions that belong together, one row per stack."""
+    """Return the table of versions that belong together, one row per stack."""
     lines = [
         f"| {' | '.join(COLUMNS)} |",
         "|" + "---|" * len(COLUMNS),
     ]
     for name, row in table["rows"].items():
-        versions = {part["name"]: part["version"] for part in _parts(row, table)}
+        parts = table["toolkits"].get(row.get("toolkit"), [])
+        versions = {part["name"]: part["version"] for part in parts}
         kit = "" if row.get("toolkit_default") or not versions else " (on request)"
         cells = [
             f"`{name}`",
@@ -44,12 +45,9 @@ def _users(apex, table):
     return ", ".join(f"`{name}`" for name, row in table["rows"].items() if row.get("apex") == apex)
 
 
-def _parts(row, table):
-    return table["toolkits"].get(row.get("toolkit"), [])
-
-
 def _range(pythons):
-    ordered = sorted(pythons, key=lambda text: [int(part) for part in text.split(".")])
+    # As text, 3.10 would come before 3.9.
+    ordered = sorted(pythons, key=lambda text: [int(number) for number in text.split(".")])
     return ordered[0] if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
 
 
@@ -58,6 +56,7 @@ def _cards(row, table):
     if "sm" not in row:
         return "none"
     generations = {entry["sm"]: entry["name"] for entry in table["gpus"]["generations"]}
+    # Binary code runs on the same major capability from its minor one on.
     runs = [
         sm for sm in sorted(generations) if any(b // 10 == sm // 10 and b <= sm for b in row["sm"])
     ]
@@ -96,7 +95,7 @@ TABLES = {"stacks": stacks, "drivers": drivers, "files": files}
 
 
 def page(text, table):
-    """Write the page's tables anew."""
+    """Return the page with new tables."""
     for name, make in TABLES.items():
         head, begin, tail = text.partition(BEGIN.format(name) + "\n")
         if not begin:

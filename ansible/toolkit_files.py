@@ -1,8 +1,8 @@
-"""Gathers the files of the CUDA toolkit and of apex into bundle/, on the control machine.
+"""Download the files of the CUDA toolkit and of apex into bundle/, on the control machine.
 
-Run by roles cuda and apex with their plan as JSON; prints {"sha256": {file: checksum}, "trusted":
-sentences about files without a published checksum that came now}. What can be fetched is fetched
-once; what a person has to get is named with its page.
+Roles cuda and apex run it with their plan as JSON. It prints {"sha256": {file: checksum},
+"trusted": sentences about new files without a published checksum}. Each file is downloaded once; an
+error lists the files that a person has to download, with their pages.
 
 Exit code 2: something is missing or is not the expected file.
 """
@@ -36,7 +36,7 @@ def order(folder, parts, bundle=BUNDLE):
 
 
 def gather(plan, module, progress):
-    """Carries an order out, unless it was carried out before. Raises UserError."""
+    """Fetch the files of an order, unless the folder is complete. Raises UserError."""
     if not manifest.is_complete(plan.folder, plan.purpose()):
         module.gather(plan, progress)
 
@@ -51,7 +51,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     plan, progress = order(args.folder, args.parts, args.bundle), Progress()
     try:
-        # What it prints is for people; our one line is for Ansible.
+        # Progress is for people; Ansible reads only our one line.
         with redirect_stdout(io.StringIO()):
             if not args.list:
                 gather(plan, installers, progress)

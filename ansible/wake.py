@@ -1,8 +1,8 @@
-"""Switches machines on over the network: `make wake`. Standard library only.
+"""Switch machines on over the network: `make wake`. Standard library only.
 
-`make provision` recorded what it needs of each (hardware address, address, ssh's port),
-where wake_on_lan is true, in .tandem/wake/. Packets go to the networks of this machine's own cards
-and nowhere else. Exit code 1: a machine did not answer; 2: nothing could be tried.
+With wake_on_lan: true, `make provision` records each machine's hardware address, address and ssh
+port in .tandem/wake/. Packets go only to the networks of this machine's interfaces. Exit code 1: a
+machine did not answer; 2: nothing could be tried.
 """
 
 import argparse
@@ -37,22 +37,22 @@ def record(path):
     try:
         row = json.loads(path.read_text())
         mac, port = row["mac"], row["port"]
-        right = re.fullmatch(r"([0-9a-f]{2}:){5}[0-9a-f]{2}", mac) and type(port) is int
-        if not right or not 0 < port < 1 << 16:
+        is_valid = re.fullmatch(r"([0-9a-f]{2}:){5}[0-9a-f]{2}", mac) and type(port) is int
+        if not is_valid or not 0 < port < 1 << 16:
             raise ValueError(f"mac is {mac!r} and port {port!r}")
         ipaddress.IPv4Address(row["address"])
         return {**row, "inventory": Path(row["inventory"])}
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(
-            f"{path.stem} cannot be woken, since {path} is damaged ({what[:100]}): switch it on by "
-            "its button and run make provision, which writes it anew"
+            f"{path.stem} cannot be woken, since {path} is damaged ({reason[:100]}): switch it on "
+            "by its button and run make provision, which writes the file again"
         ) from None
 
 
 def records(folder, inventory, limit):
-    """{name: record} of the inventory's machines, all or those in `limit`, and sentences on records
-    that are damaged. Raises UserError if there is nothing to try."""
+    """Return {name: record} of the inventory's machines, all or those in `limit`, and sentences
+    about damaged records. Raises UserError if there is nothing to try."""
     rows, damaged = {}, {}
     for path in sorted(folder.glob("*.json")):
         try:
@@ -68,8 +68,8 @@ def records(folder, inventory, limit):
             f"it is not known how to wake {', '.join(unknown) or 'any machine'}: set "
             "wake_on_lan: true in group_vars/all.yml and run make provision while it is on"
         )
-    wanted = {name: row for name, row in rows.items() if not limit or name in limit}
-    return wanted, [sentence for name, sentence in damaged.items() if not limit or name in limit]
+    limited = {name: row for name, row in rows.items() if not limit or name in limit}
+    return limited, [sentence for name, sentence in damaged.items() if not limit or name in limit]
 
 
 def own_networks():
@@ -92,6 +92,7 @@ def broadcast(address, networks):
             f"no card of this machine is in the network of {address}, and routers do not pass on "
             "the packet that wakes: run make wake on a machine on the same switch"
         )
+    # The smallest network that contains the address, as the kernel would route it.
     return str(max(reached, key=lambda network: network.prefixlen).broadcast_address)
 
 
@@ -142,8 +143,8 @@ def main(argv=None):
     except UserError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
-    for name, why in absent.items():
-        reason = why or (
+    for name, problem in absent.items():
+        reason = problem or (
             "is it on the same switch, and does its firmware allow Wake on LAN? Its button always "
             "works"
         )

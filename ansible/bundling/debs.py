@@ -1,8 +1,8 @@
-"""A repository of Debian packages with their dependencies, for a release that need not be ours.
+"""Make a repository of Debian packages with their dependencies, for any release.
 
-apt resolves them with a configuration, sources and state of its own, so that of this machine's apt
-nothing is read or changed but the way to the internet. The target is assumed to have no package at
-all, so that the result is complete for every installation of the release.
+apt resolves them with a separate configuration, sources and state. It reads only the proxy and
+certificates of this machine's apt, and changes nothing of it. The target counts as empty, so that
+the result is complete for every installation of the release.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from contract.errors import UserError
 from planning.share import KINDS
 
 ANSIBLE = Path(__file__).resolve().parents[1]
-# What apt keeps between calls.
+# apt's lists and cache, for the next call.
 STATE = ANSIBLE.parent / "bundle" / "apt"
 ARCHITECTURE = "amd64"
 INDEX = "Packages"
@@ -47,7 +47,7 @@ APT::Sandbox::User "";
 
 @dataclass(frozen=True)
 class Debs:
-    """Packages, their sources, and the folder they go to."""
+    """An order: packages, their sources, and their folder."""
 
     release: str
     packages: tuple[str, ...]
@@ -58,8 +58,8 @@ class Debs:
     state: Path
 
     def purpose(self):
-        wanted = "\n".join([*self.packages, *self.sources])
-        return f"debs {hashlib.sha256(wanted.encode()).hexdigest()}"
+        text = "\n".join([*self.packages, *self.sources])
+        return f"debs {hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def plan(release, packages, mirrors, bundle):
@@ -112,15 +112,17 @@ def role_packages(roles=ANSIBLE / "roles"):
 
 
 def gather(order, progress):
-    """Carries the plan out, unless it was carried out before. Raises UserError."""
+    """Fetch the packages of an order, unless the folder is complete. Raises UserError."""
     if manifest.is_complete(order.folder, order.purpose()):
         return
+    # Without a manifest the folder counts as incomplete until the end.
     (order.folder / manifest.NAME).unlink(missing_ok=True)
     order.folder.mkdir(parents=True, exist_ok=True)
     environment = _private_apt(order)
     _apt(order, environment, "update", "--error-on=any")
     files = _resolve(order, environment)
     fetch_all(files, f"packages {order.release}", progress, _proxy(environment))
+    # Older versions would be in no index, and only fill the machines' disks.
     names = {file.path.name for file in files}
     for path in order.folder.iterdir():
         if path.name not in names:
@@ -144,9 +146,9 @@ def _private_apt(order):
         )
     for folder in ("lists/partial", "cache/archives/partial"):
         (order.state / folder).mkdir(parents=True, exist_ok=True)
-    (order.state / "status").write_text("")
+    (order.state / "status").write_text("")  # no package is installed on the target
     (order.state / "sources.list").write_text("\n".join(order.sources) + "\n")
-    # The way to the internet stays this machine's: proxies, certificates.
+    # This machine's way to the internet: proxies, certificates.
     dumped = subprocess.run(["apt-config", "dump"], stdout=subprocess.PIPE, text=True, check=True)
     ours = [line for line in dumped.stdout.splitlines() if line.startswith("Acquire::")]
     configuration = order.state / "apt.conf"
@@ -170,6 +172,7 @@ def _apt(order, environment, *words):
 def _resolve(order, environment):
     """List the files that `apt-get install` would fetch, with the archive's SHA-256 of each."""
     printed = _apt(order, environment, "install", "--yes", "--print-uris", *order.packages)
+    # apt prints MD5 sums here, so the SHA-256 comes from the archive's entries.
     rows = re.findall(r"^'(\S+)' (\S+) (\d+) ", printed, re.MULTILINE)
     files = {unquote(url.rsplit("/", 1)[1]): (url, int(size)) for url, _, size in rows}
     digests = {
@@ -196,6 +199,7 @@ def _stanzas(environment, packages):
 
 def _index(order, environment, files):
     """Write the repository's index: the archive's own entries, except for the files' paths."""
+    # apt on a machine gets the files from one folder, not from the archive's pool.
     file_names = {file.sha256: file.path.name for file in files}
     names = [file.path.name.split("_")[0] for file in files]
     entries = {

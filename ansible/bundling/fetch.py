@@ -1,10 +1,10 @@
-"""Downloads: what is complete is not fetched again, and what is partial is resumed."""
+"""Download files. Complete files are not fetched again, and partial ones are resumed."""
 
 import os
 import sys
 import urllib.error
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +13,12 @@ from tqdm import tqdm
 from bundling.manifest import sha256
 from contract.errors import UserError
 
-SECONDS = 60
+SECONDS = 60  # without a byte from the server
 
 
 @dataclass(frozen=True)
 class File:
-    """A file to download, where it goes, and its checksum; `sha256` is empty if not known."""
+    """A file to download, its path here, and its checksum; `sha256` is "" if unknown."""
 
     url: str
     path: Path
@@ -27,10 +27,16 @@ class File:
 
 
 class Progress:
-    """A bar on a terminal (given by path, since Ansible hides ours), else one line per file."""
+    """Show a bar on a terminal, otherwise print one line per file. `terminal`: the path of the
+    terminal, since Ansible hides it."""
 
     def __init__(self, terminal=""):
-        self.stream = _open_terminal(terminal) if terminal else sys.stderr
+        self.stream = sys.stderr
+        if terminal:
+            # NOCTTY: a process without a controlling terminal must not get this one as its own.
+            # After `su` the terminal still belongs to the other user, and cannot be opened.
+            with suppress(OSError):
+                self.stream = os.fdopen(os.open(terminal, os.O_WRONLY | os.O_NOCTTY), "w")
         self.is_terminal = self.stream.isatty()
         self.trusted = []  # sentences about files whose publisher states no checksum
 
@@ -39,7 +45,7 @@ class Progress:
             print(line, flush=True)
 
     def trust(self, name, digest):
-        """Says, with a bar or without one, that nobody but the file itself vouches for it."""
+        """Warn, with a bar or without one, that no publisher's checksum confirms a file."""
         self.trusted.append(
             f"{name}: its publisher states no SHA-256, so the file that came is trusted, and any "
             f"other one is refused from now on. Compare its SHA-256 with that of a second source: "
@@ -48,12 +54,12 @@ class Progress:
         print(self.trusted[-1], flush=True)
 
     def begin(self, label):
-        """Says what follows: before its bar moves, an archive or an index is asked for a minute."""
+        """Print a title: before the bar moves, an archive or an index may need a minute."""
         print(f"tandem: gathering {label}", file=self.stream, flush=True)
 
     @contextmanager
     def bar(self, label, total, unit="B"):
-        """Yields a function that takes how much more was done."""
+        """Show a bar within a block. Yields the function that advances it by a number of units."""
         with tqdm(
             total=total,
             desc=label,
@@ -66,16 +72,9 @@ class Progress:
             yield bar.update
 
 
-def _open_terminal(path):
-    # NOCTTY: a process without a terminal of its own must not make this one its own.
-    try:
-        return os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "w")
-    except OSError:  # after `su` the terminal is still the other user's
-        return sys.stderr
-
-
 def fetch_all(files, label, progress, proxy=""):
-    """Downloads `files` to their paths. Raises UserError at the first that fails."""
+    """Download `files` to their paths. Raises UserError at the first failure."""
+    # None: the proxy of this process's environment.
     handler = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
     opener = urllib.request.build_opener(handler)
     missing = [
@@ -91,34 +90,36 @@ def fetch_all(files, label, progress, proxy=""):
 
 
 def fetch(file, opener, advance):
-    """Downloads one file by way of `<name>.part`, which is kept if the connection breaks."""
-    part = file.path.with_name(file.path.name + ".part")
-    part.parent.mkdir(parents=True, exist_ok=True)
+    """Download a file to `<name>.part`, then rename it. A broken connection leaves the partial file
+    for the next call. Raises UserError."""
+    partial = file.path.with_name(file.path.name + ".part")
+    partial.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _continue(file, part, opener, advance)
+        _continue(file, partial, opener, advance)
     except urllib.error.HTTPError as error:
-        if error.code != 416:  # 416: nothing is left to fetch
+        if error.code != 416:  # 416: the partial file is complete
             raise _fetch_error(file, f"the server said {error.code} {error.reason}") from None
     except (OSError, urllib.error.URLError) as error:
         raise _fetch_error(file, error) from None
-    if file.sha256 not in ("", sha256(part)):
-        part.unlink()
+    if file.sha256 not in ("", sha256(partial)):
+        partial.unlink()  # otherwise every later call would append to a wrong file
         raise UserError(
             f"{file.url} is not the file that was expected: its SHA-256 differs. It was deleted. "
             "Run the same command again; if it happens again, ask its publisher or another mirror"
         )
-    part.rename(file.path)
+    partial.rename(file.path)
 
 
-def _continue(file, part, opener, advance):
-    present_bytes = part.stat().st_size if part.exists() else 0
+def _continue(file, partial, opener, advance):
+    """Append the missing bytes to a partial file, or write it from the beginning."""
+    present_bytes = partial.stat().st_size if partial.exists() else 0
     headers = {"Range": f"bytes={present_bytes}-"} if present_bytes else {}
     request = urllib.request.Request(file.url, headers=headers)  # noqa: S310 (of stacks.yml and apt)
     with opener.open(request, timeout=SECONDS) as answer:
-        # 200 instead of 206: the server sends the file from its beginning.
+        # 200 instead of 206: the server ignores Range, and sends the file from its beginning.
         is_continued = answer.status == 206
         advance(present_bytes if is_continued else 0)
-        with part.open("ab" if is_continued else "wb") as output:
+        with partial.open("ab" if is_continued else "wb") as output:
             while block := answer.read(1 << 18):
                 output.write(block)
                 advance(len(block))
@@ -126,6 +127,6 @@ def _continue(file, part, opener, advance):
 
 def _fetch_error(file, reason):
     return UserError(
-        f"{file.url} could not be fetched: {reason}. Run the same command again: what is there "
-        "already is kept"
+        f"{file.url} could not be fetched: {reason}. Run the same command again: it continues with "
+        "the files that are missing"
     )

@@ -1,7 +1,7 @@
-"""The installers of a stack: NVIDIA's driver, CUDA toolkit and apex, as stacks.yml names them.
+"""Download the installers of a stack in stacks.yml: NVIDIA's driver, CUDA toolkit and apex.
 
-A file without an address is fetched by hand: a message names it, its page and the folder to put it
-into. If the publisher states no SHA-256, that of the first use is kept in the manifest.
+A person has to download a file without an address; an error lists the file, its page and the
+folder. If the publisher states no SHA-256, the manifest records the one of the first download.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from contract.errors import UserError
 
 @dataclass(frozen=True)
 class Installer:
-    """One file. `url` is empty if a person has to go to `page`, `sha256` if none is known."""
+    """A file. `url` is "" if a person has to go to `page`; `sha256` is "" if it is unknown."""
 
     name: str
     url: str
@@ -30,34 +30,35 @@ class Installer:
 
 @dataclass(frozen=True)
 class Installers:
-    """The files of one folder of the bundle."""
+    """An order: the files of one folder of the bundle."""
 
     files: tuple[Installer, ...]
     folder: Path
 
     def purpose(self):
-        wanted = json.dumps([vars(file) for file in self.files])
-        return f"installers {hashlib.sha256(wanted.encode()).hexdigest()}"
+        text = json.dumps([vars(file) for file in self.files])
+        return f"installers {hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def plan(stack, wanted, bundle, table=None):
+def plan(stack, settings, bundle, table=None):
     """Plan the folders for a row of stacks.yml. Raises UserError.
 
-    `wanted`: {"toolkit", "apex", "driver_version"} as in group_vars; auto is what a machine with a
-    card gets. `table` replaces stacks.yml in tests.
+    `settings`: {"toolkit", "apex", "driver_version"} as in group_vars; auto means what a machine
+    with a GPU gets. `table` replaces stacks.yml in tests.
     """
     table = table or stacks.read()
     row = stacks.row(table, stack)
     entries = {}
     if row.get("driver"):
-        entries[stack] = [_driver(row["driver"], str(wanted["driver_version"]), table["drivers"])]
-    if row.get("toolkit") and _is_wanted(wanted["toolkit"], row.get("toolkit_default")):
+        version = str(settings["driver_version"])
+        entries[stack] = [_driver(row["driver"], version, table["drivers"])]
+    if row.get("toolkit") and _is_wanted(settings["toolkit"], row.get("toolkit_default")):
         entries[f"toolkit-{row['toolkit']}"] = table["toolkits"][row["toolkit"]]
-    if row.get("apex") and _is_wanted(wanted["apex"], default=True):
+    if row.get("apex") and _is_wanted(settings["apex"], default=True):
         entries[f"apex-{row['apex']}"] = [table["apex"][row["apex"]]]
     return [
-        Installers(tuple(_installer(entry) for entry in listed), bundle / "installers" / name)
-        for name, listed in entries.items()
+        Installers(tuple(map(_installer, rows)), bundle / "installers" / name)
+        for name, rows in entries.items()
     ]
 
 
@@ -68,6 +69,7 @@ def _is_wanted(word, default):
 
 def _driver(oldest, version, drivers):
     """Find the newest driver of the table, or the one of this version."""
+    # The table lists the newest first.
     rows = [row for row in drivers if version in ("auto", str(row["version"]))]
     if not rows or _numbers(rows[0]["version"]) < _numbers(oldest):
         which = "" if version == "auto" else f" {version}, and this stack needs one"
@@ -76,7 +78,7 @@ def _driver(oldest, version, drivers):
 
 
 def _numbers(version):
-    return [int(part) for part in str(version).split(".")]
+    return [int(number) for number in str(version).split(".")]
 
 
 def _installer(entry):
@@ -98,11 +100,12 @@ def plan_conda(url, sha256, bundle):
 
 
 def gather(order, progress):
-    """Carries the plan out. Raises UserError, which names all files behind a login at once."""
+    """Fetch the files of an order. Raises UserError with all files that a person has to fetch."""
     order.folder.mkdir(parents=True, exist_ok=True)
-    # The manifest stays until the next one is written: it may be the only record of a first use.
-    _, first_uses = manifest.read(order.folder)
-    expected = {file.name: file.sha256 or first_uses.get(file.name, "") for file in order.files}
+    # The manifest stays until the next one is written: it may be the only record of the checksum of
+    # a first download.
+    _, recorded = manifest.read(order.folder)
+    expected = {file.name: file.sha256 or recorded.get(file.name, "") for file in order.files}
     public = [
         File(file.url, order.folder / file.name, expected[file.name])
         for file in order.files
@@ -112,6 +115,7 @@ def gather(order, progress):
     for file in order.files:
         if file.commit and not (order.folder / file.name).is_file():
             pack_commit(file.url, file.commit, order.folder / file.name)
+    # After the downloads, so that a person who comes back has only these files to wait for.
     by_hand = [file for file in order.files if not file.url]
     problems = [_problem(file, order.folder, expected[file.name]) for file in by_hand]
     if any(problems):
@@ -138,16 +142,15 @@ def _problem(file, folder, expected):
 
 
 def pack_commit(url, commit, path):
-    """Writes the files of a git `commit`, whose id is a checksum of all of them, to
-    `path`, a .tar.gz with one folder. Raises UserError."""
+    """Write the files of a git commit to `path`, a .tar.gz with one folder. Raises UserError."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".git-") as folder:
         _git(folder, "init", "--quiet")
-        # git compares what it receives with the id that it asked for.
+        # The id is a checksum of all files, and git compares it with what it receives.
         _git(folder, "fetch", "--quiet", "--depth=1", url, commit)
-        part = path.with_name(path.name + ".part")
+        partial = path.with_name(path.name + ".part")
         prefix = f"--prefix={path.name.removesuffix('.tar.gz')}/"
-        _git(folder, "archive", "--format=tar.gz", prefix, f"--output={part}", commit)
-        part.rename(path)
+        _git(folder, "archive", "--format=tar.gz", prefix, f"--output={partial}", commit)
+        partial.rename(path)
 
 
 def _git(folder, *words):

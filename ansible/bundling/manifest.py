@@ -1,7 +1,7 @@
-"""The list of a bundle folder's files with their SHA-256, in the format of `sha256sum --check`.
+"""Write and check the list of a bundle folder's files, in the format of `sha256sum --check`.
 
-It is written last, so that a folder that has one was complete. Its first line says what it was
-gathered for.
+It is written last: a folder with a manifest was complete. Its first line is the purpose of the
+folder, for example "lock <sha>".
 """
 
 import hashlib
@@ -18,25 +18,25 @@ def sha256(path):
 
 
 def write(folder, purpose, digests):
-    """`digests`: {file name: SHA-256}; `purpose`: a line, for example "lock <sha>"."""
+    """Write the manifest. `digests`: {file name: SHA-256}; `purpose`: a line."""
     lines = [f"# {purpose}", *(f"{digest}  {name}" for name, digest in sorted(digests.items()))]
     (folder / NAME).write_text("\n".join(lines) + "\n")
 
 
 def read(folder):
-    """Read (purpose, digests); ("", {}) if nothing was completed."""
+    """Return (purpose, digests); ("", {}) without a manifest."""
     path = folder / NAME
     if not path.is_file():
         return "", {}
-    first, *lines = path.read_text().splitlines()
+    head, *lines = path.read_text().splitlines()
     digests = dict(reversed(line.split("  ", 1)) for line in lines)
-    return first.removeprefix("# "), digests
+    return head.removeprefix("# "), digests
 
 
 def is_complete(folder, purpose):
     """Return true if the folder was gathered for this purpose, and each file is unchanged.
 
-    Only files that are newer than the manifest are read; `problems` reads all.
+    Reads only files that are newer than the manifest; `problems` reads all, which takes minutes.
     """
     written, digests = read(folder)
     if written != purpose:
@@ -49,7 +49,7 @@ def is_complete(folder, purpose):
 
 
 def problems(folder, purpose):
-    """Sentences about what is wrong with the folder, after reading every file; [] if nothing is."""
+    """Read every file, and return a sentence for each problem of the folder."""
     written, digests = read(folder)
     if not written:
         return [f"{folder} is missing or was not completed. Run: make bundle"]

@@ -1,4 +1,5 @@
-"""The wheels of a lock: pip fetches each for the target's Python and C library, and checks it."""
+"""Download the wheels of a lock. pip fetches each for the target's Python and C library, and checks
+its hash."""
 
 import hashlib
 import re
@@ -15,7 +16,7 @@ from contract.errors import UserError
 
 @dataclass(frozen=True)
 class Requirement:
-    """One line of a lock: a package, its version, and the SHA-256 of each file that it may be."""
+    """A line of a lock: a package, its version, and the SHA-256 of each of its files."""
 
     name: str
     version: str
@@ -28,7 +29,7 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Wheels:
-    """The wheels of a lock for a Python and a C library, and the folder they go to."""
+    """An order: the wheels of a lock for a Python and a C library, and their folder."""
 
     lock: Path
     python: str
@@ -59,10 +60,8 @@ def plan(stack, python, index_url, bundle):
 
 
 def plan_apex_tools(index_url, bundle):
-    """setuptools and wheel for building apex, in versions that torch 1.12 can build with.
-
-    They are pure Python, so that what is fetched for 3.9 runs on every newer one.
-    """
+    """Plan setuptools and wheel for building apex, in versions that torch 1.12 supports."""
+    # They are pure Python: the wheels for 3.9 run on every newer one.
     lock, folder = ANSIBLE / "locks" / "apex-build.txt", bundle / "wheels" / "apex-build"
     return Wheels(lock=lock, python="3.9", glibc="2.17", folder=folder, index_url=index_url)
 
@@ -81,6 +80,7 @@ def parse_lock(text):
 
 def platforms(glibc):
     """List pip's platform tags for a C library: "2.28" -> manylinux_2_28 ... manylinux1."""
+    # A machine with glibc 2.28 runs wheels for every older glibc.
     newest = int(glibc.split(".")[1])
     tags = [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)]
     older = {"manylinux2014_x86_64": 17, "manylinux2010_x86_64": 12, "manylinux1_x86_64": 5}
@@ -88,10 +88,11 @@ def platforms(glibc):
 
 
 def fetch(requirement, order):
-    """Fetches one wheel by pip, which checks its hash. Raises UserError with pip's last line."""
+    """Fetch one wheel with pip, which checks its hash. Raises UserError with pip's last line."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(requirement.line())
         file.flush()
+        # pip accepts hashes only in a file of requirements.
         argv = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
         argv += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
         argv += ["--python-version", order.python, "--implementation", "cp"]
@@ -103,16 +104,17 @@ def fetch(requirement, order):
         lines = [line for line in process.stdout.splitlines() if line.strip()] or ["nothing"]
         raise UserError(
             f"{requirement.name} {requirement.version} could not be fetched from "
-            f"{order.index_url}; pip said: {lines[-1]}. Run the same command again: what is there "
-            "already is kept"
+            f"{order.index_url}; pip said: {lines[-1]}. Run the same command again: it continues "
+            "with the wheels that are missing"
         )
 
 
 def gather(order, progress):
-    """Carries the plan out, unless it was carried out before."""
+    """Fetch the wheels of an order, unless the folder is complete. Raises UserError."""
     if manifest.is_complete(order.folder, order.purpose()):
         return
     order.folder.mkdir(parents=True, exist_ok=True)
+    # Without a manifest the folder counts as incomplete until the end.
     (order.folder / manifest.NAME).unlink(missing_ok=True)
     present = {manifest.sha256(path) for path in order.folder.glob("*.whl")}
     requirements = parse_lock(order.lock.read_text())

@@ -1,6 +1,9 @@
-"""Ansible's usual output, without orders for the terminal; for role reach one sentence for each
-machine without an answer, and for a task that refuses something its sentence alone. Where role
-reach chose another ansible-core, this run ends by becoming that one."""
+"""Print Ansible's usual output, without control characters.
+
+For role reach it prints one sentence for each machine without an answer, and for a task that
+rejects something only its sentence. If role reach chose another ansible-core, the program replaces
+itself with that one.
+"""
 
 import functools
 import os
@@ -15,7 +18,7 @@ from ansible.utils.display import Display
 
 from ansible import constants as C
 
-# As filter_plugins/tandem.py does, at the end of the list.
+# At the end of the list, as in filter_plugins/tandem.py: Ansible's modules come first.
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from contract.text import clean
@@ -41,7 +44,7 @@ DOCUMENTATION = """
 
 
 def clean_display(display):
-    """`Display.display` for text that holds a machine's own words."""
+    """Return Display.display without control characters: text may come from a machine."""
 
     @functools.wraps(display)
     def displayed(self, msg, *words, **options):
@@ -50,7 +53,7 @@ def clean_display(display):
     return displayed
 
 
-# All that Ansible says leaves by this method: warnings and errors are no callback's matter.
+# Ansible prints everything by this method. No callback sees its warnings and errors.
 Display.display = clean_display(Display.display)
 
 
@@ -59,7 +62,7 @@ class CallbackModule(Default):
     CALLBACK_TYPE = "stdout"
     CALLBACK_NAME = "tandem"
 
-    announced = False  # whether it was said that machines are being asked
+    announced = False  # the sentence about asking the machines was printed
 
     def v2_playbook_on_task_start(self, task, is_conditional):
         if not is_reach(task):
@@ -87,7 +90,7 @@ class CallbackModule(Default):
             self._display.display(line.rstrip(), color=color)
 
     def v2_runner_on_unreachable(self, result):
-        # Role reach says what ssh said and what to do, once all machines have had time to answer.
+        # Role reach prints ssh's message and a remedy after all machines had time to answer.
         if not is_reach(result._task):
             super().v2_runner_on_unreachable(result)
 
@@ -102,7 +105,7 @@ class CallbackModule(Default):
             super().v2_runner_item_on_ok(result)
 
     def v2_runner_on_failed(self, result, ignore_errors=False):
-        # A failure without sentences of ours, such as the argument spec's, is shown as usual.
+        # A failure without our sentences, such as the argument spec's, is printed as usual.
         message = result._result.get("msg")
         if is_reach(result._task) and isinstance(message, list):
             self._say(message)
@@ -122,14 +125,14 @@ class CallbackModule(Default):
 
 
 def go_on_with(core):
-    """The same command by another ansible-core, in place of this one. It is installed once; where
-    it cannot be, the tool says why, and this run ends as it is."""
+    """Replace this process with the same command of another ansible-core, which is installed once.
+    If the installation fails, tools/venv.sh prints the reason, and this function returns."""
     program = ROOT / f".venv-core{core}/bin/ansible-playbook"
     if subprocess.run([ROOT / "tools/venv.sh", f"core{core}"]).returncode == 0:
         sys.stdout.flush()
         path = f"{program.parent}:{os.environ['PATH']}"
         for number in range(3):
-            os.set_inheritable(number, True)  # ansible-core keeps them from its workers
+            os.set_inheritable(number, True)  # ansible-core hides them from its workers
         argv = [str(program), *sys.argv[1:]]
         os.execve(program, argv, {**os.environ, "PATH": path})  # noqa: S606
 

@@ -1,6 +1,7 @@
-"""Refuses a list of machines with which plays do nothing and are content, since group cluster has
-nobody, and one in which a machine is called by a path, since plays name files by their machines:
-whichever program of Ansible's reads it.
+"""Reject invalid lists of machines in all of Ansible's programs.
+
+A list without hosts in group cluster would make plays succeed without doing anything. A machine's
+name must not be a path, since names of files contain it.
 """
 
 import sys
@@ -30,24 +31,22 @@ DOCUMENTATION = """
 
 
 class VarsModule(BaseVarsPlugin):
-    """Has no variables: vars plugins are what Ansible asks about each group and each machine before
-    any task."""
+    """Check each group and each machine. It has no variables: Ansible asks vars plugins about all
+    of them before any task."""
 
     def get_vars(self, loader, path, entities):
         sources = context.CLIARGS.get("inventory") or ()
         typed = all("," in source for source in sources)  # `-i localhost,` has no groups
         for entity in entities:
-            of_group = isinstance(entity, Group)
-            fault = group_fault(entity, typed) if of_group else machines.name_fault(entity.name)
+            fault = ""
+            if not isinstance(entity, Group):
+                fault = machines.name_fault(entity.name)
+            elif entity.name == "all" and not typed:  # every other group is below it
+                groups = [
+                    group for group in entity.get_descendants() if group.name == machines.GROUP
+                ]
+                if not any(group.get_hosts() for group in groups):
+                    fault = machines.NOBODY
             if fault:
                 raise AnsibleError(f"the inventory {' '.join(sources)} {fault}")
         return {}
-
-
-def group_fault(group, typed):
-    """Why a list whose groups begin with this one is of no use, as the end of a sentence; "" where
-    it is of use, or the group is not the first."""
-    if group.name != "all" or typed:
-        return ""
-    clusters = [child for child in group.get_descendants() if child.name == machines.GROUP]
-    return "" if any(child.get_hosts() for child in clusters) else machines.NOBODY
