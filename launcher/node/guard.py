@@ -150,8 +150,11 @@ class Guard:
             if self.stage is not Stage.DONE:
                 # Launch ends after its workers: their reports have arrived and say why.
                 self.output.pass_on()
-            warning = self.isolation_warning() if self.launch_status == 0 else None
-            success = "alone" if warning else "finished"
+            warning = self.isolation_warning(1 / 6) if self.launch_status == 0 else None
+            success = "alone" if warning and time.monotonic() >= self.meet_by else "finished"
+            if warning and success == "finished":
+                # A short run may have met between two looks, so this is no failure.
+                self.report_trouble("group", warning)
             reason = success if self.launch_status == 0 else "failed"
             self.leave_loop(self.reason or reason, warning)
 
@@ -308,7 +311,7 @@ class Guard:
         if not self.unmet_ranks():
             is_summing = self.traffic.total()[0] > sockets.SENT_MOST
             self.next_look = now + (float("inf") if is_summing else self.task.meet_within / 6)
-        signs, warning = {}, self.isolation_warning()
+        signs, warning = {}, self.isolation_warning(1)
         if warning:
             signs["alone"] = self.unmet_ranks()
             self.report_trouble("group", warning)
@@ -330,15 +333,17 @@ class Guard:
         met = self.traffic.met if self.traffic is not None else set(self.task.ranks)
         return [rank for rank in self.task.ranks if rank not in met]
 
-    def isolation_warning(self):
-        """Return a warning that names the ranks that have met no other for long; None if none."""
-        unmet = self.unmet_ranks()
-        if not unmet or time.monotonic() < self.meet_by:
+    def isolation_warning(self, part):
+        """Return a warning that names the ranks that have met no other, once this part of the time
+        to meet is over; None before, or if all have met."""
+        unmet, allowed = self.unmet_ranks(), self.task.meet_within
+        seconds = min(allowed, time.monotonic() - self.meet_by + allowed)
+        if not unmet or seconds < part * allowed:
             return None
         text = "{} met no other in {:.0f} s: a script that never calls torch.distributed."
         text += "init_process_group, or starts ranks of its own, trains on each machine by itself"
         ranks = "rank{} {}".format("s" * (len(unmet) > 1), ", ".join(map(str, unmet)))
-        return text.format(ranks, self.task.meet_within)
+        return text.format(ranks, seconds)
 
     def report_worker_end(self, worker):
         """Report a worker's end. The first failure starts the clock for the other workers."""

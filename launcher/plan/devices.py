@@ -39,10 +39,13 @@ class NodeDevices:
         return "cuda" if self.visible else "cpu"
 
     def environment(self, run_env: dict[str, str]) -> dict[str, str]:
-        """Return the variables that name the GPUs for CUDA."""
+        """Return the variables that name the devices for CUDA and Accelerate."""
         # nvidia-smi counts GPUs by their place on the PCI bus, CUDA from the fastest one.
         order = run_env.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        return {"CUDA_DEVICE_ORDER": order, VISIBLE: ",".join(self.visible)}
+        variables = {"CUDA_DEVICE_ORDER": order, VISIBLE: ",".join(self.visible)}
+        if not self.visible:  # else Accelerate and transformers' Trainer form no group of CPUs
+            variables["ACCELERATE_USE_CPU"] = run_env.get("ACCELERATE_USE_CPU", "true")
+        return variables
 
 
 def wants_gpus(host: Host, device: str) -> bool:

@@ -51,8 +51,9 @@ LABEL = "stack"
 # The C libraries, glibc 2.x, for which uv chooses wheels: a machine between two gets those of the
 # lower one. Wheels for newer ones would not run on all that site.yml sets up.
 GLIBCS = (28, 17)
-# What belongs to the stack: a script's layer neither replaces nor adds any of it.
-STACKS = re.compile(r"torch|torchvision|pytorch-triton|triton|apex|nvidia-.*|cuda-.*")
+# What belongs to the stack: a script's layer neither replaces nor adds any of it. nvidia-ml-py only
+# reads the driver's figures for packages such as ultralytics.
+STACKS = re.compile(r"torch|torchvision|pytorch-triton|triton|apex|nvidia-(?!ml-py$).*|cuda-.*")
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9])?")
 LABELLED = re.compile(rf"[+.]{LABEL}\b")
 NO_WHEEL = re.compile(r"(?:Wheels are required|Building source distributions) for `(\S+)`")

@@ -331,8 +331,8 @@ FAILURE_KINDS: tuple[FailureKind, ...] = (
     FailureKind(
         _from("alone"),
         sentence="{host}: {message}",
-        remedy="call init_process_group, and wrap the model in DistributedDataParallel; NODES=1 on "
-        "a machine with one GPU needs neither",
+        remedy="call init_process_group, and wrap the model in DistributedDataParallel, or give "
+        "Lightning's Trainer num_nodes; NODES=1 on a machine with one GPU needs neither",
         restart=Restart.SAME_AGAIN,
     ),
     FailureKind(

@@ -82,6 +82,7 @@ FAILURES = {
         "RuntimeError: one of the variables needed for gradient computation has been modified by "
         "an inplace operation"
     ),
+    "no group": printed("ValueError: Default process group has not been initialized"),
     "unused": printed("RuntimeError: Expected to have finished reduction in the prior iteration"),
     "same GPU": printed("NCCL: ncclInvalidUsage"),
     "NCCL": printed("NCCL error: unhandled system error"),

@@ -99,6 +99,11 @@ def test_gpus_are_counted_as_nvidia_smi_counts_them():
     assert made.nodes[0].env["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
+def test_accelerate_forms_a_group_of_cpus_and_leaves_gpus_to_itself():
+    of_cpu, of_gpu = (build([host(1)], [facts(1, gpus=gpus(n))]).nodes[0].env for n in (0, 1))
+    assert (of_cpu["ACCELERATE_USE_CPU"], of_gpu.get("ACCELERATE_USE_CPU")) == ("true", None)
+
+
 def test_a_torch_without_cuda_computes_on_the_cpu():
     cpu_build = {**VERSIONS, "cuda": None}
     assert given([{}], 2, versions=cpu_build) == [CPU]

@@ -222,3 +222,12 @@ def test_ranks_that_all_return_0_and_met_no_other_have_not_finished(
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines[-1].get("alone") == ([0] if reason == "alone" else None)
     assert lines[-1]["peak_memory_bytes"]["0"] > 1 << 20
+
+
+def test_a_short_run_whose_ranks_met_no_other_ends_with_a_warning(guards, tmp_path):
+    guard = guards()
+    guard.start(
+        tmp_path, workers("import time; time.sleep(1)"), **AT_HOME, meet_within=6.0, beat=0.1
+    )
+    assert guard.wait_for("trouble", what="group")["message"].startswith("rank 0 met no other in")
+    assert guard.wait_for("exit")["reason"] == "finished"

@@ -64,6 +64,8 @@ def index(tmp_path_factory):
     wheel(folder, "native", "1.5", tag="cp311-cp311-manylinux_2_28_aarch64")
     wheel(folder, "nvidia_other", "1.0")
     wheel(folder, "user", "1.0", ["nvidia-other"])
+    wheel(folder, "nvidia_ml_py", "13.0")
+    wheel(folder, "reader", "1.0", ["nvidia-ml-py"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIP_NO_INDEX", "1")
         patch.setenv("PIP_FIND_LINKS", str(folder))
@@ -138,6 +140,11 @@ def test_what_cannot_be_is_refused_by_name(index, asks, line, said):
     assert "requirements.txt" in str(refused.value)
     assert "+stack" not in str(refused.value)
     assert list(layer.CACHE.glob("*/layer.json")) == before
+
+
+def test_the_reader_of_the_driver_s_figures_is_no_part_of_the_stack(index, asks):
+    made = layer.build_layer(asks("reader"), ENVIRONMENT)
+    assert (made.tree / "nvidia_ml_py.py").is_file()
 
 
 def test_a_newer_package_lies_above_the_environments_and_a_wheel_for_a_newer_system_does_not(
