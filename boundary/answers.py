@@ -77,6 +77,7 @@ class DataSet(Struct, frozen=True):
     splits: dict[Text, Listing]
     # The names of other data sets, if this one is missing.
     others: list[Text]
+    changed: int = 0  # when the folder itself was changed, in microseconds
 
 
 class NodeFacts(Struct, frozen=True):

@@ -98,6 +98,11 @@ def open_and_probe(
         present = [host for host in hosts if host.name in nodes]
         questions = {host.name: question(host, present, needs) for host in present}
         facts, silent = ask_all(nodes, questions)
+        unlike = _take_listings(facts, questions)
+        if unlike:
+            named = {name: nodes[name] for name in unlike}
+            more_facts, more_silent = ask_all(named, unlike)
+            facts, silent = {**facts, **more_facts}, {**silent, **more_silent}
         if silent and not without_missing:
             raise Refused([*silent.values()])
         silent.update({name: Problem("unreached", text) for name, text in failures.items()})
@@ -116,10 +121,36 @@ def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
     return [f"{', '.join(failures)}: {problem('examples').said}", next(iter(failures.values()))]
 
 
+def _take_listings(
+    facts: dict[str, NodeFacts], questions: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Give each machine that reads a share the listing of the one that read it for all, in `facts`.
+    Return the questions to machines whose folder is unlike that one's, to list it themselves."""
+    unlike = {}
+    for name, asked in questions.items():
+        reader, own = facts.get(asked["data_reader"]), facts.get(name)
+        if not asked["data_reader"] or own is None or not own.data.exists:
+            continue
+        if reader is None or reader.data.changed != own.data.changed:
+            unlike[name] = {**asked, "data_reader": ""}
+            facts.pop(name)
+        else:
+            data = structs.replace(own.data, splits=reader.data.splits, problem=reader.data.problem)
+            facts[name] = structs.replace(own, data=data)
+    return unlike
+
+
 def question(host: Host, hosts: Sequence[Host], needs: Needs) -> dict[str, Any]:
     """Return what launcher/node/probe.py is asked on one of these machines."""
     ports, wanted_port = range(FIRST_PORT, FIRST_PORT + PORT_COUNT), needs.config.port
     peers = [other.address for other in hosts if other.name != host.name] or [host.address]
+    # A share is listed by one of the machines that mount it, and by its server.
+    readers = [
+        other.name
+        for other in hosts
+        if host.data_server not in ("", host.name, other.name)
+        and (other.data_server, other.data_root) == (host.data_server, host.data_root)
+    ]
     return {
         "peers": list(dict.fromkeys(peers)),
         "ports": [*ports] if wanted_port is None else [wanted_port, *ports],
@@ -130,6 +161,7 @@ def question(host: Host, hosts: Sequence[Host], needs: Needs) -> dict[str, Any]:
         "toolkit": f"{host.cuda_home}/bin" if host.cuda_home else "/",
         "data": host.data_path(needs.config.data),
         "data_kind": needs.program.data_kind,
+        "data_reader": readers[0] if host.name in readers[1:] else "",
         "cpu_flags": precisions.BF16_FLAGS,
     }
 

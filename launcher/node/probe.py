@@ -44,7 +44,12 @@ def main(question, mark):
         "toolkit": pathlib.Path(question["toolkit"]).exists(),
         "interfaces": {peer: route(peer)["interface"] for peer in question["peers"]},
         "free_ports": free_ports(question["ports"]),
-        "data": data(question["data"], question["data_kind"], folder),
+        "data": data(
+            question["data"],
+            question["data_kind"],
+            folder,
+            is_listed=not question["data_reader"],
+        ),
         "disk_free": disk_free(existing_folder(folder)),
         "writable": os.access(existing_folder(folder), os.W_OK),
         "guard_python": os.access(question["guard_python"], os.X_OK),
@@ -239,12 +244,15 @@ def run_error(argv):
         return str(error)
 
 
-def data(folder, kind, node_dir):
+def data(folder, kind, node_dir, is_listed=True):
     """Return the listings of a data set of this kind (contract/layout.py), or the `problem` that
-    keeps the folder from being one."""
+    keeps the folder from being one. If it is not listed here, only the folder's time tells whether
+    another machine reads the same."""
     root = pathlib.Path(folder)
     exists = bool(folder) and root.is_dir()
     facts = {"exists": exists, "problem": None, "splits": {}, "others": []}
+    # In microseconds, since shares round to fractions of them.
+    facts["changed"] = root.stat().st_mtime_ns // 1000 if exists else 0
     # Name at most ten data sets beside one that is missing: it may be misspelled.
     if folder and not exists:
         try:
@@ -252,7 +260,7 @@ def data(folder, kind, node_dir):
             facts["others"] = [name for name in names if name.isprintable()][:10]
         except OSError:
             pass
-    if exists:
+    if exists and is_listed:
         try:
             facts["splits"] = layout.listings(root, pathlib.Path(node_dir), Pulse().beat, kind)
         except layout.LayoutError as error:

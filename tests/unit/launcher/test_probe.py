@@ -12,21 +12,23 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from msgspec import structs
 
 from contract import layout
 from contract.errors import UserError
 from contract.layout import IMAGES
-from contract.options import Options
+from contract.options import Config, Options
 from launcher import look, remote
 from launcher.machines import engine
 from launcher.node import machine, machine_lock, probe
-from tests.unit.launcher.launcher_values import host
+from tests.unit.launcher.launcher_values import host, needs
 from trainer.data.folder import ImageFolder
 
 ASKED = {
     **{name: [] for name in ("peers", "ports", "packages", "cpu_flags")},
     **{"distributions": 0, "models": None, "guard_python": "/usr/bin/python3"},
     **{"toolkit": "/", "data": "", "data_kind": IMAGES, "node_dir": "/nowhere"},
+    "data_reader": "",
 }
 
 
@@ -103,6 +105,33 @@ def test_the_launcher_and_the_trainer_see_the_same_data_set(ask, tmp_path, names
     told = ask(root)
     found = {split: (one.classes, one.images) for split, one in told.splits.items()}
     assert by_hand(root) == (f"--data {root}: {told.problem}" if told.problem else found)
+
+
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_one_of_the_machines_that_mount_a_share_lists_it_for_those_that_see_the_same(
+    tmp_path, monkeypatch, is_alike
+):
+    def ask_all(nodes, questions):
+        facts, silent = real(nodes, questions)
+        if not is_alike and len(facts) == 2:
+            facts["node2"] = structs.replace(
+                facts["node2"], data=structs.replace(facts["node2"].data, changed=1)
+            )
+        return facts, silent
+
+    write(tmp_path / "share/set", *USUAL)
+    share = {"data_server": "nas", "data_root": str(tmp_path / "share")}
+    hosts = [
+        host(n, connection="local", env_python=sys.executable, node_dir=f"{tmp_path}/{n}", **share)
+        for n in (1, 2)
+    ]
+    real = look.ask_all
+    monkeypatch.setattr(look, "ask_all", ask_all)
+    machines = look.open_and_probe(hosts, needs(Config(data="set")))
+    machines.close()
+    one, other = (machines.facts[node.name].data.splits for node in hosts)
+    assert one == other and one["train"].images == 2
+    assert [(tmp_path / f"{n}/manifests").exists() for n in (1, 2)] == [True, not is_alike]
 
 
 def test_an_image_that_comes_into_a_sub_folder_is_counted(ask, tmp_path):
