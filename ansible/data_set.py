@@ -1,9 +1,11 @@
 """Check whether a folder of the control machine is a data set of a kind, before it is copied.
 
 Role data runs it, with the checkout in PYTHONPATH; contract/layout.py defines the kinds. Exit code
-1: it is not one, and stderr has the reason. Otherwise stdout has a note on skipped files.
+1: it is not one, and stderr has the reason. Otherwise stdout has a line of JSON with its listings,
+and a line with a note on skipped files.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -43,6 +45,11 @@ def broken_links(root, *splits):
 
 
 if __name__ == "__main__":
-    problem, note = examine(Path(sys.argv[1]), sys.argv[2])
-    print(note)
+    folder, kind = Path(sys.argv[1]), sys.argv[2]
+    problem, note = examine(folder, kind)
+    if not problem:
+        # Kept where the launcher looks for them before a run.
+        kept_in = Path(__file__).resolve().parents[1] / ".tandem"
+        print(json.dumps(layout.listings(folder, kept_in, kind=kind)))
+        print(note)
     sys.exit(problem or 0)

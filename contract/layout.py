@@ -277,14 +277,15 @@ def list_files(root: Path, progress: Callable[[], None]) -> Tuple[Dict[str, Any]
         try:
             tree.folders[folder] = Path(folder).stat().st_mtime_ns
             with os.scandir(folder) as scan:
-                entries = sorted(scan, key=lambda entry: os.fsencode(entry.name))
+                entries = sorted(scan, key=lambda entry: os.fsencode(entry.name), reverse=True)
         except (PermissionError, FileNotFoundError):
             # The script may not need it: a disk has a lost+found, for example.
             if folder == str(root):
                 raise
             tree.skip("folders that cannot be read")
             continue
-        for entry in entries:
+        while entries:
+            entry = entries.pop()  # with what it keeps of the file, which is most of its memory
             progress()
             if entry.is_symlink() and not _can_be_followed(entry):
                 tree.broken_links.append(entry.path)
@@ -398,13 +399,20 @@ def data_sets(folder: Path) -> List[str]:
 
 def print_listings(folder: Path, node_dir: Path) -> None:
     """Print a line of JSON with the listings of each data set, or the reason why it has none."""
-    answers = {}  # type: Dict[str, Any]
-    for name in data_sets(folder):
-        try:
-            answers[name] = listings(folder / name, node_dir)
-        except LayoutError as error:
-            answers[name] = str(error)
-    print(json.dumps(answers))
+    names = data_sets(folder)
+    print(json.dumps({name: _listings_or_fault(folder / name, node_dir) for name in names}))
+
+
+def print_listing(root: Path, node_dir: Path, kind: str) -> None:
+    """Print a line of JSON with the listings of a data set, or the reason why it has none."""
+    print(json.dumps(_listings_or_fault(root, node_dir, kind)))
+
+
+def _listings_or_fault(root: Path, node_dir: Path, kind: str = IMAGES) -> Any:
+    try:
+        return listings(root, node_dir, kind=kind)
+    except LayoutError as error:
+        return str(error)
 
 
 @readable()

@@ -5,7 +5,10 @@ import os
 import re
 from pathlib import Path
 
+from boundary.answers import Listing
 from contract.text import size
+
+from . import reading
 
 # A copy may delete at most so many files without a question: bad images that were removed at the
 # source. More deletions mean that the source is not mounted, for example.
@@ -59,6 +62,32 @@ def data_lack(names, changes, room, source, root):
         f"the new files of the data sets take {size(new_bytes)}, and the disk of {root} has "
         f"{size(free)} free. Nothing was copied: make room there, or mount a larger disk."
     )
+
+
+def data_loss(name, copy, source):
+    """Say what a machine's copy of a data set lacks; "" if nothing.
+
+    copy, source: the listings that contract/layout.py printed there and here.
+    """
+    label = f"the listing of {name}"
+    copied, whole = (
+        reading.parsed(text, dict[str, Listing] | str, label) for text in (copy, source)
+    )
+    if isinstance(copied, str):
+        return f"the copy of {name} cannot be listed: {copied}"
+    for split, listing in whole.items():
+        own = copied.get(split)
+        if not own or own.images < listing.images or own.bytes < listing.bytes:
+            amounts = [
+                f"{row.images} files of {row.bytes:,} bytes" if row else "none"
+                for row in (own, listing)
+            ]
+            folder = name if split == "files" else f"{name}/{split}"
+            return (
+                f"{folder} has {amounts[0]}, and its source {amounts[1]}. Does a program delete "
+                "them? Run again: make provision TAGS=data"
+            )
+    return ""
 
 
 def unescape(name):

@@ -35,6 +35,7 @@ def test_links_arrive_as_what_they_lead_to_and_a_shell_that_prints_is_named(pair
     hosts = write_inventory(tmp_path, {"node1": "ansible_host=192.168.56.111"})
     sets = ["small", {"name": "texts", "kind": "files"}]
     given = {"data_root": "/srv/tandem/data", "data_sets": sets, "run_user": "tandem"}
+    given["node_dir"] = "tandem"
     given["data_source"] = str(root.parent)
     (tmp_path / "data/texts/deep").mkdir(parents=True)
     (tmp_path / "data/texts/deep/.a b.txt").write_text("a")
@@ -50,6 +51,8 @@ def test_links_arrive_as_what_they_lead_to_and_a_shell_that_prints_is_named(pair
     assert pair.ssh(1, "cat /srv/tandem/data/small/train/n2/3.jpg") == "train n2 3"
     texts = pair.ssh(1, "cd /srv/tandem/data/texts; cat deep/.a*; stat -c ' %s %b' holes.h5")
     assert texts == f"a {1 << 28} 0\n"
+    # A first run finds what the role has listed, and reads only the times of folders.
+    assert pair.ssh(1, "grep -l texts tandem/manifests/* | wc -l") == "1\n"
     assert changes(play(pair, book, *words)) == {"node1": 0}
     assert complaint(pair, tmp_path, "data", *words) == ""
     pair.ssh(1, "sudo mount -t tmpfs -o size=100k,mode=1777 none /mnt")

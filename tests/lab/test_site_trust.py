@@ -43,6 +43,7 @@ def copying(pair, tmp_path):
         "data_root": "/srv/tandem/data",
         "data_sets": ["small"],
         "data_source": str(tmp_path / "data"),
+        "node_dir": "tandem",
         "run_user": "tandem",
     }
     return pair, [str(tmp_path / "play.yml"), "--inventory", hosts, "-e", json.dumps(given)]

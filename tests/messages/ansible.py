@@ -51,6 +51,11 @@ from tests.unit.ansible.test_share_filters import LSBLK, PLACE, mounted
 data_set = load("ansible/data_set.py")
 
 
+LISTING = json.dumps(
+    {"files": {"classes": 0, "images": 3, "bytes": 9000, "sha256": 64 * "a", "note": ""}}
+)
+
+
 def no_room():
     of_100_gb = mock.Mock(**{"stat.return_value.st_blocks": 10**11 // 512})
     with mock.patch.object(data, "Path", lambda *names: of_100_gb):
@@ -362,6 +367,8 @@ OTHERS = {
     "data, deletions": partial(data.data_refusal, "imagenet", DELETIONS, 400, False),
     "data, no folder": lambda: data_set.examine(Path("/nowhere"), "images")[0],
     "data, no room": no_room,
+    "data, copy lacks files": partial(data.data_loss, "coco", LISTING.replace("3", "2"), LISTING),
+    "data, copy is no data set": partial(data.data_loss, "coco", '"it is empty"', LISTING),
     "data, a shell that prints": partial(
         data.copy_failure,
         "node1",

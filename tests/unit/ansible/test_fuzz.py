@@ -139,12 +139,16 @@ SETUP = {
              "ipv6": [{"address": "fe80::1", "prefix": "64"}], "ipv4_secondaries": []},
     "docker0": {"interfaces": ["veth1"], "ipv4": {"address": "172.17.0.1", "prefix": "16"}},
 }  # fmt: skip
+LISTING = json.dumps(
+    {"files": {"classes": 0, "images": 3, "bytes": 10, "sha256": 64 * "a", "note": ""}}
+)
 # Of each filter that takes what a machine says: good arguments.
 ASKED = {
     "interface_facts": (IP, "eth0", "pc1"),
     "connection_end": ("192.168.56.1 40310 192.168.56.111 22",),
     "cut_off": (SOCKETS, "22", []),
     "data_lack": (["x"], [["<f+++++++++ a"]], "Avail\n2000\n", "/nowhere", "/srv/tandem"),
+    "data_loss": ("coco", LISTING, LISTING),
     "driver_outcome": (GOOD_FACTS, "No such device", {"rc": 0, "text": "580.126.20"}),
     "former_hosts_file": ("127.0.0.1 localhost\n# tandem replaced: 127.0.1.1 pc1\n",),
     "hosts_file": ("127.0.0.1 localhost\n127.0.1.1 pc1\n", {"pc1": "10.0.0.1"}),
