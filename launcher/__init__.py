@@ -1,1 +1,1 @@
-"""How a run starts, lives and ends, seen from the control machine."""
+"""Starts, watches and ends runs from the control machine."""

@@ -30,7 +30,9 @@ class Background:
     def __init__(self, name: str):
         self._name = name
         self._changed = threading.Condition()
-        self._busy: float | None = None  # since when one piece is being written
+        # Since when one piece is being written. Meanwhile the lock is free, so that nobody who adds
+        # a piece waits for the disk or the terminal.
+        self._busy: float | None = None
         self._taken = 0  # pieces written so far
         self._thread: threading.Thread | None = None
 
@@ -44,6 +46,7 @@ class Background:
 
     def _added(self) -> None:
         """Wake the thread. Called under `_changed` after a piece was added."""
+        # The thread is a daemon, since one that hangs in a write must not keep this process alive.
         if self._thread is None:
             atexit.register(self.drain)
             self._thread = threading.Thread(target=self._work, daemon=True, name=self._name)
@@ -72,6 +75,7 @@ class Background:
         Returns whether all is written."""
         with self._changed:
             while self._waits() or self._busy is not None:
+                # A slow output is waited for as long as it takes something.
                 count = self._taken
                 if not self._changed.wait(seconds) and self._taken == count:
                     return False
@@ -107,7 +111,7 @@ class Spool(Background):
 
 
 class Screen(Background):
-    """Text for one output; of what it cannot take in time the middle is left out."""
+    """Queues text for one output, and drops the middle of what it cannot take in time."""
 
     def __init__(self, out: IO[str]):
         super().__init__("screen")
@@ -129,6 +133,7 @@ class Screen(Background):
             self._put(text)
             return
         with self._changed:
+            # The first lines name the cause of a failure, and the last ones how the run ended.
             if not self._last and not self._dropped and self._size["first"] < FIRST:
                 self._first.append(text)
                 self._size["first"] += len(text)
@@ -193,16 +198,17 @@ class SpooledLog:
         self._dropped = 0  # lines that found no room in the spool, since the last that did
 
     @property
-    def lost(self) -> int:
+    def lost_lines(self) -> int:
         """Return the number of lost lines since the last that was written."""
-        return self._dropped + self._log.lost
+        return self._dropped + self._log.lost_lines
 
     def write(self, lines: list[str]) -> None:
         """Add lines, or count them as lost."""
         dropped = self._dropped
 
+        # The count travels with the lines, so that the log names the gap where it is.
         def carry_out() -> None:
-            self._log.lost += dropped
+            self._log.lost_lines += dropped
             self._log.write(lines)
 
         is_added = self._spool.add(carry_out, sum(map(len, lines)) + len(lines))
@@ -212,19 +218,19 @@ class SpooledLog:
         dropped, self._dropped = self._dropped, 0
 
         def carry_out() -> None:
-            self._log.lost += dropped
+            self._log.lost_lines += dropped
             self._log.close()
 
         self._spool.add(carry_out, 0)
 
 
 class RotatingLog:
-    """Appends whole lines to a file, at most `limit` bytes in all. Lines that the disk cannot take
-    are left out and counted, and the log says where they are missing. Raises nothing."""
+    """Appends whole lines to a file, at most `limit` bytes in all. It counts lines that the disk
+    cannot take, and writes their number in their place. Raises nothing."""
 
     def __init__(self, path: Path, limit: int):
         self.path, self._limit = path, limit
-        self.lost = 0  # lines, since the last that was written
+        self.lost_lines = 0  # since the last that was written
         self._checked, self._room = 0.0, True
         self._fd: int | None = None
         self._size = 0
@@ -241,12 +247,13 @@ class RotatingLog:
 
     def write(self, lines: list[str]) -> None:
         """Add lines, or count them as lost."""
-        missing = f"tandem: {self.lost} lines are missing here: this machine's disk took none\n"
-        text = (missing if self.lost else "") + "\n".join(lines) + "\n"
+        count = self.lost_lines
+        missing = f"tandem: {count} lines are missing here: this machine's disk took none\n"
+        text = (missing if count else "") + "\n".join(lines) + "\n"
         if self._has_room() and self._append(text.encode(errors="replace")):
-            self.lost = 0
+            self.lost_lines = 0
         else:
-            self.lost += len(lines)
+            self.lost_lines += len(lines)
 
     def _append(self, data: bytes) -> bool:
         """Append all of it or nothing. Returns whether it was appended."""
@@ -259,12 +266,22 @@ class RotatingLog:
             size = 0
         if size == len(data):
             self._size += size
+            oldest = _named(self.path, "first")
             with contextlib.suppress(OSError):  # if nothing can be renamed, this file grows on
                 limit = self._limit // FIRST_PART
-                if _named(self.path, "first").exists():
+                if oldest.exists():
                     limit = (self._limit - limit) // NEWER
                 if self._size >= limit:
-                    self._rotate()
+                    # Begin a new file. The first one stays for ever, since it has the run's start.
+                    names = [self.path, *(_named(self.path, n) for n in range(1, NEWER))]
+                    if not oldest.exists():
+                        self.path.replace(oldest)
+                    else:
+                        for newer, older in zip(reversed(names[:-1]), reversed(names[1:])):
+                            if newer.exists():
+                                newer.replace(older)
+                    self._leave()
+                    self._open()
             return True
         if self._fd is not None:
             with contextlib.suppress(OSError):
@@ -281,18 +298,6 @@ class RotatingLog:
             self._room = self._room if free is None else free >= RESERVE
         return self._room
 
-    def _rotate(self) -> None:
-        """Begin a new file. Raises OSError."""
-        names = [self.path, *(_named(self.path, n) for n in range(1, NEWER))]
-        if not _named(self.path, "first").exists():
-            self.path.replace(_named(self.path, "first"))
-        else:
-            for newer, older in zip(reversed(names[:-1]), reversed(names[1:])):
-                if newer.exists():
-                    newer.replace(older)
-        self._leave()
-        self._open()
-
     def _leave(self) -> None:
         if self._fd is not None:
             os.close(self._fd)
@@ -300,8 +305,8 @@ class RotatingLog:
 
     def close(self) -> None:
         """Close the file; a later write opens it again."""
-        if self.lost and self._has_room():
-            self._append(f"tandem: {self.lost} lines are missing here\n".encode())
+        if self.lost_lines and self._has_room():
+            self._append(f"tandem: {self.lost_lines} lines are missing here\n".encode())
         self._leave()
 
 
@@ -309,7 +314,7 @@ def _named(path: Path, suffix: str | int) -> Path:
     return path.with_name(f"{path.name}.{suffix}")
 
 
-def parts(path: Path) -> list[Path]:
+def log_files(path: Path) -> list[Path]:
     """Return the existing files of a log, the oldest lines first."""
     older = [_named(path, n) for n in reversed(range(1, NEWER))]
     return [file for file in (_named(path, "first"), *older, path) if file.exists()]

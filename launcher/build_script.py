@@ -35,6 +35,7 @@ def read_paths(typed: dict[str, Any]) -> None:
                 "program: give its options as ARGS=."
             )
         typed["script"], typed["folder"] = script_by_path(typed["script"], typed.get("folder"))
+    # A resumed run has its script in plan.json, and may be given these for it.
     elif "resume" not in names:
         refused = [name.upper() for name in COMPANIONS if name in names]
         if refused:
@@ -44,6 +45,7 @@ def read_paths(typed: dict[str, Any]) -> None:
 def script_by_path(script: str, folder: str | None) -> tuple[str, str]:
     """Return SCRIPT and FOLDER as a run records them, with absolute paths. Raises UserError."""
     words = script_words(script)
+    # Python looks for a module below the current folder, so FOLDER begins there.
     if len(words) == 2:
         root = path_of("FOLDER", folder or ".")
         return f"-m {words[1]}", str(root if folder else _checkout_of(root) or root)
@@ -97,6 +99,7 @@ def resume_config(began: Config, typed: Mapping[str, Any]) -> Config:
             f"the run continues as it began: leave out {refused[0].upper()}, or start a new run."
         )
     config = config_of(typed, began)
+    # Without RESUME_ARGS the script would train from its beginning, and overwrite what it saved.
     if not config.resume_args:
         raise UserError(
             "nobody said how the script continues: give RESUME_ARGS=, like RESUME_ARGS='--resume "
@@ -162,6 +165,8 @@ def build(config: Config) -> Program:
             f"SCRIPT={config.script}: {inside} is not sent ({files.why_not(inside)}): give one "
             "that is, or another FOLDER=."
         )
+    # A shell script that starts Python is the usual mistake here: torch's launcher would report a
+    # syntax error from every rank.
     with file.open("rb") as start:
         line = start.readline(200).decode(errors="replace").strip()
     shebang = line[2:].strip() if line.startswith("#!") and "python" not in line else ""
@@ -239,8 +244,8 @@ def _check_resume(config: Config, outputs: tuple[str, ...], resume: tuple[str, .
     names = (match[0] for word in resume for match in PLACEHOLDER.finditer(word))
     if unknown := next((name for name in names if name != LAST), None):
         raise UserError(
-            f"RESUME_ARGS={config.resume_args}: {unknown} would reach the script as it stands: "
-            f"{LAST} is the newest checkpoint in OUTPUT."
+            f"RESUME_ARGS={config.resume_args}: nothing replaces {unknown}: only {LAST} becomes "
+            "the newest checkpoint in OUTPUT."
         )
     wants_last = any(LAST in word for word in resume)
     if wants_last and not outputs:
@@ -250,7 +255,7 @@ def _check_resume(config: Config, outputs: tuple[str, ...], resume: tuple[str, .
         )
     if config.resume_from and not wants_last:
         raise UserError(
-            f"RESUME_FROM=self: it says which file {LAST} is: give RESUME_ARGS=, like "
+            f"RESUME_FROM=self chooses the file for {LAST}: give RESUME_ARGS=, like "
             f"RESUME_ARGS='--resume {LAST}'."
         )
     if config.max_restarts and not resume:

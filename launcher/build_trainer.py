@@ -44,7 +44,7 @@ def build(config: Config) -> Program:
     if file and file.startswith(NAMED):
         from launcher.plan import pretrained  # which needs what speaks HTTP
 
-        weights = pretrained.of(settings)
+        weights = pretrained.find_weights(settings)
         files.append(SentFile("TANDEM_WEIGHTS", f"weights {file}", pretrained=weights))
     elif file and (path := path_of("WEIGHTS", file)).is_file():
         files.append(SentFile("TANDEM_WEIGHTS", f"weights {file}", path))
@@ -118,6 +118,7 @@ def given_to_trainer(config: Config) -> dict[str, Any]:
 
     typed = dict(config.trainer)
     file, model = typed.pop("config", None), typed.get("model", MODEL_OF_DATA)
+    # A path of data may be on any disk and have any name, so it has no recipe.
     recipe = CHECKOUT / f"recipes/{short_name(model)}-{config.data}.yaml"
     if file is None and "/" not in config.data and recipe.exists():
         file = str(recipe)
@@ -142,9 +143,9 @@ def settings_of(config: Config) -> TrainerOptions:
 
 
 def evaluation_of(config: Config, weights: Path, image_size: int, file: str) -> Config:
-    """Return options that evaluate a model as it was trained, whatever the recipe for other images
-    says. Raises UserError."""
+    """Return options that evaluate a model as it was trained. Raises UserError."""
     settings = settings_of(config)
+    # All options are written out, with an empty recipe: that for the new images may have others.
     left_out = {"data", "output", "config", "resume", "trial", "sync", "freeze", "head_lr"}
     options = {
         name: value
@@ -154,16 +155,6 @@ def evaluation_of(config: Config, weights: Path, image_size: int, file: str) -> 
     options.update(config="{}", sync=EXACT, weights=str(weights), evaluate=file)
     options.update({"image_size": image_size} if image_size else {})
     return dataclasses.replace(config, trainer=options, balance=OFF, min_nodes=None)
-
-
-def trial_of(config: Config, seconds: int, precision: str) -> Config:
-    """Return options that only time steps, as `make plan` measures them. Raises UserError."""
-    # Steps take the same time with any weights, which are not sent. The options of the recipe are
-    # written out, since it might name some.
-    options = given_to_trainer(config)
-    options = {key: value for key, value in options.items() if key not in ("weights", *RESULTS)}
-    options.update(config="{}", trial=seconds, precision=precision)
-    return dataclasses.replace(config, trainer=options)
 
 
 # ---- MODEL= ----
@@ -209,6 +200,7 @@ def imported_by(model: str) -> tuple[str, ...]:
         return ("timm",)
     from launcher.plan.sources import loaded_by
 
+    # A model is path/file.py:function, or module:function of the checkout or of the environment.
     path, _, _ = model.rpartition(":")
     root = folder_of(model) or CHECKOUT
     file = root / (Path(path).name if is_path(model) else f"{path.replace('.', '/')}.py")

@@ -2,9 +2,9 @@
 the next attempt.
 
 A checkpoint is a file, or a folder as a whole, as Accelerate's save_state, the Trainer of
-transformers and torch.distributed.checkpoint write it; such a folder may have parts on several
-machines. The names come from the machines and are checked as any (outputs.py). Each file's
-beginning and end show whether it is whole, before it is sent.
+transformers and torch.distributed.checkpoint write it; several machines may each have some files of
+such a folder. The names come from the machines, and outputs.py checks them. Each file's beginning
+and end show whether it is whole, before it is sent.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ def group_files(names: Iterable[str], outputs: tuple[str, ...]) -> dict[str, str
             contents.setdefault(str(parent), []).append(path.relative_to(parent))
     marked = {str(path.parent) for path in paths if INSIDE.fullmatch(path.name)}
 
+    # Libraries mark their folders by certain files. Other folders count only below OUTPUT, and by
+    # their names.
     def is_checkpoint(folder: str) -> bool:
         name = PurePosixPath(folder).name
         below = any(folder.startswith(f"{output}/") for output in outputs)
@@ -78,9 +80,9 @@ def group_files(names: Iterable[str], outputs: tuple[str, ...]) -> dict[str, str
             is_single = path.name.endswith(ENDINGS)
             if not path.name.endswith(ENDINGS_IN_FOLDER):
                 continue
-            named = [part for part in path.parts[:-1] if FOLDER.fullmatch(part)]
-            named += [path.name] if is_single else []
-            numbers = {number for part in named for number in NUMBER.findall(part)}
+            texts = [text for text in path.parts[:-1] if FOLDER.fullmatch(text)]
+            texts += [path.name] if is_single else []
+            numbers = {number for text in texts for number in NUMBER.findall(text)}
             if numbers - {*NUMBER.findall(name)} or (is_single and NEWEST.fullmatch(path.stem)):
                 return False
         return True
@@ -99,25 +101,28 @@ def group_files(names: Iterable[str], outputs: tuple[str, ...]) -> dict[str, str
 
 
 def hand_over(
-    site: RunSite, outputs: tuple[str, ...], is_told: bool, from_self: bool
+    site: RunSite, outputs: tuple[str, ...], has_last: bool, from_self: bool
 ) -> str | None:
-    """Find the checkpoint that the next attempt goes on from, and copy it to all machines; None if
-    there is none. `is_told`: the program is told which one, and does not look for it itself.
-    Raises UserError."""
+    """Find the checkpoint from which the next attempt continues, and copy it to all machines; None
+    if there is none. `has_last`: {last} in RESUME_ARGS gives its name to the program, which
+    otherwise looks for it. `from_self`: each machine continues from a file that it saved. Raises
+    UserError."""
     with waiting(site.terminal, "looking for the newest checkpoint"):
-        search = Search(site, outputs, site.attempts.unfit(site.folder) if is_told else ())
+        search = Search(site, outputs, site.attempts.unfit(site.folder) if has_last else ())
     room = max(0, disk_free() - DISK_LEFT)
     try:
         with waiting(site.terminal, "giving the newest checkpoint to all machines"):
-            name = search.find_own() if from_self else search.copy_newest(room)
+            name = search.find_on_all() if from_self else search.copy_newest(room)
     except Unwritable as error:
         raise UserError(not_copied(site.folder, error)) from None
-    if search.rejected and not is_told:
+    if search.rejected and not has_last:
         raise UserError(
             f"{search.rejected[0]}: RESUME_ARGS has no {{last}}, so the script looks for its "
             "checkpoint itself, and would find another one on each machine. Resume the run when "
             "all of its machines answer, or give RESUME_ARGS with {last}."
         )
+    # A machine that does not answer may have the files that are missing: to begin again now would
+    # throw its steps away.
     absent = [host for host in search.last_hosts if host not in search.checkpoints]
     if name is None and absent and (search.rejected or search.unlisted):
         raise UserError(
@@ -126,35 +131,36 @@ def hand_over(
         )
     if name is not None:
         shown = show_names([name])
-        site.terminal.say(f"the script goes on from {shown}, which all machines have")
+        site.terminal.say(f"the script continues from {shown}, which all machines have")
         if absent and any(
-            held[name][0].name != name for held in search.checkpoints.values() if name in held
+            groups[name][0].name != name for groups in search.checkpoints.values() if name in groups
         ):
-            site.terminal.say(f"{', '.join(absent)} may have parts of it, which are not there")
+            site.terminal.say(f"{', '.join(absent)} may have more files of it")
         return name
     hint = ""
     if sent := [*dict.fromkeys(search.sent)]:
         hint = f"; {show_names(sent)} was sent, not saved by this run"
-    if others := [*dict.fromkeys(file.name for o in search.others.values() for file in o)]:
-        hint += f"; {show_names(others)} is no checkpoint by its name and contents"
-    site.terminal.say(f"no checkpoint was found in {', '.join(outputs)}{hint}: starting anew")
+    if other_names := [*dict.fromkeys(f.name for o in search.other_files.values() for f in o)]:
+        hint += f"; {show_names(other_names)} is no checkpoint by its name and contents"
+    site.terminal.say(f"no checkpoint was found in {', '.join(outputs)}{hint}: starting again")
     return None
 
 
 class Search:
-    """A search for the checkpoint that the next attempt can go on from.
+    """A search for the checkpoint from which the next attempt can continue.
 
-    `checkpoints` has the files of each by machine and name, the newest first, and `others` the
-    files that belong to none. `rejected` collects which checkpoints lack parts or did not arrive.
+    `checkpoints` has the files of each by machine and name, the newest first, and `other_files` the
+    files that belong to none. `rejected` collects which checkpoints lack files or did not arrive.
     """
 
     def __init__(self, site: RunSite, outputs: tuple[str, ...], unfit: Collection[str] = ()):
         self.nodes, self.folder, self.say = site.machines.nodes, site.folder, site.terminal.say
         self.run_folders, self.unfit = site.folders, unfit
-        last = (site.attempts.list or [{"ranks": {}, "nodes": site.folders}])[-1]
-        self.last_hosts, self.world_size = [*last["nodes"]], sum(map(len, last["ranks"].values()))
+        attempt = (site.attempts.list or [{"ranks": {}, "nodes": site.folders}])[-1]
+        self.last_hosts = [*attempt["nodes"]]
+        self.world_size = sum(map(len, attempt["ranks"].values()))
         self.checkpoints: dict[str, dict[str, list[OutputFile]]] = {}
-        self.others: dict[str, list[OutputFile]] = {}
+        self.other_files: dict[str, list[OutputFile]] = {}
         self.links: dict[str, dict[str, str]] = {}
         self.sent: list[str] = []
         self.rejected: list[str] = []
@@ -169,14 +175,14 @@ class Search:
             except NotHere as error:
                 self.unlisted = True
                 self.say(f"{host}: the checkpoints there are unknown: {error}")
-        # What makes a folder a checkpoint may be on another machine alone.
+        # The file that makes a folder a checkpoint may be on one of several machines.
         checkpoint_of = group_files({f.name for o in listings.values() for f in o.files}, outputs)
         for host, listing in listings.items():
             groups, stems = dict[str, list[OutputFile]](), dict[str, list[str]]()
             for file in listing.files:
                 groups.setdefault(checkpoint_of.get(file.name, ""), []).append(file)
-            self.others[host], self.links[host] = groups.pop("", []), listing.links
-            self.sent += listing.others["sent"][1] if "sent" in listing.others else []
+            self.other_files[host], self.links[host] = groups.pop("", []), listing.links
+            self.sent += listing.skipped["sent"][1] if "sent" in listing.skipped else []
             for name, files in groups.items():
                 stem = str(PurePosixPath(name).with_suffix("")) if files[0].name == name else name
                 stems.setdefault(stem, []).append(name)
@@ -191,10 +197,11 @@ class Search:
         before the names that are older on another machine of the last attempt."""
         if not any(self.checkpoints.values()):
             # Take files with another ending if torch.save wrote them.
-            for host, files in self.others.items():
+            for host, files in self.other_files.items():
                 for file in files[:MOST_TRIES]:
                     if TORCH.match(self.read(host, file.name, TAIL)):
                         self.checkpoints[host][file.name] = [file]
+        # `fresh` are the names that the order lacks, up to the next one that it has.
         order: list[str] = []
         for host, names in self.checkpoints.items():
             position, fresh = 0, list[str]()
@@ -206,10 +213,11 @@ class Search:
                     order[position:position] = fresh
                     position, fresh = position + len(fresh), []
             order += fresh
+        # From an unfit one the last attempt failed before its first step: it is tried last.
         return sorted(order, key=lambda name: name in self.unfit)[:MOST_TRIES]
 
-    def find_own(self) -> str | None:
-        """Return the newest checkpoint that every machine has of its own, None if no machine has
+    def find_on_all(self) -> str | None:
+        """Return the newest checkpoint that every machine has saved itself, None if no machine has
         any. Raises UserError, Unwritable."""
         for name in self.newest_first():
             if not self.unlisted and all(
@@ -223,7 +231,7 @@ class Search:
             lack = [host for host, names in self.checkpoints.items() if not names]
             reason = f"{', '.join(lack)} has none" if lack else "no intact one is on all machines"
             raise UserError(
-                "RESUME_FROM=self: each machine goes on from a checkpoint of its own, and "
+                "RESUME_FROM=self: each machine continues from a checkpoint that it saved, and "
                 f"{reason}: leave it out, so that one file goes to all of them, or let the script "
                 "save on every machine."
             )
@@ -234,17 +242,17 @@ class Search:
         arrive here. Returns its name, None if none arrived. Raises UserError, Unwritable."""
         names = self.newest_first()
         for position, name in enumerate(names):
-            parts = {host: files[name] for host, files in self.checkpoints.items() if name in files}
-            # Another machine may have parts from before the last attempt under the same name.
-            parts = {h: files for h, files in parts.items() if h in self.last_hosts} or parts
-            hosts = {file.name: host for host, files in parts.items() for file in files}
+            by_host = {host: g[name] for host, g in self.checkpoints.items() if name in g}
+            # Another machine may have files from before the last attempt under the same name.
+            by_host = {h: files for h, files in by_host.items() if h in self.last_hosts} or by_host
+            hosts = {file.name: host for host, files in by_host.items() for file in files}
             if reason := self.missing(name, hosts, names[position + 1 :]):
                 held_by = "; ".join(
                     f"{host} has {show_names([file.name for file in files])}"
-                    for host, files in parts.items()
+                    for host, files in by_host.items()
                 )
                 self.reject(f"{show_names([name])} is not complete: {reason} ({held_by})")
-            elif self.copy(name, parts, room):
+            elif self.copy(name, by_host, room):
                 return name
         return None
 
@@ -254,8 +262,9 @@ class Search:
         return False
 
     def missing(self, name: str, hosts: dict[str, str], older: Iterable[str]) -> str | None:
-        """Say what a checkpoint lacks of which machines have these files; None if it seems whole.
+        """Word what a checkpoint lacks, whose files are on these `hosts`; None if it seems whole.
         `older`: names of checkpoints that were saved before it."""
+        # A single file is judged by its contents (is_intact).
         if name in hosts:
             return None
         for file, host in hosts.items():
@@ -275,12 +284,13 @@ class Search:
                 return f"{count} of {total} files like {show_names([kind])} are there"
         # A rank that was killed has not written the files that the folder before this one has.
         kinds = Counter(DIGITS.sub("#", str(PurePosixPath(f).relative_to(name))) for f in hosts)
-        for other in (o for o in older if PurePosixPath(o).parent == PurePosixPath(name).parent):
-            files = {f.name for held in self.checkpoints.values() for f in held.get(other, ())}
-            if other in files:  # a single file
+        folder = PurePosixPath(name).parent
+        for older_name in (o for o in older if PurePosixPath(o).parent == folder):
+            files = {f.name for g in self.checkpoints.values() for f in g.get(older_name, ())}
+            if older_name in files:  # a single file
                 continue
             kinds_before = [
-                DIGITS.sub("#", str(PurePosixPath(f).relative_to(other))) for f in files
+                DIGITS.sub("#", str(PurePosixPath(f).relative_to(older_name))) for f in files
             ]
             for kind, count in Counter(kinds_before).items():
                 if kinds[kind] < min(count, self.world_size):
@@ -288,18 +298,20 @@ class Search:
             break
         return None
 
-    def copy(self, name: str, parts: dict[str, list[OutputFile]], room: int) -> bool:
+    def copy(self, name: str, by_host: dict[str, list[OutputFile]], room: int) -> bool:
         """Copy a checkpoint to all machines. Each file is read once, from the first machine that
         has an intact one. Returns whether all machines have it. Raises UserError, Unwritable."""
         sources: dict[str, dict[str, OutputFile]] = {}
-        for host, files in parts.items():
+        for host, files in by_host.items():
             for file in files:
                 sources.setdefault(file.name, {})[host] = file
-            for file in self.others[host]:
+            # The pointer to a checkpoint goes with it: libraries read the name from there.
+            for file in self.other_files[host]:
                 folder, _, file_name = file.name.rpartition("/")
                 is_beside = folder == name.rpartition("/")[0] and file.size < TAIL
                 if is_beside and POINTER.fullmatch(file_name):
                     sources.setdefault(file.name, {host: file})
+        # All files are here before any is sent on: no machine gets half of a checkpoint.
         with staging(self.folder) as scratch:
             fresh: dict[str, tuple[str, int, Path]] = {}
             for number, (file_name, copies) in enumerate(sources.items()):
@@ -321,7 +333,7 @@ class Search:
                     return bool(reason) and self.reject(text)
             for host in self.run_folders:
                 self.give(host, name, fresh)
-                for source in parts:
+                for source in by_host:
                     self.copy_links(name, source, host)
         return True
 
@@ -338,21 +350,23 @@ class Search:
             put(self.nodes[host], path, size, self.source(host), file_name)
 
     def copy_links(self, name: str, source: str, host: str) -> None:
-        """Give a machine another one's links beside a checkpoint that lead to it: `last.ckpt`."""
+        """Make on `host` the links to a checkpoint, such as `last.ckpt`, that its folder on
+        `source` has."""
         folder = posixpath.dirname(name)
         for link_name, target in self.links[source].items():
-            place, last = posixpath.split(link_name)
-            if not (last.endswith(ENDINGS) or NEWEST.fullmatch(last)):
+            link_folder, base_name = posixpath.split(link_name)
+            if not (base_name.endswith(ENDINGS) or NEWEST.fullmatch(base_name)):
                 continue
+            # A target from / is a path of the source; any other begins in the link's folder.
             leads = self.localize(target, source, host).removeprefix(f"{self.source(host)}/")
-            inside = posixpath.normpath(leads if leads != target else f"{place}/{target}")
-            if host != source and place == folder and inside == name:
+            inside = posixpath.normpath(leads if leads != target else f"{link_folder}/{target}")
+            if host != source and link_folder == folder and inside == name:
                 link(self.nodes[host], self.source(host), link_name, posixpath.basename(name))
 
     def localize(self, text: str, source: str, host: str) -> str:
         """Replace, in paths of a machine, the folder that the run has there by another's."""
-        of_run = "/".join(self.source(source).split("/")[-3:])  # above it there may be a link
-        pattern = rf"/(?:[^\s\"'/]+/)*{re.escape(of_run)}(?=/)"
+        tail = "/".join(self.source(source).split("/")[-3:])  # above it there may be a link
+        pattern = rf"/(?:[^\s\"'/]+/)*{re.escape(tail)}(?=/)"
         return re.sub(pattern, lambda _: self.source(host), text)
 
     def source(self, host: str) -> str:
@@ -369,13 +383,15 @@ class Search:
             return path.read_bytes()[:max_bytes] if path.exists() else b""
 
     def is_intact(self, host: str, file: OutputFile, is_single: bool = True) -> bool:
-        """Return whether an attempt can go on from a file, as far as its beginning and end show."""
+        """Return whether an attempt can continue from a file, as far as its two ends show."""
         head = self.read(host, file.name, HEAD)
-        if OWN_STATE.search(head):  # of tandem.sync, for a rank
+        # The state of a rank's tandem.sync has no weights, so by itself it is no checkpoint.
+        if OWN_STATE.search(head):
             return not is_single
         problem = None
         if not head and file.name.endswith(ENDINGS):
             problem = "it is empty, or gone"
+        # A zip ends with its directory, which torch.save writes last.
         elif head.startswith(ZIP):
             tail = self.read(host, file.name, TAIL, max(0, file.size - TAIL))
             problem = None if ZIP_END in tail else "its end is missing"

@@ -1,4 +1,4 @@
-"""The command line of the launcher. What a verb needs is imported when it is carried out, since a
+"""The command line of the launcher. Each command imports its modules itself: the error about a
 mistyped option need not wait for Fabric."""
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def plan(typed: Typed) -> int:
     reports = ("epochs", "batch", "precision", "sync", "run", "gpu", "link")
     words = [f"--{key}={typed[key]}" for key in reports if key in typed]
     words += ["--all"] if typed.get("all") else []
+    # With GPU= the report predicts from published speeds: no machine is asked.
     if "gpu" in typed:
         words += [f"--{key}={typed[key]}" for key in ("model", "nodes") if key in typed]
         options = given_to_trainer(config_of({"data": "", "args": typed.get("args", [])}))
@@ -62,8 +63,8 @@ def parse(argv: Sequence[str]) -> tuple[str, Typed]:
         print("\n".join([f"{PROGRAM} VERB NAME=value ...", *lines]))
         raise SystemExit(0)
     if verb not in ROWS:
-        near = verbs.nearest(verb, VERBS)
-        hint = f": did you mean {near}?" if near else f"; there are {', '.join(VERBS)}."
+        nearest = verbs.nearest(verb, VERBS)
+        hint = f": did you mean {nearest}?" if nearest else f"; there are {', '.join(VERBS)}."
         raise UserError(f"there is no verb {verb}{hint}" if verb else f"a verb is missing{hint}")
     typed = command_line.verb_words(verb, argv[1:], f"{PROGRAM} {verb}", ROWS[verb])
     if {"script", "model"} & typed.keys() or "SCRIPT" in ROWS[verb].variables:
@@ -80,6 +81,7 @@ def carry_out(verb: str, typed: Typed, argv: list[str]) -> int:
 
         return evaluate.evaluate(typed.pop("run", verbs.LATEST), typed)
     file, run_name = typed.get("inventory", DEFAULT_INVENTORY), typed.get("run")
+    # Commands that this process prints name the same list of machines.
     if "INVENTORY" in ROWS[verb].variables:
         terminal.keep_machines(file)
     if verb in ("train", "dry-run", "slurm"):
@@ -129,6 +131,7 @@ def main(argv: list[str]) -> int:
     except UserError as error:
         for problem in error.problems:
             terminal.show(problem, sys.stderr)
+        # A program that started this one, as `make sweep` does, reads the reason here.
         print(result_line(refused=error.problems[0]), end="", flush=True)
         return USAGE_ERROR
     except KeyboardInterrupt:

@@ -1,10 +1,11 @@
-"""Brings a run's files from the nodes to the control machine: of records what its copies lack
-(launcher/watch/guards.py), by channels of their own, so that no lease and no stop waits for them.
+"""Brings a run's files from the nodes to the control machine. Of records it fetches only what the
+copies lack (launcher/watch/guards.py). It uses other channels than the guards, so that no lease and
+no stop waits for files.
 
-A node is not trusted with names, types or sizes. It is asked for one file of the contract
-(docs/run-directory.md) at a time, by a name made here from its host name and its ranks, and answers
-with bytes alone. So no link, device or folder can arrive, and nothing outside the node's own part.
-The bytes are counted into an empty folder; what arrived is then added to the run's folder.
+A node is not trusted with names, types or sizes. The launcher asks for one file of the contract
+(docs/run-directory.md) at a time, by a name that it makes from the node's name and ranks, and the
+node answers with bytes. Therefore no link, device or folder can arrive, and no file of another
+node. The bytes are counted into an empty folder, and then added to the run's folder.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 
 from contract import records
 from contract.errors import UserError
@@ -26,7 +27,6 @@ from launcher.background import MIB
 from launcher.folders import disk_free, relative
 from launcher.machines.engine import Node, TimedOut, close_all, error_location, stream_output, talk
 
-T = TypeVar("T")
 CHECKPOINT = re.compile(r"step-([0-9]{1,18})\.pt")
 LIST_SECONDS = 20.0
 # At least this much has to arrive every 60 s, so a file of n MiB takes n / 4 + 1 minutes at most,
@@ -68,9 +68,9 @@ class Unwritable(Exception):
 
 
 def recorded_files(host: str, attempts: list[dict[str, Any]]) -> list[str]:
-    """Return the names of the files that a node may have written, below the run's folder, by the
-    ranks that it had in each attempt."""
+    """List the names of the files that a node may have written, below the run's folder."""
     names = []
+    # A name has the number of a rank, and a node may have other ranks in each attempt.
     for entry in attempts:
         attempt, ranks = entry["attempt"], entry.get("ranks", {}).get(host)
         if ranks is None:  # the node had no part in this attempt
@@ -103,6 +103,7 @@ def bring(
         by_lines = not name.endswith(".json")  # the beginning is useful without the end
         with staging(folder) as scratch:
             fresh = scratch / "file"
+            # The guard sent the beginning during the run: only what follows is fetched.
             begin = target.stat().st_size if by_lines and target.exists() else 0
             limit = max(0, max_bytes - begin)
             size = receive(nodes[host], run_folders[host], name, fresh, limit, begin)
@@ -135,12 +136,12 @@ def bring(
                     raise
             return lines
 
-    return of_each(run_folders, bring_from, nodes)
+    return gather_lines(run_folders, bring_from, nodes)
 
 
 def one_by_one(host: str, names: Iterable[str], work: Callable[[str], list[str]]) -> list[str]:
-    """Return the sentences of this work on each of a machine's files, and one for each that did not
-    arrive; once the machine is lost, none is tried any more. Raises Unwritable."""
+    """Do this work for each of a machine's files. Return its sentences, and a sentence for each
+    file that did not arrive. Stop once the machine is lost. Raises Unwritable."""
     lines: list[str] = []
     for name in names:
         try:
@@ -155,14 +156,15 @@ def one_by_one(host: str, names: Iterable[str], work: Callable[[str], list[str]]
     return lines
 
 
-def of_each(
-    things: Iterable[T], work: Callable[[T], list[str]], nodes: dict[str, Node]
+def gather_lines(
+    hosts: Iterable[str], work: Callable[[str], list[str]], nodes: dict[str, Node]
 ) -> list[str]:
-    """Return all sentences of this work, done for several things at a time. Ctrl-C closes the
+    """Do this work for several hosts at a time, and return all of its sentences. Ctrl-C closes the
     nodes' connections: no thread waits for a machine any more."""
+    # Few at a time: this machine's disk and its one cable take everything.
     with ThreadPoolExecutor(max_workers=8) as pool:
         try:
-            return [line for lines in pool.map(work, things) for line in lines]
+            return [line for lines in pool.map(work, hosts) for line in lines]
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             close_all(nodes)
@@ -171,7 +173,7 @@ def of_each(
 
 @contextlib.contextmanager
 def staging(folder: Path) -> Iterator[Path]:
-    """Make an empty folder beside the run's files, and remove it afterwards. Raises Unwritable for
+    """Make an empty folder next to the run's files, and remove it afterwards. Raises Unwritable for
     every OSError: an error of the other side has become a NotHere before it gets here."""
     scratch = None
     try:
@@ -232,6 +234,7 @@ def receive(
         except OSError as error:
             raise NotHere(error.strerror or str(error)) from None
 
+    # One byte beyond the limit is read: it says that the file is larger.
     size = 0
     try:
         with target.open("xb") as file:
@@ -258,7 +261,7 @@ def checkpoints(nodes: dict[str, Node], run_folders: Mapping[str, str]) -> dict[
     for host, folder in run_folders.items():
         if host not in nodes:
             continue
-        # A machine may freeze, lie or go away: others hold the same checkpoints.
+        # A machine may freeze, lie or go away: the other machines hold the same checkpoints.
         with contextlib.suppress(Exception):
             process = nodes[host].start(["ls", "-1", f"{folder}/checkpoints/{host}"])
             output, _, status = talk(process, b"", LIST_SECONDS)
@@ -279,10 +282,11 @@ def best_and_last(
     run_folders: Mapping[str, str],
     folder: Path,
 ) -> tuple[list[Path], list[str]]:
-    """Copy the best and the newest of the checkpoints with these `names` from one machine. Machines
-    with the newest checkpoint are tried first, and the first that delivers its newest is taken:
-    none is believed to have it, nor that it is as large as it sends. Raises Unwritable, also if
-    there is no room for any."""
+    """Copy the best and the newest of the checkpoints with these `names` from one machine. Returns
+    their paths here, and sentences on those that did not come. Raises Unwritable, also if there is
+    no room for any."""
+    # Machines with the newest checkpoint are tried first, until one delivers it: none is believed
+    # to have it, nor that the file is as large as it sends.
     tips = {host: tip for host, listed in names.items() if (tip := newest(listed))}
     paths: list[Path] = []
     problems: list[str] = []
@@ -337,7 +341,7 @@ def hand_on(
     give: Callable[[Path, int, str], None],
 ) -> bool:
     """Bring the trainer's newest checkpoint here from one of these machines, and `give` it, with
-    its size and its name. Returns whether one arrived. Raises Unwritable."""
+    its size and its name, to another machine. Returns whether one arrived. Raises Unwritable."""
     names = checkpoints(nodes, run_folders)
     tips = {host: tip for host, listed in names.items() if (tip := newest(listed))}
     for host in sorted(tips, key=lambda host: tips[host], reverse=True):

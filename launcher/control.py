@@ -40,6 +40,8 @@ def controller(folder: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
+            # A pid may belong to another process by now, so its start time has to agree. That of
+            # another machine cannot be read here: its lock is proof enough.
             match = re.fullmatch(r"([0-9]{1,9}) (\S+) (\S+)\n", file.read(LONGEST))
             if match:
                 pid, host, start = match.groups()
@@ -76,6 +78,7 @@ def runs() -> int:
         return 0
     print(f"{'run':<38} {'state':<10} {'nodes':>5} {'top-1':>8}")
     for folder in run_folders:
+        # A damaged plan.json must not hide the other runs.
         nodes = "?"
         with contextlib.suppress(KeyError, TypeError):
             nodes = str(len(read(folder / "plan.json")["nodes"]))
@@ -106,6 +109,7 @@ def stop(name: str) -> int:
             f"RUN={folder.name}`."
         )
     log = folder / "controller.log"
+    # The size is taken before the signal, so that everything which it causes is shown.
     size = log.stat().st_size if log.exists() else 0
     os.kill(pid, signal.SIGTERM)
     follow(folder, size)
@@ -120,7 +124,8 @@ def attach(name: str) -> int:
     except KeyboardInterrupt:
         print()
         terminal.show(
-            f"run {folder.name} goes on: `make attach RUN={folder.name}` shows it again", sys.stdout
+            f"run {folder.name} continues: `make attach RUN={folder.name}` shows it again",
+            sys.stdout,
         )
     return 0
 
@@ -129,14 +134,15 @@ def follow(folder: Path, begin: int) -> None:
     """Show controller.log from byte `begin` while its controller lives, without what a terminal
     would obey. Raises UserError."""
     log = folder / "controller.log"
-    for part in background.parts(log)[:-1] if begin == 0 else []:
-        with _open_log(part) as file:
+    for path in background.log_files(log)[:-1] if begin == 0 else []:
+        with _open_log(path) as file:
             while _show(file):
                 pass
     with contextlib.ExitStack() as stack:
         text: TextIO | None = None
         while True:
-            is_alive = controller(folder) is not None  # before reading, so that no line is lost
+            # This is asked before reading, so that the last lines of a controller are shown, too.
+            is_alive = controller(folder) is not None
             if text is None and log.exists():
                 text = stack.enter_context(_open_log(log))
                 text.buffer.seek(begin)

@@ -1,4 +1,4 @@
-"""Carries out what machines do together that is no run: one attempt, in a folder of its own."""
+"""Carries out a single attempt that belongs to no run, such as a measurement or an evaluation."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ def perform_errand(
         raise UserError(f"stopped before it was {purpose}.")
     # Nobody watches a measurement, so one sentence names the cause, the remedy or the log to read.
     message, remedy = explained(cause)
+    # torch's launcher failed, and not the program: its last line has the reason.
     is_launch = cause.rank is None
     if is_launch and cause.last_lines:
         message = f"{cause.host}: {cause.last_lines[-1]}"

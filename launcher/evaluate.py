@@ -30,8 +30,7 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
     run = folders.find(name)
     began = began_as(run, typed, "RUN")
     if began.script:
-        raise UserError(f"run {run.name} is of a script, which alone knows what its model is for.")
-    # The model is evaluated as it was trained, whatever the recipe for other images says.
+        raise UserError(f"run {run.name} is of a script: only the script can evaluate its model.")
     # The ranks' first lines have the image size of the training; 0 if they are not here.
     paths = run.glob("nodes/*/rank*.steps.jsonl")
     image_size = next((line.image_size for path in paths for line in lines_of(path, Start)), 0)
@@ -57,7 +56,7 @@ def model_file(run: Path) -> Path:
         if newest := max(files, key=lambda file: (file.name, file.stat().st_mtime), default=None):
             return newest.resolve()
     raise UserError(
-        f"run {run.name} has no checkpoint here: `make train RESUME={run.name}` goes on with it, "
+        f"run {run.name} has no checkpoint here: `make train RESUME={run.name}` continues it, "
         "and brings one at its end."
     )
 

@@ -54,6 +54,7 @@ def network_of(text: str | None, interfaces: list[IPv4Interface]) -> IPv4Network
         net = IPv4Network(text, strict=False)
     except ValueError:
         raise UserError(f"NET={text}: write it like NET=192.168.1.0/24.") from None
+    # A mistyped prefix would ask a whole company's network for ssh, which looks like an attack.
     if net.prefixlen < WIDEST:
         raise UserError(
             f"NET={text} has {net.num_addresses:,} addresses: ask {1 << (32 - WIDEST):,} at most, "
@@ -107,6 +108,7 @@ def ask(address: IPv4Address) -> Server | None:
 def proposal(server: Server, used_names: Collection[str]) -> tuple[str, str]:
     """Propose a machine's name, and its line for the list. The line is a comment if known_hosts
     does not confirm the machine's key."""
+    # A machine of the list gets our code and data, so only one whose key is known becomes one.
     lines = [
         line for line in known_hosts(ssh.KNOWN_HOSTS) if line.entry.key.asbytes() == server.key
     ]
@@ -133,6 +135,7 @@ def with_lines(text: str, lines: list[str], path: Path) -> str:
     if start is None:
         raise UserError(f"{relative(path)} has no line [cluster]: put the lines there yourself.")
     end = next((index for index in heads if index > start), len(rows))
+    # The lines join the group's last one, above blank lines that separate it from the next group.
     while not rows[end - 1].strip():
         end -= 1
     return "\n".join([*rows[:end], *lines, *rows[end:], ""])

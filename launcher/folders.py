@@ -58,6 +58,7 @@ def writing(path: Path) -> Iterator[None]:
 def begin(parent: Path, name: str) -> Path:
     """Make the folder of a new run of this name, or of a later second if that one exists. Raises
     UserError."""
+    # mkdir fails if the folder exists, so of two launchers in one second only one gets a name.
     while True:
         folder = parent / name
         with writing(folder), contextlib.suppress(FileExistsError):
@@ -81,7 +82,7 @@ def recorded(path: Path, kind: type[Struct]) -> dict[str, Any]:
     except Invalid as error:
         reason = str(error).replace("it.", "its ", 1)
     raise UserError(
-        f"{relative(path)} is damaged ({reason}): this run cannot go on; start a new one."
+        f"{relative(path)} is damaged ({reason}): this run cannot continue; start a new one."
     )
 
 
@@ -103,6 +104,7 @@ def disk_free() -> int:
 
 
 def point_latest(folder: Path) -> None:
+    # A link cannot be changed, but another one can take its place at once: no reader finds none.
     fresh, latest = RUNS / f".latest.{os.getpid()}", RUNS / "latest"
     with writing(latest):
         fresh.unlink(missing_ok=True)
@@ -119,6 +121,7 @@ def latest() -> Path | None:
 def forget(folder: Path, previous: Path | None) -> None:
     """Remove the folder of a run that did not begin; runs/latest points to `previous` again."""
     shutil.rmtree(folder, ignore_errors=True)
+    # Without an earlier run the link would lead to a folder that is gone.
     if previous:
         point_latest(previous)
     elif (RUNS / "latest").is_symlink():
@@ -140,6 +143,7 @@ def lock(folder: Path) -> TextIO:
             f"run {folder.name} is being carried out by process {process}: "
             f"`make attach RUN={folder.name}` shows it, `make stop RUN={folder.name}` ends it."
         ) from None
+    # Only the holder of the lock writes: the refused process above reads who that is.
     with writing(path):
         file.truncate(0)
         file.write(f"{os.getpid()} {socket.gethostname()} {processes.start_of(os.getpid())}\n")

@@ -34,17 +34,19 @@ def gather_files(config: Config, terminal: Terminal) -> list[Path]:
         with waiting(terminal, f"asking {pluralize(len(hosts), 'machine')} what is there"):
             machines = look.open_and_probe(hosts, Needs(config, program))
         try:
+            # Wheels are made for one version of Python, so no bundle would suit all machines.
             if differing := judge.python(machines):
                 raise Refused(differing)
             with waiting(terminal, f"gathering the packages of {program.typed}"):
                 environment = environment_of(machines)
-                gathered.append(layer.bundle_layer(program.requirements, environment))
+                bundled = layer.build_layer(program.requirements, environment, layer.BUNDLE)
+                gathered.append(bundled.tree.parent)
         finally:
             machines.close()
     if not gathered:
         raise UserError(
-            f"{program.typed} needs nothing from the internet: there is no requirements.txt beside "
-            "a script (REQUIREMENTS= names another file), and neither MODEL=timm:NAME nor WEIGHTS= "
-            "with a name was given."
+            f"{program.typed} needs nothing from the internet: the folder of the script has no "
+            "requirements.txt (REQUIREMENTS= names another file), and neither MODEL=timm:NAME nor "
+            "WEIGHTS= with a name was given."
         )
     return gathered

@@ -1,7 +1,7 @@
 """Brings the newest checkpoint to the machines that need it before an attempt begins.
 
 If a program's ranks pass their checkpoint on themselves, one machine that has it is enough: files
-go through this machine only if none of the last attempt's machines takes part. For other programs
+go through this machine only if none of the last attempt's machines participates. For other programs
 every machine gets the newest complete checkpoint (checkpoints.py).
 """
 
@@ -21,9 +21,8 @@ from launcher.watch.attempts import not_copied
 
 
 def find_checkpoint(site: RunSite) -> str | None:
-    """Return the checkpoint that the next attempt is told to continue from, which all of its
-    machines have then; "" if the program finds it by itself, None if the program begins again.
-    Raises UserError."""
+    """Return the checkpoint for {last} in the next attempt's words, which all of its machines have
+    then; "" if the program looks for it, None if the program begins again. Raises UserError."""
     program = site.needs.program
     if program.resume is None:
         return None
@@ -34,14 +33,13 @@ def find_checkpoint(site: RunSite) -> str | None:
         return ""
     from launcher import checkpoints
 
-    is_told = any(LAST in word for word in program.resume)
-    name = checkpoints.hand_over(site, program.outputs, is_told, program.resumes_own)
-    return name if is_told else ""
+    has_last = any(LAST in word for word in program.resume)
+    name = checkpoints.hand_over(site, program.outputs, has_last, program.resumes_own)
+    return name if has_last else ""
 
 
 def place_checkpoints(site: RunSite, plan: Plan) -> None:
-    """Place the newest checkpoint, and no stale one, where the ranks of an attempt look for it.
-    Raises UserError."""
+    """Give the ranks of an attempt the newest checkpoint, and no stale one. Raises UserError."""
     if not site.needs.program.ranks_pass_on or not site.attempts.list:
         return
     previous = site.attempts.list[-1]["nodes"]
@@ -51,7 +49,7 @@ def place_checkpoints(site: RunSite, plan: Plan) -> None:
         # went on without them: resuming from it would skip images that those have trained on.
         set_aside(site, plan, [host for host in connected if host not in previous])
         return
-    # None of the last attempt's machines goes on. Their owners use them, but they still answer.
+    # None of the last attempt's machines continues. Their owners use them, but they still answer.
     hosts = [host for host in site.hosts if host.name in previous]
     if not any(host.owner.signs for host in hosts):
         return
@@ -74,9 +72,11 @@ def place_checkpoints(site: RunSite, plan: Plan) -> None:
 
 
 def set_aside(site: RunSite, plan: Plan, names: list[str]) -> None:
-    """Move the checkpoints of these machines to where ranks do not look. Raises MachineError."""
+    """Move the checkpoints of these machines into a folder that ranks do not read. Raises
+    MachineError."""
     move = 'test ! -e "$1" || { mkdir -p "$2" && mv "$1" "$2/before-attempt-$3"; }'
     for host in site.machines.hosts:
+        # They are moved, not deleted: nobody has decided yet that they are worthless.
         if host.name in names:
             output = site.folders[host.name]
             source, target = f"{output}/checkpoints/{host.name}", f"{output}/abandoned/{host.name}"

@@ -1,5 +1,5 @@
-"""Starts and ends runs by the clock: AT= begins one later, UNTIL= saves and ends it, and meanwhile
-this machine does not go to sleep by itself."""
+"""Starts and ends runs by the clock: AT= begins a run later, UNTIL= saves and ends it. Meanwhile
+this machine does not suspend automatically."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 
 from contract.errors import UserError
-from launcher.terminal import Terminal, beside
+from launcher.terminal import Terminal, in_thread
 
 # Seconds between two looks at the clock, which may be set, or stand still while this PC sleeps.
 LOOK_EVERY = 15.0
@@ -32,6 +32,7 @@ def moments(at: str | None, until: str | None) -> dict[str, int]:
         if match is None:
             name = variable.upper()
             raise UserError(f"{name}={text}: give a time of day like 19:00 or 07:30.")
+        # UNTIL counts from the beginning of the run: AT=19:00 UNTIL=7:30 ends on the next morning.
         earliest = datetime.fromtimestamp(times.get("at", time.time()))
         hour, minute = map(int, match.groups())
         day = earliest.replace(hour=hour, minute=minute, second=0, microsecond=0)
@@ -74,15 +75,15 @@ def ending(until: int | None, terminal: Terminal) -> Iterator[None]:
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
-    terminal.say(f"the run ends at {shown(until)} at the latest, and can go on later")
-    with awake(f"a run goes on until {shown(until)}", terminal), beside("until", watch):
+    terminal.say(f"the run ends at {shown(until)} at the latest, and can be resumed later")
+    with awake(f"a run lasts until {shown(until)}", terminal), in_thread("until", watch):
         yield
 
 
 @contextlib.contextmanager
 def awake(reason: str, terminal: Terminal) -> Iterator[None]:
-    """Keep this machine from going to sleep by itself (systemd-logind), or say that it may. A user
-    who closes the lid or chooses suspend is obeyed."""
+    """Keep this machine from suspending automatically (systemd-logind), or report that it may. A
+    user who closes the lid or chooses suspend is obeyed."""
     program = shutil.which("systemd-inhibit")
     process = None
     if program:
@@ -96,6 +97,7 @@ def awake(reason: str, terminal: Terminal) -> Iterator[None]:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        # Without permission, or without logind, it ends at once.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
     if process is None or process.poll() is not None:

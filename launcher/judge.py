@@ -15,7 +15,7 @@ from contract.text import pluralize, seconds
 from launcher.look import Control, Listing, NodeFacts, OpenMachines, Source, Unreached
 from launcher.machines.engine import Host
 from launcher.plan import devices
-from launcher.problems import ALWAYS, Problem, Refused, problem, together
+from launcher.problems import ALWAYS, Problem, Refused, merge_problems, problem
 from launcher.program import Needs, Program
 
 DISK_FREE = 1 << 30
@@ -44,8 +44,8 @@ def problems(machines: OpenMachines, needs: Needs, control: Control) -> list[Pro
         on_gpus = on_gpus and devices.wants_gpus(host, program.device)
         single += [*_software(host, node_facts, on_gpus), *data(host, node_facts, needs)]
         single += _state(host, node_facts, needs.run, on_gpus)
-    findings += [*together(single), *versions(machines)]
-    findings += [*same_data(machines), *together([*missing_data(machines, control.sources)])]
+    findings += [*merge_problems(single), *versions(machines)]
+    findings += [*same_data(machines), *merge_problems([*missing_data(machines, control.sources)])]
     if needs_layer(program, machines):
         findings += python(machines)
     for host in hosts:
@@ -61,14 +61,14 @@ def problems(machines: OpenMachines, needs: Needs, control: Control) -> list[Pro
             imports.append(
                 problem("imports", host, program=program.typed, missing=names, python=python_path)
             )
-    findings += together(imports)
+    findings += merge_problems(imports)
     # The precision of machines that cannot train would only add a second message.
     if not any(entry.blocks is ALWAYS for entry in findings):
         try:
             devices.precision(program, machines, needs.decided.get("precision"))
         except UserError as error:
             texts = map(in_words_of_make, error.problems)
-            findings += [problem("precision", said=text) for text in texts]
+            findings += [problem("precision", reason=text) for text in texts]
     return findings
 
 
@@ -84,7 +84,8 @@ def master(hosts: Sequence[Host]) -> list[Problem]:
 
 
 def _software(host: Host, facts: NodeFacts, on_gpus: bool) -> Iterator[Problem]:
-    """Name the first thing that its software lacks: what follows may be a consequence."""
+    """Name the first thing that its software lacks."""
+    # Only the first: each of the others may follow from it.
     missing = [name for name in ("torch", "torchvision") if not getattr(facts.versions, name)]
     error = facts.gpus.error
     if missing:
@@ -104,7 +105,7 @@ def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
     folder, answer = host.data_path(needs.config.data), facts.data
     if folder and not answer.exists:
         names, be = ", ".join(answer.others), "is" if len(answer.others) == 1 else "are"
-        others = f"; there {be} {names}" if names else ""
+        neighbours = f"; there {be} {names}" if names else ""
         name, is_local = Path(folder).name, host.engine.is_local
         # Provisioning copies data to other machines only: on this one the user puts it in place.
         brings = "" if is_local else " (data_sets in group_vars/all.yml brings them there)"
@@ -121,7 +122,7 @@ def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
                 "provision` with imagenet in data_sets copies it to every machine, or mounts the "
                 "disk that has it (docs/shares.md)"
             )
-        yield problem("data-missing", host, folder=folder, others=others, remedy=remedy)
+        yield problem("data-missing", host, folder=folder, others=neighbours, remedy=remedy)
     elif folder and answer.problem:
         yield problem("data-unfit", host, folder=folder, why=answer.problem)
     for listing in answer.splits.values():
@@ -130,8 +131,8 @@ def data(host: Host, facts: NodeFacts, needs: Needs) -> Iterator[Problem]:
 
 
 def _state(host: Host, facts: NodeFacts, run: str | None, on_gpus: bool) -> Iterator[Problem]:
-    """Judge a machine's folder, disk and clock, and who uses it. Processes that are left of `run`
-    itself do not make it busy."""
+    """Judge a machine's folder, disk and clock, and who uses it. Processes of an earlier attempt of
+    `run` do not make it busy."""
     folder = facts.absolute(host.node_dir)
     if not facts.writable:
         yield problem("not-writable", host, folder=folder)
@@ -141,14 +142,14 @@ def _state(host: Host, facts: NodeFacts, run: str | None, on_gpus: bool) -> Iter
     if abs(facts.skew) > CLOCK_TOLERANCE:
         way = "ahead of" if facts.skew > 0 else "behind"
         yield problem("clock", host, seconds=abs(facts.skew), way=way)
-    # A run of others needs the processors, too; other programs matter only on GPUs.
-    others = {
-        f"{other.holder}: run {other.run}, for {seconds(other.seconds)}"
-        for other in facts.runs
-        if other.run != run
+    # Another run needs the processors, too; programs that are no run matter only on GPUs.
+    other_runs = {
+        f"{entry.holder}: run {entry.run}, for {seconds(entry.seconds)}"
+        for entry in facts.runs
+        if entry.run != run
     }
-    if others:
-        yield problem("machine-busy", host, holders="; ".join(sorted(others)))
+    if other_runs:
+        yield problem("machine-busy", host, holders="; ".join(sorted(other_runs)))
     elif not facts.runs and on_gpus and facts.gpus.processes:
         holders = [f"{job.user}: {job.command} (pid {job.pid})" for job in facts.gpus.processes]
         yield problem("gpus-busy", host, holders="; ".join(holders))
@@ -161,11 +162,12 @@ def needs_layer(program: Program, machines: OpenMachines) -> bool:
     """Return whether the program's packages have to be sent to these machines."""
     if program.requirements is None:
         return False
+    # If one machine lacks the module, all get the same version of it.
     name, facts = program.unless_module, machines.facts
     return name is None or any(name in facts[host.name].missing for host in machines.hosts)
 
 
-# ---- machines beside each other ----
+# ---- machines compared with each other ----
 
 
 def _differing(values: Mapping[str, str]) -> str:
@@ -183,11 +185,12 @@ STACK = {"torch": "torch", "torchvision": "torchvision", "cuda": "torch's CUDA",
 def versions(machines: OpenMachines) -> list[Problem]:
     facts = {host.name: machines.facts[host.name] for host in machines.hosts}
     findings = []
-    for name, what in STACK.items():
+    for name, label in STACK.items():
         if values := _differing({h: str(getattr(f.versions, name)) for h, f in facts.items()}):
-            findings.append(problem("versions-differ", what=what, values=values))
+            findings.append(problem("versions-differ", what=label, values=values))
     if values := _differing({h: f.architecture for h, f in facts.items()}):
         findings.append(problem("architectures-differ", values=values))
+    # Only the branch counts: drivers of one branch run the same CUDA.
     drivers = {h: f.gpus.driver.split(".")[0] for h, f in facts.items() if f.gpus.driver}
     if values := _differing(drivers):
         findings.append(problem("drivers-differ", values=values))

@@ -1,9 +1,9 @@
 """Carries out a run on machines that are ready, from its folder to its report. The functions
 stand in the order of a run: prepare, attempts, decide, the next start, collect, report.
 
-Each machine keeps its batch, so with fewer machines the global batch is smaller and an
-epoch has more steps. The schedule counts images, not steps, and continues from the checkpoint; the
-learning rate follows the global batch where --lr_batch was given, and stays the same otherwise.
+Each machine keeps its batch, so with fewer machines the global batch is smaller and an epoch has
+more steps. The schedule counts images, not steps, and continues from the checkpoint. With
+--lr_batch the learning rate follows the global batch; otherwise it stays the same.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from launcher.handover import find_checkpoint, place_checkpoints
 from launcher.look import OpenMachines
 from launcher.machines.engine import Busy, MachineError
 from launcher.machines.inventory import CHECKOUT
-from launcher.notify import Notify, of_run
+from launcher.notify import Notify, read_facts
 from launcher.participants import Moment, Participants, Waiter
 from launcher.plan.checks import ReadyRun, make_plan, new_id
 from launcher.plan.files import MOST_BYTES
@@ -82,7 +82,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Limits:
-    """The restarts that the user allowed and that are left."""
+    """The restarts that the user still allows. `divisor`: micro-batches are 1/divisor of a step's
+    batch, for a run that was out of memory."""
 
     restarts: int
     divisor: int = 1
@@ -93,7 +94,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Start:
-    """An attempt that is about to be made. `checkpoint`: what it is told to go on from."""
+    """An attempt that is about to be made. `checkpoint`: the one that its words name."""
 
     plan: Plan
     needs: Needs
@@ -107,8 +108,8 @@ class Start:
 
 
 def begin(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -> int:
-    """Carry out a new run and return the exit code. Raises UserError. After Busy nothing is left of
-    the run here: two launchers may have found the same machines free."""
+    """Carry out a new run and return the exit code. Raises UserError. After Busy no trace of the
+    run remains here: two launchers may have found the same machines free."""
     folder, latest = None, folders.latest()
     try:
         folder = folders.begin(folders.RUNS, name or new_id(ready))
@@ -123,6 +124,7 @@ def begin(ready: ReadyRun, terminal: Terminal, waiter: Waiter, name: str = "") -
         return carry_out(run, first_start(run, plan, "first attempt"))
     except BaseException as error:
         ready.machines.close()
+        # A folder without an attempt would be taken for a run that failed.
         nothing_began = isinstance(error, (Busy, CheckFailed))
         if folder and (nothing_began or not (folder / "plan.json").exists()):
             terminal.keep_no_more()
@@ -141,7 +143,7 @@ def go_on(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> 
         plan = make_plan(
             ready,
             ready.machines,
-            last=checkpoint,
+            checkpoint=checkpoint,
             run=folder.name,
             attempt=number,
             used_ports=run.attempts.ports,
@@ -174,16 +176,17 @@ def first_start(run: Run, plan: Plan, reason: str, checkpoint: str | None = None
 def carry_out(run: Run, start: Start) -> int:
     """Make all attempts, bring the files here, report and notify. Returns the exit code."""
     try:
+        # From here on the terminal's lines are kept: `make attach` may come at any time.
         run.terminal.keep_in(run.folder / "controller.log")
         folders.point_latest(run.folder)
         outcome, machines = run_attempts(run, start)
         is_whole = finish(run, outcome, machines)
     except UserError as error:
         if not isinstance(error, Busy):
-            run.notify.send(of_run(run.folder, "failed", str(error)))
+            run.notify.send(read_facts(run.folder, "failed", str(error)))
         raise
     cause = run.attempts.list[-1]["first_cause"] if outcome.cause else None
-    run.notify.send(of_run(run.folder, outcome.status, cause and cause["message"]))
+    run.notify.send(read_facts(run.folder, outcome.status, cause and cause["message"]))
     return exit_code(outcome, is_whole)
 
 
@@ -202,6 +205,8 @@ def run_attempts(run: Run, start: Start) -> tuple[Outcome, OpenMachines | None]:
             try:
                 outcome = perform_attempt(run, start, stopper)
             except UserError as error:
+                # A later attempt that could not begin leaves the checkpoints of the earlier ones,
+                # which are worth collecting.
                 if start.plan.attempt == 1 or stopper.asked:
                     run.attempts.close("failed")
                     start.machines.close()
@@ -297,6 +302,7 @@ def decide(outcome: Outcome, limits: Limits, can_go_on: bool = True) -> tuple[Li
     cause = outcome.cause
     if outcome.status != "failed" or cause is None:
         return None
+    # Smaller micro-batches repair a lack of memory, so they use up none of MAX_RESTARTS.
     restart = failures.restart(cause)
     if restart is Restart.IN_SMALLER_PIECES and limits.divisor < LARGEST_DIVISOR:
         limits = dataclasses.replace(limits, divisor=limits.divisor * 2)
@@ -322,7 +328,7 @@ def next_start(run: Run, start: Start, limits: Limits, reason: str, stopper: Sto
         plan = make_plan(
             dataclasses.replace(run.ready, needs=needs),
             machines,
-            last=checkpoint,
+            checkpoint=checkpoint,
             run=start.plan.run,
             attempt=start.plan.attempt + 1,
             used_ports=run.attempts.ports,
@@ -348,12 +354,15 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
     was_refused = run.status_before != "running" and is_unchanged
     run.attempts.close(run.status_before if was_refused else outcome.status)
     machines = reconnect(run, outcome, machines)
+    # Ctrl-C ends only the copying: the run is over, and its status is written.
     try:
         saved, is_whole = collect_files(run, machines)
         can_resume = run.ready.program.resume is not None
-        how = how_to_resume(run.folder.name, saved, outcome.cause) if can_resume else cannot_go_on()
+        advice = cannot_go_on()
+        if can_resume:
+            advice = how_to_resume(run.folder.name, saved, outcome.cause)
         if outcome.status != "finished":
-            run.attempts.note_how_to_resume(how)
+            run.attempts.note_how_to_resume(advice)
         is_whole = make_report(run.folder, run.terminal) and is_whole
     except KeyboardInterrupt:
         name = run.folder.name
@@ -367,23 +376,23 @@ def finish(run: Run, outcome: Outcome, machines: OpenMachines | None) -> bool:
         run.terminal.say(run.attempts.problem)
         is_whole = False
     if outcome.status != "finished":
-        run.terminal.say(how)
+        run.terminal.say(advice)
     run.terminal.drain()
     return is_whole
 
 
 def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> OpenMachines:
     """Return the same connections, or new ones if machines may be gone, or back, by now."""
-    took_part = run.participants.took_part
+    participated = run.participants.participated
     is_lost = outcome.status == "failed" or bool(outcome.gone or outcome.unresponsive)
-    if machines and not is_lost and took_part <= {host.name for host in machines.hosts}:
+    if machines and not is_lost and participated <= {host.name for host in machines.hosts}:
         return machines
     if machines:
         machines.close()
     hosts, needs = run.participants.hosts, run.ready.needs
     with waiting(run.terminal, "finding out which machines answer"):
         machines = look.open_and_probe(hosts, needs, without_missing=True)
-    for name in sorted(took_part - {host.name for host in machines.hosts}):
+    for name in sorted(participated - {host.name for host in machines.hosts}):
         run.terminal.say(f"{name} does not answer: its records stay on it")
     return machines
 
@@ -391,10 +400,11 @@ def reconnect(run: Run, outcome: Outcome, machines: OpenMachines | None) -> Open
 def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
     """Bring the files here. Returns whether a checkpoint was saved anywhere, and whether this
     machine has all that it should."""
-    program, attempts, took_part = run.ready.program, run.attempts, run.participants.took_part
+    program, attempts = run.ready.program, run.attempts
     nodes, max_bytes = machines.nodes, run.ready.config.keep * MIB
     run_folders = folders_of(machines, run.folder.name)
-    run_folders = {name: folder for name, folder in run_folders.items() if name in took_part}
+    participated = run.participants.participated
+    run_folders = {name: folder for name, folder in run_folders.items() if name in participated}
     lines: list[str] = []
     names_by_host: dict[str, list[str]] = {}
     is_whole = True

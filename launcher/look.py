@@ -1,5 +1,6 @@
 """Asks all machines at once for the facts that a plan needs, and for the peers that each of them
-reaches; and reads what this machine has for them. judge.py says what the answers mean."""
+reaches. It also reads the data of this machine that they have copies of. judge.py turns the answers
+into problems."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from launcher.machines.engine import (
     Process,
     TimedOut,
     error_location,
-    of_each,
+    map_parallel,
     stream_output,
     talk,
 )
@@ -55,7 +56,7 @@ class OpenMachines:
         engine.close_all(self.nodes)
 
     def leave(self, names: Collection[str]) -> None:
-        """Go on without these machines."""
+        """Close the connections to these machines, and forget them."""
         engine.close_all({name: self.nodes[name] for name in names if name in self.nodes})
         for name in names:
             self.nodes.pop(name, None)
@@ -113,12 +114,12 @@ def open_and_probe(
 
 
 def unreached(hosts: list[Host], failures: dict[str, str]) -> list[str]:
-    """Return what to say of machines that cannot be reached, by their names. If none can, and they
-    are the example's, nobody has listed machines yet."""
+    """Return sentences on machines that cannot be reached; `failures`: by their names."""
+    # If none can, and they are the example's, nobody has listed machines yet.
     example = all(inventory.EXAMPLE.get(host.name) == host.address for host in hosts)
     if len(failures) < len(hosts) or not example:
         return list(failures.values())
-    return [f"{', '.join(failures)}: {problem('examples').said}", next(iter(failures.values()))]
+    return [f"{', '.join(failures)}: {problem('examples').message}", next(iter(failures.values()))]
 
 
 def _take_listings(
@@ -141,15 +142,16 @@ def _take_listings(
 
 
 def question(host: Host, hosts: Sequence[Host], needs: Needs) -> dict[str, Any]:
-    """Return what launcher/node/probe.py is asked on one of these machines."""
+    """Return the question for launcher/node/probe.py on one of these machines."""
     ports, wanted_port = range(FIRST_PORT, FIRST_PORT + PORT_COUNT), needs.config.port
-    peers = [other.address for other in hosts if other.name != host.name] or [host.address]
+    # A single machine is asked for the interface of its own address.
+    peers = [peer.address for peer in hosts if peer.name != host.name] or [host.address]
     # A share is listed by one of the machines that mount it, and by its server.
     readers = [
-        other.name
-        for other in hosts
-        if host.data_server not in ("", host.name, other.name)
-        and (other.data_server, other.data_root) == (host.data_server, host.data_root)
+        peer.name
+        for peer in hosts
+        if host.data_server not in ("", host.name, peer.name)
+        and (peer.data_server, peer.data_root) == (host.data_server, host.data_root)
     ]
     return {
         "peers": list(dict.fromkeys(peers)),
@@ -170,7 +172,7 @@ def ask_all(
     nodes: dict[str, Node], questions: dict[str, dict[str, Any]]
 ) -> tuple[dict[str, NodeFacts], dict[str, Problem]]:
     """Return NodeFacts by host name, and a problem for each host that gave none."""
-    answers = dict(zip(nodes, of_each(lambda name: _ask(nodes[name], questions[name]), nodes)))
+    answers = dict(zip(nodes, map_parallel(lambda name: _ask(nodes[name], questions[name]), nodes)))
     return (
         {name: answer for name, answer in answers.items() if isinstance(answer, NodeFacts)},
         {name: answer for name, answer in answers.items() if isinstance(answer, Problem)},
@@ -178,10 +180,11 @@ def ask_all(
 
 
 def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
-    """Ask one machine. Whatever its answer breaks here is that machine's problem."""
+    """Ask one machine. If its answer causes an error here, that is the machine's problem."""
     host = node.host
     try:
         source = program("launcher.node.probe", f"main({question!r}, {MARK!r})")
+        # The clock of the machine is compared with the times before and after its answer.
         start = time.time()
         process = node.start([host.env_python, "-IB", "-"])
         output, stderr, status = talk(process, source.encode(), SECONDS, len(PULSE))
@@ -194,7 +197,7 @@ def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
     except UserError as error:
         return problem("answer-refused", host, why=error)
     except FileNotFoundError:
-        return problem("python-missing", host, python=host.env_python, said="no such file")
+        return problem("python-missing", host, python=host.env_python, reason="no such file")
     except OSError as error:
         return problem("connection-broke", host, why=f": {error}")
     except Invalid as error:
@@ -202,16 +205,17 @@ def _ask(node: Node, question: dict[str, Any]) -> NodeFacts | Problem:
     except Exception as error:
         return problem("answer-fails", host, place=error_location(error))
     if status in (126, 127):  # of the shell there: Python cannot be run, or does not exist
-        return problem("python-missing", host, python=host.env_python, said=stderr)
+        return problem("python-missing", host, python=host.env_python, reason=stderr)
     if status == NO_STATUS:
         return problem("connection-broke", host, why="")
     if status is None:
         return problem("answer-late", host, seconds=SECONDS)
-    return problem("python-fails", host, python=host.env_python, said=stderr)
+    return problem("python-fails", host, python=host.env_python, reason=stderr)
 
 
 def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
-    """Read a machine's answer, without what it was not asked for. Raises Invalid."""
+    """Read a machine's answer. Raises Invalid."""
+    # Later code indexes by these names, so they are exactly those of the question.
     facts: NodeFacts = decode(line, NodeFacts, "answer")
     silent = [peer for peer in question["peers"] if peer not in facts.interfaces]
     if silent:
@@ -226,13 +230,14 @@ def read_facts(line: str, question: Mapping[str, Any]) -> NodeFacts:
 
 
 def data_sources(machines: OpenMachines, needs: Needs) -> dict[str, Source]:
-    """Return the sources of the machines' data that can be read, by machine. A server that takes
-    part is none: its data are compared with the other machines'."""
+    """Return the sources of the machines' data that can be read, by machine."""
+    # A server that participates is no source: its data are compared with the other machines'.
     sources_by_name: dict[str, Source | None] = {host.name: None for host in machines.hosts}
     sources = {}
     for host in machines.hosts:
         folder = host.data_path(needs.config.data)
         inside = folder.startswith(f"{host.data_root}/")
+        # Provisioning copied the data there, or the machine reads them from a server.
         copied = host.copied.get(folder[len(host.data_root) + 1 :])
         name = copied or host.data_server
         if not inside or not name:
@@ -252,7 +257,7 @@ def data_sources(machines: OpenMachines, needs: Needs) -> dict[str, Source]:
 
 
 def _read_shared(name: str, needs: Needs) -> Source | None:
-    """Read the listing of a server that takes no part; None if it does not answer."""
+    """Read the listing of a server that is no machine of the run; None if it does not answer."""
     options, kind = needs.config, needs.program.data_kind
     servers = [host for host in inventory.load(Path(options.inventory)) if host.name == name]
     nodes, _ = engine.open_all(servers)
@@ -270,21 +275,23 @@ def _read_shared(name: str, needs: Needs) -> Source | None:
 
 
 def skew(unix: float, start: float, end: float) -> float:
-    """Return by how many seconds a clock is ahead that showed `unix` between two times of ours."""
+    """Return by how many seconds a clock is ahead (negative: behind) that showed `unix` between two
+    times of ours."""
     return unix - end if unix > end else min(0.0, unix - start)
 
 
 def peers_of(index: int, count: int) -> list[int]:
     """Return the numbers of the machines that number `index` of `count` connects to."""
     if count <= ALL_PAIRS:
-        return [other for other in range(count) if other != index]
+        return [peer for peer in range(count) if peer != index]
+    # All ranks meet at node 0, so every machine has to reach it.
     neighbours = [(index + step) % count for step in range(1, ALL_PAIRS // 2)]
     return sorted({0, *neighbours} - {index})
 
 
 def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str]:
-    """Ask each machine which others it does not reach. Returns them, or why it does not say, by
-    machine."""
+    """Ask each machine which peers it does not reach. Returns these peers by machine, or the reason
+    why a machine gave no answer."""
     hosts = machines.hosts
     addresses = {host.address for host in hosts}
     if len(addresses) < 2:
@@ -308,7 +315,7 @@ def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str
                         return read_unreached(line[len(MARK) :], addresses)
                 size += len(piece)
                 if size > LARGEST:
-                    return "it said too much"
+                    return "its answer is too long"
         except TimedOut:
             return f"no answer within {REACH_SECONDS:.0f} s"
         except Exception as error:  # whatever its answer breaks here is that machine's problem
@@ -316,9 +323,9 @@ def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str
         stderr = process.stderr()
         return stderr.splitlines()[-1] if stderr else "it ended without an answer"
 
-    processes = of_each(start, range(len(hosts)))
+    processes = map_parallel(start, range(len(hosts)))
     try:
-        answers = of_each(read_answer, processes)
+        answers = map_parallel(read_answer, processes)
     finally:  # only now: others may still have to reach a machine that has answered
         for process in processes:
             process.close()
@@ -326,12 +333,13 @@ def unreachable_pairs(machines: OpenMachines) -> dict[str, list[Unreached] | str
 
 
 def read_unreached(line: bytes, addresses: Collection[str]) -> list[Unreached] | str:
-    """Read an answer that names each of these addresses once at most; or return why it is not
-    one."""
+    """Read an answer that has each of these addresses at most once. Return its peers, or the reason
+    why it is invalid."""
     try:
         peers: list[Unreached] = decode(line, list[Unreached], "its answer")
-        named = [peer.address for peer in peers]
-        if len(set(named)) < len(named) or not set(named) <= set(addresses):
+        peer_addresses = [peer.address for peer in peers]
+        is_repeated = len(set(peer_addresses)) < len(peer_addresses)
+        if is_repeated or not set(peer_addresses) <= set(addresses):
             raise Invalid("it names a machine twice, or one that it was not asked for")
     except Invalid as error:
         return f"what it says is impossible ({error})"

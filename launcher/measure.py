@@ -1,6 +1,6 @@
-"""`make plan`: predicts a run from the newest one of its model. Where there is none, it measures
-first: the machines are claimed as for a run, the links between them are measured at full load, and
-each machine trains for some seconds by itself.
+"""`make plan`: predicts a run from the newest one of its model. If there is none, it claims the
+machines as a run does, measures the links between them at full load, and lets each machine train
+alone for some seconds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from boundary.answers import NodeFacts
 from contract.decisions import OFF
 from contract.errors import UserError
-from contract.options import Config
+from contract.options import RESULTS, Config
 from contract.runs import MEASURED
 from contract.text import pluralize
 from launcher import build_trainer, collect, folders
@@ -42,9 +42,9 @@ LINKS = ("links.json",)
 NOTHING_MEASURED = 3  # the report's exit code where there is nothing to predict from
 
 
-def plan(options: Config, words: list[str], is_anew: bool) -> int:
-    """Predict such a run and show the prediction; `words` go to the report. With `is_anew` the
-    machines are measured in any case. Returns the exit code. Raises UserError."""
+def plan(options: Config, words: list[str], measures_again: bool) -> int:
+    """Predict such a run and show the prediction; `words` go to the report. With `measures_again`
+    the machines are measured in any case. Returns the exit code. Raises UserError."""
     terminal = Terminal()
     request = build_program(options).request
     assert request
@@ -59,7 +59,7 @@ def plan(options: Config, words: list[str], is_anew: bool) -> int:
     if hosts:
         words += ["--machines", ",".join(host.name for host in hosts)]
     done = report(words)  # also with MEASURE=1: it refuses now what it would refuse later
-    is_known = done.returncode == 0 and not is_anew
+    is_known = done.returncode == 0 and not measures_again
     if is_known or done.returncode not in (0, NOTHING_MEASURED):
         return show(done, terminal)
     if problem is not None:
@@ -108,7 +108,13 @@ def measure(options: Config, terminal: Terminal, waiter: Waiter) -> Path:
         # Each machine is a world of its own here, and would decide its precision by itself: all
         # measure in the one that the ranks of a run would decide together.
         level = devices.precision(checked.program, machines, None)
-        config = build_trainer.trial_of(checked.config, SECONDS, level.name if level else "auto")
+        precision = level.name if level else "auto"
+        # Steps take the same time with any weights, so none are sent. The options of the recipe are
+        # written out without it, since it might name weights.
+        typed = build_trainer.given_to_trainer(checked.config)
+        trial = {name: v for name, v in typed.items() if name not in ("weights", *RESULTS)}
+        trial |= {"config": "{}", "trial": SECONDS, "precision": precision}
+        config = dataclasses.replace(checked.config, trainer=trial)
         program = with_layer(build_program(config), machines)
         needs = dataclasses.replace(checked.needs, config=config, program=program)
         timetables = make_timetables(machines.hosts, machines.facts)
@@ -118,7 +124,7 @@ def measure(options: Config, terminal: Terminal, waiter: Waiter) -> Path:
         links = "the links between them, then " if timetables else ""
         announcement = (
             f"measuring {pluralize(len(plan.nodes), 'machine')}: {links}{SECONDS} s of "
-            f"{program.name} on each by itself"
+            f"{program.name} on each of them alone"
         )
         attempts = perform_errand(folder, plan, machines, terminal, announcement, "measured")
         outputs, max_bytes = {node.host: node.output for node in plan.nodes}, config.keep * MIB
@@ -135,7 +141,7 @@ def measure(options: Config, terminal: Terminal, waiter: Waiter) -> Path:
 def split_worlds(
     plan: Plan, facts: dict[str, NodeFacts], timetables: dict[str, dict[str, Any]]
 ) -> Plan:
-    """Return the plan with each machine a world of its own, which measures its links first."""
+    """Return the plan in which each machine trains alone, after it has measured its links."""
     nodes, used_ports = [], defaultdict[str, set[int]](set)  # by machine: nodes may share one
     for node in plan.nodes:
         machine = facts[node.host].machine
@@ -143,6 +149,7 @@ def split_worlds(
         used_ports[machine].add(port)
         world = {"--nnodes": "1", "--node_rank": "0"}
         world |= {"--master_addr": node.address, "--master_port": str(port)}
+        # The rest of the command stays that of a run, so that the figures hold for a run.
         names = [word.partition("=")[0] for word in node.argv]
         argv = [f"{n}={world[n]}" if n in world else w for n, w in zip(names, node.argv)]
         env = dict(node.env)
@@ -166,11 +173,13 @@ def make_timetables(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str,
     Each machine measures with each other one, in rounds of pairs that share no cable. Then all
     machines send at once.
     """
+    # Nodes with one address share a machine, and no cable is between them.
     if len({host.address for host in hosts}) < len(hosts) or len(hosts) < 2:
         return {}
     ports = set.intersection(*(set(facts[host.name].free_ports) for host in hosts))
     if not ports:
         raise UserError("no port is free on all of these machines: end programs that listen there.")
+    # The token keeps connections of other programs from being measured.
     common = {
         "peers": {host.name: host.address for host in hosts},
         "port": max(ports),
@@ -194,14 +203,14 @@ def make_timetables(hosts: list[Host], facts: dict[str, NodeFacts]) -> dict[str,
 def turns(names: list[str], name: str) -> list[dict[str, Any] | None]:
     """Return one machine's part in each round, by the circle method of tournaments; None for a
     round in which it rests."""
-    place, rounds = names.index(name), []
+    index, rounds = names.index(name), []
     circle = [*names, *[""] * (len(names) % 2)]  # with an odd number, "" is the partner of a rest
     for _ in circle[1:]:
         partner = circle[-1 - circle.index(name)]
-        role = "client" if partner in names[place:] else "server"
+        role = "client" if partner in names[index:] else "server"
         rounds.append({"role": role, "partner": partner} if partner else None)
         circle = [circle[0], circle[-1], *circle[1:-1]]
     # At last all machines send at once, each to the next one.
-    following, previous = names[(place + 1) % len(names)], names[place - 1]
-    ring = {"role": "ring", "partner": following, "before": previous, "first": place == 0}
+    following, previous = names[(index + 1) % len(names)], names[index - 1]
+    ring = {"role": "ring", "partner": following, "before": previous, "first": index == 0}
     return [*rounds, ring]

@@ -42,7 +42,8 @@ CODE_FOLLOWS = re.compile(r"-[A-Za-z]*[ce]|--command")
 class Facts:
     """The facts of a run. `run`: its name, or its model and machines if it has not begun. `status`:
     finished, failed, stopped or waits. `top1`: like `98.31 %`, or `-`. `time`: of training, or of
-    waiting. `why`: the first cause, or the reason of the wait. `folder`: with report.html."""
+    waiting. `why`: the first cause, or the reason of the wait. `folder`: with report.html. The
+    user writes these names in NOTIFY, as {why}."""
 
     run: str
     status: str
@@ -59,11 +60,11 @@ class Facts:
         return {name: line.lstrip("-@ ")[:LONGEST] or "-" for name, line in lines.items()}
 
 
-def of_run(folder: Path, status: str, why: str | None) -> Facts:
+def read_facts(folder: Path, status: str, reason: str | None) -> Facts:
     """Return the facts of a run that is over, from its files."""
     end = convert_what_fits(read_object(folder / "attempts.json", []), RunEnd)
     duration = seconds(sum(attempt.wall_seconds or 0.0 for attempt in end.attempts))
-    return Facts(folder.name, status, top1(folder), duration, why or "-", str(folder))
+    return Facts(folder.name, status, top1(folder), duration, reason or "-", str(folder))
 
 
 def top1(folder: Path) -> str:
@@ -88,6 +89,8 @@ class Notify:
             if name not in fact_names:
                 listed = ", ".join(f"{{{fact_name}}}" for fact_name in fact_names)
                 raise UserError(f"NOTIFY: {{{name}}} is no fact of a run: there are {listed}.")
+        # A shell, or ssh, reads its words a second time: a machine's text could end its quote and
+        # add a command. Variables are safe, since a shell does not read their values again.
         for index, word in enumerate(self.argv):
             programs = [previous.rpartition("/")[2] for previous in self.argv[:index]]
             follows = bool(programs) and CODE_FOLLOWS.fullmatch(self.argv[index - 1])
@@ -111,6 +114,7 @@ class Notify:
 
         def remind(reason: str) -> None:
             nonlocal has_sent
+            # Within an hour somebody may still sit at the terminal.
             duration = time.monotonic() - since
             if not has_sent and duration >= HOUR:
                 has_sent = True
@@ -158,5 +162,5 @@ class Notify:
                         os.killpg(process.pid, signal.SIGKILL)
                         process.wait()
         if problem:
-            self._terminal.say(f"NOTIFY: {argv[0]} {problem}: nobody may have been told")
+            self._terminal.say(f"NOTIFY: {argv[0]} {problem}: perhaps nobody was notified")
             self._terminal.drain()

@@ -34,6 +34,7 @@ def config_of(typed: Mapping[str, Any], began: Config | None = None) -> Config:
     values = {name: typed[name] for name in RUN_OPTIONS if name in typed}
     values.update(moments(typed.get("at"), typed.get("until")))
     words = typed.get("args", ())
+    # ARGS of a script are its own words; ARGS of the trainer are options, which are checked now.
     if typed.get("script") or began.script:
         data = typed.get("data", began.data if began.script else "")
         return dataclasses.replace(began, **values, data=data, words=(*began.words, *words))
@@ -48,12 +49,9 @@ def new_config(typed: Mapping[str, Any]) -> Config:
     config = config_of(typed)
     if config.script or not {"model", "config"}.isdisjoint(config.trainer):
         return config
-    return with_trainer(config, model=default_model(None, typed.get("data")))
-
-
-def with_trainer(config: Config, **values: Any) -> Config:
-    """Return the same options with other values for the trainer."""
-    return dataclasses.replace(config, trainer={**config.trainer, **values})
+    # Neither a model nor a file with options was given: the data decide.
+    model = default_model(None, typed.get("data"))
+    return dataclasses.replace(config, trainer={**config.trainer, "model": model})
 
 
 def _kind(row: Option) -> Any:
@@ -92,6 +90,7 @@ def document(config: Config) -> dict[str, Any]:
 def read(planned: Mapping[str, Any]) -> Config:
     """Return the Config that `document` made, without its hours. Raises UserError."""
     values = {key: value for key, value in planned.items() if value is not None}
+    # These hours are over, or hold for the first start only.
     for key in ("at", "until"):
         values.pop(key, None)
     for key, name in VARIABLES.items():

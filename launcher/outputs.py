@@ -1,8 +1,7 @@
 """Lists the files that a script wrote on the machines, and brings them here at the end.
 
-The names come from the machines. So each is checked before it becomes a path: it leads nowhere but
-below the machine's own part of the run's folder, and the files of a machine have a number and a
-size together that no machine can exceed.
+The names come from the machines. Each name is checked before it becomes a path: it must lead below
+the machine's folder in the run's folder. The number and the size of a machine's files have limits.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from launcher.collect import (
     Lost,
     NotHere,
     Unwritable,
+    gather_lines,
     move_in,
-    of_each,
     receive,
     staging,
 )
@@ -62,12 +61,12 @@ class OutputFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files that a run wrote on a machine: the newest first, and how many there are. `others`:
+    """The files that a run wrote on a machine: the newest first, and how many there are. `skipped`:
     number and first names of everything else, by its kind. `links`: their targets."""
 
     files: list[OutputFile]
     count: int
-    others: dict[str, tuple[int, list[str]]]
+    skipped: dict[str, tuple[int, list[str]]]
     links: dict[str, str]
 
 
@@ -92,33 +91,33 @@ def check_listing(answer: WorkFiles, outputs: tuple[str, ...]) -> Listing:
             files[name] = OutputFile(name, size, modified_ns)
     # No file can be a folder, too: in this order, one that were would stand before its contents.
     names = sorted(files, key=lambda name: name.replace("/", "\0"))
-    kept = [
+    valid_files = [
         files[name]
         for name, following in zip(names, [*names[1:], ""])
         if not following.startswith(f"{name}/")
     ]
-    others = {
+    skipped = {
         str(kind): (names.count, [unquote(name, errors="surrogateescape") for name in names.first])
         for kind, names in answer.others.items()
     }
-    if odd := len(answer.files) - len(kept):
-        others["names that lead out of the folder"] = odd, []
-    newest_first = sorted(kept, key=lambda file: -file.modified_ns)
+    if odd := len(answer.files) - len(valid_files):
+        skipped["names that lead out of the folder"] = odd, []
+    newest_first = sorted(valid_files, key=lambda file: -file.modified_ns)
     links = {
         unquote(name, errors="surrogateescape"): unquote(target, errors="surrogateescape")
         for name, target in answer.links.items()
     }
     links = {name: target for name, target in links.items() if is_below(name, outputs)}
-    return Listing(newest_first, answer.count - odd, others, links)
+    return Listing(newest_first, answer.count - odd, skipped, links)
 
 
 def is_below(name: str, outputs: tuple[str, ...]) -> bool:
-    parts = name.split("/")
+    segments = name.split("/")
     return (
-        not {"", ".", ".."} & {*parts}
+        not {"", ".", ".."} & {*segments}
         and "\0" not in name
         and len(os.fsencode(name)) <= LONGEST_PATH
-        and all(len(os.fsencode(part)) <= LONGEST_NAME for part in parts)
+        and all(len(os.fsencode(segment)) <= LONGEST_NAME for segment in segments)
         and any(output == "." or name.startswith(f"{output}/") for output in outputs)
     )
 
@@ -129,8 +128,8 @@ def show_names(names: Sequence[str], count: int = 0) -> str:
         "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
         for name in names[:SHOWN_NAMES]
     ]
-    if (more := max(count, len(names)) - len(shown)) > 0:
-        shown.append(f"{more:,} more")
+    if (rest_count := max(count, len(names)) - len(shown)) > 0:
+        shown.append(f"{rest_count:,} more")
     return ", ".join(shown)
 
 
@@ -150,12 +149,12 @@ def bring(
         node, run_folder = nodes[host], run_folders[host]
         return bring_from_one(node, run_folder, outputs, folder, max_bytes, hashes[host])
 
-    lines = of_each(run_folders, bring_from, nodes)
+    lines = gather_lines(run_folders, bring_from, nodes)
     # Files that several machines wrote with the same contents are kept once, by the first machine.
-    kept: set[tuple[str, str]] = set()
+    seen_files: set[tuple[str, str]] = set()
     for host, host_hashes in hashes.items():
-        equal = [name for name, sha256 in host_hashes.items() if (name, sha256) in kept]
-        kept.update(host_hashes.items())
+        equal = [name for name, sha256 in host_hashes.items() if (name, sha256) in seen_files]
+        seen_files.update(host_hashes.items())
         if equal:
             base = os.open(folder / WORK / host, os.O_RDONLY | os.O_CLOEXEC)
             for name in equal:
@@ -177,26 +176,28 @@ def bring_from_one(
     """Bring one machine's files, up to `room` bytes, and note the hash of each that `came`."""
     host = node.host.name
     place = f"{WORK}/{host}"
+    # Without OUTPUT= everything comes that the script wrote next to its code.
     try:
         listing = list_outputs(node, run_folder, outputs or (".",))
     except NotHere as error:
         return [f"{host}: the files that the script wrote were not collected: {error}."]
     files, stays, total = list[OutputFile](), dict[str, list[str]](), listing.count
     for file in listing.files:
-        parts = file.name.casefold().split("/")
-        if CACHES & {*parts}:
+        # File systems of macOS and Windows, from which people look, ignore case.
+        segments = file.name.casefold().split("/")
+        if CACHES & {*segments}:
             total -= 1
-        elif TOOLS & {*parts} or parts[-1] == "head":
+        elif TOOLS & {*segments} or segments[-1] == "head":
             reason = "git or an editor could run programs that they name"
             stays.setdefault(reason, []).append(file.name)
         else:
             files.append(file)
     older = total - sum(map(len, stays.values())) - len(files[:MOST_FILES])
-    parents, lost = set[int](), ""  # hashes of folders, since names may be long
+    parents, lost_reason = set[int](), ""  # hashes of folders, since names may be long
     for file in files[:MOST_FILES]:
         try:
-            if lost:
-                raise NotHere(lost)
+            if lost_reason:  # each further file would wait for its time limit
+                raise NotHere(lost_reason)
             parents.update(hash(str(parent)) for parent in PurePosixPath(file.name).parents)
             if len(parents) > MOST_FOLDERS:
                 raise NotHere(f"in more than {MOST_FOLDERS:,} folders")
@@ -214,12 +215,12 @@ def bring_from_one(
             raise
         except Exception as error:  # a defect here is that machine's alone
             reason = str(error) if isinstance(error, NotHere) else error_location(error)
-            lost = reason if isinstance(error, Lost) else lost
+            lost_reason = reason if isinstance(error, Lost) else lost_reason
             stays.setdefault(reason, []).append(file.name)
     stayed = {reason: (len(names), names) for reason, names in stays.items()}
     if older > 0:
         stayed[f"a run brings the {MOST_FILES:,} newest of a machine"] = older, []
-    stayed |= {kind: names for kind, names in listing.others.items() if kind != "sent"}
+    stayed |= {kind: names for kind, names in listing.skipped.items() if kind != "sent"}
     lines = [f"{host}: {len(came):,} of {pluralize(total, 'file')} in {place}"] if total else []
     for reason, (count, names) in stayed.items():
         listed = f": {show_names(names, count)}" if names else ""
@@ -243,6 +244,7 @@ def link(node: Node, folder: str, name: str, target: str) -> None:
 
 def put(node: Node, source: Path, size: int, folder: str, name: str) -> None:
     """Write a file of this name into a machine's folder, whole or not at all. Raises UserError."""
+    # A checkpoint may be larger than memory, so it is mapped. (An empty file cannot be.)
     with source.open("rb") as file:
         contents = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else b""
     process = node.start(["sh", "-c", PUT, "sh", folder, name, str(size)])

@@ -1,9 +1,9 @@
-"""Decides which machines take part in a run, and waits until enough of them do (docs/office.md).
+"""Decides which machines participate in a run, and waits until there are enough (docs/office.md).
 
 A run changes its machines only when an attempt begins: it saves at an agreed step and continues on
-the machines that take part then. It leaves a machine as soon as the owner is back. A machine joins
-when it has been free for `idle_minutes`, and not sooner than `idle_minutes` after the last change.
-So a machine costs a run at most two starts in that time, whatever its owner does.
+the machines that participate then. It leaves a machine as soon as the owner is back. A machine
+joins when it has been free for `idle_minutes`, and not sooner than `idle_minutes` after the last
+change. This limits the cost: a machine causes at most two starts of a run in that time.
 
 `select` decides, from facts and rules only. `Participants` asks the machines and waits.
 """
@@ -31,9 +31,9 @@ from launcher.notify import Notify
 from launcher.plan.sending import with_layer
 from launcher.problems import ALWAYS, BUSY, NEVER, OWNER, SILENT, Problem, Refused, problem
 from launcher.program import Needs
-from launcher.terminal import Stopper, Terminal, WaitNotice, beside, waiting
+from launcher.terminal import Stopper, Terminal, WaitNotice, in_thread, waiting
 
-LOOK_SECONDS = 20.0  # between two looks at a machine that takes no part
+LOOK_SECONDS = 20.0  # between two looks at a machine that does not participate
 MIN_LOOKS = 4  # that have to find it free before it joins
 PATIENCE = 90.0  # seconds in which machines of a run that has begun may come back
 # Pauses before asking again: of a run that has not begun, and of one that has.
@@ -54,9 +54,9 @@ class Moment(Enum):
 
 @dataclass(frozen=True)
 class Presence:
-    """`absence`: why a machine takes no part: its owner uses it, it did not answer, or a problem
-    left it out; `free_since`: when that ended. `is_fit`: nothing keeps it from joining the attempt
-    that trains now."""
+    """`absence`: why a machine does not participate: its owner uses it, it did not answer, or it
+    has a problem; `free_since`: when that ended. `is_fit`: nothing keeps it from joining the
+    attempt that trains now."""
 
     free_since: float = float("-inf")
     absence: Problem | None = None
@@ -65,22 +65,22 @@ class Presence:
 
 @dataclass
 class MachineGroup:
-    """A run's machines and what is known of them. `inside` take part in the attempt that trains
-    since `changed`, `took_part` did in any. Times are monotonic seconds."""
+    """A run's machines and what is known of them. `inside`: those of the attempt that trains since
+    `changed`; `participated`: those of any attempt. Times are monotonic seconds."""
 
     hosts: list[Host]
     config: Config
     presence: dict[str, Presence] = field(default_factory=dict)
     inside: Collection[str] = ()
-    took_part: set[str] = field(default_factory=set)
+    participated: set[str] = field(default_factory=set)
     changed: float = 0.0
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The machines that take part, and why others do not. `wait`: why the run cannot start on them
-    yet, "" if it can; `is_endless`: it waits as long as it takes. `texts`: problems that do not
-    keep it from starting, or that end the wait once they are solved."""
+    """The machines that participate, and why others do not. `wait`: why the run cannot start on
+    them yet, "" if it can; `is_endless`: it waits as long as it takes. `texts`: problems that do
+    not keep it from starting, or that end the wait once they are solved."""
 
     names: list[str]
     left_out: dict[str, Problem]
@@ -97,7 +97,7 @@ def why_left_out(
     now: float,
     findings: Sequence[Problem] = (),
 ) -> Problem | None:
-    """Return the first problem for which a run goes on without this machine, or None. `findings`:
+    """Return the first problem for which a run continues without this machine, or None. `findings`:
     all problems of the machines that were asked."""
     owner, config, label = host.owner, group.config, host.label()
     presence = group.presence[host.name]
@@ -113,7 +113,7 @@ def why_left_out(
     else:
         # A machine that joins has to go together with the others.
         joins = moment is Moment.RUNNING and not is_inside
-        joins = joins or (moment is Moment.RESTART and host.name not in group.took_part)
+        joins = joins or (moment is Moment.RESTART and host.name not in group.participated)
         entries = [entry for entry in findings if label in entry.labels]
         entries += [entry for entry in findings if joins and not entry.labels]
         entries = [replace(entry, labels=(label,)) for entry in entries]
@@ -137,8 +137,8 @@ def select(
     findings: Sequence[Problem] = (),
     waited: float = 0.0,
 ) -> Selection:
-    """Select the machines that take part. `waited`: for how long too few have answered. Raises
-    UserError if the run must not start, or has waited in vain."""
+    """Select the machines that participate. `waited`: seconds for which too few have answered.
+    Raises UserError if the run must not start, or has waited in vain."""
     hosts, config, presence = group.hosts, group.config, group.presence
     reasons = {host.name: why_left_out(moment, host, group, day, now, findings) for host in hosts}
     left_out = {name: entry for name, entry in reasons.items() if entry}
@@ -160,8 +160,8 @@ def select(
     owned = [entry for entry in left_out.values() if entry.blocks is OWNER]
     if is_short and (moment is Moment.START or len(hosts) - len(owned) < least):
         waits_for = left_out.values() if moment is Moment.START else owned
-        why = "; ".join(entry.text for entry in waits_for)
-        return Selection(names, left_out, f"at least {count} must be free: {why}")
+        reason = "; ".join(entry.text for entry in waits_for)
+        return Selection(names, left_out, f"at least {count} must be free: {reason}")
     # Without a machine that has just been left out, less may be wrong with the others.
     is_new = any(e not in owned and not presence[name].absence for name, e in left_out.items())
     if is_new and not is_short:
@@ -179,8 +179,8 @@ def select(
     # A problem that waiting cannot solve is reported before the waiting begins.
     passes = config.queue or moment is Moment.DRY_RUN
     busy = [entry for entry in findings if entry.blocks is BUSY and passes]
-    others = [entry for entry in findings if entry not in busy]
-    warnings = problems.refuse_or_warn(others, config.force)
+    other_problems = [entry for entry in findings if entry not in busy]
+    warnings = problems.refuse_or_warn(other_problems, config.force)
     wait = busy[0].text if busy and moment is Moment.START else ""
     return Selection(names, left_out, wait, texts=[*(entry.text for entry in busy), *warnings])
 
@@ -203,23 +203,24 @@ class Waiter:
     _reported: str = ""
     _notice: WaitNotice | None = None
 
-    def pause(self, why: str, is_reported: bool = True, texts: Sequence[str] = ()) -> None:
-        """Raises UserError, with `texts`, if the user does not want to wait any longer."""
+    def pause(self, reason: str, is_reported: bool = True, texts: Sequence[str] = ()) -> None:
+        """Wait some seconds. Raises UserError, with `texts`, if the user wants to wait no more."""
         if self.until is not None and time.time() >= self.until:
             until = hours.shown(self.until)
-            raise UserError(f"it is {until} (UNTIL) and the run has not begun, since {why}")
-        if is_reported and why != self._reported:
-            self.terminal.say(f"{self.lead}: {why}")
+            raise UserError(f"it is {until} (UNTIL) and the run has not begun, since {reason}")
+        if is_reported and reason != self._reported:
+            self.terminal.say(f"{self.lead}: {reason}")
             if not self._reported and not self.stopper:
                 self.terminal.say(
                     f"it asks again every {QUEUE_POLL_SECONDS:.0f} s; of runs that wait for the "
                     "same machines, whichever asks first has them"
                 )
-            self.terminal.result(waits=why)
-            self._reported = why
+            self.terminal.result(waits=reason)
+            self._reported = reason
+        # A run that has begun asks more often, since its other machines are idle meanwhile.
         if self.stopper:
             if self.stopper.asked:
-                raise UserError(*texts, f"the run was stopped while it waited: {why}")
+                raise UserError(*texts, f"the run was stopped while it waited: {reason}")
             time.sleep(RESTART_POLL_SECONDS)
             return
         self._notice = self._notice or WaitNotice(self.terminal, "waiting for machines")
@@ -234,7 +235,7 @@ class Participants(MachineGroup):
     def __init__(self, hosts: Sequence[Host], config: Config):
         super().__init__([*hosts], config, {host.name: Presence() for host in hosts})
         self._training: tuple[OpenMachines, Needs] | None = None
-        self._connections: dict[str, Node] = {}  # to machines that take no part
+        self._connections: dict[str, Node] = {}  # to machines that do not participate
 
     def select(
         self, moment: Moment, findings: Sequence[Problem] = (), waited: float = 0.0
@@ -242,8 +243,8 @@ class Participants(MachineGroup):
         return select(moment, self, datetime.now(), time.monotonic(), findings, waited)
 
     def gather(self, moment: Moment, needs: Needs, waiter: Waiter, name: str) -> OpenMachines:
-        """Return connections to the machines that take part, once nothing keeps the run from
-        starting on them. `name`: of the run, for people. Raises UserError."""
+        """Return connections to the machines that participate, as soon as the run can start on
+        them. `name`: of the run, for people. Raises UserError."""
         terminal, remind, since = waiter.terminal, waiter.notify.wait(name), time.monotonic()
         is_optional = any(self.config.min_nodes or host.owner.signs for host in self.hosts)
         is_lenient = moment is Moment.RESTART or (moment is Moment.START and is_optional)
@@ -256,7 +257,8 @@ class Participants(MachineGroup):
                     self.presence[host.name] = Presence()
             with contextlib.ExitStack() as connections:
                 selection = self.select(moment)
-                if not selection.wait:  # by the clock and the owners alone there are enough
+                # The clock and the owners have left enough machines: now all of them are asked.
+                if not selection.wait:
                     hosts = [host for host in self.hosts if host.name in selection.names]
                     text = f"asking {pluralize(len(hosts), 'machine')} what is there"
                     with waiting(terminal, text):
@@ -268,8 +270,8 @@ class Participants(MachineGroup):
                     selection = self.select(moment, waited=time.monotonic() - since)
                     machines.leave(selection.left_out)
                 while not selection.wait:
-                    with waiting(terminal, "comparing the machines and the ways between them"):
-                        joins = not self.took_part.issuperset(machines.facts)
+                    with waiting(terminal, "comparing the machines and their connections"):
+                        joins = not self.participated.issuperset(machines.facts)
                         findings = find_problems(machines, needs, moment, joins)
                     selection = self.select(moment, findings, time.monotonic() - since)
                     out = selection.left_out
@@ -288,7 +290,7 @@ class Participants(MachineGroup):
             waiter.pause(selection.wait, selection.is_endless, selection.texts)
             if moment is Moment.START and self.select(moment).wait:
                 self.look()  # at a restart the thread does
-        verb = "begins" if moment is Moment.START else "goes on"
+        verb = "begins" if moment is Moment.START else "continues"
         for entry in selection.left_out.values():
             if moment is Moment.START or entry.blocks is not OWNER:
                 terminal.say(f"the run {verb} without {entry.text}")
@@ -296,7 +298,7 @@ class Participants(MachineGroup):
         return machines
 
     def _note(self, absences: Mapping[str, Problem | None]) -> None:
-        """Note why these machines take no part, or None for those that nothing keeps away."""
+        """Note why these machines do not participate; None for those that can."""
         for name, absence in absences.items():
             if absence:
                 self.presence[name] = Presence(absence=absence)
@@ -309,9 +311,10 @@ class Participants(MachineGroup):
 
     @contextlib.contextmanager
     def training(self, machines: OpenMachines, needs: Needs) -> Iterator[None]:
-        """An attempt trains on these machines while the body runs."""
+        """Count these machines as those of the present attempt while the body runs."""
         self.inside, self.changed = [host.name for host in machines.hosts], time.monotonic()
-        self.took_part.update(self.inside)
+        self.participated.update(self.inside)
+        # Each is judged again before it may join, since the other machines have changed.
         for name, presence in self.presence.items():
             self.presence[name] = replace(presence, is_fit=False)
         self._training = machines, needs
@@ -324,14 +327,16 @@ class Participants(MachineGroup):
         """Return why the run has to continue on other machines, or None."""
         selection, inside = self.select(Moment.RUNNING), self.inside
         out = selection.left_out
-        if leaving := [f"{name} leaves: {out[name].said}" for name in inside if name in out]:
+        # If one leaves, the new attempt takes those that can join along.
+        if leaving := [f"{name} leaves: {out[name].message}" for name in inside if name in out]:
             return "; ".join(leaving)
         joining = [name for name in selection.names if name not in inside]
-        return f"{', '.join(joining)} can take part" if joining else None
+        return f"{', '.join(joining)} can participate" if joining else None
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
-        """Look at the machines that take no part while the body runs."""
+        """Look at the machines that do not participate while the body runs."""
+        # A machine with a short idle_minutes has to be seen free MIN_LOOKS times within it.
         pause = min([LOOK_SECONDS, *(host.owner.idle_seconds / MIN_LOOKS for host in self.hosts)])
 
         def keep_looking(over: threading.Event) -> None:
@@ -340,20 +345,21 @@ class Participants(MachineGroup):
                     self.look()
 
         try:
-            with beside("owners", keep_looking):
+            with in_thread("owners", keep_looking):
                 yield
         finally:
             self._close_connections(())
 
     def look(self) -> None:
-        """Ask the machines that take no part and may join: those with an owner, and those that
-        never took part. One that failed is not asked again, nor one that is outside its hours."""
+        """Ask the machines that do not participate and may join: those with an owner, and those
+        that never participated. A machine that failed is not asked again, nor one outside its
+        hours."""
         day = datetime.now()
         hosts = {
             host.name: host
             for host in self.hosts
             if host.name not in self.inside
-            and (host.owner.signs or host.name not in self.took_part)
+            and (host.owner.signs or host.name not in self.participated)
             and (host.owner.hours is None or host.owner.hours.has(day))
         }
         self._close_connections(hosts)
@@ -376,18 +382,19 @@ class Participants(MachineGroup):
             machines = look.open_and_probe([host], needs, without_missing=True)
             machines.close()
             facts = {**training.facts, **machines.facts}
-            together = OpenMachines([*training.hosts, host], {}, facts)
+            joint_machines = OpenMachines([*training.hosts, host], {}, facts)
             findings = [*machines.silent.values()]
-            findings = findings or find_problems(together, needs, Moment.RUNNING, False)
+            findings = findings or find_problems(joint_machines, needs, Moment.RUNNING, False)
             entry = why_left_out(*judge_by, findings)
             if name not in self.inside:
                 self.presence[name] = replace(self.presence[name], absence=entry, is_fit=not entry)
 
-    def _close_connections(self, kept: Collection[str]) -> None:
-        """Close all but those to these machines. They stay open from one look to the next: each new
-        connection writes a dozen lines into the journal of a machine's owner."""
-        closed = {n: node for n, node in self._connections.items() if n not in kept}
-        self._connections = {n: node for n, node in self._connections.items() if n in kept}
+    def _close_connections(self, needed_hosts: Collection[str]) -> None:
+        """Close the connections, except to these hosts."""
+        # They stay open from one look to the next: each new connection writes a dozen lines into
+        # the journal of a machine's owner.
+        closed = {n: node for n, node in self._connections.items() if n not in needed_hosts}
+        self._connections = {n: node for n, node in self._connections.items() if n in needed_hosts}
         engine.close_all(closed)
 
 
@@ -397,8 +404,8 @@ class Participants(MachineGroup):
 def find_problems(
     machines: OpenMachines, needs: Needs, moment: Moment, joins: bool
 ) -> list[Problem]:
-    """Return everything that is wrong with machines for a run, each by itself and together.
-    `joins`: some of them never took part."""
+    """Return everything that is wrong with machines for a run: with each machine, and between them.
+    `joins`: some of them never participated."""
     findings: list[Problem] = []
     control = look.Control(folders.disk_free())
     is_first = moment in (Moment.DRY_RUN, Moment.START)
@@ -409,15 +416,16 @@ def find_problems(
             findings = refused.reasons
         control = replace(control, sources=look.data_sources(machines, needs))
     findings = [*findings, *judge.problems(machines, needs, control)]
+    # The connections are tried last: a machine that cannot train anyway need not open its ports.
     if (is_first or joins) and all(entry.blocks is NEVER for entry in findings):
         findings += judge.unreachable_pairs(machines, look.unreachable_pairs(machines))
     return findings
 
 
 def ask_owners(nodes: Mapping[str, Node]) -> dict[str, Problem | None]:
-    """Ask machines whether their owners use them. Returns why a machine takes no part, by name;
-    None for a machine that is free."""
-    return dict(zip(nodes, engine.of_each(_ask_owner, nodes.values())))
+    """Ask machines whether their owners use them. Returns why a machine cannot participate, by
+    name; None for a machine that is free."""
+    return dict(zip(nodes, engine.map_parallel(_ask_owner, nodes.values())))
 
 
 def _ask_owner(node: Node) -> Problem | None:

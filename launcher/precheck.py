@@ -1,5 +1,5 @@
-"""The check of a run's program, on the machine of node 0 and before any rank starts: as the run's
-user, and in the environment and folder of a rank."""
+"""Checks a run's program on the machine of node 0, before any rank starts: as the run's user, and
+in the environment and folder of a rank."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def run_check(plan: Plan, machines: OpenMachines, terminal: Terminal) -> None:
         "env": {**node.env, "WORLD_SIZE": str(plan.world_size)},
         "seconds": CHECK_SECONDS,
     }
+    # The machine ends the check after CHECK_SECONDS; the answer may take a little longer.
     call = f"main({MARK!r}, {task!r})"
     with waiting(terminal, f"checking the program on {node.host}"):
         try:
@@ -44,6 +45,7 @@ def run_check(plan: Plan, machines: OpenMachines, terminal: Terminal) -> None:
             answer = ask(machines.nodes[node.host], "launcher.node.precheck", call, Answer, seconds)
         except (OSError, Invalid) as error:
             raise UserError(f"{node.host}: the check before the run failed: {error}.") from None
+    # The lines are the program's own message: a sentence of ours before them would only repeat it.
     last_lines = answer.lines[-SHOWN_LINES:]
     if answer.code is None:
         raise CheckFailed(

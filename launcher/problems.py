@@ -13,28 +13,28 @@ from launcher.machines.engine import Host
 
 
 class Blocks(Enum):
-    """How a problem keeps a run from starting."""
+    """Lists how a problem keeps a run from starting."""
 
     NEVER = "never"  # it is only reported
     ALWAYS = "always"
     UNLESS_FORCED = "soft"  # FORCE=1
     BUSY = "busy"  # the same; QUEUE=1 waits until it is over
     SILENT = "silent"  # always, unless the run may begin without the machine
-    OWNER = "owner"  # the machine takes no part as long as it lasts
+    OWNER = "owner"  # the run does without the machine as long as it lasts
 
 
 NEVER, ALWAYS, UNLESS_FORCED, BUSY, SILENT, OWNER = Blocks
 
 
 class Rule(NamedTuple):
-    """A line of the table: `said` names the thing and the cause."""
+    """A line of the table: `message` names the thing and the cause."""
 
     blocks: Blocks
-    said: str
+    message: str
     remedy: str = ""
 
     def sentence(self, values: dict[str, object]) -> str:
-        text = self.said.format(**values)
+        text = self.message.format(**values)
         return f"{text}: {self.remedy.format(**values)}." if self.remedy else text
 
 
@@ -49,12 +49,12 @@ class Problem:
     """One problem, of the machines with these labels."""
 
     code: str
-    said: str
+    message: str
     labels: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
-        return f"{', '.join(self.labels)}: {self.said}" if self.labels else self.said
+        return f"{', '.join(self.labels)}: {self.message}" if self.labels else self.message
 
     @property
     def blocks(self) -> Blocks:
@@ -77,8 +77,9 @@ class Refused(UserError):
         self.reasons = list(problems)
 
 
-def together(problems: Sequence[Problem]) -> list[Problem]:
+def merge_problems(problems: Sequence[Problem]) -> list[Problem]:
     """Merge equal problems of several machines into one, with the labels of all of them."""
+    # Ten machines without torch are one mistake, and one sentence.
     labels: dict[Problem, tuple[str, ...]] = {}
     for entry in problems:
         key = replace(entry, labels=())
@@ -88,6 +89,7 @@ def together(problems: Sequence[Problem]) -> list[Problem]:
 
 def refuse_or_warn(problems: Sequence[Problem], force: bool) -> list[str]:
     """Return the texts of problems that a run may start with. Raises Refused if it must not."""
+    # FORCE=1 is for what may be wrong, never for what would fail in any case.
     blocking = {ALWAYS, SILENT} if force else {ALWAYS, SILENT, UNLESS_FORCED, BUSY}
     stopping = [entry for entry in problems if entry.blocks in blocking]
     if stopping:

@@ -1,6 +1,5 @@
-"""What a run starts on each machine: a Program, the same value for our trainer and for a script of
-the user's. launcher/programs.py builds it; everything after that reads its fields and never asks
-who built it.
+"""Describes the program that a run starts on each machine: our trainer, or a script of the user's.
+launcher/programs.py builds it; all later code reads its fields and never asks which of both it is.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class SentFile:
 
 @dataclass(frozen=True)
 class Program:
-    """What a run starts, sends, brings home and asks of machines.
+    """Describes what a run starts, sends, copies back and requires of machines.
 
-    What is started:
+    Start:
     `name`: in the names of runs. `typed`: how the user named the program, for messages.
     `words`: what torch.distributed.launch starts. Each rank's environment also has TANDEM_DATA,
     TANDEM_OUTPUT and TANDEM_DEVICE, which differ from machine to machine, and `env`.
@@ -50,26 +49,26 @@ class Program:
     `request`: what its ranks decide together when they start; None if they decide nothing, except
     that ranks with `divides_batches` may ask for their parts of a batch (tandem/balance.py).
 
-    What is sent:
-    `folder`: the user's folder, besides our own code, and `script_folder` below it, which is sent
-    even if git ignores it. `runs_in_folder`: the ranks run in a copy of `folder`, in which they may
+    Files to send:
+    `folder`: the user's folder, besides our code, and `script_folder` below it, which is sent even
+    if git ignores it. `runs_in_folder`: the ranks run in a copy of `folder`, in which they may
     write. `files`: single files. `requirements`: its packages, which are not sent if every machine
     has the module `unless_module`. `layer`: those packages, once the machines are known. `modules`:
     what it seems to import. `data_kind`: what its data have to be (contract/layout.py).
 
-    What it writes:
-    `outputs`: folders of the copy, which come home; empty for all that it writes there.
-    `results`: files of the run's folder on node 0, which come home when the run has finished.
+    Files that it writes:
+    `outputs`: folders of the copy, which are copied back; empty for all that it writes there.
+    `results`: files of the run's folder on node 0, which are copied back after the run.
     `ranks_pass_on`: the ranks find the newest checkpoint of their machines in the run's
     checkpoints/<machine>/ and pass it on; otherwise checkpoints are in `outputs`.
-    `resumes_own`: each machine continues from a checkpoint of its own.
+    `resumes_own`: each machine continues from a checkpoint that it saved itself.
     `has_exit_codes`: its exit codes are those of contract/errors.py.
 
     For people:
     `command`: what the report calls it, if not by its model. `sample`: what one thing that it
     trains on is called. `times_steps`: each of its ranks writes timings. `adjustable`: make's
     BATCH, SYNC, EPOCHS and BALANCE and the trainer's options change it. `when_stopped`: what its
-    processes do after they are told to stop.
+    processes do after a request to stop.
     `phrases`: how advice is given to its user.
     `notes`: what is worth saying before any machine is asked.
     """
@@ -125,8 +124,8 @@ class Program:
 
 @dataclass(frozen=True)
 class Needs:
-    """What the machines of a run must be able to do. `run` is the run to resume, None for a new
-    one; `decided`: what the ranks of an earlier attempt decided, which all machines must have."""
+    """The requirements of a run for its machines. `run` is the run to resume, None for a new one;
+    `decided`: decisions of the ranks of an earlier attempt, which all machines must support."""
 
     config: Config
     program: Program

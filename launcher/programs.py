@@ -12,6 +12,7 @@ from launcher.program import Program
 
 
 def _builder(config: Config) -> ModuleType:
+    # Each imports much, of which a run needs only one.
     if config.script:
         from launcher import build_script
 
@@ -34,10 +35,10 @@ def executes(config: Config) -> dict[str, str]:
     return named
 
 
-def resume_config(began: Config, given: Mapping[str, Any]) -> Config:
+def resume_config(began: Config, typed: Mapping[str, Any]) -> Config:
     """Return the options of a run that continues: those that it began with, and what was typed now.
     Raises UserError."""
-    config: Config = _builder(began).resume_config(began, given)
+    config: Config = _builder(began).resume_config(began, typed)
     return config
 
 

@@ -62,6 +62,7 @@ def program(module: str, call: str) -> str:
 def ask(node: Node, module: str, call: str, kind: Any, seconds: float = SECONDS) -> Any:
     """Return the answer of a function of launcher/node on a machine, by the guard's Python. Raises
     OSError, UserError and Invalid."""
+    # The guard's Python works even if the environment of the ranks does not.
     process = node.start([node.host.engine.guard_python, "-IB", "-"])
     output, stderr, _ = talk(process, program(module, call).encode(), seconds, len(PULSE))
     line = marked(output)

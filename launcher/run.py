@@ -1,5 +1,5 @@
-"""Starts and resumes runs, up to the point where their machines are ready. lifecycle.py is imported
-only then, so that a refusal comes at once."""
+"""Starts and resumes runs, until their machines are ready. It imports lifecycle.py only then, so
+that a refusal comes at once."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def dry_run(options: Config) -> int:
         for host in checked.machines.hosts:
             if host.owner.signs:
                 entry = left_out.get(host.name)
-                part = f"takes no part now: {entry.said}" if entry else "takes part now"
-                lines.append(f"{host.name} {host.owner.describe()}; it {part}")
+                state = f"is skipped now: {entry.message}" if entry else "participates now"
+                lines.append(f"{host.name} {host.owner.describe()}; it {state}")
         print(clean("\n".join(lines)))
     finally:
         checked.machines.close()
@@ -64,6 +64,8 @@ def in_turn(options: Config, terminal: Terminal, once: Callable[[Waiter], T]) ->
     """Return what `once` returns. With QUEUE=1 it is called again while others use the machines.
     Raises UserError, Busy without QUEUE=1."""
     waiter = Waiter(terminal, Notify(options.notify, terminal), options.until)
+    # `once` has waited for machines that were busy. Busy comes out of it if another launcher took
+    # one of them in the moment between the question and the guard's lock.
     try:
         while True:
             try:
@@ -98,8 +100,8 @@ def began_as(folder: Path, typed: dict[str, Any], verb: str) -> Config:
     if unnamed:
         raise UserError(
             f"run {folder.name} was not begun by you and from here, or its plan.json was changed "
-            f"since, and to go on with it is to carry out what that says: {', '.join(unnamed)}. If "
-            f"that is what you want, type it with {verb}."
+            f"since. To continue it would carry out {', '.join(unnamed)}. If that is what you "
+            f"want, type it with {verb}."
         )
     return began
 

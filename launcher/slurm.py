@@ -1,5 +1,5 @@
-"""Writes a run as a Slurm batch script, for a cluster where jobs are queued rather than started by
-ssh: the job's first machine carries it out, and reaches the others by machines/slurm.py."""
+"""Writes a run as a Slurm batch script, for a cluster with a queue of jobs instead of ssh: the
+first machine of the job carries it out, and reaches the other machines by machines/slurm.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from launcher.programs import build_program
 
 TEMPLATE = r"""#!/bin/bash
 # Submit with `sbatch FILE` from a checkout that every node of the job has under the same path.
-# To go on with a run that ended too soon, submit this same file again.
+# To continue a run that ended too soon, submit this same file again.
 #SBATCH --job-name=tandem-{run}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
@@ -61,8 +61,8 @@ def batch_script(config: Config, host: Host, name: str) -> str:
 
 
 def refuse(host: Host, options: Config, program: Program, nodes: int) -> None:
-    """Raise UserError for what the job would fail by, as far as this machine can know it: it has
-    the checkout, perhaps torch and Slurm's own tools, and the data if the inventory says so."""
+    """Raise UserError for mistakes that this machine can find before the job starts: it has the
+    checkout, perhaps torch and Slurm's tools, and the data if the inventory says so."""
     local_host = replace(
         host,
         connection="local",

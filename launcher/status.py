@@ -29,7 +29,8 @@ def status(name: str, as_json: bool = False) -> int:
     pid, state = control.controller(folder), control.state(folder)
     control.say(f"run {folder.name}: {state}" + (f", carried out by process {pid}" if pid else ""))
     if state == "abandoned":
-        terminal.show(f"its controller died; `make train RESUME={folder.name}` goes on", sys.stdout)
+        advice = f"its controller died; `make train RESUME={folder.name}` continues it"
+        terminal.show(advice, sys.stdout)
     with contextlib.suppress(KeyError, TypeError):  # what a broken file does not contain
         for attempt in control.read(folder / "attempts.json")["attempts"]:
             nodes = ", ".join(attempt["nodes"])
@@ -46,6 +47,7 @@ def status(name: str, as_json: bool = False) -> int:
         if lines:
             label = f"  [{path.parent.name} {path.stem[4:]}] "
             control.say(label + clean(lines[-1])[: COLUMNS - len(label)])
+    # A run that is over has no live figures of the machines.
     if pid is None:
         options = control.read(folder / "plan.json").get("options")
         options = options if isinstance(options, dict) else {}
@@ -58,6 +60,7 @@ def status(name: str, as_json: bool = False) -> int:
 def document(folder: Path, progress: Progress | None) -> dict[str, Any]:
     """Return what JSON=1 prints."""
     state = control.state(folder)
+    # Programs read this: a value that is unknown is absent, not invented.
     values: dict[str, Any] = {"run": folder.name, "state": state}
     is_running = state == "running"
     with contextlib.suppress(KeyError, TypeError, IndexError):  # what a broken file does not have

@@ -37,7 +37,7 @@ def keep_machines(inventory: str) -> None:
 
 
 def show(text: str, stream: TextIO) -> None:
-    """Print a sentence of the launcher's own, wrapped if the stream is a terminal."""
+    """Print a sentence of the launcher, wrapped if the stream is a terminal."""
     width = 0
     with contextlib.suppress(OSError, ValueError):
         width = os.get_terminal_size(stream.fileno()).columns
@@ -57,7 +57,7 @@ class Terminal:
     """The control terminal: lines above, and rank 0's progress bar live in the last line. Nobody
     waits until the terminal has taken them.
 
-    Every line is kept in the run's controller.log too, from which `attach` shows it again.
+    The run's controller.log has every line, too: `attach` shows the lines again.
     """
 
     def __init__(self, out: IO[str] | None = None):
@@ -94,6 +94,7 @@ class Terminal:
     def lines(self, texts: list[str]) -> None:
         """Show lines, all in one write: at thousands of lines a second each write counts."""
         text = clean("\n".join(texts))
+        # The bar is never in the log: it would be there once for each step.
         if self._log_file:
             self._log_file.write(text.split("\n"))
         if self._bar:
@@ -129,8 +130,8 @@ class Terminal:
 class WaitNotice:
     """A line on the terminal now and then, as long as `update` is called."""
 
-    def __init__(self, terminal: Terminal, what: str):
-        self._terminal, self._what = terminal, what
+    def __init__(self, terminal: Terminal, activity: str):
+        self._terminal, self._activity = terminal, activity
         self._begun = time.monotonic()
         self._next = self._begun + FIRST_NOTICE
 
@@ -139,24 +140,24 @@ class WaitNotice:
         if now >= self._next:
             self._next = now + NOTICE_EVERY
             done = f", {progress}" if progress else ""
-            self._terminal.say(f"{self._what}: {now - self._begun:.0f} s so far{done}")
+            self._terminal.say(f"{self._activity}: {now - self._begun:.0f} s so far{done}")
 
 
 @contextlib.contextmanager
-def waiting(terminal: Terminal, what: str) -> Iterator[None]:
+def waiting(terminal: Terminal, activity: str) -> Iterator[None]:
     """Report the wait now and then, from a thread, while the body runs."""
-    notice = WaitNotice(terminal, what)
+    notice = WaitNotice(terminal, activity)
 
     def say(over: threading.Event) -> None:
         while not over.wait(1.0):
             notice.update()
 
-    with beside("waiting", say):
+    with in_thread("waiting", say):
         yield
 
 
 @contextlib.contextmanager
-def beside(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+def in_thread(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
     """Run `work` in a thread of that name while the body runs; its event tells it to return."""
     over = threading.Event()
     thread = threading.Thread(target=work, args=(over,), name=name, daemon=True)
@@ -191,6 +192,7 @@ class Stopper:
     @contextlib.contextmanager
     def listening(self):
         """Handle the signals while the body runs."""
+        # The handlers only count: the loop acts when it is safe to do so.
         ignored = {n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN} - {signal.SIGTERM}
         handled = [number for number in SIGNALS if number not in ignored]
         handlers = {number: signal.signal(number, self._ask) for number in handled}
@@ -207,6 +209,7 @@ class Stopper:
 @contextlib.contextmanager
 def wakeup():
     """Return a socket that becomes readable at each signal, so that select() wakes up."""
+    # Python retries a select() that a signal interrupts, so the signal alone would not end it.
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)

@@ -28,7 +28,7 @@ from launcher.machines.engine import Host, Process
 from report import status
 from report.files import last_of, object_in
 from report.read import Machine
-from report.status import STALE, Follower, MachineNow, Progress
+from report.status import STALE, Follower, MachineNow
 from report.text import section_lines, wrap
 from report.view import Section
 
@@ -54,6 +54,7 @@ class Idle:
 
     def look(self) -> None:
         """Take its new lines."""
+        # Only as many as a turn has time for: one machine that floods must not stop the screen.
         data = self._unread
         while not self.why and len(data) < PIECE:
             try:
@@ -88,6 +89,7 @@ class Machines:
                 continue
             with self._isolate_errors(host):
                 process = self._nodes[host.name].start([host.engine.guard_python, "-"])
+                # The program is larger than a pipe: a write takes a part of it.
                 unsent = memoryview(program)
                 while unsent:
                     size = process.write(unsent)
@@ -116,7 +118,8 @@ class Machines:
 
     @contextlib.contextmanager
     def _isolate_errors(self, host: Host) -> Iterator[None]:
-        """Show the other machines whatever goes wrong with one and with what it sends."""
+        """Turn every error with one machine, and with its answers, into a line about it. The other
+        machines are still shown."""
         try:
             yield
         except Exception as error:
@@ -127,16 +130,6 @@ class Machines:
         for idle in self._idle:
             idle.process.close()
         engine.close_all(self._nodes)
-
-
-def slow_hosts(progress: Progress) -> set[str]:
-    """Return the machines that the others wait for."""
-    judgement = progress.judgement
-    if progress.hang is not None:
-        return {host for host, _ in progress.hang.ranks}
-    if judgement is None or judgement.slower is None:
-        return set()
-    return {rank.host for rank in judgement.step.ranks if rank.rank == judgement.slower}
 
 
 def tail(folder: Path, count: int) -> list[str]:
@@ -175,6 +168,7 @@ class Top:
                 self._machines = Machines(inventory.load(Path(self._inventory)))
             lines = self._machines.lines(width)
         else:
+            # A run uses the machines: nobody asks them for more now.
             self.close()
             if folder != self._folder:
                 self._folder, self._follower = folder, Follower(folder)
@@ -182,10 +176,16 @@ class Top:
             state, progress = control.state(folder), self._follower.look()
             lines = [f"  {folder.name}: {state}"]
             if progress is None:
-                lines.append("  nothing was told of its steps yet")
+                lines.append("  no step was reported yet")
             else:
                 lines += section_lines(status.section_of(progress, state == "running"), width)
-                self._slow = slow_hosts(progress) if state == "running" else set()
+                # The machines for which the others wait: those that hang, or the slowest.
+                judgement = progress.judgement
+                if state == "running" and progress.hang is not None:
+                    self._slow = {host for host, _ in progress.hang.ranks}
+                elif state == "running" and judgement is not None:
+                    ranks = judgement.step.ranks
+                    self._slow = {rank.host for rank in ranks if rank.rank == judgement.slower}
             if (room := height - len(lines) - 2) > 2:
                 lines += ["", *tail(folder, room)]
         title = f"tandem  {time.strftime('%H:%M:%S')}  q ends this view, not the run"
@@ -214,8 +214,9 @@ def top(name: str | None, machines: str) -> int:
     try:
         screen = view.drawn(*console.size)
         if not console.is_terminal or console.is_dumb_terminal:
+            # The first screen opened the connections; by the second the machines have answered.
             if view._machines is not None:
-                time.sleep(2 * EVERY)  # until they have answered
+                time.sleep(2 * EVERY)
             print("\n".join(view.lines(console.width, 1000)))
             return 0
         live = Live(screen, console=console, screen=True, auto_refresh=False)

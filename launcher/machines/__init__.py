@@ -1,1 +1,1 @@
-"""The machines: their list, what is asked of the way to each, and whose they are."""
+"""Reads the list of machines with their routes and owners, and connects to them."""

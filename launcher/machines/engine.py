@@ -1,8 +1,8 @@
 """The machines of the inventory, and the interface to them: Engine, Node and Process.
 
-Each module of `launcher/machines/` that defines `ENGINE` reaches machines in its own way. The
-inventory names it as ansible_connection. All carry out one plan, whose dry run is plan.render: a
-node starts a command, a process streams its output, and closing the process stops it.
+Each module of `launcher/machines/` that defines `ENGINE` is a way to reach machines, for hosts with
+its name as ansible_connection. All carry out one plan, whose dry run is plan.render: a node starts
+a command, a process streams its output, and closing the process stops it.
 """
 
 from __future__ import annotations
@@ -87,10 +87,10 @@ class Engine:
     """A way to reach machines.
 
     `is_local`: their files are this machine's, and relative paths begin at the checkout. `machines`
-    gives those of the job that this process is in, where another system hands machines out: it also
-    ends what is left there, and the job's environment counts. `guard_python` runs the guard;
-    `repair_hint` and `data_hint` end the sentences about an environment that lacks something, and
-    about example images that are missing.
+    returns the machines of the job in which this process runs, if another system assigns machines.
+    That system also ends all processes of the job, and the job's environment counts.
+    `guard_python` runs the guard; `repair_hint` and `data_hint` end the sentences about an
+    environment that lacks something, and about example images that are missing.
     """
 
     node: Callable[[Host], Node]
@@ -108,8 +108,9 @@ class Engine:
 NAMES = ("local", "ssh")  # those that an inventory may name; the machines of a job are in none
 
 
-def of(name: str) -> Engine:
+def find_engine(name: str) -> Engine:
     """Return the engine of an ansible_connection, one of NAMES, or slurm's."""
+    # Imported only now: local runs need not wait for Fabric and paramiko.
     engine: Engine = importlib.import_module(f"launcher.machines.{name}").ENGINE
     return engine
 
@@ -119,10 +120,10 @@ class Host:
     """One machine of group `cluster`; its index in the list is its node rank.
 
     Paths of a host that is this machine are absolute; elsewhere node_dir may be relative to the
-    home folder of the run user. `user` is the run user: train_user, or ansible_user where that is
-    not set (group_vars/all.yml has the same rule, run_user). On this machine it is whoever starts
-    the run. `route` is how ssh gets there. `copied`: of each data set that provision copies there,
-    the folder of the control machine; `data_server`: the machine that shares data_root with it.
+    home folder of the run user. `user` is the run user: train_user, or if that is not set
+    ansible_user (run_user in group_vars/all.yml has the same rule). On this machine it is the user
+    who starts the run. `route` is how ssh gets there. `copied`: the folders of the control machine
+    that provision copies there, by data set; `data_server`: the machine that shares data_root.
     """
 
     name: str
@@ -144,9 +145,10 @@ class Host:
 
     @property
     def engine(self) -> Engine:
-        return of(self.connection)
+        return find_engine(self.connection)
 
     def label(self) -> str:
+        # All local nodes have the same address, which would tell nothing.
         return self.name if self.engine.is_local else f"{self.name} ({self.address})"
 
     def data_path(self, data: str) -> str:
@@ -172,8 +174,9 @@ LARGEST = 4 << 20  # bytes of an answer: a .bashrc that runs `yes` must not fill
 
 
 def make_room(hosts: int) -> None:
-    """Allow this process the open files that so many hosts need: the usual 1024 are enough for some
-    200. Raises UserError if the system allows fewer."""
+    """Allow this process the open files that so many hosts need. Raises UserError if the system
+    allows fewer."""
+    # By this rule the usual limit of 1024 allows 112 hosts.
     count = BESIDE + PER_HOST * hosts
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
@@ -199,22 +202,24 @@ def open_all(hosts: list[Host]) -> tuple[dict[str, Node], dict[str, str]]:
         except MachineError as error:
             failures[node.host.name] = str(error)
 
-    of_each(attempt, nodes.values())
+    map_parallel(attempt, nodes.values())
     return {name: nodes[name] for name in nodes if name not in failures}, failures
 
 
 def close_all(nodes: dict[str, Node]) -> None:
-    of_each(lambda node: node.close(), nodes.values())
+    map_parallel(lambda node: node.close(), nodes.values())
 
 
-def of_each(ask: Callable[[Thing], Answer], things: Collection[Thing]) -> list[Answer]:
-    """Return `ask` of each thing, in their order; up to 64 are asked at once."""
+def map_parallel(ask: Callable[[Thing], Answer], things: Collection[Thing]) -> list[Answer]:
+    """Return `ask` of each thing, in their order, from up to 64 threads."""
+    # A machine that is off takes seconds to fail: one after the other would add them up.
     with ThreadPoolExecutor(max_workers=min(64, len(things) or 1)) as pool:
         return list(pool.map(ask, things))
 
 
 def error_location(error: Exception) -> str:
-    """Return an error of Tandem's own as one line: a machine's output may be part of its text."""
+    """Return an error in Tandem's code as one line, with its place in the source."""
+    # Its text may contain output of a machine, so it is cut.
     frame = traceback.extract_tb(error.__traceback__)[-1]
     text = f"{type(error).__name__}: {str(error)[:200]}"
     return f"{text} ({Path(frame.filename).name}:{frame.lineno})"
@@ -229,9 +234,9 @@ def stream_output(
 ) -> Iterator[bytes]:
     """Yield the output of a command until its end, and give it its whole input meanwhile.
 
-    Raises TimedOut after so many seconds. They begin anew each time that `renewed` bytes have
+    Raises TimedOut after so many seconds. They begin again each time that `renewed` bytes have
     arrived, so n bytes arrive within (1 + n / renewed) * seconds. (If every byte renewed the
-    deadline, a machine that sends one now and then would never reach it.)
+    deadline, a machine that sends a byte now and then would never reach it.)
     """
     deadline, missing = time.monotonic() + seconds, renewed
     unsent = memoryview(data)
@@ -248,6 +253,8 @@ def stream_output(
                         break
             except BrokenPipeError:  # it ended before it read all: its output says why
                 unsent = memoryview(b"")
+            # The selector only shows what can be read, so input that the pipe did not take is
+            # offered again soon.
             if not selector.select(0.02 if unsent else 0.5):
                 continue
             piece = process.read()

@@ -39,7 +39,8 @@ class Unusable(UserError):
 def load(inventory: Path) -> list[Host]:
     """Return the hosts of group `cluster` in inventory order, or those of the Slurm job that a
     script of ours runs in. Raises UserError."""
-    list_job = engine.of("slurm").machines if JOB in os.environ else None
+    # A job has the machines that Slurm assigned, whatever the inventory lists.
+    list_job = engine.find_engine("slurm").machines if JOB in os.environ else None
     return list_job() if list_job else parse(read(inventory), inventory)
 
 
@@ -142,6 +143,7 @@ def read(inventory: Path) -> dict[str, Any]:
 
 def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
     """Turn the document of `ansible-inventory --list` into hosts. Raises UserError."""
+    # All mistakes are reported at once: each correction may take a walk to another PC.
     problems: list[str] = []
     hosts = []
     for name in members(document):
@@ -173,6 +175,7 @@ class Variables:
 
     def text(self, key: str) -> str | None:
         value = self.values.get(key)
+        # `ansible-inventory --list` prints templates as they are: only a play evaluates them.
         if isinstance(value, str) and "{{" in value:
             raise UserError(
                 f"{self.name}: {key} in {self.inventory} is a template ({value}); the launcher "
@@ -216,6 +219,7 @@ class Variables:
         """Return the route of ssh, from the same variables that Ansible uses. Raises UserError."""
         if self.connection() != "ssh":
             return Route()
+        # Ansible puts the strict options of ansible.cfg into this variable's default.
         if self.text("ansible_ssh_args"):
             raise UserError(
                 f"{self.name}: ansible_ssh_args in {self.inventory} would replace what keeps ssh "
@@ -251,6 +255,7 @@ class Variables:
         """Return this machine's folders of the data sets that it has copies of, as far as plain
         values name them."""
         names, folder = self.values.get("data_sets"), self.values.get("data_source")
+        # Copies go over ssh; a machine that reads a share has none.
         if not isinstance(names, list) or self.connection() != "ssh" or self.is_shared():
             return {}
         try:
@@ -280,14 +285,14 @@ def variables_of(name: str, document: dict[str, Any], inventory: Path) -> Variab
     return Variables(name, values, inventory)
 
 
-def _host(read: Variables) -> Host:
-    name, way = read.name, read.route()
-    is_local = engine.of(read.connection()).is_local
+def _host(variables: Variables) -> Host:
+    name, route_there = variables.name, variables.route()
+    is_local = engine.find_engine(variables.connection()).is_local
 
     def path(key: str, default: str) -> str:
         # Not resolved: the environment's python is a symbolic link, and its location says which
         # environment it belongs to.
-        value = read.word(key, default)
+        value = variables.word(key, default)
         return os.path.normpath(CHECKOUT / value) if is_local else value
 
     node_dir = path("node_dir", "tandem")
@@ -296,26 +301,27 @@ def _host(read: Variables) -> Host:
         node_dir = str(CHECKOUT / ".tandem" / name)
     return Host(
         name=name,
-        connection=read.connection(),
-        address=numeric(way.address or read.word("ansible_host", "127.0.0.1"), name),
-        port=way.port,
-        user=read.user(),
+        connection=variables.connection(),
+        address=numeric(route_there.address or variables.word("ansible_host", "127.0.0.1"), name),
+        port=route_there.port,
+        user=variables.user(),
         env_python=path("env_python", "/opt/tandem/env/bin/python"),
         node_dir=node_dir,
         data_root=path("data_root", "/srv/tandem/data"),
-        gpus=read.number("gpus", 0, MOST_GPUS),
-        interface=read.text("interface"),
-        cuda_home=read.text("cuda_home") or None,
-        env=read.environment(),
-        owner=read.owner(),
-        route=way,
-        copied=read.copied(),
-        data_server=read.data_server(),
+        gpus=variables.number("gpus", 0, MOST_GPUS),
+        interface=variables.text("interface"),
+        cuda_home=variables.text("cuda_home") or None,
+        env=variables.environment(),
+        owner=variables.owner(),
+        route=route_there,
+        copied=variables.copied(),
+        data_server=variables.data_server(),
     )
 
 
 def numeric(address: str, name: str) -> str:
-    """Return the address in digits: a name may mean 127.0.1.1 on the machine that bears it."""
+    """Return the address in digits. Raises UserError."""
+    # A name may mean 127.0.1.1 on the machine that has it, so the other machines get no name.
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(address))
     try:

@@ -24,6 +24,7 @@ class LocalProcess:
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        # One thread serves all nodes: none of them may block it.
         os.set_blocking(self._stdin.fileno(), False)
         os.set_blocking(self._stdout.fileno(), False)
 

@@ -1,4 +1,4 @@
-"""Reads what the inventory says of a machine that somebody works at: `owner=`, `hours=`,
+"""Reads the inventory's settings of a machine at which somebody works: `owner=`, `hours=`,
 `idle_minutes=` and `away_dir=` (docs/office.md)."""
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Hours:
     spans: tuple[tuple[int, int], ...]
 
     def has(self, day: datetime) -> bool:
+        # On Monday a span from Sunday may still last, which ends after 7 days here.
         minute = (day.weekday() * 24 + day.hour) * 60 + day.minute
         times = (minute, minute + 7 * DAY)
         return any(begin <= time < end for begin, end in self.spans for time in times)
@@ -57,7 +58,7 @@ class Owner:
     def describe(self) -> str:
         """Return a clause for people, as the dry run has it."""
         clauses = ["yields to its owner"] if self.yields else []
-        clauses += [f"is used in its hours alone ({self.hours.text})"] if self.hours else []
+        clauses += [f"is used only in its hours ({self.hours.text})"] if self.hours else []
         return " and ".join(clauses)
 
 
@@ -80,6 +81,7 @@ def hours(text: str) -> Hours:
             end = begin + DAY
         else:
             raise ValueError(f"{item!r} is neither a span of time nor a day")
+        # Two spans that overlap are mostly a mistake, such as 7:30 for 19:30.
         for other_item, other_begin, other_end, other_period in items:
             # A span over midnight meets one of the next period, so both neighbours count.
             if period == other_period and any(
@@ -96,6 +98,7 @@ def hours(text: str) -> Hours:
     return Hours(text, tuple(sorted(spans)))
 
 
+# Each of these reads the text of a word, and raises ValueError.
 def _yields(text: str) -> bool:
     if text != YIELDS:
         raise ValueError(f"the only word is {YIELDS}")
@@ -144,7 +147,7 @@ def read(texts: dict[str, str], names: Iterable[str]) -> tuple[Owner, list[str]]
             problems.append(f"{word} is {text[:80]!r}: {error}: {remedy}.")
     if texts and not problems and not any(word in texts for word in SOMEBODY):
         word = next(iter(texts))
-        problems.append(f"{word}= stands without owner= or hours=: nobody would be asked there.")
+        problems.append(f"{word}= has no effect without owner= or hours=.")
     # A misspelt word would leave the machine without an owner. A name may be anything in JSON.
     for name in sorted({str(name) for name in names} - set(WORDS)):
         if matches := difflib.get_close_matches(name.lower(), WORDS, n=1, cutoff=NEAR):

@@ -1,5 +1,5 @@
 """Finds the route of ssh to a machine. OpenSSH itself reads ansible/ssh_config and ~/.ssh/config,
-so the launcher goes the way that Ansible goes."""
+so the launcher and Ansible use the same route."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNSUPPORTED = {
 @dataclass(frozen=True)
 class Route:
     """The route of ssh to a machine. `key_name`: its name in known_hosts; `hops` as ProxyJump lists
-    them. An empty field stands for ssh's default."""
+    them. An empty field means ssh's default."""
 
     address: str = ""
     port: int = 22
@@ -38,6 +38,7 @@ class Route:
     def proxy(self, address: str, port: int) -> list[str]:
         """Return the command that connects its stdin and stdout with the machine's ssh, by the
         hops."""
+        # -J takes all hops but the last one, from which -W forwards to the machine.
         *hops, gateway = self.hops.split(",")
         jump = ["-J", ",".join(hops)] if hops else []
         target = gateway if gateway.startswith("ssh://") else f"ssh://{gateway}"
@@ -48,6 +49,7 @@ class Route:
 def find(address: str, words: list[str]) -> Route:
     """Return the route to a machine, which the inventory calls `address`, by these options of ssh.
     Raises UserError."""
+    # -G prints the options for this address and connects nowhere.
     argv = [*SSH, "-G", *words, "--", address]
     try:
         done = subprocess.run(
@@ -66,24 +68,25 @@ def find(address: str, words: list[str]) -> Route:
         name, _, value = line.partition(" ")
         options[name].append(value)
 
-    def first(name: str, default: str = "") -> str:
+    def option(name: str, default: str = "") -> str:
         value = options[name][0] if options[name] else default
         return "" if value == "none" else value
 
     for name, remedy in UNSUPPORTED.items():
-        if first(name):
-            raise UserError(f"ssh's option {name} ({first(name)}) is not supported: {remedy}.")
-    if first("stricthostkeychecking") not in ("yes", "true"):
+        if option(name):
+            raise UserError(f"ssh's option {name} ({option(name)}) is not supported: {remedy}.")
+    if option("stricthostkeychecking") not in ("yes", "true"):
         raise UserError("ssh's option StrictHostKeyChecking has to be yes: leave it out.")
-    name, port = first("hostname", address), int(first("port", "22"))
-    known_name = first("hostkeyalias") or (name if port == 22 else f"[{name}]:{port}")
+    # known_hosts has a name without its port if that is 22, and [name]:port otherwise.
+    name, port = option("hostname", address), int(option("port", "22"))
+    known_name = option("hostkeyalias") or (name if port == 22 else f"[{name}]:{port}")
     files = [*options["userknownhostsfile"], *options["globalknownhostsfile"]]
     return Route(
         address=name,
         port=port,
-        user=first("user"),
+        user=option("user"),
         key_name=known_name,
-        hops=first("proxyjump"),
+        hops=option("proxyjump"),
         identity_files=tuple(options["identityfile"]),
         known_hosts=tuple(word for line in files for word in line.split()),
     )

@@ -20,8 +20,8 @@ from launcher.node.machine import IN_JOB
 # hold passwords, and reaches the processes that it is for by their guard.
 STEP = ("env", f"--unset={JOB}", f"{IN_JOB}=1", "srun", "--quiet", "--overlap", "--cpu-bind=none")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-SAY = f'echo "tandem $SLURM_NODEID $SLURMD_NODENAME ${{{VISIBLE}-}}"'
-SAID = re.compile(r"^tandem (\d{1,6}) ([\w.-]{1,250}) ([\w,-]*)$", re.MULTILINE)
+ASK_NODE = f'echo "tandem $SLURM_NODEID $SLURMD_NODENAME ${{{VISIBLE}-}}"'
+ANSWER = re.compile(r"^tandem (\d{1,6}) ([\w.-]{1,250}) ([\w,-]*)$", re.MULTILINE)
 
 
 class SlurmNode(LocalNode):
@@ -36,9 +36,9 @@ def machines() -> list[Host]:
     """Return the machines of the job: each is the host in JOB, with the GPUs that it has there.
     Raises UserError."""
     template = Host(**json.loads(os.environ[JOB])["host"])
-    argv = [*STEP, "--ntasks-per-node=1", "sh", "-c", SAY]
+    argv = [*STEP, "--ntasks-per-node=1", "sh", "-c", ASK_NODE]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    rows = sorted((int(index), name, gpus) for index, name, gpus in SAID.findall(done.stdout))
+    rows = sorted((int(index), name, gpus) for index, name, gpus in ANSWER.findall(done.stdout))
     if done.returncode or len(rows) != int(os.environ["SLURM_NNODES"]):
         raise UserError(f"Slurm started no step on all machines of the job: {done.stderr.strip()}")
     # This process is on the first machine, whose own name may mean 127.0.1.1 here: its address is

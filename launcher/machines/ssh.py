@@ -63,7 +63,7 @@ class StrictConnection(Connection):
         confirm(self.client, name, route)
 
     def open_gateway(self) -> socket.socket:
-        """Connect by way of the hops: ssh itself does that, as strictly."""
+        """Connect over the hops: ssh itself does that, with the same strict options."""
         ours, theirs = socket.socketpair()
         self._proxy_stderr = tempfile.TemporaryFile()  # noqa: SIM115
         with theirs:
@@ -102,8 +102,8 @@ class Packets(Packetizer):
 
 
 class Window(BufferedPipe):
-    """The unread output of a command. paramiko keeps whatever comes; here a machine that sends more
-    than it was allowed to loses its connection."""
+    """The unread output of a command. paramiko keeps all that a machine sends; here a machine that
+    sends more than it may loses its connection."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -219,6 +219,7 @@ class SshNode:
         return SshProcess(channel)
 
     def close(self) -> None:
+        # Shutting the socket down wakes paramiko's thread, which looks at it only now and then.
         transport = self._connection.transport
         if transport is None:
             return
@@ -262,6 +263,7 @@ def connection_error(host: Host, error: Exception) -> str:
             f"{target}: its host key is unknown (not in your ~/.ssh/known_hosts): run `make "
             "bootstrap`, which shows the key and asks you."
         )
+    # Without any key paramiko raises no AuthenticationException.
     is_refused = "No authentication methods" in str(error)
     if isinstance(error, paramiko.AuthenticationException) or is_refused:
         return (
@@ -282,8 +284,8 @@ def connection_error(host: Host, error: Exception) -> str:
     elif "protocol banner" in text or isinstance(error, (EOFError, ConnectionResetError)):
         reason = (
             "it closed the connection before ssh began: is it this machine's address, and sshd's "
-            "port? (sshd itself does so with MaxStartups, and to an address that it was told to "
-            "refuse.)"
+            "port? (sshd itself does so with MaxStartups, and if its settings refuse this "
+            "address.)"
         )
     elif isinstance(error, socket.gaierror):
         reason = f"no such host ({text}): correct ansible_host, or give its address in digits"
@@ -326,6 +328,7 @@ class KnownHost:
     def means(self, name: str) -> bool:
         """Return whether the patterns match, by the rules of sshd(8): `*` and `?`, `!` before a
         pattern that must not match, or a hash of the name."""
+        # paramiko compares hashes, and knows no patterns.
         hashed = paramiko.HostKeys()
         hashed._entries.append(self.entry)
         if hashed.lookup(name) is not None:
@@ -342,8 +345,9 @@ def _like(name: str, pattern: str) -> bool:
 
 
 def read_known_hosts(data: bytes) -> list[KnownHost]:
-    """Return the usable lines of a file of OpenSSH. A line that is damaged, in another encoding,
-    with an unknown type of key, or of a certificate authority is left out, and hides no other."""
+    """Return the usable lines of a file of OpenSSH."""
+    # Skipped are lines that are damaged, in another encoding, of a certificate authority, or with
+    # an unknown type of key. paramiko would stop reading at some of them.
     lines = []
     for raw in data.split(b"\n"):
         try:

@@ -1,1 +1,1 @@
-"""What a run will do, and everything that could keep it from starting."""
+"""Plans a run, and finds everything that could keep it from starting."""

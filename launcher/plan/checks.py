@@ -43,14 +43,14 @@ INSTALL_TORCH = [str(CHECKOUT / "tools/venv.sh"), "torch"]
 
 
 def instruction_limits() -> dict[str, str]:
-    """The variables above that are set in the launcher's own environment."""
+    """Return the variables above that are set in the launcher's environment."""
     return {name: os.environ[name] for name in INSTRUCTION_LIMITS if os.environ.get(name)}
 
 
 @dataclass(frozen=True)
 class ReadyRun:
-    """Everything that was asked and found out before anything is started: `machines` take part at
-    the start, `participants` knows all of the run."""
+    """Everything that was found out before anything is started: `machines` participate at the
+    start, `participants` knows all machines of the run."""
 
     needs: Needs
     machines: OpenMachines
@@ -72,9 +72,10 @@ def check_machines(
     run: str | None = None,
     decided: Mapping[str, Any] | None = None,
 ) -> ReadyRun:
-    """Check everything and change nothing. Without a `waiter` nothing starts: machines that others
-    use are checked, too. `run` is the run to continue, and `decided` what its ranks decided. Raises
+    """Check everything and change nothing. A dry run has no `waiter`, and also checks machines that
+    are in use. `run` is the run to continue, and `decided` what its ranks decided. Raises
     UserError."""
+    # First come the mistakes that no machine need be asked for.
     program, hosts = build_program(config), inventory.hosts_of(config)
     read_balance(config.balance or BALANCE_AUTO, [host.name for host in hosts])
     terminal.say(*program.notes)
@@ -106,7 +107,7 @@ def add_torch(hosts: Sequence[Host], terminal: Terminal) -> None:
     if subprocess.call(INSTALL_TORCH):
         raise UserError(
             f"{users[0].name} trains on this machine, which needs torch, and it could not be "
-            "installed (above): make room or mend the network, then start again."
+            "installed (above): make room or repair the network, then start again."
         )
 
 
@@ -115,6 +116,7 @@ def make_plan(ready: ReadyRun, machines: OpenMachines, **details: Any) -> Plan:
     UserError."""
     needs, program, config = ready.needs, ready.program, ready.config
     measured = None
+    # Ranks of a script decide nothing, so nothing is measured for them.
     if program.request:
         level = devices.precision(program, machines, needs.decided.get("precision"))
         expected = replace(program.request, precision=level.name if level else "auto")
@@ -163,6 +165,7 @@ def collect_measurements(
         balance=balance,
         decided=decided,
     )
+    # A single machine has no link, so any strategy would do.
     needs_prediction = len(hosts) > 1 and request.sync == AUTO
     if needs_prediction and find_prediction(measured, setting, request.phases) is None:
         # The report predicts from an earlier run of the model, or from what `make plan` measured.

@@ -1,8 +1,8 @@
 """Copies and sends the code for the nodes: the files of a few folders of the checkout and, for a
 script or model of the user's, of the folder that it is in (files.py), compared by SHA-256.
 
-It is copied once, when it is first needed. That copy is hashed, recorded and sent, so changes to
-the checkout while a run waits or starts again do not become part of the run.
+The code is copied once, when it is first needed. The copy is hashed, recorded and sent. Changes to
+the checkout while a run waits or restarts do not become part of the run.
 """
 
 from __future__ import annotations
@@ -72,24 +72,24 @@ class Code:
 
 @dataclass(frozen=True)
 class Delivery:
-    """Files for each machine. `said`: a sentence that the names of machines follow."""
+    """Files for each machine. `lead`: the start of a sentence that ends with their names."""
 
     code: Code
-    said: str
+    lead: str
 
 
 @dataclass(frozen=True)
 class Source:
-    """The files of `parts` of the folder `root`, for the folder `into` of the tree."""
+    """The files in `folders` of the folder `root`, for the folder `into` of the tree."""
 
     root: Path
-    parts: tuple[str, ...]
+    folders: tuple[str, ...]
     into: str = ""
     script_folder: str = ""
 
     def files(self) -> Files:
         """List the files. Raises UserError."""
-        return list_files(self.root, self.parts, self.script_folder)
+        return list_files(self.root, self.folders, self.script_folder)
 
     def copy(self, names: tuple[str, ...], tree: Path) -> bool:
         """Copy the files. Returns whether nothing changed meanwhile. Raises UserError, OSError."""
@@ -116,6 +116,8 @@ def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
         folder, lock = make_scratch()
         atexit.register(remove_scratch, folder, lock)  # the copy is needed as long as this process
         tree = Path(folder) / "code"
+        # A copy counts only if the folder had the same files before and after it: an editor may
+        # save, or git check out, in between.
         for _ in range(TRIES):
             listed = [source.files() for source in sources]  # all, before any file is read
             if not all(source.copy(files.sent, tree) for source, files in zip(sources, listed)):
@@ -189,4 +191,5 @@ def packed(code: Code) -> memoryview:
             for name in code.names:
                 tar.add(code.tree / name, name)
         archive.flush()
+        # The map outlives the file, which has no name and goes with it.
         return memoryview(mmap.mmap(archive.fileno(), 0, access=mmap.ACCESS_READ))

@@ -1,5 +1,5 @@
-"""Decides what each node's processes compute on, from inventory and facts alone, and the precision
-that follows from it by the rule in contract/precisions.py."""
+"""Decides on which devices each node's processes compute, from inventory and facts, and the
+precision that follows by the rule in contract/precisions.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from boundary.answers import Gpu, NodeFacts
+from boundary.answers import NodeFacts
 from contract import precisions
 from contract.errors import UserError
 from contract.precisions import Device, Level
@@ -59,6 +59,7 @@ def assign(
 ) -> dict[str, NodeDevices]:
     """Return each host's devices. Nodes on one machine share its GPUs; if there are more nodes than
     GPUs, all of them compute on the CPU. Raises Refused."""
+    # Several nodes may be one machine, as in the demo.
     machines: dict[tuple[str, ...], list[Host]] = {}
     for host in hosts:
         # Containers on one machine may each have their own GPUs.
@@ -96,7 +97,14 @@ def assign(
             # MIG instances are parts of GPUs that are equal in what counts here.
             gpu = host_facts.gpus.cards[_index(entry, host_facts) or 0]
             name = "".join(filter(str.isprintable, gpu.name))[:60]
-            gpus.append(Device(host.name, "cuda", name, _sm(gpu), torch=version, cuda=cuda))
+            sm = gpu.sm or 0
+            # An old driver does not report the compute capability: the PCI device number tells it,
+            # unless ansible/stacks.yml does not know the GPU either.
+            if not sm and re.fullmatch("[0-9a-f]{4}", gpu.pci or ""):
+                number, rows = int(gpu.pci or "", 16), _generations()
+                sms = (row["sm"] for row in rows if row["first"] <= number <= row["last"])
+                sm = next(sms, 0)
+            gpus.append(Device(host.name, "cuda", name, sm, torch=version, cuda=cuda))
         processes = len(gpus) if program.parallel == "ddp" else 1
         node_devices[host.name] = NodeDevices(entries, tuple(gpus), processes)
     return node_devices
@@ -138,7 +146,7 @@ def _on_one_machine(
             reason = _why_cpu(host, facts[host.name])
             raise Refused([problem("gpus-unusable", host, gpus=host.gpus, why=reason)])
         if host.gpus > len(free):
-            numbers = [f"gpus={other.gpus} for {other.name}" for other in hosts if other.gpus]
+            numbers = [f"gpus={node.gpus} for {node.name}" for node in hosts if node.gpus]
             listed = f"{', '.join(numbers)}, all on one machine"
             listed = f"gpus={host.gpus}" if len(numbers) == 1 else listed
             raise Refused([problem("gpus-missing", host, listed=listed, count=total)])
@@ -188,17 +196,6 @@ def _why_cpu(host: Host, facts: NodeFacts) -> str:
     return "it has no GPU."
 
 
-def _sm(gpu: Gpu) -> int:
-    """Return the compute capability, from the driver or, if that does not report it, from the PCI
-    device number; 0 for a GPU that ansible/stacks.yml does not know either."""
-    if gpu.sm:
-        return gpu.sm
-    match = re.fullmatch("[0-9a-f]{4}", gpu.pci or "")
-    number = int(match.group(), 16) if match else 0
-    rows = _generations()
-    return next((row["sm"] for row in rows if row["first"] <= number <= row["last"]), 0)
-
-
 @cache
 def _generations() -> list[dict[str, int]]:
     import yaml  # only for old drivers
@@ -221,7 +218,7 @@ def precision(program: Program, machines: OpenMachines, decided: str | None) -> 
         level = decided or request.precision
         return precisions.resolve(level, devices, request.emulate, bool(decided))
     except UserError as error:
-        # Where only some nodes compute on their CPUs, that is the likely cause.
+        # If only some nodes compute on their CPUs, that is the likely cause.
         on_cpu = [host for host in hosts if node_devices[host.name].kind == "cpu"]
         reasons = [
             f"{host.label()} computes on its CPU: {_why_cpu(host, machines.facts[host.name])}"

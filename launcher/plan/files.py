@@ -1,5 +1,5 @@
 """Lists the files of a folder that are sent to the machines, and a reason for each that is not. Git
-itself says which files it ignores, for each repository in the folder by its own rules."""
+decides which files it ignores, in each repository of the folder by the rules of that repository."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_NAMES = 5  # that are shown for a reason
 @dataclass(frozen=True)
 class Files:
     """Names below a folder: of the files that are sent, and of unsent ones with the reason. A name
-    that ends in a slash stands for all files in a folder."""
+    that ends in a slash means all files in a folder."""
 
     sent: tuple[str, ...] = ()
     unsent: tuple[tuple[str, str], ...] = ()
@@ -48,13 +48,14 @@ class Files:
             reasons.setdefault(reason, []).append(name)
         lines = [f"sent: {pluralize(len(self.sent), 'file')}, {size(self.size)}"]
         for reason, names in reasons.items():
-            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            lines.append(f"not sent, {reason}: {', '.join(names[:MOST_NAMES])}{more}")
+            rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            lines.append(f"not sent, {reason}: {', '.join(names[:MOST_NAMES])}{rest}")
         return lines
 
     def modules(self) -> set[str]:
         """Return all names by which these files, or folders of them, could be imported."""
-        return {part.partition(".")[0] for name in self.sent for part in PurePosixPath(name).parts}
+        segments = (text for name in self.sent for text in PurePosixPath(name).parts)
+        return {text.partition(".")[0] for text in segments}
 
     def folder_of(self, module: str) -> str | None:
         """Return the folder that a module or package of this name is sent in, if it is not the
@@ -71,13 +72,13 @@ class Files:
         return next(matches, None)
 
 
-def list_files(root: Path, parts: tuple[str, ...] = (".",), script_folder: str = ".") -> Files:
-    """Return which files of these parts of a folder are sent. The folder of the script, below the
-    root, is sent even if git ignores all of it. Raises UserError if git does not say which files it
-    ignores, and for too many files or bytes."""
+def list_files(root: Path, folders: tuple[str, ...] = (".",), script_folder: str = ".") -> Files:
+    """Return which files in these folders below `root` are sent. `script_folder` is sent even if
+    git ignores all of it. Raises UserError if git does not list the files that it ignores, and for
+    too many files or bytes."""
     unsent: dict[str, str] = {}
     # A folder may have a million files: the search ends when there are too many in any case.
-    candidates = dict(islice(_candidates(root, "", parts, unsent, script_folder), 4 * MOST_FILES))
+    candidates = dict(islice(_candidates(root, "", folders, unsent, script_folder), 4 * MOST_FILES))
     environments = {match[1] for name in candidates if (match := ENVIRONMENTS.fullmatch(name))}
     sent, links = dict[str, int](), list[str]()
     for name, tracked in candidates.items():
@@ -120,15 +121,19 @@ def list_files(root: Path, parts: tuple[str, ...] = (".",), script_folder: str =
         raise UserError(
             f"{root} would go to the machines, and has more than {MOST_FILES} files or "
             f"{size(MOST_BYTES)} ({largest} has {size(bytes_sent)}): let git ignore what is no "
-            "code, put it elsewhere, or give the folder that has the code alone (FOLDER=, or the "
-            "one of MODEL)."
+            "code, put it elsewhere, or give a folder that has only the code (FOLDER=, or the one "
+            "of MODEL)."
         )
     printable = {os.fsencode(n).decode(errors="backslashreplace"): w for n, w in unsent.items()}
     return Files(tuple(sorted(sent)), tuple(sorted(printable.items())), sum(sent.values()))
 
 
 def _candidates(
-    root: Path, below: str, parts: tuple[str, ...], unsent: dict[str, str], script_folder: str = ""
+    root: Path,
+    below: str,
+    folders: tuple[str, ...],
+    unsent: dict[str, str],
+    script_folder: str = "",
 ) -> Iterator[tuple[str, bool]]:
     """Yield the files in a folder below the root, and whether git tracks them. Ignored files go to
     `unsent`. Raises UserError."""
@@ -137,14 +142,14 @@ def _candidates(
         unsent[below] = TOO_DEEP
         return
     if not has_repository(folder):
-        for part in parts:
-            yield from _walk(root, below + part, unsent)
+        for name in folders:
+            yield from _walk(root, below + name, unsent)
         return
-    others = ("--others", "--exclude-standard")
-    tracked = dict.fromkeys(_listed(folder, below, parts, "--cached"), True)
-    names = dict.fromkeys(_listed(folder, below, parts, *others), False) | tracked
+    untracked = ("--others", "--exclude-standard")
+    tracked = dict.fromkeys(_listed(folder, below, folders, "--cached"), True)
+    names = dict.fromkeys(_listed(folder, below, folders, *untracked), False) | tracked
     if names:  # git ends with an error in a folder that it ignores
-        ignored = _listed(folder, below, parts, *others, "--ignored", "--directory")
+        ignored = _listed(folder, below, folders, *untracked, "--ignored", "--directory")
         unsent |= dict.fromkeys(ignored, "ignored by git")
     if script_folder and not any(
         # It may also be in a repository within this one, which is listed as one name.
@@ -170,9 +175,9 @@ def _candidates(
 
 
 def has_repository(folder: Path) -> bool:
-    """Return whether a folder is in a repository. Tandem's own folder may have been unpacked in
-    somebody else's repository, or lie where git does not read it (NTFS, a container): the files to
-    send are known without."""
+    """Return whether a folder is in a repository that git reads."""
+    # Tandem's folder may have been unpacked in another repository, or git may not read it (NTFS, a
+    # container). The files to send are known without git.
     if folder != CHECKOUT:
         return git.root_of(folder.resolve()) is not None
     try:
@@ -181,10 +186,10 @@ def has_repository(folder: Path) -> bool:
         return False
 
 
-def _listed(folder: Path, below: str, parts: tuple[str, ...], *words: str) -> list[str]:
+def _listed(folder: Path, below: str, folders: tuple[str, ...], *words: str) -> list[str]:
     """Return the names that git lists. Raises UserError if it does not: it may ignore keys."""
     try:
-        output = git.run(folder, "ls-files", "-z", *words, "--", *parts)
+        output = git.run(folder, "ls-files", "-z", *words, "--", *folders)
     except UserError as error:
         remedy = (
             "Do so, or give another FOLDER="
@@ -199,18 +204,19 @@ def _listed(folder: Path, below: str, parts: tuple[str, ...], *words: str) -> li
     return [below + name for name in output.split("\0") if name]
 
 
-def _walk(root: Path, part: str, unsent: dict[str, str]) -> Iterator[tuple[str, bool]]:
-    """Yield the same if there is no repository, or only below. Raises UserError."""
+def _walk(root: Path, start: str, unsent: dict[str, str]) -> Iterator[tuple[str, bool]]:
+    """Yield the files of a folder without a repository, and those of repositories below it. Raises
+    UserError."""
     has_home = False
     with contextlib.suppress(RuntimeError):  # a container's user may have none
-        has_home = Path.home().resolve().is_relative_to((root / part).resolve())
+        has_home = Path.home().resolve().is_relative_to((root / start).resolve())
     if has_home:
         raise UserError(
             f"{root} is your home, or your home is in it, and all of it would go to the machines: "
             "put what you mean into a folder of its own."
         )
-    if (root / part).is_file():
-        yield part, False
+    if (root / start).is_file():
+        yield start, False
 
     def name_of(path: str) -> str:
         return Path(path).relative_to(root).as_posix()
@@ -218,7 +224,7 @@ def _walk(root: Path, part: str, unsent: dict[str, str]) -> Iterator[tuple[str, 
     def keep(error: OSError) -> None:
         unsent[f"{name_of(error.filename)}/"] = "not to be read"
 
-    for place, inner, names in os.walk(root / part, onerror=keep):
+    for place, inner, names in os.walk(root / start, onerror=keep):
         if name_of(place).count("/") >= MOST_LEVELS:  # what copies and removes them would recurse
             unsent[f"{name_of(place)}/"], inner[:] = TOO_DEEP, []
             continue
@@ -237,6 +243,7 @@ def _stays(name: str, tracked: bool, environments: set[str]) -> tuple[str, str] 
     path = PurePosixPath(name)
     if name.count("/") > MOST_LEVELS:
         return name, TOO_DEEP
+    # The outermost folder is named: one line for an environment, not one for each of its files.
     for folder in list(map(str, path.parents))[-2::-1]:
         folder_name = PurePosixPath(folder).name
         if folder_name in CACHES:

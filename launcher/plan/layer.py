@@ -1,12 +1,12 @@
 """Makes a layer of the packages of a script's requirements.txt, above the stack's environment: once
 and here, so that it is the same on all machines.
 
-How a layer is made: the requirements are read (requirements.py), uv on this machine resolves them
-for the Python of the machines and unpacks the wheels, and the folder is kept, here and on the
-machines, under a hash of what was asked for. Only wheels are taken, so nothing is built, and a
-machine needs neither uv nor internet. uv is offered the packages of the environment as wheels
-without contents, under their own versions and a local label: so it prefers them, downloads none of
-them, and cannot replace torch or CUDA. Scripts find the unpacked wheels by PYTHONPATH.
+After requirements.py has read the requirements, uv on this machine resolves them for the Python of
+the machines and unpacks the wheels. The folder stays here and on the machines, under a hash of the
+request. Only wheels are installed, so nothing is built, and a machine needs neither uv nor
+internet. uv gets a wheel without contents for each package of the environment, with the package's
+version and a local label. It prefers these wheels, so it downloads none of these packages and
+cannot replace torch or CUDA. Scripts find the unpacked wheels by PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ class Environment:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer. `tree` is named by a hash of the request; `sha256`: of its files; `packages` are in
-    it, `provided` are those that it needs of the environment, by name with their versions."""
+    """A layer. `tree`: its folder, with a hash of the request in the name; `sha256`: of its files;
+    `packages`: those in it; `provided`: those of the environment that it needs. Both map names to
+    versions."""
 
     tree: Path
     sha256: str
@@ -120,8 +121,8 @@ class Layer:
         """Return the packages that a machine with these `packages` lacks, or has in another
         version."""
         versions = {canonical(name): version for name, version in packages.items()}
-        needed = self.provided.items()
-        return [f"{name} {version}" for name, version in needed if versions.get(name) != version]
+        provided = self.provided.items()
+        return [f"{name} {version}" for name, version in provided if versions.get(name) != version]
 
 
 def canonical(name: str) -> str:
@@ -139,16 +140,11 @@ def layer_key(requirements: RequirementsFile, environment: Environment) -> str:
     return hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
 
 
-def bundle_layer(requirements: RequirementsFile, environment: Environment) -> Path:
-    """Put the layer into the bundle, for a day without internet. Raises UserError."""
-    return build_layer(requirements, environment, BUNDLE).tree.parent
-
-
 def build_layer(
     requirements: RequirementsFile, environment: Environment, folder: Path | None = None
 ) -> Layer:
-    """Return the layer, and make it in `folder` (the cache) if it is kept neither there nor in the
-    bundle. Raises UserError."""
+    """Return the layer, and make it in `folder` (the cache, or BUNDLE for a day without internet)
+    if neither that folder nor the bundle has it. Raises UserError."""
     key, folder = layer_key(requirements, environment), folder or CACHE
     try:
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -172,7 +168,7 @@ def build_layer(
 
 
 def load_layer(folder: Path) -> Layer | None:
-    """Return the layer that is kept in a folder, or None if it is not complete."""
+    """Return the layer in a folder, or None if it is not complete."""
     try:
         record = decode((folder / "layer.json").read_bytes(), LayerRecord, "layer")
         layer = Layer(folder / "tree", **structs.asdict(record))
@@ -213,7 +209,7 @@ def resolve(
     requirements: RequirementsFile, environment: Environment, scratch: Path
 ) -> tuple[Package, ...]:
     """Return what uv chooses, each package with its version and hashes. Raises UserError."""
-    stubs, asked, limits, lock = (
+    stubs, request, limits, lock = (
         scratch / name for name in ("stubs", "asked.txt", "constraints.txt", "resolved.txt")
     )
     # A stub is a wheel of a package of the environment, with nothing in it.
@@ -232,9 +228,9 @@ def resolve(
     # uv prefers what a lock has already: packages of the environment are kept if they can be, and
     # torch and CUDA in any case.
     lock.write_text("\n".join(pins) + "\n", encoding="utf-8")
-    write_packages(asked, requirements.packages)
+    write_packages(request, requirements.packages)
     write_packages(limits, requirements.constraints, stack)
-    words = ["compile", str(asked), "--output-file", str(lock), "--generate-hashes"]
+    words = ["compile", str(request), "--output-file", str(lock), "--generate-hashes"]
     words += ["--no-header", "--no-annotate", "--find-links", str(stubs)]
     run_uv([*words, "--constraint", str(limits)], requirements, environment, scratch)
     return read_requirements(lock).packages
@@ -269,8 +265,8 @@ def split_packages(
         names = ("apex", "torch")
         stack = ", ".join(f"{name} {available[name]}" for name in names if name in available)
         raise UserError(
-            f"{relative(requirements.path)} would bring {', '.join(replaced)}, and torch and CUDA "
-            f"are the stack's alone ({stack}): ask for packages that use what it has."
+            f"{relative(requirements.path)} would bring {', '.join(replaced)}, and only the stack "
+            f"brings torch and CUDA ({stack}): ask for packages that use what it has."
         )
     return missing, provided
 

@@ -1,6 +1,7 @@
-"""Where packages come from, by pip's own settings, for uv, which reads neither pip's files nor its
-variables. Needs only the standard library, so that tools/venv.sh runs it before any package is
-installed: `python3 -m launcher.plan.pip_settings FOLDER uv ...` runs uv with these settings.
+"""Reads pip's settings for uv, which reads neither pip's files nor its variables.
+
+Needs only the standard library, so that tools/venv.sh can run it before any package is installed:
+`python3 -m launcher.plan.pip_settings FOLDER uv ...` runs uv with these settings.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def read_pip_settings() -> dict[str, str]:
     folders.append("/etc")
     if not (named_file and Path(named_file).exists()):  # pip reads it instead of the user's files
         folders += [f"{home}/.pip", f"{os.environ.get('XDG_CONFIG_HOME') or f'{home}/.config'}/pip"]
+    # Each file overrides the ones before it, in pip's order.
     files = [f"{folder}/pip.conf" for folder in (*folders, sys.prefix)] + [named_file]
     parser = configparser.RawConfigParser()
     try:

@@ -35,7 +35,7 @@ from tandem import __version__
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One machine's part of a plan: what its guard runs, and where its code is."""
+    """The part of a plan for one machine: the command for its guard, and its folders."""
 
     host: str
     node_rank: int
@@ -112,7 +112,7 @@ def render(plan: Plan, machines: OpenMachines) -> str:
         lines.append(f"packages: {packages or 'those of the environment'}")
     if program.runs_in_folder:
         outputs = ", ".join(program.outputs)
-        outputs = outputs or "what it writes beside its code (OUTPUT= names folders)"
+        outputs = outputs or "all that it writes next to its code (OUTPUT= names folders)"
         lines.append(f"comes back: {outputs}")
     if program.request and plan.measured:
         node_devices = devices.assign(machines.hosts, machines.facts, program).values()
@@ -128,7 +128,7 @@ def render(plan: Plan, machines: OpenMachines) -> str:
         lines.append(f"balance {weights}: {balance.reason}")
     for node in plan.nodes:
         target = f"{node.user or 'you'}@{node.address} port {node.port}"
-        target = "this machine" if engine.of(node.connection).is_local else target
+        target = "this machine" if engine.find_engine(node.connection).is_local else target
         ranks = ", ".join(map(str, node.ranks))
         head = f"# {node.host}: ranks {ranks}, {target}, card {node.interface or '-'}"
         lines += ["", head, shell_line(node)]
@@ -143,8 +143,8 @@ def shell_line(node: NodePlan) -> str:
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a plan. `last`: the checkpoint that the attempt continues from by name; "" if
-    the program finds it by itself, None for a new beginning. `bar` is the width of the control
+    """A request for a plan. `checkpoint`: the name of the one from which the attempt continues; ""
+    if the program looks for it, None for a new beginning. `bar` is the width of the control
     terminal, 0 if there is none; `extra_env` goes into each rank's environment."""
 
     run: str
@@ -158,7 +158,7 @@ class Request:
     extra_env: dict[str, str] = field(default_factory=dict)
     measured: Measurements | None = None
     files: tuple[Code, ...] = ()  # those of the program, once they are here
-    last: str | None = None
+    checkpoint: str | None = None
 
 
 def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> Plan:
@@ -207,8 +207,9 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
             # finds its libraries by itself, and would find others with it.
             path = os.environ.get("PATH", PATH) if host.engine.in_job else PATH
             env.update(CUDA_HOME=host.cuda_home, PATH=f"{host.cuda_home}/bin:{path}")
-        if interface_name:  # libraries guess the wrong one where there is docker0 or a VPN
+        if interface_name:  # libraries guess the wrong one on machines with docker0 or a VPN
             env.update(GLOO_SOCKET_IFNAME=interface_name, NCCL_SOCKET_IFNAME=f"={interface_name}")
+        # run_env overrides what stands above; the names of the GPUs were computed from it.
         env.update({**request.extra_env, **host.env, **host_devices.environment(host.env)})
         # What differs from machine to machine, for every program.
         env.update(TANDEM_OUTPUT=output, TANDEM_DEVICE=host_devices.kind)
@@ -224,13 +225,14 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
         if paths:
             env["PYTHONPATH"] = ":".join([*paths, *filter(None, [env.get("PYTHONPATH")])])
         if request.bar and rank == 0:
-            # tqdm takes its width from these where it writes into a pipe. A label stands before
-            # the bar, and a terminal may wrap a line that fills it.
+            # tqdm takes its width from these if it writes into a pipe. The launcher prints a label
+            # before the bar, and a terminal may wrap a line that fills it.
             label = f"[{host.name} {plan.world_size - 1}] "
             columns = max(20, request.bar - len(label) - 1)
             env.update(TANDEM_PROGRESS="bar", COLUMNS=str(columns), LINES="24")
-        resume = () if request.last is None else program.resume or ()
-        words = [*program.words, *(word.replace(LAST, request.last or "") for word in resume)]
+        checkpoint = request.checkpoint
+        resume = () if checkpoint is None else program.resume or ()
+        words = [*program.words, *(word.replace(LAST, checkpoint or "") for word in resume)]
         words = [word.replace(DATA, data) if data else word for word in words]
         place = (len(hosts), rank, host_devices.processes, plan.master_addr, plan.master_port)
         first_rank = sum(len(node.ranks) for node in nodes)
@@ -264,8 +266,9 @@ def build(hosts: list[Host], facts: dict[str, NodeFacts], request: Request) -> P
 def launch(
     nodes: int, rank: int, processes: int, master_addr: str, master_port: int, name: str
 ) -> list[str]:
-    """Return the words that follow the name of the Python. `name` is part of the prefix of the
-    store's keys, so a process of an earlier attempt that wakes up late finds no key of its own."""
+    """Return the words that follow the name of the Python. `name`: the attempt's."""
+    # It is part of the prefix of the store's keys, so a process of an earlier attempt that wakes up
+    # late finds none of its keys.
     return [
         *("-m", "torch.distributed.launch"),
         *(f"--nnodes={nodes}", f"--node_rank={rank}", f"--nproc_per_node={processes}"),
@@ -275,22 +278,24 @@ def launch(
     ]
 
 
-def choose_port(facts: NodeFacts, wanted: int | None, avoid: Collection[int]) -> int:
-    """Return a free port on node 0. Raises Refused if the `wanted` one is taken."""
-    if wanted is not None and wanted not in facts.free_ports:
-        raise Refused([problem("port-taken", name=facts.host, port=wanted)])
+def choose_port(facts: NodeFacts, typed: int | None, avoid: Collection[int]) -> int:
+    """Return a free port on node 0. Raises Refused if the `typed` one is taken."""
+    if typed is not None and typed not in facts.free_ports:
+        raise Refused([problem("port-taken", name=facts.host, port=typed)])
     free = [port for port in facts.free_ports if port not in avoid]
     if not free:
-        last = FIRST_PORT + PORT_COUNT - 1
-        raise Refused([problem("no-port", name=facts.host, first=FIRST_PORT, last=last)])
-    return wanted if wanted is not None and wanted not in avoid else free[0]
+        end = FIRST_PORT + PORT_COUNT - 1
+        raise Refused([problem("no-port", name=facts.host, first=FIRST_PORT, last=end)])
+    # A later attempt cannot have the typed port again (Attempts.ports).
+    return typed if typed is not None and typed not in avoid else free[0]
 
 
-def rank_port(facts: NodeFacts, wanted: int | None, used: Collection[int]) -> int:
-    """Return the port of the store that ranks make themselves, beside launch's. Raises Refused."""
-    avoided = {*used, choose_port(facts, wanted, used)}
+def rank_port(facts: NodeFacts, typed: int | None, used: Collection[int]) -> int:
+    """Return the port of the store that the ranks make, besides launch's. Raises Refused."""
+    avoided = {*used, choose_port(facts, typed, used)}
     free = [port for port in facts.free_ports if port not in avoided]
-    # Each attempt takes another port: a machine of an earlier one that thaws must not find it.
+    # Each attempt takes another port: a machine of an earlier attempt that was frozen must not
+    # find the store.
     return free[-1 - len(used) % len(free)] if free else choose_port(facts, None, avoided)
 
 
@@ -298,6 +303,7 @@ def interface(host: Host, facts: NodeFacts) -> str | None:
     """Return the network interface that leads to the peers. Raises Refused if several do."""
     if host.interface:
         return host.interface
+    # A rank uses one interface for all of its peers.
     names = {name for name in facts.interfaces.values() if name}
     if len(names) > 1:
         ways = ", ".join(f"{peer} by {name}" for peer, name in facts.interfaces.items())

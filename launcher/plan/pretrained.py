@@ -1,8 +1,8 @@
 """Fetches weights by name (WEIGHTS=torchvision:IMAGENET1K_V2, WEIGHTS=timm:a1_in1k): this machine
 fetches, checks and keeps them once; then they are a file like any other that a run sends.
 
-This machine has neither torchvision nor timm. Of the first the names and files are in a table; of
-the second a file's address follows from the names, so that no machine is asked for one.
+This machine has neither torchvision nor timm. A table has the names and files of torchvision. The
+address of a file of timm follows from the names, so no machine is asked for it.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MOST_BYTES = 8 << 30  # of a file; the largest of torchvision's has 2.6 GB
 
 @dataclass(frozen=True)
 class Pretrained:
-    """`stem` and `suffix` of the file that is kept, with its SHA-256 between, or the first digits
-    of it that the publisher states; `sha256`: as far as it is known beforehand."""
+    """Weights that have a name. `stem` and `suffix`: of their file here, with its SHA-256 between
+    them, or the first digits that the publisher states; `sha256`: as far as it is known."""
 
     typed: str
     model: str
@@ -49,7 +49,8 @@ class Pretrained:
     suffix: str
     sha256: str = ""
 
-    def kept(self) -> Path | None:
+    def find_file(self) -> Path | None:
+        """Return the file with these weights on this machine, or None."""
         for folder in (BUNDLE, CACHE):
             for path in sorted(folder.glob(f"{self.stem}-*{self.suffix}")):
                 digits = path.name[len(self.stem) + 1 : -len(self.suffix)]
@@ -59,7 +60,7 @@ class Pretrained:
         return None
 
 
-def of(settings: Options) -> Pretrained:
+def find_weights(settings: Options) -> Pretrained:
     """Return the weights that WEIGHTS= names. Raises UserError for unknown names."""
     typed, model = settings.weights or "", settings.model
     if typed.startswith(TORCHVISION):
@@ -68,7 +69,7 @@ def of(settings: Options) -> Pretrained:
         if not files:
             raise UserError(
                 f"WEIGHTS={typed}: torchvision has none for MODEL={model} that suit this trainer: "
-                "give a model of its own, or the weights as a file."
+                "give another model, or the weights as a file."
             )
         file = files.get(typed[len(TORCHVISION) :])
         if file is None:
@@ -100,6 +101,7 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
             fresh = Path(scratch, "file")
             if not weights.address.startswith(("https://", "http://")):
                 raise ValueError("no address of the web")
+
             stated = weights.sha256 or _promised(weights.address)
             sha256 = _download(weights.address, fresh)
             if not sha256.startswith(stated):
@@ -124,8 +126,8 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
         ) from None
     gather = line("bundle", MODEL=weights.model, WEIGHTS=weights.typed)
     raise UserError(
-        f"WEIGHTS={weights.typed}: {weights.address}: {reason}: correct the name, or, where this "
-        f"machine has no internet, bring bundle/ of one where `{gather}` was typed, or the file "
+        f"WEIGHTS={weights.typed}: {weights.address}: {reason}: correct the name. If this machine "
+        f"has no internet, type `{gather}` on another one and bring its bundle/, or give the file "
         "itself (WEIGHTS=FILE)."
     )
 
@@ -138,8 +140,9 @@ class _Unmoved(urllib.request.HTTPRedirectHandler):
 
 
 def _promised(address: str) -> str:
-    """Return the SHA-256 that the hub states for a large file, before it leads to a server that has
-    it; "" if it states none. Raises errors of urllib."""
+    """Return the SHA-256 that the hub states for a large file; "" if it states none. Raises errors
+    of urllib."""
+    # The hub redirects to another server, which states none: its own answer counts.
     request = urllib.request.Request(address, method="HEAD")  # noqa: S310 checked
     try:
         with urllib.request.build_opener(_Unmoved).open(request, timeout=SECONDS) as answer:

@@ -2,8 +2,8 @@
 
 They are read once, as pip reads them, into values, and uv gets only files that are written from
 these values. Two programs may read the same file differently: a line that is a comment for one of
-them makes the other build a source, which runs code of whoever wrote the file. So each line is
-either understood completely or rejected.
+them makes the other build a source, which runs code of whoever wrote the file. Therefore each line
+is either understood completely or rejected.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from launcher.plan.pip_settings import absolute
 MAX_FILES, MAX_FILE_BYTES = 64, 4 << 20
 MAX_LINES, MAX_LINE_LENGTH = 10_000, 1 << 16
 CODING = re.compile(rb"(?:[^\n]*\n)?#[^\n]*?coding[:=]\s*([-\w.]+)")  # in the first two lines
+# In this order: the mark of UTF-32-LE begins with that of UTF-16-LE.
+UNICODE = ("utf-8", "utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be")
 COMMENT = re.compile(r"(^|(?<=\s))#.*$")
 # Without a backslash, which would continue the line that is written.
 REQUIREMENT = re.compile(r"[\t -\[\]-~]+")
@@ -49,9 +51,9 @@ OPTIONS = {
 }
 SHORT = {"r": "requirement", "c": "constraint", "i": "index-url", "f": "find-links"}
 OWN_WHEEL = (
-    "Only wheels are installed, because a source runs code of its own while it is built: if you "
-    "trust it, make a wheel of it (`pip wheel --wheel-dir FOLDER ...`) and add the line "
-    "`--find-links FOLDER`."
+    "Only wheels are installed, because a source runs code while it is built: if you trust it, "
+    "make a wheel of it (`pip wheel --wheel-dir FOLDER ...`) and add the line `--find-links "
+    "FOLDER`."
 )
 REMEDY = (
     "Supported are `name[extra]>=1.0; marker --hash=sha256:...`, `name @ https://....whl` and "
@@ -75,7 +77,7 @@ class Package:
 
     @property
     def version(self) -> str:
-        """The version that it is pinned to, or an empty string."""
+        """Return the version that it is pinned to, or an empty string."""
         pins = (clause.version for clause in self.requirement.specifier if clause.operator == "==")
         return next(pins, "")
 
@@ -85,8 +87,8 @@ class Package:
 
 @dataclass(frozen=True)
 class RequirementsFile:
-    """What a requirements file asks for, together with the files that it includes; `options` are
-    pip's, in their order."""
+    """The contents of a requirements file and of the files that it includes; `options` are pip's,
+    in their order."""
 
     path: Path
     packages: tuple[Package, ...]
@@ -127,8 +129,16 @@ def read_requirements(path: Path) -> RequirementsFile:
                 f"{path} is not in {folder}, and its name does not end in .txt or .in. If it is a "
                 "list of packages and no secret, rename it: an index would be asked for its lines."
             )
+        # It is decoded as pip does: by a byte order mark, else by a coding line, else as UTF-8.
         try:
-            new_lines = [*join_lines(decode_requirements(read_bytes(path, MAX_FILE_BYTES)))]
+            content = read_bytes(path, MAX_FILE_BYTES)
+            encodings = (e for e in UNICODE if content.startswith("\ufeff".encode(e)))
+            if mark := next(encodings, None):
+                text = content.decode(mark)[1:]
+            else:
+                coding = CODING.match(content)
+                text = decode_text(content, coding[1].decode() if coding else "utf-8")
+            new_lines = [*join_lines(text)]
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise UserError(
@@ -162,18 +172,8 @@ def read_requirements(path: Path) -> RequirementsFile:
             f"{relative(path)} has {pluralize(len(rejected), 'line')} that cannot be used: "
             f"{'; '.join(rejected)}. {REMEDY}{OWN_WHEEL}"
         )
-    asked, constraints = packages.values()
-    return RequirementsFile(path, tuple(asked), tuple(constraints), tuple(options))
-
-
-def decode_requirements(content: bytes) -> str:
-    """Decode as pip does: by a byte order mark, else by a coding line, else as UTF-8. Raises
-    ValueError."""
-    for encoding in ("utf-8", "utf-32-le", "utf-32-be", "utf-16-le", "utf-16-be"):
-        if content.startswith("\ufeff".encode(encoding)):
-            return content.decode(encoding)[1:]
-    coding = CODING.match(content)
-    return decode_text(content, coding[1].decode() if coding else "utf-8")
+    required, constraints = packages.values()
+    return RequirementsFile(path, tuple(required), tuple(constraints), tuple(options))
 
 
 def join_lines(text: str) -> Iterator[str]:

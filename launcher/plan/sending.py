@@ -34,7 +34,7 @@ def fetch_files(program: Program, terminal: Terminal) -> Program:
         if weights := file.pretrained:
             from launcher.plan import pretrained  # which needs what speaks HTTP
 
-            path = weights.kept()
+            path = weights.find_file()
             if path is None:
                 with waiting(terminal, f"fetching {weights.address}"):
                     path = pretrained.fetch(weights, terminal.say)
@@ -52,15 +52,17 @@ def with_layer(program: Program, machines: OpenMachines) -> Program:
     try:
         layer = _build_layer_once(program.requirements, environment_of(machines))
     except UserError as error:
-        raise Refused([problem("script-packages", said=t) for t in error.problems]) from None
+        raise Refused([problem("script-packages", reason=t) for t in error.problems]) from None
     modules = tuple(sorted({*program.modules} - layer.modules()))
     return replace(program, layer=layer, modules=modules)
 
 
 def environment_of(machines: OpenMachines) -> Environment:
-    """Return what packages have to fit, on machines that have the same Python."""
+    """Return the environment that packages have to suit, of machines with the same Python."""
     from launcher.plan import layer  # which most runs do without
 
+    # A wheel for the oldest C library runs on all. Packages of the stack are the same everywhere,
+    # which judge.py checks (script-stack).
     facts = [machines.facts[host.name] for host in machines.hosts]
     glibc, leader = min(answer.glibc for answer in facts), facts[0]
     python = str(leader.versions.python)
@@ -118,6 +120,7 @@ def explain_missing_file(program: Program, error: str, host: str) -> str | None:
     if program.folder is None:
         return None
     files = current_code(program).files
+    # A module that was not found may be a folder or a file.
     modules = [name.replace(".", "/") for name in MISSING_MODULE.findall(error)]
     for name in [*PATHS.findall(error), *modules, *(f"{name}.py" for name in modules)]:
         # The error names the file as it is called there, or as it is called here.
@@ -126,14 +129,14 @@ def explain_missing_file(program: Program, error: str, host: str) -> str | None:
         reason = files.why_not(inside)
         if reason and (program.folder / inside).exists():
             return (
-                f"{inside} is here and was not sent ({reason}): have it sent, or put it where all "
-                "machines have it, and name that path in ARGS"
+                f"{inside} is here and was not sent ({reason}): have it sent, or put it on all "
+                "machines under one path, and name that path in ARGS"
             )
     for module in (name.partition("/")[0] for name in modules):
         if folder := files.folder_of(module):
             return (
-                f"{module} was sent, in {folder}, where Python does not look: put that folder on "
-                f"sys.path, or PYTHONPATH={folder} into run_env of the inventory; if a package of "
-                "that name is meant, name it in requirements.txt"
+                f"{module} was sent, in {folder}, which is not on Python's path: put that folder "
+                f"on sys.path, or PYTHONPATH={folder} into run_env of the inventory; if a package "
+                "of that name is meant, name it in requirements.txt"
             )
     return None

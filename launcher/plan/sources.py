@@ -81,6 +81,7 @@ def declares(sources: Sequence[list[ast.stmt]], options: Sequence[str]) -> str |
     # candidate stands here only if another source names it.
     foreign = set().union(*map(_foreign_names, sources)) if any(candidates) else set[str]()
     for number in candidates:
+        # The first source is the program itself, all of which runs.
         body = _reached(sources[number], foreign) if number else sources[number]
         if option := _option_of(body, options):
             return option

@@ -1,1 +1,1 @@
-"""An attempt under way: its guards, what its ranks print, how it ends and what follows."""
+"""Watches an attempt: its guards, the output of its ranks, its end and the next steps."""

@@ -47,12 +47,12 @@ def deliver(
     for delivery in deliveries:
         sent = delivery.code
         folders = {h.name: f"{facts[h.name].absolute(h.node_dir)}/{sent.folder}" for h in hosts}
-        is_held = engine.of_each(
+        is_held = engine.map_parallel(
             partial(_holds, sent.sha256), [(nodes[h.name], folders[h.name]) for h in hosts]
         )
         lacking = [host for host, has_files in zip(hosts, is_held) if not has_files]
         if lacking:
-            say(f"{delivery.said} {', '.join(host.name for host in lacking)}")
+            say(f"{delivery.lead} {', '.join(host.name for host in lacking)}")
             code.send(sent, {host.name: nodes[host.name] for host in lacking}, folders)
             check_code(sent.sha256, lacking, nodes, folders)
 
@@ -85,7 +85,7 @@ def check_code(
             "nothing else writes there and that its disk is not full, then start again."
         )
 
-    results = zip(hosts, engine.of_each(check_host, hosts))
+    results = zip(hosts, engine.map_parallel(check_host, hosts))
     problems = {host.name: problem for host, problem in results if problem}
     if problems:
         raise MachineError([*problems], *problems.values())
@@ -110,7 +110,7 @@ def lay_out(
         problem = answer.problem
         return problem and f"{node.host}: the folder of the script cannot be made: {problem}"
 
-    problems = zip(plan.nodes, engine.of_each(lay_out_on, plan.nodes))
+    problems = zip(plan.nodes, engine.map_parallel(lay_out_on, plan.nodes))
     failed = {node.host: problem for node, problem in problems if problem}
     if failed:
         raise MachineError([*failed], *failed.values())
@@ -119,17 +119,23 @@ def lay_out(
 def start_guards(plan: Plan, machines: OpenMachines) -> dict[str, Process]:
     """Start a guard on each node, all at once; the guards then wait for their task. Returns
     {host: process}."""
-
-    def start_guard(node: NodePlan) -> Process:
-        python = engine.of(node.connection).guard_python
-        argv = [python, "-IB", f"{node.code}/launcher/node", plan.unit]
-        return machines.nodes[node.host].start(argv)
-
-    return dict(zip([node.host for node in plan.nodes], engine.of_each(start_guard, plan.nodes)))
+    argv = {
+        n.host: [engine.find_engine(n.connection).guard_python, "-IB", f"{n.code}/launcher/node"]
+        for n in plan.nodes
+    }
+    # -I: neither the user's packages nor PYTHON* variables there change the guard.
+    start = engine.map_parallel(lambda h: machines.nodes[h].start([*argv[h], plan.unit]), argv)
+    return dict(zip(argv, start))
 
 
 def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
     """Return the first line for a node's guard (FIELDS in launcher/node/link.py)."""
+    # Each rank is to connect to these addresses, unless it is the only one; ranks of one machine
+    # may meet on its loopback.
+    loopback = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
+    peers = [*dict.fromkeys(peer.address for peer in plan.nodes), *loopback]
+    if plan.world_size == 1:
+        peers = []
     # argv and env are exactly what a dry run prints.
     return {
         "type": "start",
@@ -146,20 +152,11 @@ def task(plan: Plan, node: NodePlan) -> dict[str, Any]:
         "interface": node.interface,
         "holder": f"{current_user()[0]}@{socket.gethostname()}",
         "shared": plan.options.force,
-        "peers": peer_addresses(plan, node),
+        "peers": peers,
         "owner_signs": list(node.owner_signs),
         "away_dir": node.away_dir,
         "measured": plan.measured.document() if plan.measured else {},
     }
-
-
-def peer_addresses(plan: Plan, node: NodePlan) -> list[str]:
-    """Return the addresses to which each rank of a node is to connect; [] for a single rank."""
-    if plan.world_size == 1:
-        return []
-    # Ranks of one machine may meet on its loopback.
-    loopback = ["127.0.0.1", "::1"] if len(node.ranks) > 1 else []
-    return [*dict.fromkeys(peer.address for peer in plan.nodes), *loopback]
 
 
 class Guarded:

@@ -144,7 +144,7 @@ class RankLog:
     @property
     def lost_lines(self) -> int:
         """Lines that the disk did not take since the last one that it took."""
-        return self._file.lost
+        return self._file.lost_lines
 
     def close(self) -> None:
         """Write the unfinished lines and close the file."""

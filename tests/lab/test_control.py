@@ -94,7 +94,7 @@ def test_a_detached_run_is_shown_without_losing_a_line(machines, tmp_path):
     impatient = attach(lab, name)
     assert impatient.stdout.readline()  # it shows something: now Ctrl-C
     impatient.send_signal(signal.SIGINT)
-    assert f"run {name} goes on" in impatient.communicate(timeout=PATIENCE)[0]
+    assert f"run {name} continues" in impatient.communicate(timeout=PATIENCE)[0]
     assert f"run {name}: running" in control(lab, "status", name).stdout
     seen = early.communicate(timeout=PATIENCE)[0]
     late = control(lab, "attach", name).stdout

@@ -23,13 +23,13 @@ PLAIN = CHECKOUT / "examples/own_script/train.py"
 ENVIRONMENT = "ls -d /opt/tandem/envs/cpu-*/bin/python | head -1"
 # `make bundle SCRIPT=` asks machines and an index; the lab's control machine sees only machines.
 ASKED = """
-import dataclasses, json, sys
+import dataclasses, json, sys, types
 from launcher import cli
 from launcher.plan import layer
-def told(requirements, environment):
+def told(requirements, environment, folder):
     print("environment", json.dumps(dataclasses.asdict(environment)))
-    return requirements.path
-layer.bundle_layer = told
+    return types.SimpleNamespace(tree=requirements.path)
+layer.build_layer = told
 sys.exit(cli.main(["gather", *sys.argv[1:]]))
 """
 FRAMEWORKS = {"lightning": "2.6.6", "accelerate": "1.15.0"}
@@ -72,7 +72,7 @@ def gathered(cluster, tmp_path_factory):
         packages = tuple(map(tuple, found["packages"]))
         environment = layer.Environment(**{**found, "packages": packages})
         asked = read_requirements(files[name])
-        keys.append(layer.bundle_layer(asked, environment).name)
+        keys.append(layer.build_layer(asked, environment, layer.BUNDLE).tree.parent.name)
     yield files
     for key in keys:
         shutil.rmtree(layer.BUNDLE / key)

@@ -129,7 +129,7 @@ def test_a_machine_that_was_away_at_the_start_joins_as_by_hand(lab):
     lab.ends()
     assert [one["status"] for one in lab.attempts()] == ["stopped", "finished"]
     assert "tandem: the run begins without node2: its owner said `tandem away`" in lab.said()
-    assert "tandem: node2 can take part: the workers save and exit" in lab.said()
+    assert "tandem: node2 can participate: the workers save and exit" in lab.said()
     lineage.assert_exact(lab.nodes(), EPOCHS)
     lab.start("--resume", hand)
     lab.ends()

@@ -84,7 +84,7 @@ def test_a_language_model_that_was_killed_learns_what_one_that_was_not_does(more
     os.kill(victim, signal.SIGKILL)
     said, code, _ = ended(run)
     assert code == 0, said
-    assert re.search(r"the script goes on from checkpoints/step-0000[23]0\.pt", said), said
+    assert re.search(r"the script continues from checkpoints/step-0000[23]0\.pt", said), said
     again = losses(said)
     assert max(again) == 39 and again == {step: whole[step] for step in again}
 

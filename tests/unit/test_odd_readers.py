@@ -74,7 +74,7 @@ def test_of_any_listing_files_below_its_folders_are_taken(said, wrong):
         site.terminal, site.attempts = SimpleNamespace(say=print), SimpleNamespace(list=[])
         search = checkpoints.Search(site, ("out",))
         try:
-            own = search.find_own()
+            own = search.find_on_all()
         except UserError:
             own = None
     for held in search.checkpoints.values():

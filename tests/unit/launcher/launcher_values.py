@@ -1,6 +1,7 @@
 """Hosts, facts and plans for tests."""
 
 import contextlib
+import dataclasses
 import json
 
 import pytest
@@ -12,7 +13,7 @@ from contract.options import Config
 from launcher import judge
 from launcher.look import Control, OpenMachines
 from launcher.machines.engine import Host
-from launcher.options import config_of, document, with_trainer
+from launcher.options import config_of, document
 from launcher.plan import plan as making
 from launcher.plan.code import Code
 from launcher.problems import Refused
@@ -88,7 +89,7 @@ def problems(hosts, found, asked=None, control=None):
 def needs(config=None, decided=None, **options):
     """What a run of the trainer with these options needs of its machines."""
     config = config or Config()
-    config = with_trainer(config, **{**OPTIONS, **config.trainer, **options})
+    config = dataclasses.replace(config, trainer={**OPTIONS, **config.trainer, **options})
     return Needs(config, build_program(config), decided=decided or {})
 
 

@@ -178,7 +178,7 @@ def test_a_folder_that_holds_more_than_a_model_is_not_sent(checkout, mine, monke
     monkeypatch.setattr(files, "MOST_FILES", 3)
     for number in range(3):
         (mine / f"{number}.txt").write_text("")
-    with pytest.raises(UserError, match="or give the folder that has the code alone"):
+    with pytest.raises(UserError, match="or give a folder that has only the code"):
         code.current(mine)
 
 

@@ -90,8 +90,8 @@ def test_a_folder_of_any_files_may_differ_but_not_lack_what_its_source_has():
         assert sorted(codes(said)) == wrong
         if "copy-lacks" in wrong:
             lack = next(one for one in said if one.code == "copy-lacks")
-            assert f"{own[1]['splits']['files']['images']} files" in lack.said.replace(",", "")
-            assert "20000 files" in lack.said.replace(",", "")
+            assert f"{own[1]['splits']['files']['images']} files" in lack.message.replace(",", "")
+            assert "20000 files" in lack.message.replace(",", "")
 
 
 def test_the_source_of_a_copy_is_the_folder_here_and_only_of_what_is_copied(tmp_path, monkeypatch):
@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_does_not_stand_in_its_own_way():
 
 
 def test_force_passes_over_what_does_not_always_block():
-    soft, hard = problem("drivers-differ", values="2"), problem("precision", said="no half")
+    soft, hard = problem("drivers-differ", values="2"), problem("precision", reason="no half")
     assert refuse_or_warn([soft], force=True) == [soft.text]
     for wrong, force in (([soft], False), ([soft, hard], True)):
         with pytest.raises(Refused) as caught:

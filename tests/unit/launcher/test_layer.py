@@ -128,7 +128,7 @@ def test_a_second_use_asks_uv_nothing(index, asks, monkeypatch, tmp_path):
     ("line", "said"),
     [
         ("old", "old depend on torch<2 and torch==2.15.0, we can conclude"),
-        ("user", "would bring nvidia-other 1.0, and torch and CUDA are the stack's alone"),
+        ("user", "would bring nvidia-other 1.0, and only the stack brings torch and CUDA"),
         ("nothing-like-it", "nothing-like-it was not found"),
     ],
 )
@@ -184,9 +184,9 @@ def test_hashes_are_held(index, asks, tmp_path):
 
 def test_what_was_gathered_needs_no_index(index, asks, tmp_path, monkeypatch):
     wanted = asks("tool")
-    folder = layer.bundle_layer(wanted, ENVIRONMENT)
+    tree = layer.build_layer(wanted, ENVIRONMENT, layer.BUNDLE).tree
     # What the environment has is not taken again.
-    assert {path.stem for path in (folder / "tree").glob("*.py")} == {"tool", "part"}
+    assert {path.stem for path in tree.glob("*.py")} == {"tool", "part"}
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setattr(layer, "CACHE", tmp_path / "cache")
     made = layer.build_layer(wanted, ENVIRONMENT)

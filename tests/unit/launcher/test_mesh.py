@@ -32,7 +32,7 @@ def test_a_machine_that_does_not_listen_where_it_should_is_named(monkeypatch):
     three.nodes["node2"] = Deaf(three.hosts[1])
     found = [*judge.unreachable_pairs(three, look.unreachable_pairs(three))]
     assert codes(found) == ["no-way"] * 2
-    assert [one.said.split(" on TCP")[0] for one in found] == [
+    assert [one.message.split(" on TCP")[0] for one in found] == [
         "node1 cannot connect to node2 (127.0.7.2)",
         "node3 cannot connect to node2 (127.0.7.2)",
     ]

@@ -77,7 +77,7 @@ def test_what_machines_say_ends_no_quote_and_is_neither_option_nor_file(record, 
 def test_what_goes_wrong_is_a_line(script, line, tmp_path, monkeypatch):
     monkeypatch.setattr(notify, "PATIENCE", 0.4)
     monkeypatch.setattr(notify, "CHECKOUT", tmp_path)
-    assert send(f"sh -c '{script}'") == f"tandem: NOTIFY: sh {line}: nobody may have been told\n"
+    assert send(f"sh -c '{script}'") == f"tandem: NOTIFY: sh {line}: perhaps nobody was notified\n"
     if (tmp_path / "pid").exists():  # what it had started is gone as well
         stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
         limit = time.monotonic() + 20

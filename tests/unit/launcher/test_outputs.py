@@ -344,17 +344,17 @@ def test_a_file_that_runs_no_code_is_taken_where_there_is_one_of_the_same_step(n
 
 def test_each_machine_may_go_on_from_a_file_of_its_own(nodes, there, run):
     """The newest that all have: of the last one a machine may have written half."""
-    assert search(nodes, there, run).find_own() is None
+    assert search(nodes, there, run).find_on_all() is None
     for number in (1, 2):
         wrote(there, "node1", f"out/{number}.pt", "one", at=number)
     with pytest.raises(UserError, match="node2 has none"):
-        search(nodes, there, run).find_own()
+        search(nodes, there, run).find_on_all()
     wrote(there, "node2", "out/3.pt", "two", at=3)
     with pytest.raises(UserError, match="no intact one is on all machines"):
-        search(nodes, there, run).find_own()
+        search(nodes, there, run).find_on_all()
     wrote(there, "node2", "out/2.pt", archive()[:-30], at=2)
     wrote(there, "node2", "out/1.pt", "two", at=1)
-    assert search(nodes, there, run).find_own() == "out/1.pt"
+    assert search(nodes, there, run).find_on_all() == "out/1.pt"
     assert Path(there["node1"], "work/node1/out/1.pt").read_text() == "one"
     assert Path(there["node2"], "work/node2/out/1.pt").read_text() == "two"
 
@@ -461,7 +461,7 @@ def test_a_checkpoint_with_parts_on_several_machines_is_assembled_on_all(nodes, 
     of_two(there, 4, rank0=("__0_0.distcp",))
     found = search(nodes, there, run, last=there)
     with pytest.raises(UserError, match="no intact one is on all machines"):
-        found.find_own()
+        found.find_on_all()
     assert found.copy_newest(1 << 20) == "out/step-2"
     assert [line.split(" ", 1)[0] for line in found.rejected] == ["out/step-4", "out/step-3"]
     assert "out/step-3/__1_0.distcp is missing (node1 has " in found.rejected[1]
@@ -569,7 +569,7 @@ def test_a_run_begins_anew_only_if_no_machine_that_is_absent_has_a_part(nodes, t
         hand_over(nodes, alone, run, is_told=True)
     assert hand_over(nodes, alone, run, is_told=True, last=["node1"])[0] is None
     wrote(there, "node1", "out/sharded/step-5/rank_0.pt", at=5)
-    assert "node2 may have parts" in hand_over(nodes, alone, run, is_told=True)[1][-1]
+    assert "node2 may have more files" in hand_over(nodes, alone, run, is_told=True)[1][-1]
 
 
 def test_what_a_rank_keeps_for_its_sums_is_no_checkpoint(nodes, there, run):

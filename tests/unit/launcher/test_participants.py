@@ -58,7 +58,7 @@ def test_hours_go_over_midnight_and_over_the_week(text, day, has):
         ("away_dir", "away", "that is no path from /"),
         ("owners", "yields", "owners= is no word: write owner=, or call it otherwise"),
         ("Hour", "sat", "Hour= is no word: write hours="),
-        ("idle_minutes", "5", "idle_minutes= stands without owner= or hours=: nobody would be"),
+        ("idle_minutes", "5", "idle_minutes= has no effect without owner= or hours="),
     ],
 )
 def test_words_that_mean_nothing_are_refused_in_one_sentence(word, text, said):
@@ -73,7 +73,7 @@ def test_words_of_the_inventory_become_what_is_agreed():
     words = {"owner": "yields", "hours": "sat", "idle_minutes": "2.5", "away_dir": "/tmp/away"}
     (found,) = inventory.parse(document(pc3={"ansible_host": "192.0.2.1", **words}), Path("i.ini"))
     assert found.owner == Owner(True, owned.hours("sat"), 150.0, "/tmp/away")
-    assert found.owner.describe() == "yields to its owner and is used in its hours alone (sat)"
+    assert found.owner.describe() == "yields to its owner and is used only in its hours (sat)"
     assert [Owner().signs, NIGHTS.signs, YIELDS.signs] == [(), ("asked",), tuple(owned.SIGNS)]
 
 
@@ -154,7 +154,7 @@ ABSENT, UNFIT = {"node3": USED}, Problem("not-writable", "full", BUSY.labels)
 def test_a_start_needs_enough_machines_and_owners_are_waited_for_without_end(
     moment, seen, found, names, wait
 ):
-    state = known(DESKS, seen, Config(min_nodes=2), took_part={*ALL})
+    state = known(DESKS, seen, Config(min_nodes=2), participated={*ALL})
     selection = select(moment, state, MONDAY, 0.0, found)
     assert (selection.names, bool(selection.wait)) == (names, wait != "start")
     assert selection.is_endless == (wait != "patience")
@@ -186,7 +186,7 @@ def test_what_a_machine_s_problem_does_depends_on_when(code, words, needed, opti
     def outcome(moment, number):
         # Enough others are there in any case.
         hosts = [host(1), host(2, owner=YIELDS), *(host(n, owner=YIELDS) for n in (3, 4))]
-        state = known(hosts, config=Config(**words), took_part={one.name for one in hosts})
+        state = known(hosts, config=Config(**words), participated={one.name for one in hosts})
         found = [Problem(code, "said", (host(number).label(),))]
         try:
             selection = select(moment, state, MONDAY, 0.0, found)
@@ -246,7 +246,7 @@ def test_a_start_leaves_machines_out_and_says_why(machines):
         "tandem: the run begins without node2 (192.0.2.2): somebody works at it",
         f"tandem: the run begins without {OFF}",
     ]
-    machines["node2"] = problem("python-missing", host(2), python="/no/python", said="no file")
+    machines["node2"] = problem("python-missing", host(2), python="/no/python", reason="no file")
     assert (
         "without node2 (192.0.2.2): there is no Python at /no/python"
         in begin(Participants(DESKS, Config(min_nodes=1)))[2]
@@ -298,10 +298,10 @@ def test_one_that_joins_must_go_together_with_the_others(machines):
     training = OpenMachines(DESKS[:2], {}, machines_facts(machines, 1, 2))
     with found.training(training, begin(Participants(DESKS[:1], Config()))[1]):
         found.look()
-        assert found.presence["node3"].absence.said.startswith("torch differs between machines")
+        assert found.presence["node3"].absence.message.startswith("torch differs between machines")
     these, _, said = begin(found, moment=Moment.RESTART)
     assert [one.name for one in these.hosts] == ["node1", "node2"]
-    assert "the run goes on without node3 (192.0.2.3): torch differs between machines" in said
+    assert "the run continues without node3 (192.0.2.3): torch differs between machines" in said
 
 
 def restart(found, stopped=False, lead="the run waits", notify=None):
@@ -376,7 +376,7 @@ def test_one_that_cannot_join_does_not_start_the_run_again_without_end(machines,
         found.look()
         clock[0] += 601
         found.look()
-        assert found.regroup() == "node2 can take part"
+        assert found.regroup() == "node2 can participate"
         found.note_sign("node1", "seat")
         assert found.regroup() == "node1 leaves: somebody works at it"  # which goes first
 
@@ -401,7 +401,7 @@ def test_a_run_that_is_stopped_while_it_waits_says_what_it_waited_for(machines):
         "works at it",
     )
     found.note_sign("node1", None)
-    assert found.select(Moment.RESTART).left_out["node1"].said == (
+    assert found.select(Moment.RESTART).left_out["node1"].message == (
         "somebody used it less than 10 min ago"
     )
     machines["node2"] = {"writable": False}

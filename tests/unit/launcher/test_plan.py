@@ -65,7 +65,7 @@ def test_the_folder_of_one_s_own_model_is_told_to_the_trainer():
 
 def test_ports_are_free_and_never_used_twice():
     assert build([host(1)], [facts(1)]).master_port == 29500
-    later = build([host(1)], [facts(1)], used_ports=frozenset({29500}), attempt=2, last="")
+    later = build([host(1)], [facts(1)], used_ports=frozenset({29500}), attempt=2, checkpoint="")
     assert later.master_port == 29501
     assert "--rdzv_id=r-2" in later.nodes[0].argv
     assert later.nodes[0].argv[-2:] == ("--resume", "auto")

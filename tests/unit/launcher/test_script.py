@@ -125,7 +125,7 @@ def test_a_script_in_a_folder_that_git_ignores_is_sent_with_its_folder(project):
         (["--script", "train.py", "--output", "../other"], "is not below the folder"),
         (["--script", "train.py", "--resume-args", "--r {last}"], "give OUTPUT="),
         (["--script", "train.py", "--resume-args", "'"], "a quote is not closed"),
-        (["--script", "train.py", "--resume-args", "-r {latest}"], "{latest} would reach the scr"),
+        (["--script", "train.py", "--resume-args", "-r {latest}"], "nothing replaces {latest}"),
         (["--script", "run.sh"], "it is a program of /bin/sh"),
         (["--script", "other.sh"], "it is a program of a shell"),
         (["--script", "train.py", "--resume-from", "self"], "give RESUME_ARGS="),
@@ -314,9 +314,9 @@ def test_a_later_attempt_goes_on_by_the_scripts_own_way(project):
     more = {"output": "out", "resume_args": "--resume {last} --quiet", "words": ("--lr", "1")}
     found = read(project, **more)
     assert planned(found).nodes[0].argv[-3:] == ("train.py", "--lr", "1")
-    later = planned(found, attempt=2, last="out/step 3.pt").nodes[0].argv
+    later = planned(found, attempt=2, checkpoint="out/step 3.pt").nodes[0].argv
     assert later[-5:] == ("--lr", "1", "--resume", "out/step 3.pt", "--quiet")
-    assert planned(found, attempt=2, last=None).nodes[0].argv[-2:] == ("--lr", "1")
+    assert planned(found, attempt=2, checkpoint=None).nodes[0].argv[-2:] == ("--lr", "1")
 
 
 def test_a_run_that_goes_on_is_the_same_script(project):

@@ -205,7 +205,7 @@ def test_a_log_that_cannot_be_rotated_grows_on_and_keeps_its_file(tmp_path, monk
     log.close()
     first = (tmp_path / "log.first").read_text().splitlines()
     assert first == [*(f"line {number}" for number in range(30)), "rotated"]
-    assert (tmp_path / "log").read_text() == "after\n" and log.lost == 0
+    assert (tmp_path / "log").read_text() == "after\n" and log.lost_lines == 0
 
 
 def test_logs_leave_room_for_what_matters(tmp_path, monkeypatch):
@@ -213,7 +213,7 @@ def test_logs_leave_room_for_what_matters(tmp_path, monkeypatch):
     monkeypatch.setattr("launcher.background.RESERVE", 1 << 62)
     log._checked = 0.0
     log.write(["x"])
-    assert log.lost == 1 and not (tmp_path / "log").exists()
+    assert log.lost_lines == 1 and not (tmp_path / "log").exists()
 
 
 def test_a_log_keeps_its_beginning_and_its_end(tmp_path):
@@ -222,7 +222,7 @@ def test_a_log_keeps_its_beginning_and_its_end(tmp_path):
     for start in range(0, len(lines), 50):
         log.write(lines[start : start + 50])
     log.close()
-    files = background.parts(tmp_path / "rank0.log")
+    files = background.log_files(tmp_path / "rank0.log")
     assert sum(path.stat().st_size for path in files) <= (64 << 10) + 5 * 600
     assert files[0].name == "rank0.log.first" and files[-1].name == "rank0.log"
     first = files[0].read_text().splitlines()
