@@ -18,6 +18,8 @@ Cost = Tuple[int, Optional[int]]  # parameters, and operations of one forward wh
 def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
     """Return the fields of the `start` line, described in docs/run-directory.md."""
     world, options = job.world, job.options
+    images = len(job.train_set) // world.size
+    workers = worker_count(options, world, job.image_size, images)
     return {
         **describe_process(world, world.host, world.device, job.clock.started),
         "node_rank": world.node_rank,
@@ -31,7 +33,7 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         "global_batch": world.global_batch,
         "rank_batch": world.batches[world.rank],
         "accumulate": job.micro_batches,
-        "workers": count_workers(job),
+        "workers": 0 if options.generated else workers,  # noise needs no loader
         "train_images": len(job.train_set),
         "eval_images": len(job.eval_set),
         "steps_per_epoch": job.steps_per_epoch,
@@ -39,14 +41,6 @@ def start_line(job: Job, cost: Cost, resumed_samples: int) -> Dict[str, Any]:
         "image_size": job.image_size,
         "resumed_samples": resumed_samples,
     }
-
-
-def count_workers(job: Job) -> int:
-    """Count the loader processes of this rank in training."""
-    if job.options.generated:
-        return 0
-    images = len(job.train_set) // job.world.size
-    return worker_count(job.options, job.world, job.image_size, images)
 
 
 def describe_run(job: Job, cost: Cost) -> str:

@@ -2,8 +2,8 @@
 
 A checkpoint is one file of tensors and plain containers: model, optimizer, loss scale, average,
 what a strategy has alike on all ranks, and the position in the data. State that a strategy keeps
-for a single machine lies beside it, in a file on that machine: it is as large as the gradients,
-which is too much to send to the others.
+for a single machine is in another file, on that machine: it is as large as the gradients, which is
+too much to send to the others.
 A checkpoint loads with `weights_only=True`, and on any number of ranks, because order, augmentation
 and dropout are functions of the position.
 """
@@ -67,8 +67,8 @@ def start_new_run(job: Job) -> Position:
 
 
 def snapshot(job: Job, position: Position) -> Snapshot:
-    """Copy all state of the rank that saves it to the CPU, so that training may go on. Copies from
-    CUDA are complete once the function that `arrival` returns has returned."""
+    """Copy all state of the rank that saves it to the CPU, so that training may continue. Copies
+    from CUDA are complete once the function that `arrival` returns has returned."""
     return Snapshot(
         model=_copy(job.precision.full_state(job.model)),
         optimizer=_copy(job.optimizer.state_dict()),

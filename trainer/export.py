@@ -89,17 +89,17 @@ def write(tensors: Dict[str, torch.Tensor], path: pathlib.Path) -> None:
 def main(argv: Optional[List[str]] = None) -> int:
     try:
         words = verb_words("export", sys.argv[1:] if argv is None else argv, "make export")
-        part = words.get("part", "model")
-        file = pathlib.Path(words.get("to", f"{part}.pt"))
+        part_name = words.get("part", "model")
+        file = pathlib.Path(words.get("to", f"{part_name}.pt"))
         state = best(words.get("run", "latest"))
         tensors = weights(state)
-        if part == "backbone":
+        if part_name == "backbone":
             tensors = backbone(tensors, len(state["classes"]))
         write(tensors, file)
     except UserError as error:
         print(f"tandem: {error}", file=sys.stderr)
         return 2
-    print(f"{file}: {sum(t.numel() for t in tensors.values()):,} numbers of the {part}")
+    print(f"{file}: {sum(t.numel() for t in tensors.values()):,} numbers of the {part_name}")
     return 0
 
 

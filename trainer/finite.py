@@ -1,9 +1,9 @@
 """Losses and tensors that are not finite: how they are noticed, and what usually caused them.
 
 A loss that is NaN or infinite in one step may be the last sign before the weights are lost, or
-leave no trace: where a loss scale skips the step, the weights stay as they were. So several steps
-in a row count, or weights that are not finite, which never become finite again. A gradient that
-overflows under a loss scale does not count: the loss of its step is finite.
+leave no trace: if a loss scale skips the step, the weights stay as they were. Therefore several
+steps in a row count, or weights that are not finite, which never become finite again. A gradient
+that overflows under a loss scale does not count: the loss of its step is finite.
 """
 
 import math

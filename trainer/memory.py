@@ -1,9 +1,9 @@
 """The memory of a device: whether an error means that it has too little, and how to need less
 (--checkpoint_activations).
 
-A rank cannot retry a step while its peers wait for its gradients inside an all-reduce. So it exits
-with a dedicated exit code, and the run is restarted from its checkpoint with the micro-batch
-halved. The global batch and the learning rate stay the same, but batch normalisation sees the
+A rank cannot retry a step while its peers wait for its gradients inside an all-reduce. It exits
+with an exit code of its own, and the launcher restarts the run from its checkpoint with half the
+micro-batch. The global batch and the learning rate stay the same, but batch normalisation sees the
 smaller micro-batch.
 """
 

@@ -15,7 +15,6 @@ import pathlib
 import sys
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any, Callable, Dict, List, Optional, Tuple, cast
 
 import torch
@@ -135,7 +134,18 @@ def _find_function(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.rpartition(":")
     try:
         if module_name.endswith(".py"):
-            module = _import_file(pathlib.Path(module_name))
+            # The launcher has sent the file's folder to another place, and names that place.
+            path = pathlib.Path(module_name)
+            folder = os.environ.get("TANDEM_MODEL_FOLDER", path.parent)
+            file = pathlib.Path(folder, path.name).resolve()
+            # Like a script, it may import the modules in its folder.
+            if str(file.parent) not in sys.path:
+                sys.path.insert(0, str(file.parent))
+            # The file may have the name of a module that is loaded already.
+            loaded = file.stem if file.stem not in sys.modules else f"{file.stem}_of_model"
+            spec = cast(ModuleSpec, importlib.util.spec_from_file_location(loaded, file))
+            module = sys.modules[loaded] = importlib.util.module_from_spec(spec)
+            cast(Loader, spec.loader).exec_module(module)
         else:
             module = importlib.import_module(module_name)
     except FileNotFoundError as error:
@@ -150,21 +160,6 @@ def _find_function(name: str) -> Callable[..., Any]:
             f"it has {', '.join(functions) or 'none'}."
         )
     return function
-
-
-def _import_file(path: pathlib.Path) -> ModuleType:
-    """Import the module in a file. Like a script, it may import those beside it."""
-    # The launcher has sent the file's folder to another place, and says where.
-    file = pathlib.Path(os.environ.get("TANDEM_MODEL_FOLDER", path.parent), path.name).resolve()
-    folder = str(file.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    # The file may have the name of a module that is loaded already.
-    name = file.stem if file.stem not in sys.modules else f"{file.stem}_of_model"
-    spec = cast(ModuleSpec, importlib.util.spec_from_file_location(name, file))
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    cast(Loader, spec.loader).exec_module(module)
-    return module
 
 
 def _run_one_image(model: nn.Module, image_size: int) -> Any:
@@ -191,8 +186,8 @@ def _read_output_shape(model: nn.Module, name: str, image_size: int) -> Tuple[in
 def _check_tensor(output: Any, name: str) -> torch.Tensor:
     if not isinstance(output, torch.Tensor):
         raise UserError(
-            f"--model {name}: returns {type(output).__name__}, not one tensor: return the scores "
-            "of the classes alone."
+            f"--model {name}: returns {type(output).__name__}, not one tensor: return only the "
+            "scores of the classes."
         )
     return output
 

@@ -74,11 +74,30 @@ def load_state(optimizer: torch.optim.Optimizer, state: Dict[str, Any], options:
     saved = state.get("state")
     if _group_sizes(state) != _group_sizes(optimizer.state_dict()) or not isinstance(saved, dict):
         raise UserError("the checkpoint's optimizer belongs to a model with other weights.")
-    entries = {}
+    row, entries = OPTIMIZERS[options.optimizer], {}
     for place, entry in saved.items():
         if type(place) is not int or not 0 <= place < len(weights) or not isinstance(entry, dict):
             raise _invalid_state(place)
-        entries[place] = _check_weight_state(place, entry, weights[place], options)
+        # Only the tensors that OPTIMIZERS names are loaded.
+        tensors: Dict[str, torch.Tensor] = {}
+        for name in row.keeps(options):
+            value: Any = entry.get(name)
+            if value is None and not row.counts:
+                continue  # it is made in the weight's first step
+            if not is_plain(value):
+                raise _invalid_state(place)
+            if value.shape != weights[place].shape or not value.is_floating_point():
+                raise _invalid_state(place)
+            tensors[name] = value
+        if row.counts:
+            # torch before 1.12 keeps a number, newer versions a tensor of one.
+            count: Any = entry.get("step")
+            if is_plain(count) and count.numel() == 1:
+                count = count.item()
+            if type(count) not in (int, float) or not 0 <= count < 2**53:
+                raise _invalid_state(place)
+            tensors["step"] = torch.tensor(float(count))
+        entries[place] = tensors
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": entries, "param_groups": groups})
 
@@ -90,36 +109,6 @@ def _group_sizes(state: Dict[str, Any]) -> List[int]:
         return []
     lists = [group.get("params") if isinstance(group, dict) else None for group in groups]
     return [len(group) for group in lists if isinstance(group, list)]
-
-
-def _check_weight_state(
-    place: int, entry: Dict[str, Any], weight: torch.Tensor, options: Options
-) -> Dict[str, Any]:
-    """Check what the optimizer kept of a weight; return the tensors that OPTIMIZERS names. Raises
-    UserError."""
-    row, tensors = OPTIMIZERS[options.optimizer], {}
-    for name in row.keeps(options):
-        value: Any = entry.get(name)
-        if value is None and not row.counts:
-            continue  # it is made in the weight's first step
-        if not is_plain(value):
-            raise _invalid_state(place)
-        if value.shape != weight.shape or not value.is_floating_point():
-            raise _invalid_state(place)
-        tensors[name] = value
-    if row.counts:
-        tensors["step"] = torch.tensor(_read_step_count(place, entry.get("step")))
-    return tensors
-
-
-def _read_step_count(place: int, value: Any) -> float:
-    """Read a count of steps. Raises UserError."""
-    # torch before 1.12 keeps a number, newer versions a tensor of one.
-    if is_plain(value) and value.numel() == 1:
-        value = value.item()
-    if type(value) not in (int, float) or not 0 <= value < 2**53:
-        raise _invalid_state(place)
-    return float(value)
 
 
 def _invalid_state(place: object) -> UserError:

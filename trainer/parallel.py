@@ -36,7 +36,7 @@ class BalancedDataParallel(DataParallel):  # type: ignore[type-arg]
 
 def balanced_sizes(count: int, gpus: int, gpu0_batch: int) -> List[int]:
     """Split `count` samples: `gpu0_batch` for GPU 0, and the remaining ones evenly over the other
-    GPUs. Empty shares are left out."""
+    GPUs. Return only the shares that have samples."""
     gpu0_size = min(gpu0_batch, count) if gpus > 1 else count
     other_sizes = even_parts(count - gpu0_size, gpus - 1) if gpus > 1 else []
     return [size for size in [gpu0_size, *other_sizes] if size]

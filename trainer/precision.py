@@ -128,7 +128,7 @@ class DeviceScale:
 
 
 class PrecisionState(TypedDict):
-    """The precision's state as a checkpoint holds it, beside the model's full state."""
+    """The precision's state as a checkpoint holds it, next to the model's full state."""
 
     scale: Optional[ScaleState]
 
@@ -206,8 +206,16 @@ class Precision:
         if isinstance(self.scale, DeviceScale):
             overflow = overflows > 0
             self.scale.update(overflow)
-            _make_momenta(optimizer)
-            # torch's fused optimizers skip their step by themselves where this is not zero.
+            # The fused SGD makes its momentum buffers in the first step. If it skips that step, it
+            # would leave them uninitialised.
+            for group in optimizer.param_groups:
+                first_weight = group["params"][0]
+                if group.get("momentum") and "momentum_buffer" not in optimizer.state[first_weight]:
+                    for weight in group["params"]:
+                        if weight.grad is not None:
+                            buffer = torch.zeros_like(weight)
+                            optimizer.state[weight]["momentum_buffer"] = buffer
+            # torch's fused optimizers skip their step if this is not zero.
             optimizer.found_inf = overflows  # type: ignore[attr-defined]
         elif self.scale is not None:
             overflow = bool(overflows)
@@ -272,14 +280,3 @@ def _find_places(
                 elif name in state:
                     places[name] = (tensors, key)
     return {name: places[name] for name in state} if places.keys() == state.keys() else {}
-
-
-def _make_momenta(optimizer: torch.optim.Optimizer) -> None:
-    """Create SGD's momentum buffers before its first step: the fused SGD, if it skips that step,
-    would leave them uninitialised."""
-    for group in optimizer.param_groups:
-        first_weight = group["params"][0]
-        if group.get("momentum") and "momentum_buffer" not in optimizer.state[first_weight]:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    optimizer.state[weight]["momentum_buffer"] = torch.zeros_like(weight)

@@ -47,8 +47,16 @@ def infer(options: Options, world: World) -> int:
     materials = build_materials(options, world)
     data_classes = materials.train_set.classes
     classes = data_classes if trained.classes is None else trained.classes
-    if options.evaluate:
-        _check_classes(data_classes, classes)
+    # An image of a class that the model does not know could only be counted as wrong.
+    known_names = set(classes)
+    unknown = [name for name in data_classes if name not in known_names]
+    if options.evaluate and unknown:
+        raise UserError(
+            f"--evaluate: of the {pluralize(len(data_classes), 'class')} of --data the model was "
+            f"not trained on {checkpoint.list_some(unknown)}, but on "
+            f"{checkpoint.list_some(classes)}: give images of these classes, in folders with "
+            "their names."
+        )
     # The model was built for the classes of --data: build it again for those it was trained on.
     if len(classes) != len(data_classes):
         with world.raise_on_all_ranks():
@@ -83,19 +91,6 @@ def _read_model(options: Options, world: World) -> TrainedModel:
     with world.raise_on_all_ranks():
         trained = read_weights(options.weights, average=True)
     return trained
-
-
-def _check_classes(data_classes: List[str], classes: List[str]) -> None:
-    """Raise UserError if --data has a class that the model does not know."""
-    trained = set(classes)
-    unknown = [name for name in data_classes if name not in trained]
-    if unknown:
-        raise UserError(
-            f"--evaluate: of the {pluralize(len(data_classes), 'class')} of --data the model was "
-            f"not trained on {checkpoint.list_some(unknown)}, but on "
-            f"{checkpoint.list_some(classes)}: give images of its own classes, in folders of "
-            "their names."
-        )
 
 
 def _refuse_more_classes(

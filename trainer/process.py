@@ -132,8 +132,8 @@ def first_failure(ranks: Sequence[BaseProcess]) -> int:
     """Wait for all ranks; return the exit code of the first that failed, or 0.
 
     Ranks exit together. A rank that still runs GRACE seconds after another failed is waiting for it
-    in a collective, and would wait for ever, so it is killed. So is a rank that still runs
-    TEAR_DOWN seconds after another has finished.
+    in a collective, and would wait for ever, so it is killed. A rank that still runs TEAR_DOWN
+    seconds after another has finished is killed, too.
     """
     running, code = {rank.sentinel: rank for rank in ranks}, 0
     patience: Optional[float] = None

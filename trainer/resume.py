@@ -46,7 +46,15 @@ def find(job: Job) -> Optional[Snapshot]:
     run cannot continue it. Collective."""
     if job.options.resume == "none":
         return None
-    return _find(job.options, job.world, _complete_steps(job), job.train_set)
+    # If the strategy keeps state on each machine, a checkpoint for which all machines have theirs
+    # comes before newer ones.
+    steps: FrozenSet[Tuple[str, int]] = frozenset()
+    if job.sync is not None and job.sync.state_dict() is not None:
+        with job.world.raise_on_all_ranks():
+            local_keys = [key for key, _ in _node_files(job)]
+        keys = job.world.gather(local_keys)
+        steps = frozenset.intersection(*(frozenset(map(tuple, rank_keys)) for rank_keys in keys))
+    return _find(job.options, job.world, steps, job.train_set)
 
 
 def find_model(options: Options, world: World) -> Optional[Snapshot]:
@@ -64,11 +72,17 @@ def _find(
     """Find the newest checkpoint on any node, and send it to all. `steps`: the (run, step) pairs
     for which every machine has its own file. `train_set`: None if only the model is used."""
     # The first rank of each machine reads its folder.
-    content, mine = b"", None
+    content = b""
+    local_best: Optional[Candidate] = None
     with world.raise_on_all_ranks():
-        if world.local_rank == 0:
-            content, mine = _newest_on_node(options, steps, train_set)
-    candidates = [row and Candidate(tuple(row[0]), row[1]) for row in world.gather(mine)]
+        newest: Optional[pathlib.Path] = None
+        for file, state in _allowed_on_node(options) if world.local_rank == 0 else ():
+            differences = find_differences(state, options, train_set) if train_set else []
+            key = (state["run"], (state["run"], state["step"]) in steps, state["samples"])
+            if local_best is None or key > local_best.key:
+                newest, local_best = file, Candidate(key, differences)
+        content = newest.read_bytes() if newest else b""
+    candidates = [row and Candidate(tuple(row[0]), row[1]) for row in world.gather(local_best)]
     # A rank without a checkpoint comes before all others.
     keys: List[Tuple[Any, ...]] = [
         candidate.key if candidate else ("",) for candidate in candidates
@@ -89,20 +103,6 @@ def _find(
         content = world.exchange.bytes_from(source, content)
     name = f"the checkpoint of rank {source}"
     return snapshot_in(name, load(name, io.BytesIO(content)))
-
-
-def _newest_on_node(
-    options: Options, steps: FrozenSet[Tuple[str, int]], train_set: Optional[ImageFolder]
-) -> Tuple[bytes, Optional[Candidate]]:
-    newest: Optional[pathlib.Path] = None
-    best: Optional[Candidate] = None
-    for file, state in _allowed_on_node(options):
-        differences = find_differences(state, options, train_set) if train_set else []
-        key = (state["run"], (state["run"], state["step"]) in steps, state["samples"])
-        candidate = Candidate(key, differences)
-        if best is None or candidate.key > best.key:
-            newest, best = file, candidate
-    return newest.read_bytes() if newest else b"", best
 
 
 def _allowed_on_node(options: Options) -> Iterator[Tuple[pathlib.Path, Snapshot]]:
@@ -223,13 +223,3 @@ def _node_files(job: Job) -> Iterator[Tuple[Tuple[str, int], NodeState]]:
         state = node_state_in(str(file), content)
         if state["nodes"] == list(world.nodes):
             yield (state["run"], state["step"]), state
-
-
-def _complete_steps(job: Job) -> FrozenSet[Tuple[str, int]]:
-    """Return the (run, step) pairs for which all machines have their own files. Collective."""
-    if job.sync is None or job.sync.state_dict() is None:
-        return frozenset()
-    with job.world.raise_on_all_ranks():
-        local_keys = [key for key, _ in _node_files(job)]
-    keys = job.world.gather(local_keys)
-    return frozenset.intersection(*(frozenset(map(tuple, theirs)) for theirs in keys))

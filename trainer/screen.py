@@ -1,4 +1,4 @@
-"""What people see of a run, printed by rank 0 only: a bar on a terminal, plain lines elsewhere."""
+"""Shows a run to people, from rank 0 only: a bar on a terminal, plain lines elsewhere."""
 
 import logging
 import os

@@ -190,13 +190,12 @@ def rebuild_buckets(job: Job) -> None:
     in the first step would leave the others waiting in it. Raises UserError for parameters without
     a gradient, for which DDP would wait.
 
-    Before that, each rank makes such a pass by itself, and then all meet. So what takes long only
-    once, and longer on one rank than on another, such as a compilation, is not part of a step for
-    which a peer waits only --timeout. Batch normalisation over ranks is switched off in this pass,
-    since its statistics would mean such a wait. With --static_graph, this pass uses the model
-    inside DDP, unseen: DDP counts how often each weight gets a gradient up to the end of its first
-    backward. It would count this pass too, wait for as many gradients in each step, and sum
-    nothing.
+    Before that, each rank makes such a pass alone, and then all meet. A compilation takes long
+    once, and longer on one rank than on another: in this pass no peer waits for it with its
+    --timeout. Batch normalisation over ranks is switched off in this pass, since its statistics
+    would mean such a wait. With --static_graph, this pass uses the model inside DDP, unseen: DDP
+    counts how often each weight gets a gradient up to the end of its first backward. It would count
+    this pass too, wait for as many gradients in each step, and sum nothing.
     """
     with keep_buffers(job), one_pass():
         if job.world.exchange is not None:
@@ -250,7 +249,7 @@ def agree_micro_batches(job: Job) -> None:
 
 
 def _fits(job: Job, size: int) -> bool:
-    """Try a forward and backward of `size` images, beside the memory that is needed later. Returns
+    """Try a forward and backward of `size` images, besides the memory that is needed later. Returns
     whether it fits."""
     try:
         with keep_buffers(job), one_pass():

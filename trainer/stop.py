@@ -16,14 +16,13 @@ LEAD = 2
 
 
 class Stop:
-    """Call `should_stop()` on every rank where all ranks have met: each has finished what precedes
-    the meeting before any can finish what follows it (an all-reduce of gradients in each step, or
-    an exchange every H steps).
+    """Call `should_stop()` on every rank after a meeting of all ranks, such as an all-reduce: each
+    has finished its work before the meeting when the first continues after it.
 
     The rank that got the signal writes the number of a later meeting to the store, at which all
-    stop, and goes on. NCCL's collectives return at once, so a host could run ahead of its device,
-    and thus of the other ranks: this limits its lead to LEAD meetings. So no rank can reach the
-    agreed meeting before its number is written, and all read it there.
+    stop, and continues until then. NCCL's collectives return at once, so a host could run ahead of
+    its device, and thus of the other ranks: this limits its lead to LEAD meetings. Therefore no
+    rank can reach the agreed meeting before its number is written, and all read it there.
     """
 
     def __init__(self, world: World) -> None:

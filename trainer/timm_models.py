@@ -1,5 +1,5 @@
-"""Models of timm by name (`--model timm:resnet50d`), and the inputs that they are made for. timm is
-no part of the stacks: `make train` sends it along, where a machine lacks it."""
+"""Builds models of timm by name (`--model timm:resnet50d`), and reads for which inputs they are
+made. The stacks do not contain timm: `make train` sends it to machines that lack it."""
 
 import difflib
 import importlib

@@ -357,7 +357,7 @@ MIN_STEPS = 4
 
 
 class Trial(Run):
-    """`--trial SECONDS`: steps alone, to see how long they take (`make plan`), until the time is up
+    """`--trial SECONDS`: only steps, to see how long they take (`make plan`), until the time is up
     but at least MIN_STEPS of them; nothing is evaluated or saved."""
 
     def __init__(self, options: Options, world: World) -> None:

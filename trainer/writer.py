@@ -58,19 +58,6 @@ def write_whole(payload: Mapping[str, Any], path: pathlib.Path) -> None:
         torch.save(payload, file)
 
 
-def _link_or_copy(path: pathlib.Path, link: pathlib.Path, payload: Mapping[str, Any]) -> None:
-    """Make `link` a hard link to `path`. If the file system has none (exFAT, some shares), write
-    `payload` again."""
-    unfinished = link.with_suffix(".unfinished")
-    # `os.link` replaces no file, and a reader must always find one: so the link is renamed.
-    try:
-        unfinished.unlink(missing_ok=True)
-        os.link(path, unfinished)
-        unfinished.replace(link)
-    except OSError:
-        write_whole(payload, link)
-
-
 class Writer:
     """Writes one checkpoint at a time in a thread; keeps the newest `keep` and the best.
 
@@ -116,7 +103,15 @@ class Writer:
         arrived()
         write_whole(payload, path)
         if best:
-            _link_or_copy(path, path.with_name("best.pt"), payload)
+            link = path.with_name("best.pt")
+            unfinished = link.with_suffix(".unfinished")
+            # `os.link` replaces no file, and a reader must always find one: so the link is renamed.
+            try:
+                unfinished.unlink(missing_ok=True)
+                os.link(path, unfinished)
+                unfinished.replace(link)
+            except OSError:  # the file system has no hard links (exFAT, some shares)
+                write_whole(payload, link)
         # Sorted by time, not by step: an earlier run may have written to this folder.
         files = sorted(self.folder.glob("step-*.pt"), key=lambda file: file.stat().st_mtime_ns)
         for file in files[: -self.keep]:

@@ -150,7 +150,7 @@ def random_box(
 def random_crop(picture: Picture, size: int, rng: Random, scaled: bool = False) -> np.ndarray:
     """Crop a region of 8-100 % of the area with an aspect ratio of 3:4 to 4:3, scaled to `size` x
     `size` (Szegedy et al., "Going deeper with convolutions", 2014); for a very long image, the
-    middle. `scaled`: a JPEG is decoded to fewer pixels where enough are left; the region is the
+    middle. `scaled`: a JPEG is decoded to fewer pixels if these are enough; the region is the
     same. Returns uint8 (size, size, 3)."""
     side = min(picture.size)
     left, top = ((length - side) // 2 for length in picture.size)

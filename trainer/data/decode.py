@@ -138,26 +138,18 @@ class Picture:
         # NumPy copies what Pillow has cut out three times.
         if self._file_bytes + 4 * image_pixels + 10 * region_pixels > LARGEST:
             return None
-        decoded = None
-        if self._later is not None and self._turned is None and simplejpeg is not None:
+        # simplejpeg decodes to the same pixels in less time. Pillow decides what becomes of other
+        # colours, and whether a file with errors is bad.
+        later = self._later
+        if later is not None and self._turned is None and simplejpeg is not None:
             with _explain_errors():
-                _refuse_large(self._later, self._file_bytes)
-            decoded = _decode_fast(self._later, self._content)
-        if decoded is None:
-            return np.array(self.pixels().crop(box))
-        return np.ascontiguousarray(decoded[top:bottom, left:right])
-
-
-def _decode_fast(image: JpegImageFile, content: bytes) -> Optional["np.ndarray"]:
-    """Decode to the same pixels as Pillow in less time, or return None: Pillow then decodes."""
-    # Pillow decides what becomes of other colours, and whether a file with errors is bad.
-    if image.mode not in ("RGB", "L"):
-        return None
-    try:
-        pixels = simplejpeg.decode_jpeg(content, "RGB")
-    except ValueError:
-        return None
-    return pixels if pixels.shape == (image.height, image.width, 3) else None
+                _refuse_large(later, self._file_bytes)
+            if later.mode in ("RGB", "L"):
+                with contextlib.suppress(ValueError):
+                    decoded = simplejpeg.decode_jpeg(self._content, "RGB")
+                    if decoded.shape == (later.height, later.width, 3):
+                        return np.ascontiguousarray(decoded[top:bottom, left:right])
+        return np.array(self.pixels().crop(box))
 
 
 def _decode(image: Image.Image, file_bytes: int) -> Image.Image:
@@ -196,8 +188,8 @@ def _refuse_large(image: Image.Image, file_bytes: int, turned: bool = False) -> 
 
 
 def _coefficient_bytes(image: JpegImageFile) -> int:
-    """Return the bytes that the decoder holds until the last scan, whatever the reduction. Call it
-    before anything else reads the file."""
+    """Return the bytes that the decoder holds until the last scan, at any reduction. Call it before
+    anything else reads the file."""
     # It holds two bytes for each value of each component, unless one scan has all components.
     layers = len(image.layer)
     header = b"\xff\xda" + struct.pack(">HB", 6 + 2 * layers, layers)

@@ -1,5 +1,5 @@
-"""A data set's images and classes, for training and evaluation: those that it has, those of them
-that could not be used, and the small ones that are kept decoded. layout.py defines the layout.
+"""Lists a data set's images and classes, collects the images that cannot be used, and keeps small
+images decoded. layout.py defines the layout.
 """
 
 import contextlib
@@ -79,7 +79,7 @@ class ImageFolder:
         return image_sizes(self.options, self.options.image_size or self.natural_size())
 
     def natural_size(self) -> int:
-        """Return the median short side in pixels of the training images, whatever the split is."""
+        """Return the median short side in pixels of the training images, for any split."""
         # About 64 headers, spread over the classes, tell enough.
         sides = []
         for name in self.classes[:: len(self.classes) // 64 + 1]:

@@ -66,12 +66,18 @@ class Samples(Dataset):  # type: ignore[type-arg]
         bad: List[Bad] = []
         place = index
         for trial in range(1 if draw.epoch is None else 1 + TRIALS):
+            path = paths[place]
             try:
-                may_wait = self._may_wait_for(paths[place])
-                picture = open_picture(self.folder.root / paths[place], may_wait)
+                # An image whose disk fails is waited for, but neither twice nor soon after another
+                # one of its disk was waited for in vain.
+                until = self.patience.get(self.folder.mount_of(path), 0.0) if self.patience else 0.0
+                if until == math.inf:
+                    raise Unreadable("cannot be read any more")
+                may_wait = path not in self.given_up and time.monotonic() >= until
+                picture = open_picture(self.folder.root / path, may_wait)
                 return Sample(self.transform(picture, rng), targets[place], index, bad)
             except BadImage as error:
-                bad.append(self._describe_failure(paths[place], error))
+                bad.append(self._describe_failure(path, error))
                 # Replace it by one of its class, then by any, since all of a class may be bad.
                 candidates = range(len(paths))
                 if trial < TRIALS // 2:
@@ -80,14 +86,6 @@ class Samples(Dataset):  # type: ignore[type-arg]
             if not bad[-1].is_alone:
                 break
         return Sample(None, targets[index], index, bad)
-
-    def _may_wait_for(self, path: str) -> bool:
-        """Return whether to wait for an image if its disk fails. Raises Unreadable if that disk
-        gives no image any more."""
-        until = self.patience.get(self.folder.mount_of(path), 0.0) if self.patience else 0.0
-        if until == math.inf:
-            raise Unreadable("cannot be read any more")
-        return path not in self.given_up and time.monotonic() >= until
 
     def _describe_failure(self, path: str, error: BadImage) -> Bad:
         """Describe why an image cannot be used, and note how long to wait for its mount."""
@@ -257,20 +255,19 @@ class Source:
         for indices, missing_indices in zip(steps, missing):
             for index, base in next(decoded) if missing_indices else []:
                 folder.cache.put(index, base)
-            samples = [self._augment_cached(folder.cache, Draw(epoch, index)) for index in indices]
+            samples = []
+            for draw in (Draw(epoch, index) for index in indices):
+                base = folder.cache.get(draw.number % len(folder))
+                if base is None:  # a bad image, for which `samples` finds another one
+                    samples.append(self.samples[draw])
+                    continue
+                place = draw.number % len(folder)
+                pixels = self.samples.transform.augment(base, self.samples.sample_rng(draw))
+                samples.append(Sample(pixels, folder.targets[place], place, []))
             images, targets, numbers, bad = _collate(self.size, samples)
             if self.world.device.type == "cuda":
                 images, targets = images.pin_memory(), targets.pin_memory()
             yield images, targets, numbers, bad
-
-    def _augment_cached(self, cache: ImageCache, draw: Draw) -> Sample:
-        """Make the same as `samples[draw]`, without decoding a good image again."""
-        index = draw.number % len(self.samples.folder)
-        base = cache.get(index)
-        if base is None:
-            return self.samples[draw]
-        pixels = self.samples.transform.augment(base, self.samples.sample_rng(draw))
-        return Sample(pixels, self.samples.folder.targets[index], index, [])
 
 
 def _collate(size: int, samples: Sequence[Sample]) -> Collated:
@@ -287,8 +284,8 @@ def _collate(size: int, samples: Sequence[Sample]) -> Collated:
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> torch.Tensor:
     """Draw the order of an epoch from seed and epoch: the numbers of `count` draws as int64. With
-    `repeats`, as many copies of an image follow one another, and fewer images take part (Berman et
-    al., "MultiGrain", 2019)."""
+    `repeats`, as many copies of an image follow one another, and the epoch has fewer images (Berman
+    et al., "MultiGrain", 2019)."""
     generator = torch.Generator().manual_seed(derive_seed("order", seed, epoch))
     images = torch.randperm(count, generator=generator).repeat_interleave(repeats)[:count]
     return images + torch.arange(count) % repeats * count

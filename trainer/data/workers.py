@@ -1,10 +1,9 @@
 """Loader processes: how many a rank has, and how they live exactly as long as the rank does.
 
-Whatever ends a job signals all of its processes (Slurm's scancel, systemd with a control group, or
-Ctrl-C in a terminal), but only a rank knows at which step to stop, and until then it needs the
-batches of its loaders. So these signals are blocked in them. They end when the rank has no more
-work for them, or at once when the rank dies: they hold its connections open, and its peers notice
-its death only when these are closed.
+Slurm's scancel, systemd and Ctrl-C in a terminal signal all processes of a job. But only a rank
+knows at which step to stop, and until then it needs the batches of its loaders, so the loaders
+block these signals. They end when the rank has no more work for them, or at once when the rank
+dies: they hold its connections open, and its peers notice its death only when these are closed.
 """
 
 import contextlib
