@@ -99,7 +99,7 @@ def refuse(host: Host, options: Config, program: Program, nodes: int) -> None:
 
 
 def main(options: Config) -> int:
-    """Write the script beside the runs and show how to submit it; in its job, carry the run out.
+    """Write the script into runs/ and show how to submit it; in its job, carry the run out.
     Returns the exit code. Raises UserError."""
     if JOB in os.environ:
         job = json.loads(os.environ[JOB])

@@ -65,7 +65,13 @@ def report_main(argv: list[str]) -> int:
     """Make and print the report of one run. Returns the exit code; raises UserError."""
     words = verb_words("report", argv, "python -m report")
     analysis = analyse(find_run(words.get("run", verbs.LATEST)))
-    text = write_report(analysis)
+    # Each file is written completely or not at all.
+    view = view_of(analysis)
+    text = render_text(view)
+    write(analysis.run.folder / "summary.json", summary_json(analysis))
+    write(analysis.run.folder / "report.txt", text)
+    write(analysis.run.folder / "series.csv", as_csv(analysis))
+    write(analysis.run.folder / "report.html", render_page(view))
     if words.get("json"):
         print(summary_json(analysis), end="")
         return 0
@@ -76,17 +82,6 @@ def report_main(argv: list[str]) -> int:
     print(text, end="")
     print(printed(["", f"Report: {analysis.run.folder / 'report.html'}"]))
     return 0
-
-
-def write_report(analysis: Analysis) -> str:
-    """Write the files of a report, each completely or not at all, and return its text."""
-    view = view_of(analysis)
-    text = render_text(view)
-    write(analysis.run.folder / "summary.json", summary_json(analysis))
-    write(analysis.run.folder / "report.txt", text)
-    write(analysis.run.folder / "series.csv", as_csv(analysis))
-    write(analysis.run.folder / "report.html", render_page(view))
-    return text
 
 
 def summary_json(analysis: Analysis) -> str:

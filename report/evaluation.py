@@ -51,7 +51,7 @@ def evaluation_main(argv: list[str]) -> int:
     write(file.with_name("confused.csv"), as_csv("class predicted images", pairs))
     write(page, render_page(view_of(evaluation, title, len(evaluation.classes))))
     print(render_text(view_of(evaluation, title, WEAKEST)), end="")
-    print(printed(["", f"Evaluation: {page}", "Beside it: classes.csv, confused.csv"]))
+    print(printed(["", f"Evaluation: {page}", "In its folder: classes.csv, confused.csv"]))
     return 0
 
 
@@ -64,7 +64,7 @@ def read_evaluation(file: Path) -> EvaluationFile:
     except (OSError, ValueError, Invalid) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(
-            f"{file} is no evaluation ({reason}): make it anew by --evaluate."
+            f"{file} is no evaluation ({reason}): make another one by --evaluate."
         ) from None
 
 

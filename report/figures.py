@@ -205,7 +205,7 @@ QUEUED = Figure(
     "queue%",
     2,
     "Waits for a processor",
-    "Of the time in which this run's threads wanted one.",
+    "The share of the time in which this run's threads wanted one.",
 )
 WAITED = Figure("waited", growth("waited"), SECONDS)  # by these threads together, in a second
 # The fraction of the time of active loaders in which they run or wait for a processor.

@@ -89,7 +89,7 @@ def read_object(path: Path, missing: list[str]) -> Entry:
             if size > LARGEST_DOCUMENT:
                 missing.append(
                     f"{'/'.join(path.parts[-2:])} has {size >> 20} MiB; up to "
-                    f"{LARGEST_DOCUMENT >> 20} are read, so it is left out."
+                    f"{LARGEST_DOCUMENT >> 20} are read, so the report does without it."
                 )
                 return {}
             # At most `size` characters: the file may grow while it is read.

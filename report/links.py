@@ -126,8 +126,8 @@ def links_sentences(links: Links | None) -> tuple[str, ...]:
     # In a ring each cable carries as much as in a pair, unless machines share one.
     if 1.5 * min(links.ring) < links.slowest:
         sentences.append(
-            f"A machine receives {min(links.ring):.0f} Mbit/s while all send, though each pair by "
-            f"itself reaches {links.slowest:.0f}: is the switch, or a cable between two switches, "
+            f"A machine receives {min(links.ring):.0f} Mbit/s while all send, though each single "
+            f"pair reaches {links.slowest:.0f}: is the switch, or a cable between two switches, "
             "shared?"
         )
     return tuple(sentences)

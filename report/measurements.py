@@ -178,8 +178,8 @@ def read_basis(folder: Path) -> Basis | None:
 
 
 SHARED = (
-    "They were processes of one PC, where more of them gain nothing. What follows is of so many "
-    "PCs like it with a link between them; with its cores to itself each is faster."
+    "They were processes of one PC, on which more of them gain nothing. The rest of this page is "
+    "about as many PCs like it with a link between them; with all of its cores each is faster."
 )
 
 
@@ -303,7 +303,7 @@ def steps_sentences(
     clock = time.strftime("%Y-%m-%d %H:%M", time.localtime(unix))
     by_work = sorted(zip([step.work for step in steps], hosts, range(len(steps))))
     (shortest, fast_host, _), (longest, slow_host, slow) = by_work[0], by_work[-1]
-    images = "" if data else ", on noise in the place of images"
+    images = "" if data else ", on noise instead of images"
     if len(hosts) == 1:
         themselves, took, place = "by itself", seconds(shortest), ""
     else:

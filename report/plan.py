@@ -108,8 +108,8 @@ def advise_switch(
         return f"A switch of {link_speed(BETTER_LINK)} would give hardly more."
     return (
         f"With a switch of {link_speed(BETTER_LINK)}: sync {improved.sync} on {improved.nodes}, "
-        f"{times_one(improved, rows):.2f} x one machine, where {link_speed(mbit)} gives "
-        f"{times_one(current, rows):.2f} x, both by what is exact or labelled safe."
+        f"{times_one(improved, rows):.2f} x one machine; {link_speed(mbit)} gives "
+        f"{times_one(current, rows):.2f} x. Both use strategies that are exact or labelled safe."
     )
 
 
@@ -155,9 +155,8 @@ def describe_warm_up(phases: Phases, specs: list[str]) -> str:
 READING = (
     "N: machines; a step, img/s: after the warm-up; x one: times one machine, over a whole run; "
     "accuracy: the strategy's label with the run's optimizer (SGD, or what ARGS='--optimizer ...' "
-    "says), - where it was not measured, samples where it costs samples, "
-    "experim. where it is experimental, short where it was measured in longer runs alone. Best: "
-    "the most exact within 5 % of the fastest that is exact or safe."
+    "says): - not measured, samples: costs samples, experim.: experimental, short: measured only "
+    "in longer runs. Best: the most exact within 5 % of the fastest that is exact or safe."
 )
 
 

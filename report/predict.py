@@ -190,9 +190,9 @@ def conclusion(rows: list[Row]) -> str:
                 "time"
             )
         elif winner.label == SHORT:
-            accuracy = "measured as safe in longer runs alone"
+            accuracy = "measured as safe in longer runs only"
         sentence += f"Fastest (+): {describe_row(winner, rows)}, whose accuracy is {accuracy}. "
-    return sentence + "What a strategy costs in accuracy: docs/slow-networks.md."
+    return sentence + "docs/slow-networks.md says what a strategy costs in accuracy."
 
 
 def reading_sentence(

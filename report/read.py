@@ -426,7 +426,7 @@ class Reader:
                 missing.append(f"{name}: {file.bad:,} lines are no records and were left out.")
         if self._ignored:
             ignored = len(self._ignored)
-            missing.append(f"{ignored:,} ranks and attempts beyond {MOST_RECORDS:,} are left out.")
+            missing.append(f"{ignored:,} ranks and attempts beyond {MOST_RECORDS:,} are not read.")
         return run
 
     def _read_rank(self, host: str, rank: int, attempt: int, path: Path) -> None:

@@ -13,7 +13,6 @@ from contract.text import link_speed, percent, seconds, size, three_digits
 from report import figures, formulas, view
 from report.analysis import Analysis
 from report.figures import DISK, FIGURES, GPU, INTERFACE, MACHINE, SENT, SHARE_READ, Figure
-from report.measure import RankWork
 from report.usage import Usage
 from report.view import Bar, Bars, Column, Item, Paragraph, Section, or_unknown, top1
 
@@ -83,19 +82,15 @@ MEMORY = (
 
 def rank_columns(samples: str) -> list[Column]:
     """Return the columns of a rank's mean step: its work, the parts of it, and its waits."""
-    return [
+    columns = [
         Column("rank", lambda rank: str(rank.rank)),
         Column("node", lambda rank: rank.host),
         Column("own work", lambda rank: seconds(rank.work_seconds)),
-        *(
-            Column(CATEGORIES[name].short.format(samples), partial(category_cell, name))
-            for name in ("data", *of_kind(COMPUTE), *of_kind(PEERS))
-        ),
     ]
-
-
-def category_cell(category: str, rank: RankWork) -> str:
-    return seconds(rank.seconds.get(category, 0.0))
+    for name in ("data", *of_kind(COMPUTE), *of_kind(PEERS)):
+        read = partial(lambda name, rank: seconds(rank.seconds.get(name, 0.0)), name)
+        columns.append(Column(CATEGORIES[name].short.format(samples), read))
+    return columns
 
 
 EPOCHS = (

@@ -205,8 +205,8 @@ UNKNOWN_FIELD = re.compile(r'Field "(\S+)" is not a valid field to query')
 
 
 class Gpus:
-    """Reads the samples of an nvidia-smi that goes on running, since its start takes a second or
-    more. `process` is None on a machine without nvidia-smi."""
+    """Reads the samples of a running nvidia-smi, since its start takes a second or more. `process`
+    is None on a machine without nvidia-smi."""
 
     def __init__(self):
         self.process, self.names = None, list(GPU_FIGURES)

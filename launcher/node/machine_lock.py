@@ -1,4 +1,5 @@
-"""Shows every user of a machine who trains there, by names that the kernel releases by itself."""
+"""Shows every user of a machine who trains there, by names that the kernel releases when their
+process ends."""
 
 import errno
 import itertools
@@ -11,6 +12,7 @@ import struct
 import time
 
 from launcher.node.machine import boottime
+from launcher.node.processes import TICK, stat_of
 
 LONGEST = 107  # bytes of a name, the leading NUL apart
 ALONE = "\0tandem-alone"
@@ -40,21 +42,14 @@ def claims():
     # Every user of the machine may take any name, of any bytes: only names of this form count.
     word = r"/([\w@.+-]+)"
     matches = re.finditer(r" @tandem/(\d{1,9})" + word + word + "$", names, re.ASCII | re.MULTILINE)
-    runs = (match.groups() for match in itertools.islice(matches, MOST_RUNS))
-    return [
-        {"pid": int(pid), "run": run, "holder": holder, "seconds": process_age(int(pid))}
-        for pid, run, holder in runs
-    ]
-
-
-def process_age(pid):
-    """Return the whole seconds that a process has lived; 0 if unknown."""
-    try:
-        line = pathlib.Path("/proc/{}/stat".format(pid)).read_text(errors="replace")
-        ticks = int(line.rpartition(")")[2].split()[19])
-    except (OSError, ValueError, LookupError):
-        return 0
-    return max(0, int(boottime() - ticks / os.sysconf("SC_CLK_TCK")))
+    runs = []
+    for match in itertools.islice(matches, MOST_RUNS):
+        pid, run, holder = match.groups()
+        # The run is as old as its guard. An age that is unknown is 0.
+        stat = stat_of(pid)
+        age = boottime() - int(stat.start) * TICK if stat is not None else 0
+        runs.append({"pid": int(pid), "run": run, "holder": holder, "seconds": max(0, int(age))})
+    return runs
 
 
 def plain(word):

@@ -1,6 +1,6 @@
 """Finds signs that somebody uses this machine: `tandem away`, a person at its screen, programs.
 
-Training has a user of its own, so processes of other people count. Those of the system do not.
+A separate user trains, so processes of other people count. Processes of the system do not.
 """
 
 import collections
@@ -117,13 +117,11 @@ class Signs:
 
     def has_opted_out(self):
         """Return whether somebody typed `tandem away`, and has not taken it back."""
+        # Each user who opts out has a file there.
         try:
             return any(True for _ in self.away.iterdir())
         except OSError:
             return False
-
-    def has_person_at_seat(self):
-        return any(map(is_at_seat, sessions()))
 
     def has_busy_processors(self):
         """Return whether processes of other people used more than BUSY_PROCESSORS over the
@@ -155,7 +153,7 @@ class Signs:
 # By the names that the control side knows. The first that is true is reported.
 CHECKS = {
     "asked": Signs.has_opted_out,
-    "seat": Signs.has_person_at_seat,
+    "seat": lambda signs: any(map(is_at_seat, sessions())),
     "processors": Signs.has_busy_processors,
     "card": Signs.has_busy_gpu,
 }

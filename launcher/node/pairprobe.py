@@ -100,7 +100,7 @@ def receive_rate(connection, plan):
 
 
 class Listener:
-    """Accepts partners. Connections without the token delay nobody, whatever they send."""
+    """Accepts partners. Connections without the token delay nobody."""
 
     def __init__(self, plan):
         self.server, self.token = socket.socket(), plan["token"].encode()

@@ -45,8 +45,7 @@ def read_disks():
 
 
 def disk_of(path):
-    """Return the disk, as iostat names it, that holds a path; None for shares, overlays and
-    memory."""
+    """Return iostat's name of the disk with this path; None for shares, overlays and memory."""
     try:
         device = pathlib.Path(path).stat().st_dev
         place = pathlib.Path("/sys/dev/block/{}:{}".format(os.major(device), os.minor(device)))
@@ -62,7 +61,7 @@ class CpuTimes:
 
     `loaders`: seconds that its descendants ran or waited; `loaders_busy`: the same, each second
     weighted by the fraction of the time in which its process was busy. Their ratio is how busy the
-    active loaders are, whatever processes sleep beside them (other loaders, wandb).
+    active loaders are: processes that sleep (other loaders, wandb) do not lower it.
     """
 
     def __init__(self, pid):
@@ -135,7 +134,7 @@ class Sampler:
             "processors": self.processors,
             "memory": self.memory,
             "temperature": self.temperature,
-            "room": self.free_disk_bytes,
+            "room": self.free_disk_bytes,  # without it the report warns of no full disk
             "ranks": self.ranks,
             "network card": self.interface_counters,
             "disks": self.disk_rates,

@@ -1,7 +1,7 @@
 """Runs between launch and one worker: gives it its rank's pipes and reports its end to the guard.
 
 torch.distributed.run starts it in place of Python (PYTHON_EXEC) with Python's arguments. It is
-needed because launch returns 1 whatever its workers returned, mixes the output of all workers, and
+needed because launch returns 1 for any error of its workers, mixes the output of all workers, and
 leaves them running when it is killed.
 """
 
@@ -37,7 +37,7 @@ def report(control, **fields):
 
 
 def insert_local_rank(arguments, option, local_rank):
-    """Return Python's arguments with `option=local_rank` as the script's first one, where
+    """Return Python's arguments with `option=local_rank` as the script's first one, as
     torch.distributed.launch would put it; unchanged if the script wants no such option."""
     # Done here because versions of launch spell the option differently.
     if not option:

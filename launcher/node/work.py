@@ -1,7 +1,7 @@
 """Lays out what was sent in the folder that a program runs in, on its machine, and lists what the
 run wrote there.
 
-A list beside the folder has the hash of each file that was laid out. It distinguishes the files
+A list next to the folder has the hash of each file that was laid out. It distinguishes the files
 that were sent from the files of the run, which nothing that is sent may replace.
 """
 

@@ -90,7 +90,7 @@ class Attempts:
         self._write("running")
 
     def end(self, outcome: Outcome) -> None:
-        """Note how the newest attempt ended. The run goes on until `close`."""
+        """Note how the newest attempt ended. The run lasts until `close`."""
         self.list[-1].update(
             status=outcome.status,
             wall_seconds=outcome.wall_seconds,
@@ -100,7 +100,8 @@ class Attempts:
         self._write("running")
 
     def close_broken(self) -> int:
-        """End what a controller that died left open; return the number of the last attempt."""
+        """End the attempts of a controller that died; return the number of the last attempt."""
+        # A controller that lives ends its attempts itself, and holds the lock that resume needs.
         for attempt in self.list:
             if attempt["status"] == "running":
                 attempt["status"] = "failed"
@@ -109,7 +110,8 @@ class Attempts:
         return max((attempt["attempt"] for attempt in self.list), default=0)
 
     def read_starts(self) -> None:
-        """Copy where each attempt resumed, and its ranks' decisions, from their first lines."""
+        """Copy the position at which each attempt resumed, and the ranks' decisions, from the first
+        lines of their records."""
         # One rank's line for each attempt is enough: reading stops when every attempt has one.
         unknown = {attempt["attempt"]: attempt for attempt in self.list}
         paths = self.path.parent.glob("nodes/*/rank*.steps.jsonl")
@@ -159,6 +161,7 @@ class Attempts:
 
     def _write(self, status: str) -> None:
         """Write attempts.json; the old file stays until the new one is whole."""
+        # A full disk must not end the training, which needs this file only to be resumed.
         self.status = status
         try:
             write_json(self.path, {"status": status, "attempts": self.list})
@@ -211,9 +214,9 @@ def leftovers(outcome: Outcome) -> list[str]:
         lines.append(f"{host}: {alive if processes else clean}")
     # These guards cannot report, but end their processes when their lease or connection ends.
     for host in outcome.gone:
-        lines.append(f"{host}: does not answer; its guard ends its part by itself within 20 s")
+        lines.append(f"{host}: does not answer; its guard ends its processes within 20 s")
     for host in outcome.unresponsive:
-        lines.append(f"{host}: its guard was lost; the machine ends its part within 10 s")
+        lines.append(f"{host}: its guard was lost; the machine ends its processes within 10 s")
     if len(outcome.gone) > 1 and not outcome.exits and not outcome.unresponsive:
         lines.append("no machine answers: check first that this one is connected to the network")
     return lines
@@ -231,8 +234,8 @@ def exit_code(outcome: Outcome, is_complete: bool = True) -> int:
 def cannot_go_on() -> str:
     """Word why a script's run cannot be resumed."""
     return (
-        "this run cannot be continued: how its script goes on was not said (RESUME_ARGS=, "
-        "docs/own-script.md); start it again as a new run"
+        "this run cannot be continued without RESUME_ARGS= (docs/own-script.md); start it again as "
+        "a new run"
     )
 
 
@@ -246,11 +249,11 @@ def how_to_resume(run: str, saved: bool, cause: Failure | None) -> str:
     refusal = failures.no_resume(cause, run) if cause else None
     # In a job of Slurm a new job has to be queued.
     command = f"`sbatch runs/{run}.sbatch`" if JOB in os.environ else f"`make train RESUME={run}`"
-    return refusal or f"to continue where it was saved: {command}"
+    return refusal or f"to continue from its checkpoint: {command}"
 
 
 def not_copied(folder: Path, error: Exception) -> str:
-    """Word where a run's files remain that this machine's disk did not take."""
+    """Name the folder on the machines with the files that this machine's disk did not take."""
     return (
         f"this machine's disk took no more of the run's records and checkpoints ({error}): what is "
         f"not in {relative(folder)} stays on the machines, in runs/{folder.name} of their "

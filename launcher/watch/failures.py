@@ -1,7 +1,7 @@
 """Lists the kinds of failure that can end a run, and finds the one that explains the others.
 
-Clocks of different machines are not compared. On one machine the guard says which worker failed
-first; between machines, an error that only says "a peer is gone" ranks below any other.
+Clocks of different machines are not compared. On one machine the guard reports which worker failed
+first; between machines, an error that only says "a peer is gone" comes after any other.
 """
 
 from __future__ import annotations
@@ -229,13 +229,16 @@ def _by_signal(name: str, meaning: str, remedy: str) -> tuple[FailureKind, ...]:
     launch = f"{{host}}: torch.distributed.launch was ended by {name}{{after}}: {meaning}"
     rank = f"{{who}} was ended by {name}{{after}}: {meaning}"
 
-    def is_reported_by_launch(failure: Failure) -> bool:
-        return failure.source == "launch" and failure.words().get("killed") == name
-
     return (
         FailureKind(_ended_by(name, "launch"), None, launch, remedy),
         FailureKind(_ended_by(name), None, rank, remedy),
-        FailureKind(is_reported_by_launch, None, f"{LAUNCHED}: {meaning}", remedy),
+        # Launch itself lives, and reports the signal of a process that it started.
+        FailureKind(
+            lambda failure: failure.source == "launch" and failure.words().get("killed") == name,
+            None,
+            f"{LAUNCHED}: {meaning}",
+            remedy,
+        ),
     )
 
 

@@ -244,12 +244,14 @@ class Records:
     def take(self, host: str, frame: Record, payload: bytes) -> None:
         """Add a piece of a file; beyond the file's limit it is only counted. Raises Invalid for a
         file that the guard does not have, a gap, and more bytes than a guard sends."""
+        # The names were made here, so no name of a machine becomes a path.
         copy = self._copies.get((host, frame.file))
         if copy is None:
-            raise Invalid(f"a record {frame.file!r}, which is none of its own")
+            raise Invalid(f"a record {frame.file!r} that it does not have")
         offset = copy.end
         if frame.offset != offset:
             raise Invalid(f"byte {frame.offset} of {frame.file} after byte {offset}")
+        # A guard that floods would fill this disk, and memory while the disk is slow.
         copy.end += len(payload)
         copy.cost += max(len(payload), PIECE_COST)
         seconds = time.monotonic() - self._start

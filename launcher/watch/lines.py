@@ -33,6 +33,7 @@ class Assembler:
     def __init__(self):
         self._buffer = b""
 
+    # A piece may end anywhere: within a line, within a character, or after a carriage return.
     def feed(self, data: bytes) -> tuple[list[str], str | None]:
         """Return the lines that are complete, and the unfinished one if it is a progress bar."""
         *complete, self._buffer = (self._buffer + data).split(b"\n")
@@ -136,6 +137,7 @@ class RankLog:
             return
         self._file.write(lines)
         cut = [_short(line) for line in lines]
+        # They are shown with the failure, and blank lines would take the place of others.
         self.last_lines.extend(line for line in cut if line.strip())
         shown = self._filters.setdefault(stream, TracebackFilter()).feed(cut)
         if self._terminal and shown:
@@ -199,14 +201,15 @@ class RunLogs:
         self._disk_state = state
         logs = f"lines of the logs in {self.folder}"
         states = {
-            "lost": f"is full or takes nothing: {logs} are left out; the run goes on: make room",
-            "late": f"takes nothing: {logs} wait in memory; the run goes on",
-            "": "takes lines again; where some are missing, the logs say how many",
+            "lost": f"is full or hangs: {logs} are lost; the run continues: make room",
+            "late": f"hangs: {logs} wait in memory; the run continues",
+            "": "takes lines again; the logs name the number of lost lines",
         }
         self.terminal.say(f"this machine's disk {states[state]}")
 
     def close(self) -> None:
         """Close all logs. Returns when the disk has taken everything."""
+        # What a machine printed last must not keep the logs of others from being written.
         for (host, _), log in self._logs.items():
             try:
                 log.close()

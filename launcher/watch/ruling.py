@@ -1,5 +1,5 @@
-"""Reports, while a run goes on, which wait dominates its steps, and for which rank the others wait
-if the run hangs."""
+"""Reports during a run which wait dominates its steps, and for which rank the others wait if the
+run hangs."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ STEADY = 0.1  # relative difference of a wait's share that these looks may have
 
 
 class Ruling:
-    """Reads the run's folder in a thread of its own: whatever machines write there, the loop that
-    renews leases never waits for it."""
+    """Reads the run's folder in a separate thread. The loop that renews leases never waits for the
+    files that machines wrote."""
 
     def __init__(self, folder: Path, say: Callable[[str], None]):
         self._follower, self._say = Follower(folder), say

@@ -146,6 +146,7 @@ class Watch:
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
                     self._logs.report_disk()
+                    # Once something has failed or stops, no machine joins or leaves any more.
                     if self._participants and self._stage is Stage.RUNNING:
                         self._regroup = self._participants.regroup()
                     if self._notice:
@@ -200,6 +201,7 @@ class Watch:
         pause = self._pauses.check()
         if not pause:
             return
+        # In this time the leases may have ended, which _handle_exit then explains.
         self._say(
             f"this machine did not run for {pause:.0f} s: it was stopped, asleep or overloaded"
         )
@@ -416,7 +418,7 @@ class Watch:
         return self._stopper.asked or int(self._regroup is not None)
 
     def _enter_stage(self, stage: Stage, now: float, selector: selectors.BaseSelector) -> None:
-        """Give the order of a new stage to all guards, and say so if the workers stop."""
+        """Send the order of a new stage to all guards, and report it if the workers stop."""
         self._stage, self._since = stage, now
         if stage is Stage.STOPPING:
             self._ruling.note_stop()
@@ -434,7 +436,7 @@ class Watch:
                     guard.ended = True
                     # If all others only lost their peer, this guard holds on to the run.
                     if all(failure.peer_lost for failure in self._failures):
-                        message = "it was told to end its part, but went on"
+                        message = "it got the order to end its processes, but continued"
                         self._fail(self._failure(guard.node.host, "guard", message=message))
 
     @property

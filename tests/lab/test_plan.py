@@ -73,4 +73,4 @@ def test_links_are_what_iperf3_finds(cluster, words, tmp_path):
     # Three machines' traffic takes more than these cores may have to spare.
     assert all(0 < one["ring"]["mbit"] < 1.03 * theirs for one in told)
     said = " ".join(done.stdout.split())
-    assert "Over the links as measured" in said and "What a strategy costs in accuracy" in said
+    assert "Over the links as measured" in said and "what a strategy costs in accuracy" in said

@@ -77,7 +77,7 @@ def test_the_machines_in_parts_by_speed_and_the_links_as_measured(tmp_path, caps
     assert f"{parts} takes 0.14 s without the network, and with equal parts 0.17 s" in said
     assert "a step took 0.13 s (node1) to 0.17 s (node2). Of it on node2: forward 40 ms" in said
     assert "Links: the slowest reaches 899 Mbit/s, and 700 Mbit/s while all" in said
-    assert "on noise in the place of images" in said
+    assert "on noise instead of images" in said
     assert "90 epochs" not in said.split("Counted over")[0]  # of noise
     assert "pair " not in out
     lines = plan(tmp_path, capsys, *HERE, "--all")[1].out.splitlines()
