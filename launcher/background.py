@@ -237,6 +237,7 @@ class RotatingLog:
 
     def _open(self) -> None:
         """Open the file. Raises OSError."""
+        # Only now: a machine that prints nothing needs no folder.
         self.path.parent.mkdir(parents=True, exist_ok=True)
         # We did not make a link or a FIFO in its place: nothing is written through it.
         if self.path.is_symlink() or (self.path.exists() and not self.path.is_file()):

@@ -178,6 +178,7 @@ def build(config: Config) -> Program:
     requirements = find_requirements(dict.fromkeys((file.parent, root)), config.requirements)
     outputs, resume = _read_outputs(config.output), _split("RESUME_ARGS", config.resume_args)
     _check_resume(config, outputs, resume)
+    # Python puts the folder of a script first on its path, but not that of a module.
     loaded = loaded_by(file, [file.parent, root] if len(typed) == 1 else [root])
     unused_balance: tuple[str, ...] = ()
     if config.balance not in (None, OFF) and "tandem" not in loaded.packages:

@@ -48,6 +48,7 @@ def plan(typed: Typed) -> int:
         options = given_to_trainer(config_of({"data": "", "args": typed.get("args", [])}))
         words += [f"--optimizer={options['optimizer']}"] if "optimizer" in options else []
         return measure.show(measure.report(words), terminal.Terminal())
+    # These are about the prediction; a measurement trains each machine alone, without a link.
     typed = {key: value for key, value in typed.items() if key not in ("sync", "run", "link")}
     config = new_config(typed)
     if "data" not in typed and not {"model", "config"}.isdisjoint(config_of(typed).trainer):

@@ -178,6 +178,7 @@ def _open_log(log: Path) -> TextIO:
 def detach(argv: list[str]) -> int:
     """Start the same command without this terminal, and wait until its run has begun, waits, or
     has failed to begin. Returns the exit code."""
+    # A session of its own: closing this terminal sends it no signal.
     words = [word for word in argv if word.partition("=")[0] not in ("--detach", "DETACH")]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", WANTED: "1"}
     child = subprocess.Popen(

@@ -51,6 +51,7 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
 def model_file(run: Path) -> Path:
     """Return the file of the run's best model if it is here, else of its newest one. Raises
     UserError."""
+    # A run that ended before its first evaluation has no best model.
     for pattern in ("best.pt", "step-*.pt"):
         files = run.glob(f"checkpoints/*/{pattern}")
         if newest := max(files, key=lambda file: (file.name, file.stat().st_mtime), default=None):
@@ -64,6 +65,7 @@ def model_file(run: Path) -> Path:
 def carry_out(run: Path, config: Config, terminal: Terminal, waiter: Waiter) -> Path:
     """Evaluate the run's model and return the file of the figures. Raises UserError."""
     ready = check_machines(config, terminal, waiter)
+    # In the folder of the run: the figures are about its model.
     folder = folders.begin(run / FOLDER, new_id(ready))
     try:
         plan = make_plan(ready, ready.machines, run=folder.name, bar=terminal.columns)

@@ -155,6 +155,7 @@ def find(net: str | None, file: str, write: bool) -> int:
     with waiting(terminal, text), ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
         servers = [server for server in pool.map(ask, addresses) if server]
     lines, used_names = [], set(listed.values())
+    # Names in the list are unique, so each new line excludes its name for the next ones.
     for server in servers:
         if listed_name := listed.get(str(server.address)):
             terminal.say(f"{listed_name} of {file} answers at {server.address}")

@@ -72,6 +72,7 @@ def recorded(path: Path, kind: type[Struct]) -> dict[str, Any]:
     UserError if it is damaged."""
     try:
         text = read_text(path)
+        # Decoded twice, to check the types, and to keep fields that `kind` does not have.
         decode(text, kind, "it")
         document: dict[str, Any] = decode(text, dict[str, Any], "it")
         return document

@@ -28,6 +28,7 @@ def gather_files(config: Config, terminal: Terminal) -> list[Path]:
             with waiting(terminal, f"fetching {file.pretrained.address}"):
                 path = pretrained.fetch(file.pretrained, terminal.say, pretrained.BUNDLE)
             gathered.append(path)
+    # Only packages depend on the machines, so without requirements none is asked.
     if program.requirements:
         from launcher.plan import layer
 

@@ -69,6 +69,7 @@ def ending(until: int | None, terminal: Terminal) -> Iterator[None]:
         return
 
     def watch(over: threading.Event) -> None:
+        # A signal to this process, so that UNTIL ends a run exactly as `make stop` does.
         while not over.wait(min(LOOK_EVERY, max(0.0, until - time.time()))):
             if time.time() >= until:
                 terminal.say(f"it is {shown(until)} (UNTIL): the run saves and ends")

@@ -162,6 +162,7 @@ def go_on(folder: Path, ready: ReadyRun, terminal: Terminal, waiter: Waiter) -> 
 def prepare(folder: Path, ready: ReadyRun, terminal: Terminal) -> Run:
     """Take control of the run for this process. Raises UserError if another one has it."""
     notify = Notify(ready.config.notify, terminal)
+    # The lock comes first: until then another controller may write the attempts.
     lock, attempts = folders.lock(folder), Attempts(folder)
     status, count = attempts.status, len(attempts.list)
     return Run(folder, ready, terminal, notify, attempts, status, count, lock)
@@ -182,9 +183,11 @@ def carry_out(run: Run, start: Start) -> int:
         outcome, machines = run_attempts(run, start)
         is_whole = finish(run, outcome, machines)
     except UserError as error:
+        # After Busy nothing has failed: with QUEUE=1 the run waits and is tried again.
         if not isinstance(error, Busy):
             run.notify.send(read_facts(run.folder, "failed", str(error)))
         raise
+    # attempts.json has the cause in words, with the remedy that suits this run.
     cause = run.attempts.list[-1]["first_cause"] if outcome.cause else None
     run.notify.send(read_facts(run.folder, outcome.status, cause and cause["message"]))
     return exit_code(outcome, is_whole)
@@ -238,6 +241,8 @@ def run_attempts(run: Run, start: Start) -> tuple[Outcome, OpenMachines | None]:
 def perform_attempt(run: Run, start: Start, stopper: Stopper) -> Outcome:
     """Send the program, start the guards, and stay until all have ended. If machines no longer
     answer, the attempt has failed. Raises UserError."""
+    # If the first attempt cannot begin, the user is there to read why. A later one fails like any
+    # other attempt, and MAX_RESTARTS may help.
     plan, machines, program = start.plan, start.machines, start.needs.program
     try:
         with waiting(run.terminal, "sending the code"):
@@ -316,9 +321,11 @@ def decide(outcome: Outcome, limits: Limits, can_go_on: bool = True) -> tuple[Li
 def next_start(run: Run, start: Start, limits: Limits, reason: str, stopper: Stopper) -> Start:
     """Plan the next attempt on the machines that answer. Raises UserError, and leaves no connection
     open then."""
+    # Machines may be gone or back by now, so all are asked again over new connections.
     start.machines.close()
     terminal = run.terminal
     needs = dataclasses.replace(start.needs, decided=run.attempts.decided())
+    # Whoever reads that the run waits for machines wants to know whether steps are lost.
     saved = run.attempts.saved(run.folder)
     lead = "all is saved, and the run waits" if saved else "the run waits"
     waiter = Waiter(terminal, run.notify, stopper=stopper, lead=lead)
@@ -425,6 +432,7 @@ def collect_files(run: Run, machines: OpenMachines) -> tuple[bool, bool]:
                 texts, is_whole = collect.bring_results(nodes, run_folders, host, names, run.folder)
                 lines += texts
         except collect.Unwritable as error:
+            # One sentence: on a full disk each further file would fail for the same reason.
             lines, is_whole = [not_copied(run.folder, error)], False
     attempts.read_starts()
     run.terminal.say(*lines)
@@ -437,6 +445,7 @@ REPORT = (sys.executable, "-m", "report")
 
 def run_report(*words: str) -> tuple[int, list[str]]:
     """Run the report with these words. Returns its exit code, and its output in lines."""
+    # A separate process, since the report limits its memory and its computing time.
     argv, merged = [*REPORT, *words], subprocess.STDOUT
     done = subprocess.run(
         argv, cwd=CHECKOUT, stdout=subprocess.PIPE, stderr=merged, text=True, check=False

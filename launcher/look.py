@@ -108,7 +108,7 @@ def open_and_probe(
             raise Refused([*silent.values()])
         silent.update({name: Problem("unreached", text) for name, text in failures.items()})
         return OpenMachines([host for host in present if host.name in facts], nodes, facts, silent)
-    except BaseException:
+    except BaseException:  # also Ctrl-C
         engine.close_all(nodes)
         raise
 
@@ -265,6 +265,7 @@ def _read_shared(name: str, needs: Needs) -> Source | None:
         for host in servers:
             folder = host.data_path(options.data)
             call = f"show_data({folder!r}, {kind!r}, {host.node_dir!r}, {MARK!r})"
+            # Only its guard's Python is needed: a file server may have no environment.
             answer: DataSet = ask(nodes[name], "launcher.node.probe", call, DataSet)
             return Source(name, False, answer.splits) if answer.splits else None
     except (KeyError, OSError, UserError, Invalid):  # the machines of the run read it nevertheless

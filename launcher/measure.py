@@ -72,6 +72,7 @@ def machines_of(options: Config) -> tuple[list[Host], UserError | None]:
     """Return the machines, or why there are none: a prediction from an earlier run needs none.
     Raises UserError if the list of machines is unusable, except if the default inventory.ini is
     missing."""
+    # A laptop without any list of machines may still predict from the runs of others.
     file = Path(options.inventory)
     try:
         return inventory.select(inventory.load(file), options), None

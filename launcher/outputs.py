@@ -181,6 +181,7 @@ def bring_from_one(
         listing = list_outputs(node, run_folder, outputs or (".",))
     except NotHere as error:
         return [f"{host}: the files that the script wrote were not collected: {error}."]
+    # A file that is skipped is named with the reason: nothing is lost without a word.
     files, stays, total = list[OutputFile](), dict[str, list[str]](), listing.count
     for file in listing.files:
         # File systems of macOS and Windows, from which people look, ignore case.

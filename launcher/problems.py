@@ -63,6 +63,7 @@ class Problem:
 
 def problem(code: str, host: Host | None = None, /, **values: object) -> Problem:
     """Make the problem with this code, of `host` or of no single machine."""
+    # Each sentence may name the machine and what repairs its environment.
     if host is None:
         return Problem(code, RULES[code].sentence(values))
     values = {"name": host.name, "repair": host.engine.repair_hint, **values}

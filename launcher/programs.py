@@ -47,5 +47,6 @@ def read_paths(typed: dict[str, Any]) -> None:
     also for variables that have no meaning together."""
     from launcher import build_script, build_trainer
 
+    # The script comes first: it rejects options of the trainer.
     build_script.read_paths(typed)
     build_trainer.read_paths(typed)

@@ -73,6 +73,7 @@ def ask(node: Node, module: str, call: str, kind: Any, seconds: float = SECONDS)
 
 def marked(output: bytes) -> str | None:
     """Return the text behind the mark; None if there is no mark."""
+    # A .bashrc may print before the answer, and a command after it.
     lines = output.decode(errors="replace").splitlines()
     return next((line[len(MARK) :] for line in lines if line.startswith(MARK)), None)
 

@@ -50,6 +50,7 @@ def batch_script(config: Config, host: Host, name: str) -> str:
     fields = {**asdict(host), "connection": "slurm", "env": {**instruction_limits(), **host.env}}
     del fields["owner"], fields["route"]
     data = host.data_path(config.data) if "/" in config.data else config.data
+    # FORCE: Slurm gives the nodes to this job, so no other run is on them.
     options = document(replace(config, data=data, force=True))
     return TEMPLATE.format(
         run=name,
@@ -71,6 +72,7 @@ def refuse(host: Host, options: Config, program: Program, nodes: int) -> None:
         node_dir=str(CHECKOUT / ".tandem" / "slurm"),
         gpus=0,
     )
+    # Only the data of a local host can be looked at from here.
     options = options if host.engine.is_local else replace(options, data="")
     needs = Needs(options, program)
     machines = look.open_and_probe([local_host], needs)

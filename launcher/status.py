@@ -26,6 +26,7 @@ def status(name: str, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(document(folder, progress), indent=1))
         return 0
+    # The lock and the files of the run are enough: its controller need not live.
     pid, state = control.controller(folder), control.state(folder)
     control.say(f"run {folder.name}: {state}" + (f", carried out by process {pid}" if pid else ""))
     if state == "abandoned":

@@ -30,6 +30,7 @@ NOTICE_EVERY = 15.0
 
 def keep_machines(inventory: str) -> None:
     """Let the commands that this process and its children print name this list of machines."""
+    # In the environment, since the report, a child, prints such commands, too.
     if inventory == DEFAULT_INVENTORY:
         os.environ.pop(verbs.MACHINES, None)
     else:
@@ -104,6 +105,7 @@ class Terminal:
 
     def bar(self, text: str) -> None:
         """Replace the live bar; an empty text removes it. Does nothing without a terminal."""
+        # In a file each state of the bar would be a line.
         if not self.is_tty:
             return
         text = clean(text)

@@ -160,6 +160,7 @@ class Top:
 
     def lines(self, width: int, height: int) -> list[str]:
         """Return at most `height` lines of at most `width` columns."""
+        # The run may begin or end while the screen is shown, so it is looked for each time.
         newest = folders.newest_first()[:20]
         running = next((folder for folder in newest if control.controller(folder)), None)
         folder, self._slow = self._named or running, set()
@@ -200,6 +201,7 @@ class Top:
 
 def fitting(lines: list[str], width: int, height: int) -> list[str]:
     """Return the lines without what a terminal would obey, cut to its size."""
+    # A line that wraps would push another one off the screen.
     plain = ["".join(filter(str.isprintable, clean(line)))[:width] for line in lines]
     if len(plain) <= height:
         return plain

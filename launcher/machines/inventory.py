@@ -159,6 +159,7 @@ def parse(document: dict[str, Any], inventory: Path) -> list[Host]:
 def members(document: dict[str, Any], group: str = GROUP) -> list[str]:
     """Return the hosts of a group and its children, each once, in the inventory's order."""
     entry = document.get(group, {})
+    # The order becomes that of the node ranks.
     names = list(entry.get("hosts", []))
     for child in entry.get("children", []):
         names += members(document, child)
@@ -205,6 +206,7 @@ class Variables:
 
     def connection(self) -> str:
         value = self.word("ansible_connection", "ssh")
+        # Ansible knows docker, winrm and others, by which the launcher cannot start anything.
         if value not in engine.NAMES:
             raise UserError(
                 f"{self.name}: ansible_connection={value} is not supported for training: use "

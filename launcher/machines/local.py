@@ -53,6 +53,7 @@ class LocalProcess:
             return -1
 
     def stderr(self) -> str:
+        # Only the end: the reason stands there, and a command may print without end.
         self._stderr.seek(0)
         return self._stderr.read()[-4096:].decode(errors="replace").strip()
 

@@ -382,6 +382,7 @@ def known_hosts(paths: tuple[Path, ...]) -> tuple[KnownHost, ...]:
 def confirm(client: paramiko.SSHClient, name: str, route: Route) -> None:
     """Give a client the confirmed keys of the machine `name`, which ssh may know by another name.
     The client refuses every other key."""
+    # A revoked key is refused under every name, as in OpenSSH.
     paths = tuple(map(Path, route.known_hosts)) or KNOWN_HOSTS
     names = {name, route.key_name or name}
     lines = [line for line in known_hosts(paths) if any(map(line.means, names))]

@@ -26,6 +26,7 @@ DISK_COUNTERS = (
 
 def network(dev, snmp, interface):
     """Return one interface's counters, from /proc/net/dev and /proc/net/snmp; None without it."""
+    # Each line has the name of an interface, a colon, and 16 numbers in the kernel's order.
     for line in dev.splitlines():
         name, colon, figures = line.partition(":")
         if colon and name.strip() == interface:

@@ -54,6 +54,7 @@ def read_task(line):
         name: default if fields[name] is None else fields[name]
         for name, (_, default) in FIELDS.items()
     }
+    # The launcher sends its own guard along, so a task that does not fit is a defect.
     missing = [name for name, value in values.items() if value is NEEDED]
     if line.get("type") != "start" or missing:
         raise BadTask("the task for the guard lacks {}".format(", ".join(missing) or "its type"))
@@ -73,6 +74,7 @@ class FrameWriter:
     """Numbers frames and writes them without ever blocking the guard."""
 
     def __init__(self, fd):
+        # A guard that waits for a slow reader could not end its workers when the lease ends.
         os.set_blocking(fd, False)
         self.fd = fd
         self.seq = 0
@@ -138,6 +140,7 @@ class LineReader:
                 chunk = b""
             self.is_closed = not chunk
             self.partial += chunk
+        # The rest may be half an order, which is carried out when it is complete, or never.
         complete, _, self.partial = self.partial.rpartition(b"\n")
         return [item for item in map(parse, complete.split(b"\n")) if isinstance(item, dict)]
 

@@ -76,6 +76,7 @@ def tree_sha256(root, names=None):
     """
     if not root.is_dir():
         return None
+    # Python may have written caches there since the tree was made.
     if names is None:
         files = [path for path in root.rglob("*") if path.is_file()]
         names = [str(path.relative_to(root)) for path in files if "__pycache__" not in path.parts]
@@ -89,6 +90,7 @@ def tree_sha256(root, names=None):
 
 def file_sha256(path):
     """Return the SHA-256 of a file's contents, in hex. Raises OSError."""
+    # A file may be larger than memory.
     contents = hashlib.sha256()
     with path.open("rb") as file:
         for piece in iter(lambda: file.read(1 << 20), b""):

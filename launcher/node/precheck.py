@@ -36,6 +36,7 @@ def main(mark, task):
 
     timer = threading.Timer(task["seconds"], end_group)
     timer.start()
+    # Only the end is kept: the reason stands there, and a check may print without end.
     tail, piece = b"", b"-"
     while piece:
         piece = os.read(process.stdout.fileno(), 1 << 16)

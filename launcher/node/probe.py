@@ -123,6 +123,7 @@ def glibc():
 
 def missing_packages(names):
     """Return the packages among `names` that the environment lacks."""
+    # Found, not imported: an import may take seconds, or print.
     missing = []
     for name in names:
         try:
@@ -157,6 +158,7 @@ def free_ports(ports):
 
 def existing_folder(path):
     """Return the path itself, or the nearest folder above it that exists."""
+    # The first run makes the folder, but its disk is known now.
     path = pathlib.Path.cwd() / path
     while not path.exists():
         path = path.parent

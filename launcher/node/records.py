@@ -145,6 +145,7 @@ class Sampler:
     def sample(self):
         """Return one line, as a dictionary."""
         line = {"kind": "sample", "mono": time.monotonic(), "unix": round(time.time(), 3)}
+        # A figure that cannot be read must not cost the others.
         for name, read in self.readers.items():
             try:
                 line.update(read())
@@ -166,6 +167,7 @@ class Sampler:
     def temperature(self):
         """Return the hottest processor's temperature in degrees Celsius, if a sensor has it."""
         degrees = []
+        # A PC has sensors of its board and disks, too, which say nothing about the processor.
         for folder in pathlib.Path("/sys/class/hwmon").glob("hwmon*"):
             if read_text(folder / "name").strip() in PROCESSORS:
                 texts = [read_text(path).strip() for path in folder.glob("temp*_input")]
@@ -211,6 +213,7 @@ class Sampler:
     def disk_rates(self):
         """Return the rates of the disks that did something since the last line, and of the disk
         with the data."""
+        # A PC may have dozens of block devices (snap's), so idle ones are not recorded.
         (time_before, counters_before), self.disks = self.disks, (time.monotonic(), read_disks())
         passed = max(1e-3, self.disks[0] - time_before)
         rates = {}
@@ -376,6 +379,7 @@ class Tail:
         """Send the next piece of each file, unless the reader is behind. Returns the bytes sent."""
         total = 0
         for name, offset in self.sent_bytes.items():
+            # Beats and the ranks' output go first; what is not sent is fetched at the end.
             if frames.size > BACKLOG_LIMIT:
                 break
             piece = self.read(name, offset)

@@ -32,6 +32,7 @@ class Stream:
     def __init__(self, rank, name):
         self.rank, self.name = rank, name
         self.reader, self.writer = os.pipe()
+        # Only the reader: a rank that prints waits for the guard, as it would for a terminal.
         os.set_blocking(self.reader, False)
         self.pieces, self.tail_bytes = collections.deque(), 0  # the end of it: (when, bytes)
         self.last_read = None  # when something came last

@@ -88,6 +88,7 @@ def check_machines(
         waiter.waited = name
     needs = Needs(config, program, run, decided or {})
     machines = participants.gather(moment, needs, waiter, name)
+    # Only now: weights and packages are fetched when nothing else can keep the run from starting.
     try:
         program = fetch_files(with_layer(program, machines), terminal)
     except BaseException:

@@ -156,6 +156,7 @@ def current(user_folder: Path | None = None, script_folder: str = ".") -> Code:
 def send(code: Code, nodes: dict[str, Node], folders: dict[str, str]) -> None:
     """Write the code into `folders[host]` of these machines, unless that exists. Raises
     MachineError for those that failed."""
+    # All machines get the same bytes, which are packed once.
     archive = packed(code)
     seconds = SECONDS * (1 + len(archive) // LEAST)
 

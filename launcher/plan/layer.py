@@ -145,6 +145,7 @@ def build_layer(
 ) -> Layer:
     """Return the layer, and make it in `folder` (the cache, or BUNDLE for a day without internet)
     if neither that folder nor the bundle has it. Raises UserError."""
+    # The key has all that decides which wheels fit, so an equal key needs no resolving.
     key, folder = layer_key(requirements, environment), folder or CACHE
     try:
         CACHE.mkdir(parents=True, exist_ok=True)

@@ -90,6 +90,7 @@ VARIABLES = {
 def run_uv(folder: Path, words: list[str]) -> int:
     """Run uv with pip's settings, in a file of `folder`, and return its exit code. Raises
     UserError, and OSError if uv cannot be started."""
+
     settings = read_pip_settings()
     config = folder / "uv.toml"
     config.write_text(uv_settings(pip_options(settings)), encoding="utf-8")

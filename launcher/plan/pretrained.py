@@ -79,6 +79,7 @@ def find_weights(settings: Options) -> Pretrained:
             )
         stem, _, digits = file.removesuffix(".pth").rpartition("-")
         return Pretrained(typed, model, f"{TORCH}/{file}", stem, ".pth", digits)
+    # A model may be typed with a tag of its own, which WEIGHTS replaces.
     tag = typed[len(TIMM) :]
     name = f"{model[len(TIMM) :].partition('.')[0]}.{tag}"
     if not model.startswith(TIMM) or not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
@@ -110,6 +111,7 @@ def fetch(weights: Pretrained, say: Callable[[str], None], into: Path | None = N
                     f"promised: its SHA-256 begins with {sha256[:SHORT]}, not {stated[:SHORT]}. "
                     "Try again, or give the weights as a file."
                 )
+            # The name appears only once the file is whole and checked.
             target = folder / f"{weights.stem}-{weights.sha256 or sha256}{weights.suffix}"
             fresh.replace(target)
             advice = "; its server states none: compare it with one that you trust"
@@ -168,6 +170,7 @@ def _download(address: str, path: Path) -> str:
             if not piece:
                 break
             size += len(piece)
+            # Counted here, since a server need not state a size, or the right one.
             if size > MOST_BYTES:
                 raise ValueError(f"it has more than {MOST_BYTES >> 30} GiB")
             file.write(piece)

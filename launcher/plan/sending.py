@@ -101,6 +101,7 @@ def deliveries(program: Program) -> list[Delivery]:
     UserError."""
     tandem = current_code(program)
     listed = f" ({', '.join(tandem.files.lines()[:1])})" if program.folder else ""
+    # Each is sent by itself, since a machine may have some of them from earlier runs.
     result = [Delivery(tandem, f"code {tandem.sha256[:12]}{listed} goes to")]
     for file in file_codes(program):
         result.append(Delivery(file, f"{relative(file.tree / file.names[0])} goes to"))

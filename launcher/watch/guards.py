@@ -44,6 +44,7 @@ def deliver(
     """Send files to the machines that lack them and check that they arrived. Remove there what was
     not used for DAYS. Raises MachineError."""
     hosts, nodes, facts = machines.hosts, machines.nodes, machines.facts
+    # Code, weights and packages change rarely: most machines have them from an earlier run.
     for delivery in deliveries:
         sent = delivery.code
         folders = {h.name: f"{facts[h.name].absolute(h.node_dir)}/{sent.folder}" for h in hosts}

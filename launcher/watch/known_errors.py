@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+# A script has neither the trainer's options nor its checkpoints, so it may need another remedy.
 class KnownError(NamedTuple):
     """Holds a line of the table."""
 
