@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from contract.decisions import OFF
 from contract.errors import UserError
 from contract.options import (
     DEFAULT_MODEL,
-    ENTRIES,
     MODEL_OF_DATA,
     RESULTS,
     RESULTS_FOLDER,
@@ -24,7 +21,6 @@ from contract.options import (
 )
 from contract.options import Options as TrainerOptions
 from contract.runs import short_name
-from contract.strategies import EXACT
 from launcher.machines.inventory import CHECKOUT
 from launcher.options import config_of
 from launcher.program import Program, SentFile
@@ -140,21 +136,6 @@ def settings_of(config: Config) -> TrainerOptions:
         return TrainerOptions(**options)
     except UserError as error:
         raise UserError(in_words_of_make(str(error))) from None
-
-
-def evaluation_of(config: Config, weights: Path, image_size: int, file: str) -> Config:
-    """Return options that evaluate a model as it was trained. Raises UserError."""
-    settings = settings_of(config)
-    # All options are written out, with an empty recipe: that for the new images may have others.
-    left_out = {"data", "output", "config", "resume", "trial", "sync", "freeze", "head_lr"}
-    options = {
-        name: value
-        for name, row in ENTRIES.items()
-        if name not in {*left_out, *RESULTS} and (value := getattr(settings, name)) != row.default
-    }
-    options.update(config="{}", sync=EXACT, weights=str(weights), evaluate=file)
-    options.update({"image_size": image_size} if image_size else {})
-    return dataclasses.replace(config, trainer=options, balance=OFF, min_nodes=None)
 
 
 # ---- MODEL= ----

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from boundary.run_files import Start
+from contract.decisions import OFF
 from contract.errors import UserError
-from contract.options import RESULTS_FOLDER, Config
+from contract.options import ENTRIES, RESULTS, RESULTS_FOLDER, Config
+from contract.strategies import EXACT
 from launcher import build_trainer, collect, folders
 from launcher.errand import perform_errand
 from launcher.folders import relative
@@ -22,6 +24,8 @@ from launcher.watch.attempts import lines_of, not_copied
 
 FOLDER = "evaluated"  # of the run
 FILE = "evaluation.json"
+# Options of a training run that an evaluation has not, or has of its own.
+OMITTED = ("data", "output", "config", "resume", "trial", "sync", "freeze", "head_lr")
 
 
 def evaluate(name: str, typed: dict[str, Any]) -> int:
@@ -34,9 +38,19 @@ def evaluate(name: str, typed: dict[str, Any]) -> int:
     # The ranks' first lines have the image size of the training; 0 if they are not here.
     paths = run.glob("nodes/*/rank*.steps.jsonl")
     image_size = next((line.image_size for path in paths for line in lines_of(path, Start)), 0)
-    config = build_trainer.evaluation_of(began, model_file(run), image_size, FILE)
+    # The model is evaluated as it was trained. All options are written out, with an empty recipe:
+    # that for the new images may have others.
+    settings = build_trainer.settings_of(began)
+    values = {name: getattr(settings, name) for name in ENTRIES if name not in (*OMITTED, *RESULTS)}
+    options = {name: v for name, v in values.items() if v != ENTRIES[name].default}
+    options.update(config="{}", sync=EXACT, weights=str(model_file(run)), evaluate=FILE)
+    options.update({"image_size": image_size} if image_size else {})
+    # Other machines may be more or fewer than those of the training.
     nodes = None if "inventory" in typed else began.nodes
-    config = config_of(typed, dataclasses.replace(config, nodes=nodes))
+    evaluation = dataclasses.replace(
+        began, trainer=options, balance=OFF, min_nodes=None, nodes=nodes
+    )
+    config = config_of(typed, evaluation)
     keep_machines(config.inventory)
     terminal = Terminal()
     table = in_turn(config, terminal, lambda waiter: carry_out(run, config, terminal, waiter))

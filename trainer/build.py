@@ -78,7 +78,23 @@ def build_materials(options: Options, world: World) -> Materials:
     """Build data sets and model. Raises UserError on all ranks if one of them lacks something, or
     if their data sets differ. Collective."""
     with world.raise_on_all_ranks():
-        materials = _build_materials(options, world)
+        if options.compile and not hasattr(torch, "compile"):
+            raise UserError(f"--compile needs torch 2.0 or newer; this is {torch.__version__}.")
+        if options.skip_oom and world.size > 1:
+            raise UserError(
+                "--skip_oom works with one process only, because other processes would wait for "
+                "its gradients forever. Omit it: the run then ends with exit code 76, and you "
+                "start it again with smaller batches."
+            )
+        parallel.check(options, world)
+        if options.precision.startswith("O"):
+            precision.refuse_other_apex()
+        train_set, eval_set = (_images(options, split, world.rank) for split in SPLITS)
+        # All ranks draw the same weights: DDP would copy rank 0's, but a single rank has no DDP.
+        torch.manual_seed(derive_seed("weights", options.seed))
+        count, size = len(train_set.classes), train_set.sizes.train
+        model = build_model(options.model, count, size, options.model_arguments())
+        materials = Materials(train_set, eval_set, model)
     names = hashlib.sha256(ascii(materials.train_set.classes).encode()).hexdigest()[:8]
     gathered = world.gather((len(materials.train_set), len(materials.eval_set), names))
     summaries = [(train, val, classes) for train, val, classes in gathered]
@@ -88,26 +104,6 @@ def build_materials(options: Options, world: World) -> Materials:
             f"{summaries}. Copy the same images to all machines."
         )
     return materials
-
-
-def _build_materials(options: Options, world: World) -> Materials:
-    if options.compile and not hasattr(torch, "compile"):
-        raise UserError(f"--compile needs torch 2.0 or newer; this is {torch.__version__}.")
-    if options.skip_oom and world.size > 1:
-        raise UserError(
-            "--skip_oom works with one process only, because other processes would wait for "
-            "its gradients forever. Omit it: the run then ends with exit code 76, and you "
-            "start it again with smaller batches."
-        )
-    parallel.check(options, world)
-    if options.precision.startswith("O"):
-        precision.refuse_other_apex()
-    train_set, eval_set = (_images(options, split, world.rank) for split in SPLITS)
-    # All ranks draw the same weights: DDP would copy rank 0's, but a single rank has no DDP.
-    torch.manual_seed(derive_seed("weights", options.seed))
-    count = len(train_set.classes)
-    model = build_model(options.model, count, train_set.sizes.train, options.model_arguments())
-    return Materials(train_set, eval_set, model)
 
 
 def _images(options: Options, split: str, rank: int) -> ImageFolder:

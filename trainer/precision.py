@@ -239,7 +239,19 @@ class Precision:
         # The places of the tensors are looked up once. The tensors themselves are not cached, since
         # batch normalisation in torch 1.12 replaces its counter by a new tensor.
         if self._places is None:
-            self._places = _find_places(model, self.full_state(model), dict(self.masters))
+            state, masters = self.full_state(model), dict(self.masters)
+            places: Places = {}
+            for prefix, module in model.named_modules(remove_duplicate=False):
+                for tensors in (module._parameters, module._buffers):
+                    for key, value in tensors.items():
+                        name = f"{prefix}.{key}" if prefix else key
+                        if name in state and value in masters:
+                            places[name] = ({key: masters[value]}, key)
+                        elif name in state:
+                            places[name] = (tensors, key)
+            # A model may build its state dict in its own way: then nothing is looked up.
+            is_complete = places.keys() == state.keys()
+            self._places = {name: places[name] for name in state} if is_complete else {}
         if not self._places:
             return self.full_state(model)
         return {name: tensors[key] for name, (tensors, key) in self._places.items()}
@@ -264,19 +276,3 @@ class Precision:
 
 # For each name in a model's state: the dictionary that holds its tensor, and the key there.
 Places = Dict[str, Tuple[Dict[str, Any], str]]
-
-
-def _find_places(
-    model: nn.Module, state: Dict[str, torch.Tensor], masters: Dict[nn.Parameter, nn.Parameter]
-) -> Places:
-    """Find the places of `state`'s tensors; {} if a model builds its state dict in its own way."""
-    places: Places = {}
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for tensors in (module._parameters, module._buffers):
-            for key, value in tensors.items():
-                name = f"{prefix}.{key}" if prefix else key
-                if name in state and value in masters:
-                    places[name] = ({key: masters[value]}, key)
-                elif name in state:
-                    places[name] = (tensors, key)
-    return {name: places[name] for name in state} if places.keys() == state.keys() else {}

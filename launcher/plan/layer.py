@@ -335,20 +335,16 @@ def run_uv(
                         f"{MAX_BYTES >> 20} MiB, and a layer has no more: ask for fewer."
                     ) from None
     if process.returncode:
-        raise UserError(explain_uv_error(stderr, requirements.path))
-
-
-def explain_uv_error(stderr: str, path: Path) -> str:
-    """Return uv's error as one sentence."""
-    stderr = LABELLED.sub("", stderr)
-    source = NO_WHEEL.search(stderr)
-    reason = " ".join(stderr.partition("cause:")[2].partition("hint:")[0].split())
-    reason = reason or stderr.strip()
-    reason = re.sub(r",? we can conclude that your requirements are unsatisfiable", "", reason)
-    remedy = (
-        f"{source[1]} comes as its source. {OWN_WHEEL}"
-        if source
-        else "correct the file, or see that this machine has internet (`make bundle SCRIPT=...` "
-        "gathers it beforehand); torch and CUDA are the stack's, and never touched."
-    )
-    return f"{relative(path)}: {reason.rstrip('.')}: {remedy}"
+        # uv explains over many lines, with the labels of our stubs: one sentence remains.
+        stderr = LABELLED.sub("", stderr)
+        source = NO_WHEEL.search(stderr)
+        reason = " ".join(stderr.partition("cause:")[2].partition("hint:")[0].split())
+        reason = reason or stderr.strip()
+        reason = re.sub(r",? we can conclude that your requirements are unsatisfiable", "", reason)
+        remedy = (
+            f"{source[1]} comes as its source. {OWN_WHEEL}"
+            if source
+            else "correct the file, or see that this machine has internet (`make bundle SCRIPT=...`"
+            " gathers it beforehand); torch and CUDA are the stack's, and never touched."
+        )
+        raise UserError(f"{relative(requirements.path)}: {reason.rstrip('.')}: {remedy}")

@@ -142,7 +142,15 @@ class Watch:
                 now = time.monotonic()
                 # After `now`, by which silence is judged: an earlier pause is known by then, and
                 # one that begins here counts against nobody.
-                self._notice_pause()
+                # All clocks start again: what a node sent is still unread, so none was silent.
+                if pause := self._pauses.check():
+                    self._say(
+                        f"this machine did not run for {pause:.0f} s: it was stopped, asleep or "
+                        "overloaded"
+                    )
+                    self._since = time.monotonic()
+                    for guard in self._active():
+                        guard.heard = self._since
                 if now >= renew_at:
                     renew_at = now + RENEW_EVERY
                     self._logs.report_disk()
@@ -194,21 +202,6 @@ class Watch:
         if None in ready:
             wake.recv(4096)
         return backlogged + [g for g in ready if g is not None and g not in backlogged]
-
-    def _notice_pause(self) -> None:
-        """Restart all clocks if this process did not run: what a node sent is still unread, so no
-        node counts as silent."""
-        pause = self._pauses.check()
-        if not pause:
-            return
-        # In this time the leases may have ended, which _handle_exit then explains.
-        self._say(
-            f"this machine did not run for {pause:.0f} s: it was stopped, asleep or overloaded"
-        )
-        now = time.monotonic()
-        for guard in self._active():
-            guard.heard = now
-        self._since = now
 
     def _active(self) -> list[Guarded]:
         return [guard for guard in self._guards.values() if not guard.ended]
