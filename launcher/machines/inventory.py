@@ -221,7 +221,7 @@ class Variables:
         """Return the route of ssh, from the same variables that Ansible uses. Raises UserError."""
         if self.connection() != "ssh":
             return Route()
-        # Ansible puts the strict options of ansible.cfg into this variable's default.
+        # It would replace ssh_args of ansible.cfg.
         if self.text("ansible_ssh_args"):
             raise UserError(
                 f"{self.name}: ansible_ssh_args in {self.inventory} would replace what keeps ssh "

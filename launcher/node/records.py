@@ -134,7 +134,7 @@ class Sampler:
             "processors": self.processors,
             "memory": self.memory,
             "temperature": self.temperature,
-            "room": self.free_disk_bytes,  # without it the report warns of no full disk
+            "room": self.free_disk_bytes,
             "ranks": self.ranks,
             "network card": self.interface_counters,
             "disks": self.disk_rates,
