@@ -24,7 +24,7 @@ from launcher.watch.attempts import lines_of, not_copied
 
 FOLDER = "evaluated"  # of the run
 FILE = "evaluation.json"
-# Options of a training run that an evaluation has not, or has of its own.
+# Options of a training run that an evaluation does not have, or sets itself.
 OMITTED = ("data", "output", "config", "resume", "trial", "sync", "freeze", "head_lr")
 
 
