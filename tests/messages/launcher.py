@@ -168,8 +168,8 @@ OF_ONE = {
     "answer-refused": {"why": "its answer is longer than 4 MiB: does a .bashrc print there?"},
     "answer-late": {"seconds": 30.0},
     "connection-broke": {"why": ": Broken pipe"},
-    "python-missing": {"python": "/opt/tandem/env/bin/python", "said": "no such file"},
-    "python-fails": {"python": "/opt/tandem/env/bin/python", "said": "No module named json"},
+    "python-missing": {"python": "/opt/tandem/env/bin/python", "reason": "no such file"},
+    "python-fails": {"python": "/opt/tandem/env/bin/python", "reason": "No module named json"},
     "gpu-unknown": {"visible": "7", "count": 2},
     "gpus-hidden": {"gpus": 2, "count": 1},
     "gpus-missing": {"listed": "gpus=4", "count": 1},
@@ -188,7 +188,7 @@ OF_ONE = {
 }
 # Of several, of this one, of the model or the script.
 OF_ALL = {
-    "unreached": {"said": "node2 (tandem@192.0.2.2, port 22): cannot be reached: ..."},
+    "unreached": {"reason": "node2 (tandem@192.0.2.2, port 22): cannot be reached: ..."},
     "examples": {},
     **{
         f"{kind}-{code}": {
@@ -207,7 +207,7 @@ OF_ALL = {
     "control-disk-full": {"free": 90},
     "control-disk-low": {"free": 900},
     "gpu-named-twice": {"names": "node1, node2"},
-    "script-packages": {"said": "requirements.txt cannot be gathered: ..."},
+    "script-packages": {"reason": "requirements.txt cannot be gathered: ..."},
     "python-differs": {"values": "3.11 (node1), 3.12 (node2)"},
     "no-way": {
         **{"of": "node1 (192.0.2.1)", "peer": "node2", "address": "192.0.2.2", "port": 29531},

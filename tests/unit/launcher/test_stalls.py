@@ -180,7 +180,7 @@ def test_a_disk_that_hangs_holds_up_nothing(run_logs, monkeypatch, text):
         feed(told[0])
         assert begun.wait(60)  # from here on the spool has room for ten more lines
         assert within(20, lambda: [feed(one) for one in told[1:]])
-        assert "disk is full or takes nothing" in look()[-1]
+        assert "disk is full or hangs" in look()[-1]
     finally:
         back.set()
     logs.terminal.spool.drain()
