@@ -155,8 +155,8 @@ def describe_warm_up(phases: Phases, specs: list[str]) -> str:
 READING = (
     "N: machines; a step, img/s: after the warm-up; x one: times one machine, over a whole run; "
     "accuracy: the strategy's label with the run's optimizer (SGD, or what ARGS='--optimizer ...' "
-    "says): - not measured, samples: costs samples, experim.: experimental, short: measured only "
-    "in longer runs. Best: the most exact within 5 % of the fastest that is exact or safe."
+    "says), or - (not measured), samples (costs samples), experim. (experimental), short (measured "
+    "only in longer runs). Best: the most exact within 5 % of the fastest that is exact or safe."
 )
 
 

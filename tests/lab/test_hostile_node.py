@@ -50,7 +50,7 @@ ATTEMPTS = [
         "lines that are no frames",
         r'tandem: the guard on node2, .*, ended: \[\[\[.* \["exit"\] "exit" null 7 ',
     ),
-    Lie("a path for a record", sent(r"a record '\.\./\.\./.*\.bashrc', which is none of its own")),
+    Lie("a path for a record", sent(r"a record '\.\./\.\./.*\.bashrc' that it does not have")),
     Lie("a piece that comes twice", sent(r"byte \d+ of rank1\.1\.steps\.jsonl after byte \d+")),
     Lie("a path for a rank", sent(r"log frame\.rank: expected .*")),
     Lie("an exit of another host", "tandem: node2 could not run torch.distributed.launch"),

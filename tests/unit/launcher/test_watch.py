@@ -89,7 +89,7 @@ def test_who_holds_on_to_a_run_is_its_failure(tmp_path, monkeypatch, said, host)
     monkeypatch.setattr("launcher.watch.watch.SILENCE", 1.0)
     outcome, _ = watch(tmp_path, [said + OBEYS, DEAF])
     assert outcome.unresponsive == ["node2"] and outcome.cause.host == host
-    told = "it was told to end its part, but went on" in (outcome.cause.message or "")
+    told = "it got the order to end its processes, but continued" in (outcome.cause.message or "")
     assert told == (host == "node2")
 
 
