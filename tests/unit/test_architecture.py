@@ -1,6 +1,7 @@
 """The arrows of docs/architecture.md: which room may import which."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -34,9 +35,15 @@ NEVER = {
 }
 
 
+@functools.cache
+def nodes_of(path):
+    """All nodes of a module's syntax tree."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imported(path):
     """The modules that a file imports absolutely, wherever in it that stands."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
@@ -87,7 +94,7 @@ LISTING = {"iterdir", "glob", "rglob", "scandir", "listdir", "walk"}
 
 def reads(path):
     """Whether a module opens files, receives bytes, reads folders or takes JSON or YAML apart."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Call) and isinstance(node.func, (ast.Name, ast.Attribute)):
             name = getattr(node.func, "attr", None) or getattr(node.func, "id", None)
             if name in OPENING | RECEIVING | LISTING and (
@@ -170,7 +177,7 @@ def test_ssh_is_called_where_it_is_said_how():
     found = set()
     for room in ("ansible", "launcher", "report", "lab", "tools", "trainer"):
         for path in (ROOT / room).rglob("*.py"):
-            lists = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.List))
+            lists = (node for node in nodes_of(path) if isinstance(node, ast.List))
             words = (node.elts[0] for node in lists if node.elts)
             if any(getattr(word, "value", None) in calling for word in words):
                 found.add(path.relative_to(ROOT).as_posix())

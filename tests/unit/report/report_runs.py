@@ -34,6 +34,7 @@ STEP = {
     "optimizer": 0.004,
     "other": 0.001,
 }
+SAMPLES = 100  # about so many lines a machine has
 GUARD = 100.0  # the guard's start on each machine's monotonic clock
 START, STOP, EVALUATE, CHECKPOINT = 6.0, 1.0, 2.0, 0.5
 
@@ -315,7 +316,8 @@ class RunBuilder:
         gpu = {"index": 0, "utilization": 100, "memory_used": 9 * 10**9, "temperature": 71}
         gpu |= {"power": 180.0, "clock_sm": 1770}
         lines = []
-        for second in range(int(self.wall) + 1):
+        # A real recorder writes each second; of counters that grow evenly a few lines say the same.
+        for second in range(0, int(self.wall) + 1, max(1, int(self.wall) // SAMPLES)):
             line = {
                 "kind": "sample",
                 "mono": GUARD + second,
