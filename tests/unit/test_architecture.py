@@ -2,14 +2,13 @@
 
 import ast
 import functools
+import graphlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from tests.unit import house
 
 ROOT = Path(__file__).parents[2]
 ROOMS = {"contract", "boundary", "tandem", "trainer", "launcher", "report", "lab"}
@@ -80,11 +79,37 @@ def test_the_contract_needs_nothing_but_the_standard_library():
     assert (ROOT / "contract/__init__.py").read_text() == ""
 
 
+def imported_by(name, path):
+    """Every dotted name that a module may import, wherever in it that stands."""
+    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+    for node in nodes_of(path):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
+
+
 def test_no_modules_import_one_another():
     """Wherever in a module an import stands: within a function it only hides the circle."""
-    modules = {name: path for room in house.ROOMS for name, path in house.modules_of(room).items()}
+    modules = {
+        ".".join(
+            part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__"
+        ): path
+        for room in (*ROOMS, "ansible", "tools")
+        for path in (ROOT / room).rglob("*.py")
+    }
     assert len(modules) > 200
-    assert house.circles(house.imports(modules)) == []
+    # Ansible's Python begins at its own folder: there `planning` is ansible/planning/.
+    names = {name.removeprefix("ansible."): name for name in modules} | {
+        name: name for name in modules
+    }
+    graph = {
+        name: {names[other] for other in imported_by(name, path) if other in names} - {name}
+        for name, path in modules.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
 OPENING = {"open", "fdopen", "open_record", "read_text", "read_bytes", "read_yaml"}
