@@ -1,4 +1,4 @@
-"""python -m lab: the command line."""
+"""Read the command line of `python -m lab`, and carry it out."""
 
 import argparse
 import os
@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Optional
 
 from lab import control, life, network, node, plan, shell
-from lab.plan import Lab, LabError, Node
+from lab.plan import Lab, LabError
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+# Verbs that act on one machine, without further words.
 VERBS = {
     "kill": node.power_off,
     "freeze": node.freeze,
@@ -64,16 +65,8 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own words, and those after `--`."""
-    words = list(argv)
-    if "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
-
-
 def check_host(vm: bool = False) -> None:
+    """Raise LabError if the host lacks a tool, or if this process is not root's."""
     missing = shell.missing_tools(vm)
     if missing:
         raise LabError(
@@ -88,8 +81,11 @@ def refuse_rate(rate: Optional[str]) -> None:
         raise LabError("virtual machines are emulated, slower than any cable: they have no rate")
 
 
-def lab_of(name: str, args: argparse.Namespace) -> Lab:
-    count = plan.check_count(args.nodes)
+def plan_lab(name: str, args: argparse.Namespace) -> Lab:
+    """Return the lab that `up` asks for. Raises LabError."""
+    count = args.nodes
+    if not 1 <= count <= plan.MAX_NODES:
+        raise LabError(f"a lab has 1 to {plan.MAX_NODES} nodes, not {count}")
     cpus, megabytes = plan.check_hardware(args.vm, args.cpus, args.memory)
     return Lab(
         name,
@@ -106,10 +102,11 @@ def lab_of(name: str, args: argparse.Namespace) -> Lab:
 
 
 def make_bundle(lab: Lab) -> None:
-    """Gathers what the nodes will need: only the host can reach the internet, the lab cannot."""
+    """Download what site.yml installs on nodes: the host reaches the internet, nodes do not."""
     book = lab.checkout / "ansible/playbooks/bundle.yml"
     tool = lab.checkout / ".venv/bin/ansible-playbook"
     if not book.exists() or not tool.exists():
+        # A lab without site.yml needs no bundle.
         print("lab: no bundle for the nodes: .venv or ansible/playbooks/bundle.yml is missing")
         return
     print("lab: gathering in bundle/ what the nodes need (minutes the first time)", flush=True)
@@ -128,7 +125,8 @@ def make_bundle(lab: Lab) -> None:
         raise LabError("gathering bundle/ failed (see above); up --no-bundle does without it")
 
 
-def act(args: argparse.Namespace, command: list[str]) -> None:
+def run_verb(args: argparse.Namespace, command: list[str]) -> None:
+    """Carry out a verb. `command`: the words after `--`. Raises LabError and OSError."""
     if args.verb == "doctor":
         check_host(vm=True)
         print("lab: nothing is missing")
@@ -136,7 +134,7 @@ def act(args: argparse.Namespace, command: list[str]) -> None:
     check_host()
     name = plan.check_name(args.name or plan.default_name(CHECKOUT))
     if args.verb == "up":
-        lab = lab_of(name, args)
+        lab = plan_lab(name, args)
         if lab.vm:
             check_host(vm=True)
             refuse_rate(lab.rate)
@@ -145,15 +143,16 @@ def act(args: argparse.Namespace, command: list[str]) -> None:
         life.up(lab)
         return
     if args.verb == "down":
-        for each in life.names_of(CHECKOUT) if args.all else [name]:
-            if not life.exists(each):
-                print(f"lab: there is no lab {each}: nothing to end", file=sys.stderr)
-            life.down(each)
+        for lab_name in life.list_labs(CHECKOUT) if args.all else [name]:
+            if not life.exists(lab_name):
+                print(f"lab: there is no lab {lab_name}: nothing to end", file=sys.stderr)
+            life.down(lab_name)
         return
-    on_lab(life.load(name), args, command)
+    run_on_lab(life.load(name), args, command)
 
 
-def on_lab(lab: Lab, args: argparse.Namespace, command: list[str]) -> None:
+def run_on_lab(lab: Lab, args: argparse.Namespace, command: list[str]) -> None:
+    """Carry out a verb on a lab that is up. Raises LabError and OSError."""
     if args.verb == "exec":
         if not command:
             raise LabError("say what to run: python -m lab exec -- COMMAND ...")
@@ -164,25 +163,21 @@ def on_lab(lab: Lab, args: argparse.Namespace, command: list[str]) -> None:
         rate = plan.check_rate(args.rate)
         if lab.vm:
             refuse_rate(rate)
-        for each in lab.nodes if args.node is None else [lab.node(args.node)]:
-            network.carry_out(network.shaping(lab, each, rate))
+        for machine in lab.nodes if args.node is None else [lab.node(args.node)]:
+            network.carry_out(network.shaping(lab, machine, rate))
+    elif args.verb == "ssh":
+        control.execute(lab, "control", control.ssh(lab, lab.node(args.node), command))
+    elif args.verb == "cut":
+        network.plug(lab, lab.node(args.node), on=False)
     else:
-        on_machine(lab, lab.node(args.node), args.verb, command)
-
-
-def on_machine(lab: Lab, machine: Node, verb: str, command: list[str]) -> None:
-    if verb == "ssh":
-        control.execute(lab, "control", control.ssh(lab, machine, command))
-    elif verb == "cut":
-        network.plug(lab, machine, on=False)
-    else:
-        VERBS[verb](lab, machine)
+        VERBS[args.verb](lab, lab.node(args.node))
 
 
 def main(argv: Sequence[str]) -> int:
-    ours, command = split_command(argv)
+    # Words after `--` are a command, whose options are not the lab's.
+    end = [*argv, "--"].index("--")
     try:
-        act(parser().parse_args(ours), command)
+        run_verb(parser().parse_args(argv[:end]), list(argv[end + 1 :]))
     except (LabError, OSError) as error:
         print(f"lab: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""The root file system that the nodes of all labs share: a small Debian, freshly installed."""
+"""Make the root file system that the nodes of all labs share: a small, fresh Debian."""
 
 import fcntl
 import hashlib
@@ -13,7 +13,7 @@ from lab.shell import run
 
 MIRROR = "http://deb.debian.org/debian"
 
-# What a fresh desktop or server has, as far as roles and launcher can notice.
+# The packages of a fresh desktop or server that roles and launcher use.
 PACKAGES = (
     *("systemd", "systemd-sysv", "libpam-systemd", "dbus", "dbus-user-session"),
     *("openssh-server", "sudo", "python3", "python3-apt", "python3-venv"),
@@ -21,7 +21,7 @@ PACKAGES = (
     *("rsync", "sysstat", "chrony", "ca-certificates", "less", "nano"),
 )
 
-# Run inside the new system. Machines must not share host keys or a machine id.
+# Runs inside the new system. Machines must not share host keys or a machine id.
 FINISH = """
 set -eu
 apt-get clean
@@ -30,14 +30,12 @@ rm -rf /var/lib/apt/lists/* /var/log/bootstrap.log /var/log/apt/* /etc/ssh/ssh_h
 rm -f /var/lib/dbus/machine-id /etc/hostname /etc/resolv.conf
 systemctl enable systemd-networkd.service
 """
-
-
 # Virtual machines have a kernel of their own, and the file servers and clients that need one.
 VM_PACKAGES = (
     *("udev", "linux-image-cloud-amd64", "busybox-static"),
     *("nfs-kernel-server", "nfs-common", "samba", "smbclient", "cifs-utils", "cachefilesd"),
 )
-# Servers that only a role should start, and units that cost half a minute of an emulated boot.
+# Only a role should start these servers; the other units cost half a minute of an emulated boot.
 VM_FINISH = """
 systemctl disable nfs-server.service nfs-blkmap.service smbd.service nmbd.service
 systemctl disable samba-ad-dc.service
@@ -54,36 +52,39 @@ def finish(system: System) -> str:
 
 
 def folder(system: System) -> Path:
-    """Named by content: a new list of packages makes a new base, and running nodes keep theirs."""
+    """Return the folder of a base. Its name depends on the content: a new list of packages makes a
+    new base, and running nodes keep theirs."""
     content = "\n".join([system.release, MIRROR, *packages(system), finish(system)])
     name = f"{system.release}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
     return CACHE / "bases" / name
 
 
 def ensure(system: System, lab: Lab) -> Path:
-    """The base of `system`, made if it does not exist; an unfinished one is removed with `lab`."""
+    """Return the base of `system`, and make it if it does not exist. `down` of the lab removes an
+    unfinished base."""
     return ensure_folder(folder(system), lab, lambda target: _make(system, target))
 
 
-def ensure_folder(wanted: Path, lab: Lab, make: Callable[[Path], None]) -> Path:
-    """`wanted`, filled by `make` if it does not exist; it appears only once it is complete."""
-    if wanted.is_dir():
-        return wanted
-    unfinished = wanted.with_name(f"{wanted.name}.{lab.name}.unfinished")
-    wanted.parent.mkdir(parents=True, exist_ok=True)
-    with (wanted.parent / "lock").open("w") as lock:
-        # One byte of the file is locked for each name, so that making one does not block another.
-        fcntl.lockf(lock, fcntl.LOCK_EX, 1, zlib.crc32(wanted.name.encode()))
-        if not wanted.is_dir():
+def ensure_folder(folder: Path, lab: Lab, make: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache. If it does not exist, `make` fills an unfinished folder, which
+    gets the name when it is complete."""
+    if folder.is_dir():
+        return folder
+    unfinished = folder.with_name(f"{folder.name}.{lab.name}.unfinished")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "lock").open("w") as lock:
+        # Each name locks one byte of the file, so that making a folder does not block another one.
+        fcntl.lockf(lock, fcntl.LOCK_EX, 1, zlib.crc32(folder.name.encode()))
+        if not folder.is_dir():  # another lab may have made it meanwhile
             make(unfinished)
-            os.sync()
-            unfinished.rename(wanted)
-    return wanted
+            os.sync()  # after a power cut, no complete name with incomplete files
+            unfinished.rename(folder)
+    return folder
 
 
 def _make(system: System, target: Path) -> None:
     print(f"lab: making the base system (Debian {system.release}): a minute, once", flush=True)
-    # debootstrap mounts /proc and /sys; in its own namespace they vanish even when it is killed.
+    # debootstrap mounts /proc and /sys. In its own namespace they vanish even if it is killed.
     private = ["unshare", "--mount", "--propagation", "private", "--"]
     include = f"--include={','.join(packages(system))}"
     make = ["debootstrap", "--variant=minbase", include, system.release, str(target), MIRROR]
@@ -92,5 +93,6 @@ def _make(system: System, target: Path) -> None:
 
 
 def remove_unfinished(lab: str) -> None:
+    """Remove the folders that a lab began to make."""
     for path in (CACHE / "bases").glob(f"*.{lab}.unfinished"):
         shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""The processes of a lab as control groups (version 2, even where version 1 is mounted as well)."""
+"""Keep the processes of a lab in control groups (version 2, even if version 1 is mounted, too)."""
 
 import contextlib
 import os
@@ -7,10 +7,11 @@ from pathlib import Path
 
 from lab.plan import LabError
 
-KILL_SECONDS = 60  # for a kernel that has much to clean up; usually it takes a tenth of one
+KILL_SECONDS = 60  # the kernel may have much to clean up; usually it needs 0.1 s
 
 
 def mount_point() -> Path:
+    """Return where version 2 is mounted. Raises LabError."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind = line.split()[:3]
         if kind == "cgroup2":
@@ -18,19 +19,20 @@ def mount_point() -> Path:
     raise LabError("no cgroup2 file system is mounted here: mount -t cgroup2 none /sys/fs/cgroup")
 
 
-def of(lab: str, part: str = "") -> Path:
-    """`part` is a node's name, `control`, `stranger` or `up`; without it, the whole lab."""
-    return mount_point() / "tandem-lab" / lab / part
+def group_of(lab: str, member: str = "") -> Path:
+    """Return the group of a node's name, `control`, `stranger` or `up`; by default, of the whole
+    lab."""
+    return mount_point() / "tandem-lab" / lab / member
 
 
 def join(group: Path) -> None:
-    """Moves this process into `group`."""
+    """Move this process into `group`."""
     group.mkdir(parents=True, exist_ok=True)
     (group / "cgroup.procs").write_text("0")
 
 
-def own() -> Path:
-    """The group that this process is in."""
+def current_group() -> Path:
+    """Return the group of this process."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         if line.startswith("0::"):
             return mount_point() / line[3:].lstrip("/")
@@ -40,7 +42,7 @@ def own() -> Path:
 def _event(group: Path, key: str) -> bool:
     try:
         return f"{key} 1" in (group / "cgroup.events").read_text().splitlines()
-    except FileNotFoundError:
+    except FileNotFoundError:  # the machine has never been switched on
         return False
 
 
@@ -57,7 +59,8 @@ def freeze(group: Path, *, on: bool) -> None:
 
 
 def kill(group: Path) -> None:
-    """Kills all processes of `group`, including frozen ones, and waits until they are gone."""
+    """Kill all processes of `group`, including frozen ones, and wait until they are gone."""
+    # One write kills them all at once, so that no process can start another one meanwhile.
     with contextlib.suppress(FileNotFoundError):
         (group / "cgroup.kill").write_text("1")
     deadline = time.monotonic() + KILL_SECONDS
@@ -68,7 +71,7 @@ def kill(group: Path) -> None:
 
 
 def remove(group: Path) -> None:
-    """Removes an empty group and the groups below it."""
-    for folder, _, _ in os.walk(group, topdown=False):
+    """Remove an empty group and the groups below it."""
+    for folder, _, _ in os.walk(group, topdown=False):  # a group that has groups stays
         with contextlib.suppress(FileNotFoundError):
             Path(folder).rmdir()

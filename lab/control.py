@@ -1,4 +1,4 @@
-"""Commands that run as if on the control machine, or on a stranger's machine in the same LAN."""
+"""Run commands as if on the control machine, or on a stranger's machine in the same LAN."""
 
 import os
 import pwd
@@ -13,9 +13,10 @@ PLACES = ("control", "stranger")
 
 
 def entering(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
-    """The command line that runs `command` at `place`; each part executes the next in its stead."""
+    """Return the command line that runs `command` at `place`. Each program replaces itself with the
+    next one."""
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    (home / ".ssh").mkdir(mode=0o700, exist_ok=True)  # the lab's own is mounted over it
+    (home / ".ssh").mkdir(mode=0o700, exist_ok=True)  # enter.sh mounts the lab's folder over it
     return [
         "nsenter",
         f"--net=/run/netns/{lab.netns(place)}",
@@ -26,7 +27,7 @@ def entering(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
         "--",
         "sh",
         str(Path(__file__).with_name("enter.sh")),
-        str(cgroup.of(lab.name, place)),
+        str(cgroup.group_of(lab.name, place)),
         str(lab.state),
         str(lab.state / f"{place}.ssh"),
         str(home),
@@ -35,7 +36,8 @@ def entering(lab: Lab, place: str, command: Sequence[str]) -> list[str]:
 
 
 def environment(lab: Lab) -> dict[str, str]:
-    """The caller's environment, with the checkout's tools first and without an ssh agent."""
+    """Return the caller's environment with the checkout's tools first, and without an ssh agent,
+    whose keys could open the nodes."""
     env = {key: value for key, value in os.environ.items() if key != "SSH_AUTH_SOCK"}
     env["PATH"] = f"{lab.checkout / '.venv/bin'}:{env.get('PATH', os.defpath)}"
     # Ansible finds its open connections by address, and all labs have the same addresses.
@@ -44,13 +46,13 @@ def environment(lab: Lab) -> dict[str, str]:
 
 
 def execute(lab: Lab, place: str, command: Sequence[str]) -> None:
-    """Replaces this process by `command`."""
+    """Replace this process with `command`."""
     argv = entering(lab, place, command)
     os.execvpe(argv[0], argv, environment(lab))  # noqa: S606
 
 
 def run_on(lab: Lab, node: Node, line: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs one command line in a shell on `node`."""
+    """Run one command line in a shell on `node`."""
     argv = entering(lab, "control", ssh(lab, node, [line]))
     return subprocess.run(
         argv, env=environment(lab), input=stdin, capture_output=True, text=True, check=False
@@ -58,7 +60,7 @@ def run_on(lab: Lab, node: Node, line: str, stdin: str = "") -> subprocess.Compl
 
 
 def ssh(lab: Lab, node: Node, command_line: Sequence[str]) -> list[str]:
-    """The ssh command for a shell on `node`, independent of the control machine's ~/.ssh."""
+    """Return the ssh command for a shell on `node`, independent of the control machine's ~/.ssh."""
     options = {
         "UserKnownHostsFile": lab.state / "known_hosts",
         "GlobalKnownHostsFile": "/dev/null",
@@ -67,6 +69,7 @@ def ssh(lab: Lab, node: Node, command_line: Sequence[str]) -> list[str]:
     }
     argv = ["ssh", "-F", "/dev/null"]
     if lab.bare:
+        # Bare machines accept a password, as before `make bootstrap`.
         argv = ["sshpass", "-p", disk.PASSWORD, *argv]
     else:
         options |= {"IdentityFile": lab.state / "control.ssh/id_ed25519", "BatchMode": "yes"}

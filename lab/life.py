@@ -1,4 +1,4 @@
-"""A whole lab: up, down, status."""
+"""Start and end a whole lab, and show its status."""
 
 import contextlib
 import dataclasses
@@ -15,20 +15,22 @@ from typing import NoReturn
 from lab import base, cgroup, disk, network, node, vm
 from lab.plan import DISKS, STATE, Lab, LabError
 
+# Each systemd needs about seven inotify instances, and all nodes count as one user, root. Linux
+# allows a user 128. Beyond the limit a node dies at boot without a message.
 INOTIFY_LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
-WATCHES = 8192
+INOTIFY_INSTANCES = 8192
 READY, DONE = b"ready", b"done"
 
 Step = Callable[[], None]
 
 
 def or_undo(reserve: Step, action: Step, undo: Step) -> None:
-    """Runs `action`, then `undo` if it raises or this process dies of any signal, even SIGKILL.
+    """Run `action`, then `undo` if it raises or if any signal kills this process, even SIGKILL.
 
-    `reserve` comes first; if it raises LabError, the caller gets that error and nothing is undone.
-    It and `undo` run in a watcher, a process with a session of its own that waits for the end of a
-    connection, so that at no moment something exists that nobody would undo. When the exception of
-    `action` reaches the caller, `undo` has finished.
+    `reserve` comes first. If it raises LabError, the caller gets that error and nothing is undone.
+    `reserve` and `undo` run in a watcher, a process in another session that waits for the end of a
+    connection. Therefore somebody can always undo what exists. When the exception of `action`
+    reaches the caller, `undo` has finished.
     """
     ours, theirs = socket.socketpair()
     watcher = os.fork()
@@ -48,46 +50,46 @@ def or_undo(reserve: Step, action: Step, undo: Step) -> None:
 
 
 def _watch(connection: socket.socket, reserve: Step, undo: Step) -> NoReturn:
-    os.setsid()  # a signal to the caller's process group must not reach this one
+    """Be the watcher of or_undo."""
+    os.setsid()  # a signal to the caller's process group must not reach this process
     try:
         reserve()
     except (LabError, OSError) as error:
         connection.send(str(error).encode())
         os._exit(1)
     try:
-        if not _succeeded(connection):
+        connection.send(READY)
+        is_done = connection.recv(16) == DONE
+    except OSError:  # the caller died before it read
+        is_done = False
+    try:
+        if not is_done:
             undo()
     except Exception as error:
         print(f"lab: could not undo what was started: {error}", file=sys.stderr, flush=True)
-    os._exit(0)
-
-
-def _succeeded(connection: socket.socket) -> bool:
-    try:
-        connection.send(READY)
-        return connection.recv(16) == DONE
-    except ConnectionError:  # the caller died before it read
-        return False
+    os._exit(0)  # without the cleanup of the caller's Python
 
 
 def load(name: str) -> Lab:
+    """Return a lab that is up. Raises LabError."""
     try:
         saved = json.loads((STATE / name / "lab.json").read_text())
     except FileNotFoundError:
         raise LabError(f"there is no lab {name}: python -m lab up") from None
-    lists = {key: tuple(value) for key, value in saved.items() if isinstance(value, list)}
-    return Lab(**{**saved, **lists, "checkout": Path(saved["checkout"])})
+    # JSON has made lists of the tuples.
+    tuples = {key: tuple(value) for key, value in saved.items() if isinstance(value, list)}
+    return Lab(**{**saved, **tuples, "checkout": Path(saved["checkout"])})
 
 
 def up(lab: Lab) -> None:
-    """Boots all nodes, and returns when they answer ssh; if that fails, nothing is left behind."""
+    """Boot all nodes, and return when they answer ssh. If that fails, remove everything."""
     or_undo(lambda: _reserve(lab), lambda: _make(lab), lambda: down(lab.name))
 
 
 def _reserve(lab: Lab) -> None:
-    """Reserves the lab's name: a name is taken when the folder of its state exists."""
+    """Reserve the lab's name by making the folder of its state. Raises LabError if it exists."""
     if not lab.state.exists() and exists(lab.name):
-        down(lab.name)  # what a crash of the host left: it empties /run, but not the disks
+        down(lab.name)  # the host crashed: /run is empty, but the disks are not
     STATE.mkdir(exist_ok=True)
     try:
         lab.state.mkdir(mode=0o700)
@@ -95,48 +97,35 @@ def _reserve(lab: Lab) -> None:
         raise LabError(f"lab {lab.name} is up already: python -m lab down") from None
 
 
-def _allow_watches() -> None:
-    """Raises the limit on inotify instances: each systemd takes about seven, all nodes count as one
-    user, root, and Linux grants a user 128. Beyond that a node dies at boot without a message."""
-    if int(INOTIFY_LIMIT.read_text()) < WATCHES:
-        INOTIFY_LIMIT.write_text(str(WATCHES))
-
-
 def _make(lab: Lab) -> None:
     # Every process that `up` starts is in the lab's group from the start, so `down` finds them all.
-    before = cgroup.own()
+    previous_group = cgroup.current_group()
     try:
-        cgroup.join(cgroup.of(lab.name, "up"))
+        cgroup.join(cgroup.group_of(lab.name, "up"))
         _make_nodes(lab)
     finally:
-        (before / "cgroup.procs").write_text("0")
-    cgroup.remove(cgroup.of(lab.name, "up"))
+        (previous_group / "cgroup.procs").write_text("0")
+    cgroup.remove(cgroup.group_of(lab.name, "up"))
 
 
 def _make_nodes(lab: Lab) -> None:
     start = time.monotonic()
-    _allow_watches()
+    if int(INOTIFY_LIMIT.read_text()) < INOTIFY_INSTANCES:
+        INOTIFY_LIMIT.write_text(str(INOTIFY_INSTANCES))
     for system in {machine.system: None for machine in lab.nodes}:
         base.ensure(system, lab)
         if system.vm:
             vm.ensure(system, lab)
     for place in ("control", "stranger"):
-        cgroup.of(lab.name, place).mkdir(parents=True)
+        cgroup.group_of(lab.name, place).mkdir(parents=True)
+    # The keys come before the disks, which contain the public one.
     disk.write_control_keys(lab)
     for machine in lab.nodes:
         machine.envs.mkdir(parents=True, exist_ok=True)
         disk.write(lab, machine, base.folder(machine.system))
         if lab.vm:
             vm.write_disk(machine)
-    _write_control_files(lab)
-    network.carry_out(network.plan(lab))
-    node.wait_for_ssh(lab, {machine: node.boot(lab, machine) for machine in lab.nodes})
-    saved = {**dataclasses.asdict(lab), "checkout": str(lab.checkout)}
-    (lab.state / "lab.json").write_text(json.dumps(saved))
-    print(f"lab {lab.name}: {lab.count} nodes answer ssh after {time.monotonic() - start:.1f} s")
-
-
-def _write_control_files(lab: Lab) -> None:
+    # The control machine trusts the nodes' keys, except bare ones: there `make bootstrap` asks.
     known_hosts = disk.known_hosts(lab)
     (lab.state / "known_hosts").write_text(known_hosts)
     if not lab.bare:
@@ -145,12 +134,18 @@ def _write_control_files(lab: Lab) -> None:
     (lab.state / "hosts").write_text(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n{names}")
     for folder in ("cgroup", "ansible"):
         (lab.state / folder).mkdir()
+    network.carry_out(network.plan(lab))
+    node.wait_for_ssh(lab, {machine: node.boot(lab, machine) for machine in lab.nodes})
+    # `load` reads this file, so it comes last: a lab is up when it exists.
+    saved = {**dataclasses.asdict(lab), "checkout": str(lab.checkout)}
+    (lab.state / "lab.json").write_text(json.dumps(saved))
+    print(f"lab {lab.name}: {lab.count} nodes answer ssh after {time.monotonic() - start:.1f} s")
 
 
 def down(name: str) -> None:
-    """Ends a lab, including one that is half made or whose nodes are frozen or dead."""
-    group = cgroup.of(name)
-    if cgroup.own().is_relative_to(group):
+    """End a lab, even if it is incomplete or its nodes are frozen or dead."""
+    group = cgroup.group_of(name)
+    if cgroup.current_group().is_relative_to(group):  # else this process would kill itself
         cgroup.join(cgroup.mount_point())
     cgroup.kill(group)
     for netns in network.namespaces_of(name):
@@ -160,25 +155,25 @@ def down(name: str) -> None:
     base.remove_unfinished(name)
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(STATE / name)
-    for shared in (STATE, DISKS, group.parent):
+    for shared_folder in (STATE, DISKS, group.parent):
         with contextlib.suppress(OSError):  # another lab uses it
-            shared.rmdir()
+            shared_folder.rmdir()
 
 
-def names_of(checkout: Path) -> list[str]:
-    """The labs of a checkout."""
+def list_labs(checkout: Path) -> list[str]:
+    """Return the names of a checkout's labs that are up."""
     names = sorted(path.parent.name for path in STATE.glob("*/lab.json"))
     return [name for name in names if load(name).checkout == checkout]
 
 
 def exists(name: str) -> bool:
-    """Whether anything of a lab exists, complete or not."""
-    folders = (STATE / name, DISKS / name, cgroup.of(name))
+    """Return whether anything of a lab exists, complete or not."""
+    folders = (STATE / name, DISKS / name, cgroup.group_of(name))
     return any(folder.exists() for folder in folders) or bool(network.namespaces_of(name))
 
 
 def status(lab: Lab) -> str:
-    """A table of the nodes, at most 80 columns wide."""
+    """Return a table of the nodes, at most 80 columns wide."""
     ports = network.ports(lab)
     kind = "bare " * lab.bare + "virtual " * lab.vm
     head = f"lab {lab.name}: {lab.count} {kind}nodes, Debian {', '.join(lab.releases)}"

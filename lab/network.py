@@ -1,4 +1,4 @@
-"""The lab's private network: one switch, a cable to each machine, and no way out."""
+"""Make the lab's private network: one switch, a cable to each machine, and no way out."""
 
 import contextlib
 import ctypes
@@ -20,7 +20,7 @@ STRANGER_PORT = "ps"
 
 
 def plan(lab: Lab) -> list[str]:
-    """The commands that build the network, in order; none changes the host's own namespace."""
+    """Return the commands that build the network, in order. None changes the host's namespace."""
     control, stranger = lab.netns("control"), lab.netns("stranger")
     commands = [
         f"ip netns add {control}",
@@ -33,8 +33,11 @@ def plan(lab: Lab) -> list[str]:
         f"ip -n {stranger} link set eth0 up",
     ]
     for node in lab.nodes:
-        if lab.vm:
-            commands += _tap(control, node.port)
+        if lab.vm:  # QEMU runs in the control machine's namespace, and has no rate
+            commands += [
+                f"ip -n {control} tuntap add dev {node.port} mode tap",
+                f"ip -n {control} link set {node.port} master {BRIDGE} up",
+            ]
         else:
             commands += _cable(control, node.port, node.netns)
             commands += shaping(lab, node, lab.rate)
@@ -42,6 +45,7 @@ def plan(lab: Lab) -> list[str]:
 
 
 def _cable(control: str, port: str, netns: str) -> list[str]:
+    """Return the commands that make a namespace, and connect its eth0 to the switch."""
     return [
         f"ip netns add {netns}",
         f"ip -n {netns} link set lo up",
@@ -50,16 +54,10 @@ def _cable(control: str, port: str, netns: str) -> list[str]:
     ]
 
 
-def _tap(control: str, port: str) -> list[str]:
-    return [
-        f"ip -n {control} tuntap add dev {port} mode tap",
-        f"ip -n {control} link set {port} master {BRIDGE} up",
-    ]
-
-
 def shaping(lab: Lab, node: Node, rate: Optional[str]) -> list[str]:
-    """The commands that give both directions of `node`'s cable this rate; None means no limit."""
-    queue = "noqueue"  # a veth's default
+    """Return the commands that limit both directions of a node's cable. None means no limit."""
+    # Each end limits what it sends.
+    queue = "noqueue"  # the default of a veth pair
     if rate is not None:
         queue = f"tbf rate {rate} burst {burst_bytes(rate)} latency 50ms"
     ends = ((lab.netns("control"), node.port), (node.netns, "eth0"))
@@ -67,17 +65,18 @@ def shaping(lab: Lab, node: Node, rate: Optional[str]) -> list[str]:
 
 
 def carry_out(commands: Sequence[str]) -> None:
-    """Runs commands, whose words contain no spaces: names and rates were checked for that."""
+    """Run commands. Their words contain no spaces: plan.py has checked names and rates."""
     for command in commands:
         run(command.split())
 
 
 def plug(lab: Lab, node: Node, *, on: bool) -> None:
+    """Plug in or unplug a node's cable, at the switch's end."""
     carry_out([f"ip -n {lab.netns('control')} link set {node.port} {'up' if on else 'down'}"])
 
 
 def ports(lab: Lab) -> dict[str, tuple[bool, Optional[str]]]:
-    """{port: (plugged in, rate)}, read from the kernel."""
+    """Return {port: (is plugged in, rate)}, read from the kernel."""
     links = json.loads(run(["ip", "-json", "-n", lab.netns("control"), "link", "show"]))
     queues = json.loads(run(["tc", "-json", "-n", lab.netns("control"), "qdisc", "show"]))
     rates = {q["dev"]: q["options"]["rate"] * 8 for q in queues if q["kind"] == "tbf"}
@@ -98,24 +97,26 @@ def rate_text(bits: Optional[int]) -> Optional[str]:
 
 @contextlib.contextmanager
 def inside(netns: str) -> Iterator[None]:
-    """Moves this thread into `netns` for a while; sockets that it makes there stay there."""
-    libc = ctypes.CDLL(None, use_errno=True)
+    """Move this thread into `netns` within a block. Sockets that it makes there stay there."""
+    libc = ctypes.CDLL(None, use_errno=True)  # Python has os.setns since 3.12
     clone_newnet = 0x40000000
-    with Path("/proc/thread-self/ns/net").open() as before, (NAMESPACES / netns).open() as after:
+    current_path, target_path = Path("/proc/thread-self/ns/net"), NAMESPACES / netns
+    with current_path.open() as current, target_path.open() as target:
 
         def enter(fd: int) -> None:
             if libc.setns(fd, clone_newnet):
                 raise OSError(ctypes.get_errno(), f"setns {netns}")
 
-        enter(after.fileno())
+        enter(target.fileno())
         try:
             yield
         finally:
-            enter(before.fileno())
+            enter(current.fileno())
 
 
 def answers_ssh(lab: Lab, node: Node, connect: float, greet: float) -> bool:
-    """Whether an ssh server accepts and then greets the control machine, each within seconds."""
+    """Return whether an ssh server accepts a connection of the control machine within `connect`
+    seconds, and then greets it within `greet` seconds."""
     with inside(lab.netns("control")):
         connection = socket.socket()
     with connection:
@@ -129,18 +130,19 @@ def answers_ssh(lab: Lab, node: Node, connect: float, greet: float) -> bool:
 
 
 def namespaces_of(lab: str) -> list[str]:
-    """The namespaces of a lab, including those of one that is half made."""
+    """Return the namespaces of a lab, even of an incomplete one."""
     with contextlib.suppress(FileNotFoundError):
-        ours = re.compile(rf"{re.escape(lab)}-(control|stranger|node\d+)")
-        return sorted(path.name for path in NAMESPACES.iterdir() if ours.fullmatch(path.name))
+        # Not lab-*: another lab's name may begin with this one's.
+        pattern = re.compile(rf"{re.escape(lab)}-(control|stranger|node\d+)")
+        return sorted(path.name for path in NAMESPACES.iterdir() if pattern.fullmatch(path.name))
     return []
 
 
 def remove(netns: str) -> None:
-    """Kills what still runs in `netns`, then removes it with its interfaces."""
-    listed = subprocess.run(["ip", "netns", "pids", netns], capture_output=True, text=True).stdout
-    for pid in map(int, listed.split()):
-        if pid != os.getpid():
+    """Kill the processes in `netns`, then remove it with its interfaces."""
+    output = subprocess.run(["ip", "netns", "pids", netns], capture_output=True, text=True).stdout
+    for pid in map(int, output.split()):
+        if pid != os.getpid():  # `down` may run inside the namespace
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
     run(["ip", "netns", "delete", netns])

@@ -1,4 +1,4 @@
-"""What a lab consists of: names and addresses, computed without touching the machine."""
+"""Compute the names and addresses of a lab, and check its options, without touching the host."""
 
 import hashlib
 import re
@@ -13,33 +13,33 @@ NETWORK = "192.168.56"
 CONTROL_ADDRESS = f"{NETWORK}.1"
 STRANGER_ADDRESS = f"{NETWORK}.200"
 MAX_NODES = 64  # node 64 is .174; the stranger's and the broadcast address are higher
-# Debian's of ansible/releases.yml, by its text, since the lab has no PyYAML. The first is that of a
-# lab for which none was named.
+# Debian's releases in ansible/releases.yml. A pattern reads them, since the lab has no PyYAML. The
+# first one is the default.
 LISTED = re.findall(
     r"^  (\w+): \{distribution: debian,",
     (Path(__file__).resolve().parents[1] / "ansible/releases.yml").read_text(),
     re.MULTILINE,
 )
 RELEASES = tuple(sorted(LISTED, key=lambda name: name != "bookworm"))
-MACHINE_MEGABYTES = 384  # for a virtual machine; with less it does not boot
+MACHINE_MEGABYTES = 384  # with less memory a virtual machine does not boot
 
 
 class LabError(Exception):
-    """A sentence for the user: what is wrong, why, and what to do."""
+    """An error in a sentence for the user: the thing, the cause and the remedy."""
 
 
 @dataclass(frozen=True)
 class System:
-    """What a machine is before anybody has set it up."""
+    """Describe a fresh machine."""
 
     release: str = "bookworm"
     vm: bool = False
-    packages: tuple[str, ...] = ()  # beyond those that every machine has
+    packages: tuple[str, ...] = ()  # in addition to every machine's
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of a lab; `index` counts from 1."""
+    """Describe a machine of a lab; `index` counts from 1."""
 
     lab: str
     index: int
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def machine(self) -> str:
-        """Its name for systemd-nspawn: unlike `name`, unique among all labs."""
+        """Return its name for systemd-nspawn: unlike `name`, unique among all labs."""
         return f"{self.lab}-{self.name}"
 
     @property
@@ -64,7 +64,7 @@ class Node:
 
     @property
     def port(self) -> str:
-        """The switch's end of its cable, an interface in the control machine's namespace."""
+        """Return the switch's end of its cable, an interface in the control machine's namespace."""
         return f"p{self.index}"
 
     @property
@@ -77,13 +77,13 @@ class Node:
 
     @property
     def envs(self) -> Path:
-        """The host's folder that is mounted as /opt/tandem/envs."""
+        """Return the host's folder that is mounted as /opt/tandem/envs."""
         return CACHE / "envs" / self.system.release
 
 
 @dataclass(frozen=True)
 class Lab:
-    """One lab, as asked for by `up`."""
+    """Describe a lab, with the options of `up`."""
 
     name: str
     checkout: Path
@@ -107,7 +107,7 @@ class Lab:
         return Node(self.name, index, System(release, self.vm, self.packages))
 
     def is_first_of_its_system(self, node: Node) -> bool:
-        return next(each for each in self.nodes if each.system == node.system) == node
+        return next(member for member in self.nodes if member.system == node.system) == node
 
     @property
     def state(self) -> Path:
@@ -115,26 +115,28 @@ class Lab:
 
     @property
     def user(self) -> str:
-        """The user that logs in: a desktop's user on bare machines, else the cluster's."""
+        """Return the user that logs in: a desktop's user on bare machines, else the cluster's."""
         return self.users[0]
 
     @property
     def users(self) -> tuple[str, ...]:
-        """On bare machines the installer's user; else the users that train and provision, as `make
-        bootstrap` makes them, except that `tandem` may use sudo, for tests that change things."""
+        """Return the users of each machine: the installer's on bare machines, else those that `make
+        bootstrap` makes."""
+        # Here, unlike after `make bootstrap`, `tandem` may use sudo, for tests that change things.
         return ("student",) if self.bare else ("tandem", "tandem-admin")
 
     def netns(self, place: str) -> str:
-        """The namespace of `control` or `stranger`."""
+        """Return the namespace of `control` or `stranger`."""
         return f"{self.name}-{place}"
 
 
 def default_name(checkout: Path) -> str:
-    """A name of its own for each checkout, made from its path."""
+    """Return a lab's name that no other checkout has, made from the path."""
     return "tandem-" + hashlib.sha256(str(checkout.resolve()).encode()).hexdigest()[:8]
 
 
 def check_name(name: str) -> str:
+    """Return the name if commands and namespaces can contain it. Raises LabError."""
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,31}", name):
         raise LabError(
             f"lab name {name!r}: use up to 32 lower-case letters, digits and dashes, a letter first"
@@ -142,14 +144,9 @@ def check_name(name: str) -> str:
     return name
 
 
-def check_count(count: int) -> int:
-    if not 1 <= count <= MAX_NODES:
-        raise LabError(f"a lab has 1 to {MAX_NODES} nodes, not {count}")
-    return count
-
-
 def check_releases(text: str, count: int) -> tuple[str, ...]:
-    """`bookworm`, or one for each of `count` nodes: `bookworm,bullseye`."""
+    """Return the releases in `bookworm`, or in `bookworm,bullseye` for two nodes. Raises
+    LabError."""
     names = tuple(text.split(","))
     for name in names:
         if name not in RELEASES:
@@ -162,7 +159,8 @@ def check_releases(text: str, count: int) -> tuple[str, ...]:
 
 
 def check_packages(text: str) -> tuple[str, ...]:
-    """The names of Debian packages in a comma-separated list, sorted and without duplicates."""
+    """Return the names of Debian packages in a comma-separated list, sorted and without duplicates.
+    Raises LabError."""
     names = sorted({name for name in text.split(",") if name})
     for name in names:
         if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", name):
@@ -171,7 +169,7 @@ def check_packages(text: str) -> tuple[str, ...]:
 
 
 def check_hardware(vm: bool, cpus: Optional[int], megabytes: Optional[int]) -> tuple[int, int]:
-    """(processors, MB of memory) of each virtual machine."""
+    """Return (processors, MB of memory) of each virtual machine. Raises LabError."""
     if not vm and (cpus or megabytes):
         raise LabError("--cpus and --memory are for virtual machines: other nodes use the host's")
     cpus = 1 if cpus is None else cpus
@@ -186,7 +184,7 @@ def check_hardware(vm: bool, cpus: Optional[int], megabytes: Optional[int]) -> t
 
 
 def check_rate(rate: str) -> Optional[str]:
-    """`1gbit`, `100mbit`, `2.5gbit`; None for `unshaped`."""
+    """Return a rate like `1gbit`, `100mbit` or `2.5gbit`; None for `unshaped`. Raises LabError."""
     if rate == "unshaped":
         return None
     if not re.fullmatch(r"\d+(\.\d+)?[kmg]bit", rate) or not bits_per_second(rate):
@@ -199,6 +197,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def burst_bytes(rate: str) -> int:
-    """Bytes that a token bucket may send at once: 2 ms at this rate, but no less than TCP hands
-    over at once, 64 KiB and its packets' headers, which the kernel would otherwise split up."""
+    """Return the bytes that a token bucket may send at once: 2 ms at this rate."""
+    # At least as much as TCP hands over at once, 64 KiB and its packets' headers. The kernel would
+    # otherwise split it up.
     return max(72 * 1024, round(bits_per_second(rate) / 8 * 0.002))

@@ -1,4 +1,4 @@
-"""Running the host's tools."""
+"""Run the host's tools."""
 
 import shutil
 import subprocess
@@ -14,12 +14,13 @@ VM_TOOLS = ("cpio", "mke2fs", "qemu-img", "qemu-system-x86_64")
 
 
 def missing_tools(vm: bool) -> list[str]:
-    wanted = (*TOOLS, *VM_TOOLS) if vm else TOOLS
-    return [tool for tool in wanted if shutil.which(tool) is None]
+    """Return the tools that this host lacks. `vm`: include those for virtual machines."""
+    tools = (*TOOLS, *VM_TOOLS) if vm else TOOLS
+    return [tool for tool in tools if shutil.which(tool) is None]
 
 
 def run(argv: Sequence[str], stdin: str = "") -> str:
-    """The standard output of `argv`; raises LabError with its message if it fails."""
+    """Return the standard output of `argv`. Raises LabError with its message if it fails."""
     process = subprocess.run(argv, input=stdin, capture_output=True, text=True)
     if process.returncode:
         reason = (process.stderr or process.stdout).strip() or f"exit code {process.returncode}"

@@ -1,7 +1,7 @@
-"""Nodes as virtual machines, for what needs a kernel of its own: NFS and SMB mounts, modules.
+"""Boot nodes as virtual machines, for tests that need another kernel: NFS and SMB mounts, modules.
 
-They are emulated, since a host that is itself a virtual machine seldom offers more. They are ten
-times slower than containers, which nodes are otherwise.
+They are emulated, since a host that is a virtual machine seldom offers more. They are ten times
+slower than containers.
 """
 
 import hashlib
@@ -16,8 +16,8 @@ from lab.shell import run
 DISK_SIZE = "32G"  # as the machine sees it; the host stores only what is written
 MODULES = ("virtio_pci", "virtio_blk", "virtio_net", "ext4")
 
-# What the machine does before systemd. Its own part of the initial RAM disk has put this machine's
-# files into /upper; they are copied once.
+# Runs before systemd. The machine's part of the initial RAM disk has put its files into /upper; the
+# first boot copies them.
 INIT = """#!/bin/busybox sh
 /bin/busybox mount -t devtmpfs devtmpfs /dev
 for module in /modules/*; do /bin/busybox insmod "$module"; done
@@ -28,14 +28,13 @@ fi
 exec /bin/busybox switch_root /root /lib/systemd/systemd
 """
 ARCHIVE = 'cd "$1" && find . | cpio --quiet --create --format=newc >"$2"'
-
-
-# Few inodes and a small journal, all written here, so that the machine has nothing left to zero.
+# Few inodes and a small journal, all written here, so that the machine has nothing to zero.
 MAKE_DISK = "mke2fs -q -t ext4 -i 65536 -J size=64 -E lazy_itable_init=0,lazy_journal_init=0"
 
 
 def folder(system: System) -> Path:
-    """The folder with kernel, initrd and disk.ext4 that all virtual machines of a system share."""
+    """Return the folder with kernel, initrd and disk.ext4 that all virtual machines of a system
+    share. Its name depends on the content, as base.folder's."""
     root = base.folder(system)
     content = "\n".join([*MODULES, INIT, MAKE_DISK, DISK_SIZE])
     return root.with_name(f"{root.name}.vm-{hashlib.sha256(content.encode()).hexdigest()[:12]}")
@@ -48,6 +47,7 @@ def ensure(system: System, lab: Lab) -> Path:
 def _make(system: System, target: Path) -> None:
     root = base.folder(system)
     target.mkdir()
+    # The base has exactly one kernel.
     version = next((root / "lib/modules").iterdir()).name
     shutil.copy(root / f"boot/vmlinuz-{version}", target / "kernel")
     initial = target / "initial"
@@ -63,11 +63,12 @@ def _make(system: System, target: Path) -> None:
     (initial / "init").chmod(0o755)
     run(["sh", "-c", ARCHIVE, "sh", str(initial), str(target / "initrd")])
     shutil.rmtree(initial)
+    # -d writes the base's files into the disk without mounting it.
     run([*MAKE_DISK.split(), "-d", str(root), str(target / "disk.ext4"), DISK_SIZE])
 
 
 def _modules(root: Path, version: str) -> list[Path]:
-    """The files of MODULES and of their dependencies, in the order of loading."""
+    """Return the files of MODULES and of their dependencies, in the order of loading."""
     files: dict[Path, None] = {}
     for module in MODULES:
         query = ["modprobe", "--set-version", version, "--show-depends", module]
@@ -78,25 +79,27 @@ def _modules(root: Path, version: str) -> list[Path]:
 
 
 def write_disk(node: Node) -> None:
-    """Makes `node`'s disk over the shared one, and the initial RAM disk that installs its files."""
-    shared, own = folder(node.system), node.disk / "own.cpio"
+    """Make a node's disk on top of the shared one, and the initial RAM disk that installs its
+    files."""
+    shared, archive = folder(node.system), node.disk / "own.cpio"
+    # The archive has the files in /upper, where INIT expects them.
     (node.disk / "initial").mkdir()
     (node.disk / "upper").rename(node.disk / "initial/upper")
-    run(["sh", "-c", ARCHIVE, "sh", str(node.disk / "initial"), str(own)])
+    run(["sh", "-c", ARCHIVE, "sh", str(node.disk / "initial"), str(archive)])
     (node.disk / "initial/upper").rename(node.disk / "upper")
     # The kernel unpacks concatenated archives one after the other.
-    (node.disk / "initrd").write_bytes((shared / "initrd").read_bytes() + own.read_bytes())
-    own.unlink()
+    (node.disk / "initrd").write_bytes((shared / "initrd").read_bytes() + archive.read_bytes())
+    archive.unlink()
     backing = ["-b", str(shared / "disk.ext4"), "-F", "raw"]
     run(["qemu-img", "create", "-q", "-f", "qcow2", *backing, str(node.disk / "disk.qcow2")])
 
 
 def machine(lab: Lab, node: Node) -> list[str]:
-    """The command of the emulator for `node`."""
+    """Return the command of the emulator for `node`."""
     hardware = {
         "-accel": "tcg,thread=multi,tb-size=64",
-        # Without cmpxchg16b, which Linux 6.12's allocator uses. As QEMU 7.2 emulates it, the flags
-        # are now and then wrong afterwards: 9 of 20 boots of Debian 13 panicked, without it none.
+        # Without cmpxchg16b, which Linux 6.12's allocator uses. QEMU 7.2 sometimes sets wrong flags
+        # after it: 9 of 20 boots of Debian 13 panicked, without it none.
         "-cpu": "max,cx16=off",
         "-smp": str(lab.cpus),
         "-m": str(lab.megabytes),
@@ -109,13 +112,13 @@ def machine(lab: Lab, node: Node) -> list[str]:
         "-monitor": "none",
         "-serial": "stdio",
     }
-    card = f"virtio-net-pci,netdev=lan,mac=52:54:00:38:00:{node.index:02x}"
-    devices = ["-device", card, "-device", "virtio-rng-pci"]
+    interface = f"virtio-net-pci,netdev=lan,mac=52:54:00:38:00:{node.index:02x}"
+    devices = ["-device", interface, "-device", "virtio-rng-pci"]
     words = [word for option in hardware.items() for word in option]
     return ["qemu-system-x86_64", "-nodefaults", *words, *devices]
 
 
 def power(lab: Lab, node: Node, group: Path) -> list[str]:
-    """The command that lives as long as `node` has power."""
+    """Return the command that runs as long as `node` has power."""
     enter = ["nsenter", f"--net=/run/netns/{lab.netns('control')}", *machine(lab, node)]
     return ["sh", "-c", 'echo 0 >"$1/cgroup.procs"; shift; exec "$@"', "sh", str(group), *enter]
