@@ -461,12 +461,28 @@ class Threads(Lenient):
     state: Text | None = None
 
 
+class CountedSums(Lenient):
+    """The collective sums that a rank has entered, as its guard read them (contract/records.py). A
+    negative number is absent here."""
+
+    entered: Natural | None = None
+    bucket: Natural | None = None  # of the newest sum; None: sums are counted by backward pass
+    passes: Natural = 0
+    first: Natural = 0  # nanoseconds of the machine's clock
+    newest: Natural = 0
+    queued: Natural | None = None  # collectives, by NCCL's Flight Recorder
+    completed: Natural | None = None
+
+
 class SilentRank(Lenient):
     """A rank's answer to its guard about its threads (launcher/node/stacks.py)."""
 
     last: Seconds | None = None  # the machine's clock when the rank last recorded something
     state: Text | None = None  # of the process
     threads: list[list[Any]] = field(default_factory=list)  # frames: file, line, function
+    sums: CountedSums = field(default_factory=CountedSums)
+    # The kernel's function in which a process in uninterruptible I/O waits.
+    wait: Annotated[str, matching(r"[A-Za-z_][\w.]{0,63}")] | None = None
 
 
 class GuardEnd(Lenient):

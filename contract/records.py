@@ -45,6 +45,13 @@ def of_kind(*kinds: str) -> Tuple[str, ...]:
     return tuple(name for name, category in CATEGORIES.items() if category.kind in kinds)
 
 
+# A rank's counters of its collective sums: integers of 8 bytes each, in memory that its guard
+# shares (tandem/sums.py writes, launcher/node/workers.py reads). `first` and `newest` are times of
+# sums, in nanoseconds of CLOCK_MONOTONIC; `queued` and `completed` are collectives by NCCL's Flight
+# Recorder, -1 if it was not asked.
+SUM_COUNTERS = ("pid", "entered", "bucket", "passes", "first", "newest", "queued", "completed")
+SUM_BYTES = 8 * len(SUM_COUNTERS)
+
 # Newer torch begins each line of a rank's traceback with its rank.
 RANK = re.compile(r"^\[rank\d+\]:\s?")
 PIECE = 1 << 15  # bytes of a file that a guard sends at once (launcher/node/records.py)

@@ -1,5 +1,5 @@
 """Detect that a running run makes no steps any more, and find the rank that the others wait for,
-and the place of silent ranks in their code.
+the sum that a rank did not enter, and the place of silent ranks in their code.
 
 Ranks meet in each step's sum of gradients. A rank that is stopped, waits for a disk or computes for
 ever is missing there, and the others wait in `sync_exposed`. All record that themselves (`stall`
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from boundary.run_files import MOST_RANKS, SilentRank, Threads
 from boundary.schema import LENGTH, convert_what_fits
 from contract.text import seconds
-from report.files import Entry, time_of
+from report.files import time_of
 from report.read import BETWEEN, Machine, RankRecord
 
 # It is a hang after 15 s without a step, or five median steps if they take longer.
@@ -34,11 +34,13 @@ WAITS = "sync_exposed"
 @dataclass(frozen=True)
 class Hang:
     """No step for `seconds`. `ranks`: host and rank of those that are missing in the sum in which
-    the others wait; empty if all wait there. `make status JSON=1` prints these fields."""
+    the others wait; empty if all wait there. `text`: names the sum, if ranks count theirs. `make
+    status JSON=1` prints these fields."""
 
     seconds: float
     ranks: list[tuple[str, int]]
     why: str
+    text: str = ""
 
     @property
     def sentence(self) -> str:
@@ -59,13 +61,18 @@ class ProcessState(NamedTuple):
 
 
 def hang_of(
-    records: Sequence[RankRecord], machines: Mapping[str, Machine], now: float
+    records: Sequence[RankRecord],
+    machines: Mapping[str, Machine],
+    now: float,
+    missed: Hang | None = None,
 ) -> Hang | None:
     """Return the hang, or None if steps come or a rank starts, evaluates or saves. `records`: of
     all ranks of the attempt. `now`: this machine's clock in seconds, as for the times at which
-    files grew."""
-    if not records or any(record.end or not len(record.steps) for record in records):
+    files grew. `missed`: the wait in a sum that a rank did not enter."""
+    if any(record.end for record in records):
         return None
+    if not records or not all(len(record.steps) for record in records):
+        return missed
     # While one rank still works, the others may wait for it in order.
     silent = min(silence(record, now) for record in records)
     if silent < max(SHORTEST, STEPS * max(median_step(record) for record in records)):
@@ -86,7 +93,8 @@ def hang_of(
     if len(late) == len(records):
         return None
     if not late:
-        return Hang(silent, [], "all ranks wait for each other, as if the network stood still")
+        why = "all ranks wait for each other, as if the network stood still"
+        return missed or Hang(silent, [], why)
     ranks = [(record.host, record.rank) for record in late]
     return Hang(silent, ranks, explain_absence(late[0], processes[ranks[0]]))
 
@@ -137,18 +145,26 @@ def process_of(machine: Machine | None, rank: int) -> ProcessState:
 
 # Seconds of silence. A rank that was asked because another one failed may be anywhere in its code.
 ASKED_AFTER = 5.0
-LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/library/")
+LIBRARIES = (
+    *("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3", "/library/"),
+    *("/tandem/sync/", "/tandem/timings.py"),
+)
 
 
 @dataclass(frozen=True)
 class Standing:
     """A silent rank and its `place` in the code. `seconds`: of silence at its machine's last line.
-    `make status JSON=1` prints these fields."""
+    `sums`: how many it has entered, None if it counts none; `bucket`: the index of the newest one;
+    `pass_seconds`: the mean time between its backward passes. `make status JSON=1` prints these
+    fields."""
 
     host: str
     rank: int
     seconds: float
     place: str
+    sums: int | None = None
+    bucket: int | None = None
+    pass_seconds: float = 0.0
 
 
 def standings(machines: Iterable[Machine], attempt: int) -> list[Standing]:
@@ -166,17 +182,61 @@ def standings(machines: Iterable[Machine], attempt: int) -> list[Standing]:
             # A rank that recorded something since then has gone on.
             is_rank = name.isdecimal() and len(name) < 10
             if newest is not None and is_rank and now - newest >= ASKED_AFTER:
-                place = place_of(entry, machine.host)
-                silent_ranks.append(Standing(machine.host, int(name), now - newest, place))
+                rank: SilentRank = convert_what_fits(entry, SilentRank)
+                host, sums = machine.host, rank.sums
+                pass_seconds = max(0, sums.newest - sums.first) / 1e9 / max(1, sums.passes - 1)
+                counts = sums.entered, sums.bucket, pass_seconds
+                place = place_of(rank, host)
+                silent_ranks.append(Standing(host, int(name), now - newest, place, *counts))
     return sorted(silent_ranks, key=lambda standing: standing.rank)
 
 
-SHUTDOWN = "stands in threading._shutdown: a thread of the script is not a daemon"
+def find_missed_sum(silent_ranks: Sequence[Standing], world_size: int) -> Hang | None:
+    """Return the wait in the first sum that not all ranks entered, and name it in `text`. Returns
+    None if all ranks entered it, if the wait is short, or unless all are silent and count."""
+    counts = {s.rank: s.sums for s in silent_ranks if s.sums is not None}
+    if not world_size or len(counts) < world_size or min(counts.values()) == max(counts.values()):
+        return None
+    number = min(counts.values()) + 1
+    waiting = [s for s in silent_ranks if counts.get(s.rank, 0) >= number]
+    waited = min(standing.seconds for standing in waiting)
+    # A rank that accumulates gradients, or evaluates, may let the others wait for long.
+    if waited < STEPS * max(standing.pass_seconds for standing in waiting):
+        return None
+    behind = [s for s in silent_ranks if counts.get(s.rank, number) < number]
+    # Of these, one that waits in a collective of the script's own may wait for another.
+    missing = [s for s in behind if not s.place.startswith(WAITS_IN)] or behind
+    newest = max(waiting, key=lambda standing: counts[standing.rank])
+    # A rank enters all buckets of a backward pass before it waits for the first of them.
+    bucket = -1 if newest.bucket is None else newest.bucket - (counts[newest.rank] - number)
+    name = f"sum {number:,}" + (f" (bucket {bucket})" if bucket >= 0 else "")
+    shown = missing[:3]
+    names = [f"{standing.host}, rank {standing.rank}" for standing in shown]
+    names += [f"{len(missing) - 3} more"] if len(missing) > 3 else []
+    places = [f"Rank {standing.rank} {standing.place}" for standing in shown]
+    places = places if len(missing) > 1 else [f"It {missing[0].place}"]
+    ranks = [f"{standing.rank}" for standing in waiting]
+    ranks = ranks if len(ranks) < 6 else [*ranks[:4], f"{len(ranks) - 4} more"]
+    who = f"Ranks {join_words(ranks)} have" if len(ranks) > 1 else f"Rank {ranks[0]} has"
+    sentences = [f"{join_words(names)} did not enter {name}", *places]
+    text = ". ".join([*sentences, f"{who} waited in this sum for {seconds(waited)}"])
+    return Hang(waited, [(s.host, s.rank) for s in missing], f"did not enter {name}", text)
+
+
+def join_words(words: Sequence[str]) -> str:
+    """Join words as in `1, 2 and 3`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+SHUTDOWN = "is in threading._shutdown: a thread of the script is not a daemon"
+WAITS_IN = "waits in "
 STATES = {
-    "T": "its process is stopped (SIGSTOP, or a debugger)",
-    "D": "waits for a disk or a share, and did not answer where it stands",
-    "": "ended before it answered where it stands",
+    "T": "is stopped (SIGSTOP, or a debugger)",
+    "D": "cannot answer: it is in uninterruptible I/O (state D)",
+    "": "ended before it answered where it is",
 }
+# torch's functions that start a collective and wait for it.
+COLLECTIVES = ("/torch/distributed/distributed_c10d.py", "/torch/nn/parallel/distributed.py")
 
 
 class StackFrame(NamedTuple):
@@ -189,9 +249,9 @@ class StackFrame(NamedTuple):
         return self.file.startswith("<") or any(folder in self.file for folder in LIBRARIES)
 
 
-def place_of(entry: Entry, host: str) -> str:
-    """Describe the deepest frame of the user's code in the main thread, or why there is none."""
-    rank: SilentRank = convert_what_fits(entry, SilentRank)
+def place_of(rank: SilentRank, host: str) -> str:
+    """Describe the deepest frame of the user's code in the main thread, or why there is none, and
+    what NCCL has done."""
     main: list[Any] = rank.threads[0] if rank.threads else []
     frames = [
         StackFrame(frame[0][:LENGTH], frame[1], frame[2][:LENGTH])
@@ -201,26 +261,46 @@ def place_of(entry: Entry, host: str) -> str:
     # At its end Python joins all threads, so its frames say nothing about the user's code.
     if any(f.file.endswith("/threading.py") and f.function == "_shutdown" for f in frames):
         return SHUTDOWN
+    place = STATES.get(str(rank.state), "did not answer where it is")
     if frames:
         frame = next((frame for frame in frames if not frame.is_library), frames[0])
         *_, folder, name = ("", *PurePosixPath(frame.file).parts)
         # A script runs in a folder with the machine's name, which would distinguish equal places.
         name = name if folder in ("", "/", host) else f"{folder}/{name}"
-        return f"stands at {name}:{frame.line}, in {frame.function}"
-    return STATES.get(str(rank.state), "did not answer where it stands")
+        collective = frames[0].function if frames[0].file.endswith(COLLECTIVES) else ""
+        action = f"{WAITS_IN}{collective.lstrip('_')}" if collective else "is"
+        place = f"{action} at {name}:{frame.line}, in {frame.function}"
+    elif rank.state == "D" and rank.wait:
+        place += f"; the kernel waits in {rank.wait}"
+    sums = rank.sums
+    if sums.queued is not None and sums.completed is not None:
+        place += f"; NCCL completed {sums.completed:,} of {sums.queued:,} queued collectives"
+    return place
 
 
-def by_place(silent_ranks: Sequence[Standing]) -> dict[str, str]:
-    """Map each place to a line that lists its ranks."""
+def describe_silent_ranks(
+    silent_ranks: Sequence[Standing], world_size: int, is_script: bool
+) -> dict[str, str]:
+    """Return a line for the sum that a rank did not enter, and a line for each place that lists its
+    other ranks; by the sum, or the place. `is_script`: the program may not count its sums."""
+    missed = find_missed_sum(silent_ranks, world_size)
+    lines = {missed.why: missed.text} if missed is not None else {}
+    named = set(missed.ranks) if missed is not None else set()
     places: dict[str, list[Standing]] = {}
     for standing in silent_ranks:
-        places.setdefault(standing.place, []).append(standing)
-    lines = {}
+        if (standing.host, standing.rank) not in named:
+            places.setdefault(standing.place, []).append(standing)
     for place, ranks in places.items():
         names = name_ranks([(standing.host, standing.rank) for standing in ranks])
         silent = seconds(max(standing.seconds for standing in ranks))
         lines[place] = f"{names}, silent for {silent}: {place}"
+    is_counted = any(standing.sums is not None for standing in silent_ranks)
+    if lines and is_script and world_size > 1 and not is_counted:
+        lines[UNCOUNTED] = UNCOUNTED
     return lines
+
+
+UNCOUNTED = "sums were not counted: this script has called neither tandem.timings nor sync.attach"
 
 
 def name_ranks(ranks: Sequence[tuple[str, int]]) -> str:

@@ -130,7 +130,10 @@ def verdict_section(analysis: Analysis) -> Section:
             items.append(Paragraph(f"{analysis.to_resume[:1].upper()}{analysis.to_resume[1:]}."))
         if cause.get("last_lines"):
             items.append(view.Log(list(map(str, cause["last_lines"]))))
-        items += [Paragraph(f"{line[:1].upper()}{line[1:]}.") for line in analysis.silent_ranks]
+        for line in analysis.silent_ranks:
+            # A host's name stays as it is.
+            is_host = line.partition(",")[0] in analysis.run.hosts
+            items.append(Paragraph(f"{line}." if is_host else f"{line[:1].upper()}{line[1:]}."))
     if warning := separate_models_warning(analysis.run):
         items.append(Paragraph(warning, "headline"))
     items += [Paragraph(sentence, "headline") for sentence in not_finite_sentences(analysis.run)]

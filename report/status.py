@@ -98,6 +98,7 @@ class Progress:
     hang: Hang | None  # None while steps come
     machines: list[MachineNow]
     stands: Sequence[Standing] = ()  # places of silent ranks, unless steps come
+    silent: Mapping[str, str] = field(default_factory=dict)  # the same in sentences
     finished: Sequence[tuple[str, int]] = ()  # host and rank of those that exited with code 0
     leaving: bool = False  # a rank has ended its records
     unsummed: int = 0  # the most steps in a row whose gradients DDP did not sum
@@ -141,7 +142,11 @@ class Follower:
         # A hang and a bottleneck can only be judged with the records of all ranks.
         complete = len(records) >= (start.world_size or len(records))
         now = time.time()
-        hung = hang.hang_of(records, run.machines, now) if complete else None
+        stands = hang.standings(run.machines.values(), attempt)
+        sizes = [entry.world_size for entry in run.attempts if entry.attempt == attempt]
+        world_size = start.world_size or [*sizes, run.plan.world_size][0] or 0
+        missed = hang.find_missed_sum(stands, world_size)
+        hung = hang.hang_of(records, run.machines, now, missed) if complete else None
         # If ranks are silent for longer, their last RECENT seconds are not those of the clock.
         is_current = all(
             hang.silence(record, now) <= min(RECENT, max(STALE, 2 * hang.median_step(record)))
@@ -171,7 +176,8 @@ class Follower:
         recent = [record.last(RECENT) for record in records]
         recent_speed = measure.images_per_second(recent) if is_current else None
         is_long = any(record.stall.category in hang.LONG for record in records)
-        is_stuck = hung or finished or not stepped or not (is_current or is_long)
+        if not (hung or finished or not stepped or not (is_current or is_long)):
+            stands = []
         return Progress(
             attempt=attempt,
             unix=run.unix or time.time(),
@@ -193,7 +199,8 @@ class Follower:
                 for host in run.hosts
                 if host in run.machines
             ],
-            stands=hang.standings(run.machines.values(), attempt) if is_stuck else (),
+            stands=stands,
+            silent=hang.describe_silent_ranks(stands, world_size, not run.program.times_steps),
             finished=finished,
             leaving=any(record.end for record in records),
             unsummed=measure.unsummed_steps(records),
@@ -306,7 +313,7 @@ def section_of(progress: Progress, running: bool) -> Section:
         lines.append(" ".join([*second, coverage_sentence(judged.coverage, judged.coverage)]))
     lines += [not_summed(progress.unsummed)] if progress.unsummed else []
     lines += [hang.finished_text(progress.finished)] if progress.finished and running else []
-    lines += hang.by_place(progress.stands).values() if running else []
+    lines += progress.silent.values() if running else []
     machines = machines_of(progress.machines, running)
     return Section("", [*map(Paragraph, lines), *machines])
 
@@ -351,7 +358,10 @@ def verdict(progress: Progress, running: bool = True) -> str:
     # Ranks that never timed a step can only be judged by their silence.
     if judgement is None and progress.stands and running:
         silent = min(standing.seconds for standing in progress.stands)
-        return f"no rank has timed a step or printed anything for {seconds(silent)}"
+        # Of ranks that count their sums, printed lines are no sign of life.
+        counts = any(standing.sums is not None for standing in progress.stands)
+        action = "entered a sum" if counts else "timed a step or printed anything"
+        return f"no rank has {action} for {seconds(silent)}"
     if judgement is None:
         early = (
             "too early to say what holds it up" if running else "too short to say what held it up"

@@ -27,6 +27,7 @@ from .process_facts import describe_gradients, describe_process, peak_memory_byt
 from .samples import SampleCounter, checksum, pixels_of, tensors_in
 from .scalars import StepScalars
 from .step_lines import Lines
+from .sums import SUMS
 from .sync.attach import find_attached
 from .sync.unsummed import UnsummedSteps, watch_steps
 
@@ -41,6 +42,7 @@ class Timings:
         weight = next(model.parameters(), torch.zeros(0))
         self.device, self._weight_type = weight.device, weight.dtype
         self.clock = Clock(self.device)
+        SUMS.share(self.device)
         self.lines = Lines(
             os.environ.get("TANDEM_OUTPUT"), self.host, self.coordinates.rank, self.clock
         )
@@ -199,6 +201,9 @@ class Timings:
         def note_end() -> None:
             if getattr(module, "require_backward_grad_sync", False):
                 self.clock.enter("sync_exposed")
+                # `attach` counts its sums by itself, bucket by bucket.
+                if find_attached(module) is None:
+                    SUMS.enter()
             # This is queued behind DDP's own wait for the sums.
             _call_after_backward(lambda: self.clock.enter("optimizer"))
 

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from contract.records import CATEGORIES
+from contract.records import CATEGORIES, SUM_COUNTERS
 
 NUMBER, NULL = (int, float), type(None)
 MAYBE = (*NUMBER, NULL)
@@ -100,6 +100,8 @@ WHERE_KNOWN = {
 }  # fmt: skip
 # Of each rank, card, peer, disk, mount and GPU.
 SILENT_RANK = {"last": NUMBER, "state": str, "threads": list}
+OF_SOME = {"wait": str, "sums": dict}  # of silent ranks
+SUMS = dict.fromkeys(SUM_COUNTERS, int)
 PARTS = {
     "ranks": {
         **dict.fromkeys(("ran", "waited", "loaders", "loaders_busy"), NUMBER),
@@ -204,8 +206,11 @@ def rank_line(line, where, own_script=False):
 def machine_line(line, where):
     found = check({"kind": str, **MACHINE.get(line.get("kind"), {"kind": NULL})}, line, where)
     if line.get("kind") == "stacks":
-        ranks = line.get("ranks", {})
-        return [*found, *(p for rank in ranks.values() for p in check(SILENT_RANK, rank, where))]
+        for rank in line.get("ranks", {}).values():
+            some = {name: kind for name, kind in OF_SOME.items() if name in rank}
+            found += check({**SILENT_RANK, **some}, rank, where)
+            found += check(SUMS, rank["sums"], where) if "sums" in rank else []
+        return found
     if line.get("kind") != "sample":
         return found
     found += check({n: kind for n, kind in WHERE_KNOWN.items() if n in line}, line, where)

@@ -195,9 +195,11 @@ def live_answer(status: Line) -> str:
 
 
 def report_answer(summary: Line, silent_ranks: list[str]) -> str:
-    """What summary.json says, and attempts.json of ranks that stood when the run was stopped, a
-    line each place: those that stand elsewhere than most."""
-    hosts = min((re.findall(r"\((\w+)\)", line) for line in silent_ranks), key=len, default=[])
+    """What summary.json says, and attempts.json of ranks that stood when the run was stopped: those
+    that did not enter a sum, or else those that stand elsewhere than most."""
+    lines = [re.sub(r"(\w+), rank \d+(?=.* did not enter)", r"(\1)", line) for line in silent_ranks]
+    named = filter(None, (re.findall(r"\((\w+)\)", line) for line in lines))
+    hosts = min(named, key=len, default=[])
     if hosts:
         return f"{'-'.join(hosts)}-stands"
     if summary["status"] == "failed":

@@ -246,13 +246,16 @@ class Guard:
             self.recorder.write(line)
 
     def find_last_activity(self):
-        """Map each rank that lives to (pid, when it last ended a step, or printed something if it
-        times no steps); by the monotonic clock, in seconds."""
+        """Map each rank that lives to (pid, when it was last active, its counted sums). A rank is
+        active when it ends a step or enters a sum, or prints something if it records neither; by
+        the monotonic clock, in seconds."""
         activity = {}
         for worker in self.workers.running():
+            sums = worker.read_sums()
             name = records.steps(worker.rank, self.task.attempt)
-            moment = self.tail.step_times.get(name) or self.workers.last_output(worker)
-            activity[worker.rank] = (worker.pid, moment)
+            moment = max(self.tail.step_times.get(name, 0.0), sums.get("newest", 0) / 1e9)
+            moment = moment or self.workers.last_output(worker)
+            activity[worker.rank] = (worker.pid, moment, sums)
         return activity
 
     def check_owner(self):

@@ -2,16 +2,18 @@
 writes the main thread's stack into a file (startup/sitecustomize.py).
 
 This needs no cooperation of the rank: its main thread may wait in a collective. Only a stopped
-process cannot answer, and its state says so.
+process and one in uninterruptible I/O cannot answer. Their state, and the function in which the
+kernel waits, say so.
 """
 
+import contextlib
 import os
 import pathlib
 import re
 import signal
 import time
 
-from launcher.node.processes import stat_of
+from launcher.node.processes import PROC, stat_of
 
 ANSWER = 5.0  # seconds that an answer may take on a busy machine
 # Real-time signals: the others have meanings of their own, to Slurm, trainers and launchers.
@@ -55,8 +57,9 @@ class Question:
     """Asks a rank once, in a silence that began at `silent_since`. `threads`: the stacks of its
     answer, empty until one comes."""
 
-    def __init__(self, file, pid, silent_since, now):
+    def __init__(self, file, pid, silent_since, now, sums):
         self.file, self.pid, self.silent_since, self.asked_at = file, pid, silent_since, now
+        self.sums = sums
         self.threads, self.is_complete = [], False
         self.offset = file.stat().st_size if file.exists() else 0
         # The signal ends a process that has no handler for it.
@@ -81,12 +84,20 @@ class Question:
         return self.is_complete or is_late or not self.can_answer or self.state() == "T"
 
     def entry(self):
-        return {"last": self.silent_since, "state": self.state(), "threads": self.threads}
+        """Return what the record has of the silent rank."""
+        entry = {"last": self.silent_since, "state": self.state(), "threads": self.threads}
+        if self.sums:
+            entry["sums"] = self.sums
+        if entry["state"] == "D":
+            with contextlib.suppress(OSError):
+                entry["wait"] = (PROC / str(self.pid) / "wchan").read_text()[:LONGEST]
+        return entry
 
 
 class Stacks:
     """Asks the ranks of this node, once in each silence of `ask_after` seconds. `find_activity()`
-    returns {rank: (pid, when it was last active by the monotonic clock)} of ranks that live."""
+    returns {rank: (pid, when it was last active by the monotonic clock, its counted sums)} of ranks
+    that live."""
 
     def __init__(self, folder, ask_after, find_activity):
         self.folder, self.ask_after, self.find_activity = folder, ask_after, find_activity
@@ -97,12 +108,12 @@ class Stacks:
         answer is to come: the silent ranks and where each stands; else None. `at_once`: all ranks
         count as silent. Raises OSError."""
         # A rank that ended silent keeps its question, so the line has it, too.
-        for rank, (pid, last_activity) in self.find_activity().items():
+        for rank, (pid, last_activity, sums) in self.find_activity().items():
             if now - last_activity < self.ask_after and not at_once:
                 self.questions.pop(rank, None)
             elif rank not in self.questions:
                 file = stacks_file(self.folder, rank)
-                self.questions[rank] = Question(file, pid, last_activity, now)
+                self.questions[rank] = Question(file, pid, last_activity, now, sums)
         settled = [question.is_settled(now) for question in self.questions.values()]
         if self.questions == self.recorded or not all(settled):
             return None

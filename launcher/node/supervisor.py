@@ -97,7 +97,10 @@ def main():
     for name in ("PYTHON_EXEC", "TANDEM_GUARD_PYTHON"):
         del os.environ[name]
     let_rank_answer(os.environ, os.environ.pop("TANDEM_STACKS_FOLDER"), os.environ["RANK"])
-    for target, number in zip((1, 2), streams[local_rank].split(",")):
+    *pipes, counters = streams[local_rank].split(",")
+    if counters != "-1":
+        os.environ["TANDEM_SUMS"] = "/proc/{}/fd/{}".format(guard, counters)
+    for target, number in zip((1, 2), pipes):
         os.dup2(open_pipe(guard, number), target)
     control = open_pipe(guard, control_fd)
     pid = start_worker([python, *insert_local_rank(sys.argv[1:], option, local_rank)])

@@ -9,10 +9,12 @@ import pathlib
 import resource
 import selectors
 import signal
+import struct
 import subprocess
 import sys
 import time
 
+from contract import records
 from launcher.node.errors import describe_ending, lines_of
 from launcher.node.link import LineReader
 from launcher.node.machine import IN_JOB, PATH, current_user
@@ -65,10 +67,29 @@ class Worker:
         self.start_time = None
         self.peak = None
         self.is_first_failure = False
+        # In memory, so that a rank that counts never waits for a disk; without a name, so that
+        # nothing stays behind. -1: this kernel has no such file, and nothing is counted.
+        self.counters = -1
+        with contextlib.suppress(OSError):
+            flags = os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC
+            self.counters = os.open("/dev/shm", flags, 0o600)  # noqa: S108 (it has no name)
+            os.truncate(self.counters, records.SUM_BYTES)
 
     @property
     def is_running(self):
         return self.pid is not None and self.status is None
+
+    def read_sums(self):
+        """Return what the rank has counted of its sums, by the names of SUM_COUNTERS; {} if it
+        counts none."""
+        data = b"" if self.counters < 0 else os.pread(self.counters, records.SUM_BYTES, 0)
+        # The script may have cut the file.
+        if len(data) < records.SUM_BYTES:
+            return {}
+        values = struct.unpack("={}q".format(len(records.SUM_COUNTERS)), data)
+        sums = dict(zip(records.SUM_COUNTERS, values))
+        # A process that the rank started may have written there.
+        return sums if sums["pid"] == self.pid else {}
 
     def outcome(self):
         """Return the worker's entry in the record's last line."""
@@ -95,10 +116,13 @@ class Workers:
         return self.launch + [stream for pair in self.streams for stream in pair]
 
     def address(self):
-        """Return where supervisors find the pipes, `pid:control:out,err:...`: the guard's pid and
-        its descriptors, a pair for each local rank."""
-        pairs = ["{},{}".format(out.writer, err.writer) for out, err in self.streams]
-        return ":".join([str(os.getpid()), str(self.control), *pairs])
+        """Return where supervisors find the pipes, `pid:control:out,err,counters:...`: the guard's
+        pid and its descriptors, three for each local rank. -1: this rank has no counters."""
+        triples = [
+            "{},{},{}".format(out.writer, err.writer, worker.counters)
+            for (out, err), worker in zip(self.streams, self.members)
+        ]
+        return ":".join([str(os.getpid()), str(self.control), *triples])
 
     def read_reports(self):
         """Read the supervisors' reports since the last look and update the workers. Returns

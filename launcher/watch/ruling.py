@@ -11,7 +11,7 @@ from pathlib import Path
 from contract.errors import UserError
 from contract.text import seconds
 from report.bottleneck import step_shares
-from report.hang import SHUTDOWN, Hang, Standing, by_place, finished_text, standings
+from report.hang import SHUTDOWN, Hang, Standing, finished_text, standings
 from report.status import Follower, Judgement
 from report.verdict import wait_words
 from report.wait_rules import WORDS
@@ -64,10 +64,9 @@ class Ruling:
                 self.note(progress.hang, progress.step, progress.leaving)
                 # While steps only take long, nobody needs the places.
                 is_stuck = progress.hang or progress.finished
-                stuck = [s for s in progress.stands if is_stuck or s.place == SHUTDOWN]
-                # Report each place once in a hang.
-                for place, line in by_place(stuck).items():
-                    if place not in self._reported_places:
+                # Report each place and each sum once in a hang.
+                for place, line in progress.silent.items():
+                    if place not in self._reported_places and (is_stuck or place == SHUTDOWN):
                         self._reported_places.add(place)
                         finished = progress.finished
                         self._say(f"{finished_text(finished)}; {line}" if finished else line)

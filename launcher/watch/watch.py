@@ -26,7 +26,7 @@ from launcher.watch.failures import Failure, explained, first_of
 from launcher.watch.guards import Guarded, Records, task
 from launcher.watch.lines import LAST_LINES, RunLogs
 from launcher.watch.ruling import Ruling
-from report.hang import by_place
+from report.hang import describe_silent_ranks
 
 RENEW_EVERY = 1.0
 # A stall of 8 s makes TCP silent for up to 12.6 s (docs/guard-protocol.md); a frozen machine has to
@@ -357,7 +357,7 @@ class Watch:
         places = [s.place for s in standings if (s.host, s.rank) == (host, rank)]
         message = (
             f"has done nothing for {idle / 60:.0f} min, after {finished.host}, rank "
-            f"{finished.rank} ended with 0: {(places or ['it did not say where it stands'])[0]}"
+            f"{finished.rank} ended with 0: {(places or ['it did not say where it is'])[0]}"
         )
         return self._failure(host, "idle", rank=rank, message=message)
 
@@ -473,6 +473,9 @@ class Watch:
                 *(replace(failure, message=lost_rank) for failure in silent),
                 cause,
             ][0]
+        plan, standings = self._plan, self._ruling.standings(self._plan.attempt)
+        is_script = not plan.program.times_steps
+        silent_ranks = describe_silent_ranks(standings, plan.world_size, is_script)
         return Outcome(
             status=status,
             cause=cause,
@@ -481,5 +484,5 @@ class Watch:
             exits=exits,
             unresponsive=[host for host in self._guards if host not in exits and host not in gone],
             regroup=self._regroup if status == "stopped" else None,
-            silent_ranks=[*by_place(self._ruling.standings(self._plan.attempt)).values()],
+            silent_ranks=[*silent_ranks.values()],
         )

@@ -33,6 +33,7 @@ from ..balance import StepWeights
 from ..compat import find_timeout
 from ..coordinates import host_name, number_machines, read_coordinates
 from ..exchange import Exchange
+from ..sums import SUMS
 from .base import ALL_USED, Future, Sync, Topology, sum_over_ranks
 from .carrier import PeerLost
 from .kinds import effective_spec, family_of, make
@@ -110,6 +111,7 @@ class Attached:
             self.patience = find_timeout(group, device).total_seconds()
         exchange = Exchange(timedelta(seconds=self.patience))
         self.world, self.device = exchange.size, device
+        SUMS.share(device)
         # Several nodes may run on one machine, so the launcher's number comes before the name.
         process = read_coordinates(os.environ)
         host = host_name(os.environ)
@@ -195,6 +197,7 @@ class Attached:
         if self._weight != 1.0:
             bucket.buffer().mul_(self._weight)
         if self._finalizer:
+            SUMS.enter(bucket.index())
             mean = self.sync.hook(bucket)
         else:  # DDP cannot remove a hook, so a detached one sums as DDP would
             mean = allreduce_hook(_get_default_group(), bucket)

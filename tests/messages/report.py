@@ -9,6 +9,7 @@ from pathlib import Path
 
 from report.__main__ import main
 from report.analysis import analyse
+from report.hang import Standing, describe_silent_ranks
 from report.links import Links, Pair, links_sentences
 from report.read import read_run
 from report.run_view import describe_unequal_batches, not_finite_sentences
@@ -55,6 +56,19 @@ OTHERS = {
     "too short": {"steps": 20},
     "before one pass": {"steps": 40, "epochs": 1, "steps_per_epoch": 80},
     "steps that still change": {"steps": 60, "slow_steps": 20},
+}
+
+
+WAITS = [Standing(f"node{n + 1}", n, 41.0, "is at train.py:39, in main", 4712, 4) for n in range(3)]
+# Silent ranks of a script.
+HANGS = {
+    "a sum by bucket": [*WAITS, Standing("node4", 3, 40.0, "is at loader.py:88, in load", 4710, 2)],
+    "a sum by backward pass": [
+        Standing("node1", 0, 150.0, "is at train.py:39, in main", 31),
+        Standing("node2", 1, 150.0, "waits in barrier at train.py:52, in main", 30),
+        *(Standing(f"node{n}", n - 1, 99.0, "is at train.py:8, in load", 30) for n in (3, 4)),
+    ],
+    "nothing is counted": [Standing("node1", 0, 25.0, "waits in barrier at train.py:9, in main")],
 }
 
 
@@ -150,6 +164,8 @@ def sentences(place):
     yield "a loss that became NaN", not_finite_sentences(read_run(place / "a demo"))
     for case, links in LINKS.items():
         yield f"links: {case}", [*links_sentences(links)]
+    for case, silent_ranks in HANGS.items():
+        yield f"hang: {case}", [*describe_silent_ranks(silent_ranks, 4, True).values()]
     yield "a plan on paper", [printed("plan", "--gpu=2080ti", "--link=1gbit", "--sync=ef:255")]
     yield "a plan of a run", [printed("plan", "--run=network", "--runs=.", "--nodes=2")]
     yield "a comparison", [printed("compare", "network", "warm-up", "a demo")]

@@ -9,7 +9,8 @@ from tests.trainer_ranks import make_images
 # Runs of the launcher wait for one another, since they have this machine's nodes, and each moves
 # runs/latest.
 RUNS = (
-    *("test_train_demo.py", "test_train_known_scripts.py", "test_train_owners.py"),
+    *("test_train_demo.py", "test_train_hangs.py", "test_train_known_scripts.py"),
+    "test_train_owners.py",
     *("test_train_script.py", "test_train_script_shapes.py"),
 )
 GROUPS = dict.fromkeys(RUNS, "runs")

@@ -159,9 +159,9 @@ READS = {
         launcher/node/machine.py launcher/plan/pretrained.py""",
     "what it has written itself, or its like": """
         ansible/bundle.py ansible/bundling/wheels.py ansible/check.py contract/interrupts.py
-        contract/scratch.py tandem/step_lines.py launcher/background.py
+        contract/scratch.py tandem/step_lines.py tandem/sums.py launcher/background.py
         launcher/evaluate.py launcher/node/supervisor.py
-        launcher/node/work.py
+        launcher/node/work.py launcher/node/workers.py
         launcher/node/startup/sitecustomize.py
         report/cli.py report/measurements.py tools/shrink.py tools/tensorboard.py
         trainer/export.py

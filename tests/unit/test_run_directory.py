@@ -7,7 +7,16 @@ import pytest
 from contract.records import CATEGORIES
 from report.__main__ import main
 from tests import run_directory
-from tests.run_directory import FILES, LINES, MACHINE, PARTS, SILENT_RANK, WHERE_KNOWN
+from tests.run_directory import (
+    FILES,
+    LINES,
+    MACHINE,
+    OF_SOME,
+    PARTS,
+    SILENT_RANK,
+    SUMS,
+    WHERE_KNOWN,
+)
 from tests.unit.report.report_runs import RunBuilder
 
 PAGE = run_directory.documented(
@@ -25,7 +34,8 @@ def test_every_field_of_a_line_is_on_its_page(kind):
     assert {"kind", "attempt", kind, *LINES[kind]} <= PAGE["rank<k>.<a>.steps.jsonl"]
 
 
-MACHINES = {"kind", *MACHINE, *WHERE_KNOWN}.union(*MACHINE.values(), *PARTS.values(), SILENT_RANK)
+SILENT = (SILENT_RANK, OF_SOME, SUMS)
+MACHINES = {"kind", *MACHINE, *WHERE_KNOWN}.union(*MACHINE.values(), *PARTS.values(), *SILENT)
 
 
 def test_every_field_of_a_machine_is_on_its_page():

@@ -44,6 +44,6 @@ def run_hidden_sitecustomize():
 try:
     answer_signal()
 except Exception as error:  # a rank that cannot be asked still trains
-    sys.stderr.write("tandem: this rank cannot say where it stands: {}\n".format(error))
+    sys.stderr.write("tandem: this rank cannot say where it is: {}\n".format(error))
 hide_folder()
 run_hidden_sitecustomize()

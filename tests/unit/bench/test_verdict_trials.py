@@ -54,9 +54,14 @@ def test_what_advice_says_is_what_is_typed():
 
 
 def test_a_rank_that_stands_alone_is_what_a_run_that_was_stopped_waited_for():
-    silent = ["ranks 0 (node1), 1 (node2), silent for 31 s: stands at trainer/step.py:9, in step"]
-    silent.append("rank 2 (node3), silent for 31 s: stands at verdict/workload.py:99, in forward")
+    silent = ["ranks 0 (node1), 1 (node2), silent for 31 s: is at trainer/step.py:9, in step"]
+    silent.append("rank 2 (node3), silent for 31 s: is at verdict/workload.py:99, in forward")
     summary = {"status": "stopped", "bottleneck": "compute", "first_cause": None}
+    assert trials.report_answer(summary, silent) == "node3-stands"
+    missed = (
+        "node3, rank 2 did not enter sum 31 (bucket 0). It is at a.py:9, in f. Ranks 0 and 1 have"
+    )
+    silent = [f"{missed} waited in this sum for 31 s", silent[0], "sums were not counted"]
     assert trials.report_answer(summary, silent) == "node3-stands"
     assert trials.report_answer(summary, []) == "compute"
     failed = {**summary, "status": "failed", "first_cause": {"host": "node2"}}

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 
+from boundary.run_files import SilentRank
+from boundary.schema import convert_what_fits
 from launcher.node import stacks
 from report.hang import place_of
 from tests.unit.launcher.guard_client import Client, workers
 
 RANKS = """
-import faulthandler, os, signal, sys, time
+import ctypes, faulthandler, mmap, os, signal, struct, sys, time
 
 def compute_for_ever():
     while True:
@@ -28,20 +30,33 @@ def deaf():
     faulthandler.unregister(signal.SIGRTMIN + 9)
     time.sleep(600)
 
-[compute_for_ever, wait_in_a_call, stopped, deaf][int(os.environ["RANK"])]()
+def wait_in_the_kernel():
+    # A process waits so for a child that has not replaced its program yet, by vfork.
+    if ctypes.CDLL(None).syscall(56, 0x4000 | signal.SIGCHLD, 0, 0, 0, 0) == 0:
+        time.sleep(600)
+
+def count(entered):  # as tandem/sums.py
+    with open(os.environ["TANDEM_SUMS"], "r+b") as file:
+        counts = struct.pack("=8q", os.getpid(), entered, 2, 9, 1, time.monotonic_ns(), -1, -1)
+        mmap.mmap(file.fileno(), 64)[:] = counts
+
+rank = int(os.environ["RANK"])
+if rank:
+    count(40 + rank)
+[compute_for_ever, wait_in_a_call, stopped, deaf, wait_in_the_kernel][rank]()
 """
 
 
-def test_each_silent_rank_says_where_it_stands(tmp_path):
+def test_each_silent_rank_says_where_it_is_and_what_it_has_counted(tmp_path):
     script = tmp_path / "src/train.py"
     script.parent.mkdir()
     script.write_text(RANKS)
     client = Client()
     run = f"exec(compile(open({str(script)!r}).read(), {str(script)!r}, 'exec'))"
-    task = {"ranks": range(4), "record": True, "ask_after": 1.0, "interface": "lo"}
+    task = {"ranks": range(5), "record": True, "ask_after": 1.0, "interface": "lo"}
     try:
-        client.start(tmp_path, workers(run, 4), **task)
-        while len(entries := newest_stacks(client)) < 4:
+        client.start(tmp_path, workers(run, 5), **task)
+        while len(entries := newest_stacks(client)) < 5:
             client.wait_for("beat")
             client.send(type="lease")
             client.pump(0.2)
@@ -49,13 +64,17 @@ def test_each_silent_rank_says_where_it_stands(tmp_path):
         ended = client.wait_for("exit")
     finally:
         client.close()
-    assert re.fullmatch(
-        r"stands at src/train.py:[56], in compute_for_ever", place_of(entries["0"], "node1")
-    )
-    assert place_of(entries["1"], "node1") == "stands at src/train.py:9, in wait_in_a_call"
-    assert entries["2"]["state"] == "T" and entries["2"]["threads"] == []
+    entries = [convert_what_fits(entries[str(rank)], SilentRank) for rank in range(5)]
+    places = [place_of(entry, "node1") for entry in entries]
+    assert re.fullmatch(r"is at src/train.py:[56], in compute_for_ever", places[0])
+    assert places[1] == "is at src/train.py:9, in wait_in_a_call"
+    assert entries[2].state == "T" and entries[2].threads == []
     # It has no handler any more: asking would have ended it.
-    assert entries["3"]["threads"] == [] and ended["workers"]["3"]["signal"] == "SIGTERM"
+    assert entries[3].threads == [] and ended["workers"]["3"]["signal"] == "SIGTERM"
+    kernel = r"cannot answer: it is in uninterruptible I/O \(state D\); the kernel waits in \w+"
+    assert re.fullmatch(kernel, places[4])
+    assert [entry.sums.entered for entry in entries] == [None, 41, 42, 43, 44]
+    assert (entries[4].sums.bucket, entries[4].sums.queued) == (2, None)
 
 
 def newest_stacks(client):
@@ -117,7 +136,7 @@ def test_an_answer_that_is_still_being_written_is_waited_for(tmp_path, monkeypat
     """It comes frame by frame, a library's first."""
     monkeypatch.setattr(stacks, "has_handler", lambda *_: True)
     monkeypatch.setattr(os, "kill", lambda *_: None)
-    question = stacks.Question(tmp_path / "0", os.getpid(), 0.0, 0.0)
+    question = stacks.Question(tmp_path / "0", os.getpid(), 0.0, 0.0, {})
     with (tmp_path / "0").open("w") as file:
         for line in ('  File "torch.py", line 1 in sum\n', '  File "train.py", line 2 in wait\n'):
             print(line, end="", file=file, flush=True)

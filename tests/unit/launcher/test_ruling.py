@@ -147,7 +147,7 @@ def test_where_a_rank_stood_stays_known_though_it_ends_in_order_once_it_is_told_
     soon, tmp_path, monkeypatch
 ):
     """A rank whose guard heard its answer just before the end is known, too."""
-    stood = [Standing("node3", 2, 84.0, "stands at train.py:52, in <module>")]
+    stood = [Standing("node3", 2, 84.0, "is at train.py:52, in <module>")]
     asked = {"last": 15.0, "state": "T", "threads": []}
     stacks = {"kind": "stacks", "mono": 40.0, "attempt": 1, "ranks": {"0": asked, "2": asked}}
     looks = []
@@ -156,7 +156,7 @@ def test_where_a_rank_stood_stays_known_though_it_ends_in_order_once_it_is_told_
         looks.append(self)
         self.machines = {"node1": Machine("node1", stacks=stacks)}
         nothing = dict.fromkeys(("hang", "judgement", "step", "finished"))
-        return SimpleNamespace(stands=stood, leaving=False, **nothing)
+        return SimpleNamespace(stands=stood, silent={}, leaving=False, **nothing)
 
     monkeypatch.setattr(Follower, "look", look)
     watched = Ruling(tmp_path, print)

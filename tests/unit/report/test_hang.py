@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from report.status import Follower, verdict
+from report.status import Follower, section_of, verdict
+from report.text import section_lines
 
 STEP = {"kind": "step", "samples": 8, "steps": 1, "epoch": 0, "seconds": {"forward": 1.0}}
 SILENT = 30.0  # seconds since the files grew
@@ -110,3 +111,81 @@ def test_what_takes_long_is_no_hang(tmp_path, late):
     for number in range(2):
         machine(tmp_path, number, "S")
     assert hang(tmp_path) is None
+
+
+ALL_REDUCE = [
+    "/env/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py",
+    9,
+    "barrier",
+]
+WAITING = {"sums": {"entered": 4712, "bucket": 4, "passes": 900, "first": 10**9, "newest": 10**11}}
+NOT_THERE = {"sums": {"entered": 4710, "bucket": 2}, "threads": [[["/loader.py", 88, "load"]]]}
+IN_KERNEL = {"sums": {"entered": 4710}, "state": "D", "wait": "folio_wait_bit"}
+ELSEWHERE = {"sums": {"entered": 4710}, "threads": [[ALL_REDUCE, ["/metrics.py", 5, "mean"]]]}
+SUM = "did not enter sum 4,711"
+WAITED = "Ranks 0, 1 and 3 have waited in this sum for 41 s"
+
+
+def silent_ranks(folder, *answers, times_steps=False):
+    """Ranks that record no step, one on each machine, silent for 41 s."""
+    plan = {"world_size": len(answers), "program": {"times_steps": times_steps}}
+    folder.joinpath("plan.json").write_text(json.dumps(plan))
+    for number, answer in enumerate(answers):
+        entry = {"last": 100.0, "state": "S", "threads": [], **answer}
+        stacks = {"kind": "stacks", "mono": 121.0, "ranks": {str(number): entry}}
+        samples = [{"kind": "sample", "mono": 141.0}]
+        write(folder / f"nodes/node{number + 1}/machine.1.jsonl", [stacks, *samples], 0.0)
+    return Follower(folder).look()
+
+
+@pytest.mark.parametrize(
+    ("late", "words"),
+    [
+        (NOT_THERE, f"node3, rank 2 {SUM} (bucket 3). It is at loader.py:88, in load. {WAITED}"),
+        (
+            IN_KERNEL,
+            "It cannot answer: it is in uninterruptible I/O (state D); the kernel waits in",
+        ),
+        (ELSEWHERE, "It waits in barrier at metrics.py:5, in mean. Ranks 0, 1 and 3 have"),
+    ],
+)
+def test_the_sum_that_a_rank_did_not_enter_is_named_with_its_line(tmp_path, late, words):
+    """Buckets are counted: those of the backward pass that the others have entered."""
+    seen = silent_ranks(tmp_path, WAITING, WAITING, late, WAITING)
+    said = " ".join(" ".join(section_lines(section_of(seen, True))).split())
+    assert words in said, said
+    assert (seen.hang.ranks, seen.hang.seconds) == ([("node3", 2)], 41.0)
+
+
+def test_a_rank_that_waits_elsewhere_may_wait_for_the_one_that_is_named(tmp_path):
+    line = silent_ranks(tmp_path, WAITING, ELSEWHERE, NOT_THERE).silent[
+        "did not enter sum 4,711 (bucket 3)"
+    ]
+    assert line.startswith(f"node3, rank 2 {SUM}") and line.count("rank 1") == 0
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [WAITING, WAITING],  # in the same sum, as if the network stood still
+        [WAITING, NOT_THERE, {}],  # one rank does not count
+        [{"sums": {**WAITING["sums"], "newest": 10**13}}, NOT_THERE],  # a pass takes 11 s
+        [{"sums": {"entered": -1}}, {"sums": {"entered": "\x1b"}}],
+    ],
+)
+def test_no_sum_is_named_without_a_long_wait_and_unequal_counts_of_all_ranks(tmp_path, answers):
+    assert silent_ranks(tmp_path, *answers).hang is None
+
+
+@pytest.mark.parametrize("is_trainer", [False, True])
+def test_a_script_that_counts_no_sums_is_told_so(tmp_path, is_trainer):
+    """The trainer counts them once it has come so far."""
+    said = " ".join(silent_ranks(tmp_path, {}, {}, times_steps=is_trainer).silent.values())
+    words = "sums were not counted: this script has called neither"
+    assert (words in said) == (not is_trainer)
+
+
+def test_what_nccl_recorded_is_shown_with_the_place(tmp_path):
+    recorded = {**WAITING["sums"], "queued": 4712, "completed": 4711}
+    lines = silent_ranks(tmp_path, {"sums": recorded}, NOT_THERE).silent.values()
+    assert any("NCCL completed 4,711 of 4,712 queued collectives" in line for line in lines)

@@ -103,7 +103,7 @@ def test_who_has_finished_and_where_others_stand_is_said_instead_of_an_old_speed
     write(folder, HOSTS[1], machine(1), alive)
     said = " ".join(section_lines(status.section_of(Follower(folder).look(), True)))
     assert "rank 0 (node1) ended with exit code 0" in said and "last 40 s" not in said
-    assert "rank 1 (node2), silent for 93 s: stands in threading._shutdown" in said
+    assert "rank 1 (node2), silent for 93 s: is in threading._shutdown" in said
 
 
 @pytest.mark.parametrize("unsummed", [0, 30])
